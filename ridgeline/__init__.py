@@ -1,0 +1,21 @@
+"""Ridgeline: an LLM inference engine. `from ridgeline import LLM, SamplingParams`."""
+
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.version import __version__
+
+if TYPE_CHECKING:
+    from ridgeline.core.request import SamplingParams
+    from ridgeline.llm import LLM
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+_LAZY = {"LLM": "ridgeline.llm", "SamplingParams": "ridgeline.core.request"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")

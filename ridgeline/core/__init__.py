@@ -1,0 +1,1 @@
+"""The vocabulary every other folder shares. Imports nothing above it and never torch."""

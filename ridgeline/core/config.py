@@ -1,0 +1,75 @@
+"""Configuration: frozen, keyword-only, resolved once and passed down. CLI flags derive from these fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ridgeline.core.errors import InvalidConfig
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LLMConfig:
+    """What a user chooses. None means: decide from the model and the machine.
+
+    model: folder or hub id. dtype: "auto" (the checkpoint's own), or one of DTYPES. device: "auto", "cpu", "cuda",
+    "cuda:1". max_model_len: longest prompt + output, in tokens. max_num_seqs: requests running at once.
+    max_num_batched_tokens: tokens one step runs at most. gpu_memory_utilization: share of the device's memory to use
+    in all; kv_cache_memory: bytes for the KV cache, instead. block_size: tokens per cache block.
+    """
+
+    model: str | Path = ""
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory: int | None = None
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    seed: int = 0
+    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    skip_tokenizer_init: bool = False
+    debug_checks: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("auto", *DTYPES):
+            raise InvalidConfig(f"unknown dtype {self.dtype!r}; use auto, {', '.join(DTYPES)}.")
+        if self.load_format not in ("auto", "safetensors", "dummy"):
+            raise InvalidConfig(f"unknown load_format {self.load_format!r}; use auto, safetensors or dummy.")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise InvalidConfig(
+                f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r}."
+            )
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidConfig(f"{name} must be at least 1, got {value!r}.")
+        if self.block_size < 1 or self.block_size & (self.block_size - 1):
+            raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What the control plane needs, all resolved. lookahead_depth: plans in flight at once."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    lookahead_depth: int = 2
+    debug_checks: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InvalidConfig(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}; "
+                "every running request needs room for one token per step."
+            )

@@ -1,0 +1,112 @@
+"""A model as data: a list of layers, each a mixer and a feed-forward.
+
+`models/<arch>.py` turns a Hugging Face `config.json` into a `ModelSpec`; `layers/decoder.py` turns a `ModelSpec`
+into a network. Nothing here knows torch, so the planner and the cost model read the same description.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ridgeline.core.cache_spec import CacheGroup, CacheSpec, group_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormSpec:
+    """kind "rms": x / rms(x) * weight. kind "layer": (x - mean) / std * weight + bias."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeSpec:
+    """Rotary position embedding over the first `rotary_dim` of each head, halves rotated (NeoX order).
+
+    scaling: None, or the checkpoint's own dictionary with "rope_type" and that type's numbers.
+    """
+
+    theta: float
+    rotary_dim: int
+    scaling: tuple[tuple[str, float | str], ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """Causal (grouped-query) attention. `scale` multiplies q·k before the softmax."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: NormSpec | None = None
+    rope: RopeSpec | None = None
+    window: int | None = None
+
+    @property
+    def cache(self) -> CacheSpec:
+        return CacheSpec(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window)
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPSpec:
+    """Feed-forward: gated `down(act(gate(x)) * up(x))`, or plain `down(act(up(x)))`."""
+
+    intermediate_size: int
+    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """Pre-norm residual layer: x += mixer(norm(x)); x += feed_forward(norm(x))."""
+
+    mixer: AttentionSpec
+    feed_forward: MLPSpec
+    norm: NormSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """Everything that decides the shape of the computation.
+
+    max_position_embeddings: longest context the checkpoint was made for.
+    learned_positions: rows of a learned position table added to the embedding (0: none; GPT-2 has one).
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    final_norm: NormSpec
+    max_position_embeddings: int
+    tie_word_embeddings: bool = False
+    learned_positions: int = 0
+
+    @property
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        return group_layers([layer.mixer.cache for layer in self.layers])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One checkpoint tensor. `transpose`: stored [in, out] (GPT-2's Conv1D) where we keep [out, in]."""
+
+    name: str
+    transpose: bool = False
+
+
+# Decoder parameter name → checkpoint tensors concatenated along dimension 0 (q, k, v → qkv; gate, up → gate_up).
+WeightMap = dict[str, tuple[Source, ...]]

@@ -1,0 +1,198 @@
+"""The contract between the control plane (engine) and the data plane (worker).
+
+A plan says, per request, how many tokens to run at most. Prefill, a chunk of it, decode, what is left after a prefix
+hit, resumption and speculation are all that one form. Several plans may be in flight; results come back in order and
+are matched by plan id, and slots by their generation.
+
+Who owns what
+    engine   which rows run, how many tokens, which blocks; its token counts are optimistic until a result corrects them
+    worker   everything indexed by slot on the device: kv_len, last token, stopped flag, block tables, sampling state.
+             Positions are derived there from what earlier plans accepted, so plan N+1 needs no answer from plan N.
+
+Slots change by deltas. `Assign` is the full form: it rebuilds a slot from nothing. After a failure the worker answers
+every plan with `dropped` until one has `reset`; then it forgets all slots, and the plan's `Assign`s rebuild them.
+
+Legend: R rows of the plan, K tokens a row may emit, L likeliest tokens reported, P prompt positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ridgeline.core.request import SamplingParams
+
+
+class Feature(IntFlag):
+    """What the sample segment must do for at least one row. The union over rows picks the segment's variant."""
+
+    NONE = 0
+    RANDOM = 1  # some temperature > 0
+    FILTER = 2  # top-k, top-p or min-p
+    PENALTY = 4  # repetition, presence or frequency
+    BIAS = 8  # logit_bias
+    MIN_TOKENS = 16
+    LOGPROBS = 32
+    PROMPT_LOGPROBS = 64
+    MASK = 128  # waits for token masks
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a plan, a struct of arrays. While the set does not change, plans share one object (`is`), so a
+    steady decode step uploads nothing.
+
+    num_tokens_R: tokens to run at most. num_logits_R: trailing positions whose logits are sampled (0: a chunk that
+    does not reach the end of what is known; 1: emits a token).
+    """
+
+    slots_R: np.ndarray
+    generations_R: np.ndarray
+    num_tokens_R: np.ndarray
+    num_logits_R: np.ndarray
+    features: Feature
+    num_logprobs: int
+
+    def __len__(self) -> int:
+        return len(self.slots_R)
+
+
+class Span(NamedTuple):
+    """Input tokens for a row, in place of the slot's last token. (An encoder's output will be a second kind.)"""
+
+    row: int
+    token_ids: np.ndarray  # int32 [num_tokens of the row]
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Full form of a slot. Tokens up to kv_len are in the cache; the rest of what is known arrives as spans.
+
+    last_token: input of the next row without a span (-1: none yet; None: still on its way on the device).
+    blocks: per cache group, block ids from position 0 (NULL_BLOCK where a window has passed).
+    prompt, output: known tokens, for penalties and the random stream's position.
+    """
+
+    slot: int
+    generation: int
+    kv_len: int
+    last_token: int | None
+    blocks: tuple[tuple[int, ...], ...]
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    max_total_tokens: int
+    prompt: tuple[int, ...]
+    output: tuple[int, ...] = ()
+
+
+class SetBlocks(NamedTuple):
+    """Overwrite part of a slot's block table: entries start, start+1, … of one group."""
+
+    slot: int
+    group: int
+    start: int
+    block_ids: tuple[int, ...]
+
+
+class Release(NamedTuple):
+    """The slot's request left; its state is dead until the next Assign."""
+
+    slot: int
+
+
+Delta = Assign | SetBlocks | Release
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Deltas apply before the rows run.
+
+    kv_bound_R: at most this many tokens are in the cache after the row ran (exact unless the device stopped the row).
+    expected: the full form of every row's slot, when the engine runs with debug checks; else None.
+    """
+
+    id: int
+    rows: Rows
+    kv_bound_R: np.ndarray
+    spans: tuple[Span, ...] = ()
+    deltas: tuple[Delta, ...] = ()
+    reset: bool = False
+    expected: Mapping[int, Assign] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.rows.num_tokens_R.sum())
+
+
+class Finish:
+    """Why the device stopped a row."""
+
+    NONE, STOP, LENGTH = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogprobs:
+    """Of the emitted tokens: logprob_R float32, rank_R (1 = likeliest), top_ids_RL, top_logprobs_RL."""
+
+    logprob_R: np.ndarray
+    rank_R: np.ndarray
+    top_ids_RL: np.ndarray
+    top_logprobs_RL: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a plan gave. tokens_RK is -1 where nothing was emitted; finish_R is a `Finish` code.
+
+    error: the plan failed with this message. dropped: an earlier plan failed, this one was not run.
+    prompt_logprobs: row → StepLogprobs over the prompt positions 1+start … of this chunk.
+    """
+
+    plan_id: int
+    tokens_RK: np.ndarray = field(default_factory=lambda: np.empty((0, 1), np.int32))
+    finish_R: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))
+    logprobs: StepLogprobs | None = None
+    prompt_logprobs: Mapping[int, StepLogprobs] = field(default_factory=dict)
+    elapsed: float = 0.0
+    error: str | None = None
+    dropped: bool = False
+
+
+class Worker(Protocol):
+    """One device rank (or a group that acts as one). Calls return at once; only `collect` waits."""
+
+    def submit(self, plan: StepPlan) -> None:
+        """Launch the plan's forward segment, and its sample segment unless a row waits for a mask."""
+
+    def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+        """Launch the sample segment of a waiting plan. masks: row → bool [vocab_size]."""
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest plan not yet collected."""
+
+    def shutdown(self) -> None: ...
+
+
+def features_of(params: SamplingParams, *, masked: bool) -> Feature:
+    """Which parts of the sample segment a request with these parameters needs."""
+    features = Feature.MASK if masked else Feature.NONE
+    if params.temperature > 0:
+        features |= Feature.RANDOM
+        if params.top_k > 0 or params.top_p < 1 or params.min_p > 0:
+            features |= Feature.FILTER
+    if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+        features |= Feature.PENALTY
+    if params.logit_bias:
+        features |= Feature.BIAS
+    if params.min_tokens:
+        features |= Feature.MIN_TOKENS
+    if params.logprobs is not None:
+        features |= Feature.LOGPROBS
+    if params.prompt_logprobs is not None:
+        features |= Feature.PROMPT_LOGPROBS
+    return features

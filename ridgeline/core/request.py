@@ -1,0 +1,201 @@
+"""What a caller asks for, and what the engine says back. Token ids only: text lives with the caller."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ridgeline.core.errors import InvalidRequest
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+MAX_STOP_IDS = 64  # width of the stop table on the device, the model's own EOS ids included
+MAX_LOGIT_BIAS = 1024  # width of the bias table on the device
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens. Names and defaults are vLLM's, so code moves over by changing the import.
+
+    n: completions per prompt. temperature: 0 is greedy. top_k: 0 or -1 keeps all. top_p, min_p: nucleus and
+    floor relative to the likeliest token. repetition_penalty divides positive (multiplies negative) logits of tokens
+    in prompt or output; presence and frequency penalties subtract once, or per occurrence in the output.
+    logit_bias: token id → added to the logit. min_tokens: end-of-sequence and stop ids are masked before that many
+    output tokens. stop: strings that end the text (cut off unless include_stop_str_in_output). logprobs: how many of
+    the likeliest tokens to report per output token (0: the chosen one alone); prompt_logprobs the same for the
+    prompt. seed: same seed, same tokens, whatever else runs in the batch.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        self._number("temperature", 0.0, math.inf)
+        self._number("top_p", 0.0, 1.0, open_low=True)
+        self._number("min_p", 0.0, 1.0)
+        self._number("repetition_penalty", 0.0, math.inf, open_low=True)
+        self._number("presence_penalty", -2.0, 2.0)
+        self._number("frequency_penalty", -2.0, 2.0)
+        self._integer("n", 1, MAX_N)
+        self._integer("top_k", -1, 2**31 - 1)
+        self._integer("max_tokens", 1, 2**31 - 1, optional=True)
+        self._integer("min_tokens", 0, 2**31 - 1)
+        self._integer("logprobs", 0, MAX_LOGPROBS, optional=True)
+        self._integer("prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+        self._integer("seed", -(2**63), 2**64 - 1, optional=True)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            self._fail("min_tokens", f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}")
+        if self.temperature == 0 and self.n > 1:
+            self._fail("n", f"n is {self.n} with temperature 0: greedy completions would all be equal; use n=1")
+        self._check_stops()
+        self._check_logit_bias()
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def _check_stops(self) -> None:
+        stops = self.stop_strings
+        if len(stops) > MAX_STOP_STRINGS or not all(isinstance(s, str) and s for s in stops):
+            self._fail("stop", f"stop takes at most {MAX_STOP_STRINGS} non-empty strings, got {self.stop!r}")
+        ids = self.stop_token_ids or []
+        if len(ids) > MAX_STOP_IDS - 8 or not all(_is_int(i) and i >= 0 for i in ids):
+            self._fail("stop_token_ids", f"stop_token_ids takes at most {MAX_STOP_IDS - 8} token ids, got {ids!r}")
+
+    def _check_logit_bias(self) -> None:
+        bias = self.logit_bias or {}
+        if len(bias) > MAX_LOGIT_BIAS:
+            self._fail("logit_bias", f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
+        for token, value in bias.items():
+            if not (_is_int(token) and token >= 0 and _is_real(value) and -100 <= value <= 100):
+                self._fail("logit_bias", f"logit_bias maps token ids to -100..100, got {token!r}: {value!r}")
+
+    def _number(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
+        value = getattr(self, name)
+        if not _is_real(value) or value == math.inf or not low <= value <= high or (open_low and value == low):
+            span = f"{'above' if open_low else 'at least'} {low:g}" + (
+                "" if high == math.inf else f" and at most {high:g}"
+            )
+            self._fail(name, f"{name} must be {span}, got {value!r}")
+
+    def _integer(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if optional and value is None:
+            return
+        if not _is_int(value) or not low <= value <= high:
+            self._fail(name, f"{name} must be a whole number from {low} to {high}, got {value!r}")
+
+    def _fail(self, name: str, sentence: str) -> None:
+        raise InvalidRequest(sentence + ".", param=name)
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        return dataclasses.replace(self, **changes)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool) and value == value
+
+
+class TokenMask(Protocol):
+    """Constrains one request's next token (a grammar). Runs in the engine between two steps.
+
+    The mask of step k may depend on every token before it, so such a request has `lookahead` 1: its forward segment
+    is launched early, its sample segment waits for `allowed`.
+    """
+
+    def accept(self, token_id: int) -> None:
+        """Advance over one emitted token."""
+
+    def allowed(self) -> np.ndarray:
+        """bool [vocab_size], True where the next token may be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One completion of one prompt (`n` completions are `n` requests, which share the prompt through the cache).
+
+    lookahead: 2 free (may be planned before its last token is known); 1 only its sampling needs the last result;
+    0 its next plan needs it. cache_salt separates tenants: prefix hits happen only within one salt.
+    priority: smaller runs first (priority policy only).
+    """
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    max_total_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    eos_ids: frozenset[int] = frozenset()
+    cache_salt: str = ""
+    priority: int = 0
+    lookahead: int = 2
+    token_mask: TokenMask | None = None
+    arrival: float = field(default_factory=time.monotonic)
+
+    @property
+    def all_stop_ids(self) -> frozenset[int]:
+        """Ids that end the request, and that min_tokens masks."""
+        return self.stop_ids if self.params.ignore_eos else self.stop_ids | self.eos_ids
+
+
+class TokenLogprobs(NamedTuple):
+    """Logprob and rank (1 = likeliest) of one token, and of the likeliest tokens at its place."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class TokenEvent(NamedTuple):
+    """What one step gave one request. token_id is -1 where a request ended without a token (abort, failure)."""
+
+    request_id: str
+    token_id: int
+    finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
+    logprobs: TokenLogprobs | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestStats:
+    """Where a request's time went; seconds on the monotonic clock."""
+
+    arrival: float
+    first_scheduled: float | None
+    first_token: float | None
+    finished: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    preemptions: int

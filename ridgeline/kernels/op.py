@@ -1,0 +1,81 @@
+"""An op is a contract; its implementations compete to keep it.
+
+Each op has a folder: `op.py` holds the signature, the plain reference and the cases that tests and benchmarks share;
+every other file is one implementation. Which one runs is chosen once, when the model is built, from the platform.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ridgeline.core.errors import InvalidConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """Where ops will run. arch: "sm_90", "gfx942", … on a GPU, "" on a CPU."""
+
+    device_type: str
+    arch: str = ""
+
+    @staticmethod
+    def of(device: torch.device) -> Platform:
+        if device.type != "cuda":
+            return Platform(device_type=device.type)
+        properties = torch.cuda.get_device_properties(device)
+        if torch.version.hip is not None:
+            return Platform(device_type="cuda", arch=properties.gcnArchName.split(":")[0])
+        return Platform(device_type="cuda", arch=f"sm_{properties.major}{properties.minor}")
+
+
+def anywhere(platform: Platform) -> bool:
+    """For implementations in plain torch."""
+    return True
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to run an op: `target` is "module:function", imported only when chosen."""
+
+    name: str
+    target: str
+    supports: Callable[[Platform], bool] = anywhere
+
+    def load(self) -> Callable[..., Any]:
+        module, _, attribute = self.target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True)
+class Op:
+    """`implementations` are in order of preference; the reference is the last resort and the oracle."""
+
+    name: str
+    reference: Callable[..., Any]
+    implementations: tuple[Implementation, ...] = ()
+
+    def choose(self, platform: Platform, wanted: str | None = None) -> Callable[..., Any]:
+        """The first implementation that supports `platform`, or the one named `wanted`."""
+        if wanted == "reference":
+            return self.reference
+        for implementation in self.implementations:
+            if wanted in (None, implementation.name) and implementation.supports(platform):
+                return implementation.load()
+        if wanted is not None:
+            known = ", ".join(["reference", *(i.name for i in self.implementations)])
+            raise InvalidConfig(f"op {self.name} has no implementation {wanted!r} for {platform}; known: {known}.")
+        return self.reference
+
+
+def load_op(target: str) -> Op:
+    """The `Op` at "module:ATTRIBUTE"."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+Overrides = Mapping[str, str]
