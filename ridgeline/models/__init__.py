@@ -1,0 +1,59 @@
+"""Architectures by the name config.json gives them. A new one is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.model_spec import ModelSpec, WeightMap
+from ridgeline.core.registry import Registry
+from ridgeline.models.config import Config, ModelConfig, checkpoint_dtype, sampling_defaults, token_ids
+
+ARCHITECTURES = Registry(
+    "architecture",
+    {
+        "LlamaForCausalLM": "ridgeline.models.llama:Llama",
+        "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
+        "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",
+        "GPT2LMHeadModel": "ridgeline.models.gpt2:GPT2",
+    },
+)
+
+
+class Architecture(Protocol):
+    """What an architecture's file offers."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """config.json as a network. Raises ModelLoadError for values we cannot run."""
+
+    @staticmethod
+    def weights(spec: ModelSpec) -> WeightMap:
+        """Which checkpoint tensors fill which decoder parameter."""
+
+
+def architecture_of(config: Mapping[str, Any]) -> Architecture:
+    """The architecture config.json names. Raises ModelLoadError if we know none of its names."""
+    names = config.get("architectures") or []
+    for name in names:
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    known = ", ".join(sorted(ARCHITECTURES))
+    raise ModelLoadError(f"config.json names the architectures {names!r}, which we do not know; known: {known}.")
+
+
+def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
+    """config.json and generation_config.json (which wins where both name end-of-sequence ids) as a `ModelConfig`."""
+    base, generate = Config(config), Config(generation or {})
+    base.refuse("quantization_config", "only unquantized checkpoints are loaded")
+    architecture = architecture_of(config)
+    spec = architecture.spec(config)
+    return ModelConfig(
+        spec=spec,
+        weights=architecture.weights(spec),
+        dtype=checkpoint_dtype(base),
+        bos_token_id=next(iter(token_ids(base, "bos_token_id")), None),
+        eos_token_ids=token_ids(generate, "eos_token_id") or token_ids(base, "eos_token_id"),
+        sampling_defaults=sampling_defaults(generate),
+    )

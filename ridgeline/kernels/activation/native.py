@@ -1,0 +1,19 @@
+"""Activations through torch's own kernels. Legend: T tokens, F intermediate width."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+from torch.nn import functional as F
+
+_KINDS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
+
+
+def activation(x_TF: Tensor, kind: str) -> Tensor:
+    return _KINDS[kind](x_TF)
+
+
+def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
+    gate_TF, up_TF = x_T2F.chunk(2, dim=-1)
+    return _KINDS[kind](gate_TF) * up_TF

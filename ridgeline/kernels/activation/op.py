@@ -1,0 +1,61 @@
+"""Pointwise activations of the feed-forward. Legend: T tokens, F intermediate width.
+
+kind: "silu" x·σ(x); "gelu" x·Φ(x); "gelu_tanh" its tanh approximation (Hendrycks and Gimpel, arXiv 1606.08415).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.op import Implementation, Op
+
+
+def activation(x_TF: Tensor, kind: str) -> Tensor:
+    """`kind` of every element, computed in float32: [T, F] in the dtype of `x_TF`."""
+    return _activate(x_TF.float(), kind).to(x_TF.dtype)
+
+
+def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
+    """activation(first half) * second half, computed in float32: [T, F] in the dtype of `x_T2F`."""
+    gate_TF, up_TF = x_T2F.float().chunk(2, dim=-1)
+    return (_activate(gate_TF, kind) * up_TF).to(x_T2F.dtype)
+
+
+def _activate(x: Tensor, kind: str) -> Tensor:
+    if kind == "silu":
+        return x * torch.sigmoid(x)
+    if kind == "gelu":
+        return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
+    if kind == "gelu_tanh":
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    raise ValueError(f"unknown activation {kind!r}")
+
+
+@dataclass(frozen=True)
+class Case:
+    tokens: int
+    width: int
+    kind: str
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, str]:
+        """`width` counts the input's columns: 2F where the op is gated."""
+        generator = torch.Generator(device).manual_seed(seed)
+        return (3 * torch.randn(self.tokens, self.width, generator=generator, device=device)).to(dtype), self.kind
+
+
+CASES = tuple(
+    Case(tokens, width, kind)
+    for kind in ("silu", "gelu", "gelu_tanh")
+    for tokens, width in ((1, 64), (7, 352), (64, 6144))
+)
+
+ACTIVATION = Op("activation", activation, (Implementation("torch", "ridgeline.kernels.activation.native:activation"),))
+GATED_ACTIVATION = Op(
+    "gated_activation",
+    gated_activation,
+    (Implementation("torch", "ridgeline.kernels.activation.native:gated_activation"),),
+)

@@ -1,0 +1,36 @@
+"""Embedding: look rows up in a table. Legend: T tokens, V rows of the table, M row width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.op import Implementation, Op
+
+
+def embedding(ids_T: Tensor, weight_VM: Tensor) -> Tensor:
+    """Rows `ids_T` (int32 or int64, each in 0..V-1) of `weight_VM`: [T, M] in the table's dtype."""
+    return weight_VM[ids_T]
+
+
+@dataclass(frozen=True)
+class Case:
+    tokens: int
+    rows: int
+    width: int
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator(device).manual_seed(seed)
+        ids_T = torch.randint(self.rows, (self.tokens,), generator=generator, device=device, dtype=torch.int32)
+        return ids_T, torch.randn(self.rows, self.width, generator=generator, device=device).to(dtype)
+
+
+CASES = (Case(1, 16, 8), Case(7, 100, 64), Case(256, 50257, 768), Case(64, 128256, 4096))
+
+EMBEDDING = Op(
+    "embedding",
+    embedding,
+    (Implementation("torch", "torch.nn.functional:embedding"),),
+)

@@ -1,0 +1,18 @@
+"""Norms through torch's own fused kernels. Legend: T tokens, M normalised width."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def rms_norm(x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    sum_TM = x_TM if residual_TM is None else x_TM + residual_TM
+    return F.rms_norm(sum_TM, weight_M.shape, weight_M, eps), sum_TM
+
+
+def layer_norm(
+    x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, bias_M: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    sum_TM = x_TM if residual_TM is None else x_TM + residual_TM
+    return F.layer_norm(sum_TM, weight_M.shape, weight_M, bias_M, eps), sum_TM

@@ -1,0 +1,73 @@
+"""Norms with the residual addition fused in. Legend: T tokens (or any leading dimensions), M normalised width.
+
+RMSNorm: Zhang and Sennrich, arXiv 1910.07467. LayerNorm: Ba, Kiros and Hinton, arXiv 1607.06450.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.op import Implementation, Op
+
+
+def rms_norm(x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(y, s) with s = x + residual rounded to x's dtype (or x itself), y = s / rms(s) * weight; both like `x_TM`."""
+    sum_TM = x_TM if residual_TM is None else x_TM + residual_TM
+    s_TM = sum_TM.float()
+    y_TM = s_TM * torch.rsqrt(s_TM.square().mean(-1, keepdim=True) + eps) * weight_M.float()
+    return y_TM.to(x_TM.dtype), sum_TM
+
+
+def layer_norm(
+    x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, bias_M: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(y, s) with s = x + residual rounded to x's dtype (or x itself), y = (s - mean) / std * weight + bias."""
+    sum_TM = x_TM if residual_TM is None else x_TM + residual_TM
+    s_TM = sum_TM.float()
+    centred_TM = s_TM - s_TM.mean(-1, keepdim=True)
+    scale_T1 = torch.rsqrt(centred_TM.square().mean(-1, keepdim=True) + eps)
+    y_TM = centred_TM * scale_T1 * weight_M.float() + bias_M.float()
+    return y_TM.to(x_TM.dtype), sum_TM
+
+
+@dataclass(frozen=True)
+class Case:
+    """`heads`: x is [T, heads, M], as for a norm of queries and keys."""
+
+    tokens: int
+    width: int
+    residual: bool = False
+    heads: int | None = None
+    eps: float = 1e-6
+
+    def inputs(
+        self, dtype: torch.dtype, device: torch.device, seed: int = 0
+    ) -> tuple[Tensor, Tensor | None, Tensor, float]:
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+        shape = (self.tokens, self.width) if self.heads is None else (self.tokens, self.heads, self.width)
+        return normal(*shape), normal(*shape) if self.residual else None, normal(self.width), self.eps
+
+    def layer_inputs(
+        self, dtype: torch.dtype, device: torch.device, seed: int = 0
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, float]:
+        x_TM, residual_TM, weight_M, eps = self.inputs(dtype, device, seed)
+        return x_TM, residual_TM, weight_M, weight_M.flip(0), eps
+
+
+CASES = (
+    Case(1, 64),
+    Case(5, 96, residual=True),
+    Case(33, 128, heads=4),
+    Case(16, 768, residual=True, eps=1e-5),
+    Case(8, 4096, residual=True),
+)
+
+RMS_NORM = Op("rms_norm", rms_norm, (Implementation("torch", "ridgeline.kernels.norm.native:rms_norm"),))
+LAYER_NORM = Op("layer_norm", layer_norm, (Implementation("torch", "ridgeline.kernels.norm.native:layer_norm"),))

@@ -1,0 +1,23 @@
+"""RMSNorm or LayerNorm with the residual addition. Legend: T tokens (or any leading dimensions), M normalised width."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ridgeline.core.model_spec import NormSpec
+from ridgeline.layers.build import Build
+
+
+class Norm(nn.Module):
+    def __init__(self, spec: NormSpec, width: int, build: Build) -> None:
+        super().__init__()
+        self.eps = spec.eps
+        self.ops = build.ops
+        self.weight = build.parameter(width)
+        self.bias = build.parameter(width) if spec.kind == "layer" else None
+
+    def forward(self, x_TM: Tensor, residual_TM: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(norm(s), s) with s = x + residual, or x where there is none yet."""
+        if self.bias is None:
+            return self.ops.rms_norm(x_TM, residual_TM, self.weight, self.eps)
+        return self.ops.layer_norm(x_TM, residual_TM, self.weight, self.bias, self.eps)

@@ -1,0 +1,170 @@
+"""Reading a checkpoint's config.json. Every value is checked where it is read; what we cannot run is refused.
+
+A missing entry takes the default that Hugging Face gives it; the architecture files list those defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ridgeline.core.config import DTYPES
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.model_spec import ModelSpec, RopeSpec, WeightMap
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+# Sampling defaults a checkpoint may bring, under the names `SamplingParams` uses.
+SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+_LLAMA3_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What a model folder says about itself.
+
+    dtype: one of core's DTYPES (float32 if the checkpoint does not say, as in Hugging Face). eos_token_ids: any of
+    them ends a request. sampling_defaults: what generation_config.json sets among SAMPLING_DEFAULTS.
+    """
+
+    spec: ModelSpec
+    weights: WeightMap
+    dtype: str
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    sampling_defaults: Mapping[str, float]
+
+
+class Config:
+    """A config.json dictionary (or one nested in it) with checked access; wrong values raise ModelLoadError.
+
+    An absent entry and a null one are the same, except that a null hides the default.
+    """
+
+    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
+        self._values = {**(defaults or {}), **values}
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def raw(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def integer(self, name: str) -> int:
+        """A whole number of at least 1."""
+        value = self._required(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise _wrong(name, value, "a whole number of at least 1")
+        return value
+
+    def number(self, name: str) -> float:
+        """A number above 0."""
+        value = self._required(name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise _wrong(name, value, "a number above 0")
+        return float(value)
+
+    def boolean(self, name: str) -> bool:
+        value = self._values.get(name, False)
+        if not isinstance(value, bool):
+            raise _wrong(name, value, "true or false")
+        return value
+
+    def activation(self, name: str) -> Activation:
+        value = self._required(name)
+        if not isinstance(value, str) or value not in ACTIVATIONS:
+            raise _wrong(name, value, f"an activation we support ({', '.join(sorted(ACTIVATIONS))})")
+        return ACTIVATIONS[value]
+
+    def section(self, name: str) -> Config:
+        """The dictionary under `name`; empty if there is none."""
+        value = self._values.get(name) or {}
+        if not isinstance(value, Mapping):
+            raise _wrong(name, value, "an object")
+        return Config(value)
+
+    def layer_types(self, num_layers: int) -> list[str] | None:
+        """One of "full_attention" and "sliding_attention" per layer, or None where the checkpoint does not say."""
+        types = self._values.get("layer_types")
+        if types is None:
+            return None
+        known = ("full_attention", "sliding_attention")
+        if not isinstance(types, list) or len(types) != num_layers or any(kind not in known for kind in types):
+            raise _wrong("layer_types", types, f"{num_layers} entries, each {' or '.join(known)}")
+        return types
+
+    def refuse(self, name: str, why: str) -> None:
+        """Raise if `name` is set to anything but null, false or empty."""
+        if self._values.get(name):
+            raise ModelLoadError(f"config.json sets {name} to {self._values[name]!r}, which is not supported: {why}.")
+
+    def _required(self, name: str) -> Any:
+        value = self._values.get(name)
+        if value is None:
+            raise ModelLoadError(f"config.json has no {name}; the model cannot be built without it.")
+        return value
+
+
+def _wrong(name: str, value: object, want: str) -> ModelLoadError:
+    return ModelLoadError(f"config.json sets {name} to {value!r}; it must be {want}.")
+
+
+def rope(config: Config, head_dim: int, layer_type: str = "full_attention") -> RopeSpec:
+    """Both spellings: `rope_theta` + `rope_scaling`, and `rope_parameters` (one for all layers or one per layer type)."""
+    parameters = config.section("rope_parameters" if "rope_parameters" in config else "rope_scaling")
+    if layer_type in parameters:
+        parameters = parameters.section(layer_type)
+    theta = (parameters if "rope_theta" in parameters else config).number("rope_theta")
+    partial = parameters if "partial_rotary_factor" in parameters else config
+    fraction = partial.number("partial_rotary_factor") if "partial_rotary_factor" in partial else 1.0
+    kind = parameters.raw("rope_type") or parameters.raw("type") or "default"
+    if kind not in ("default", "llama3"):
+        raise ModelLoadError(f"rotary scaling {kind!r} in config.json is not supported; known: default, llama3.")
+    scaling = _llama3(config, parameters) if kind == "llama3" else None
+    return RopeSpec(theta=theta, rotary_dim=int(head_dim * fraction), scaling=scaling)
+
+
+def _llama3(config: Config, parameters: Config) -> tuple[tuple[str, float | str], ...]:
+    numbers = {name: parameters.number(name) for name in _LLAMA3_NUMBERS}
+    if numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
+        raise _wrong("low_freq_factor", numbers["low_freq_factor"], "below high_freq_factor")
+    original = parameters if "original_max_position_embeddings" in parameters else config
+    name = "original_max_position_embeddings" if original is parameters else "max_position_embeddings"
+    length = float(original.integer(name))
+    return (("rope_type", "llama3"), *numbers.items(), ("original_max_position_embeddings", length))
+
+
+def checkpoint_dtype(config: Config) -> str:
+    """`dtype`, or `torch_dtype` as it was called before."""
+    value = config.raw("dtype") or config.raw("torch_dtype") or "float32"
+    if value not in DTYPES:
+        raise _wrong("dtype", value, f"one of {', '.join(DTYPES)}")
+    return value
+
+
+def token_ids(config: Config, name: str) -> tuple[int, ...]:
+    """Ids written as one number, a list, or null."""
+    value = config.raw(name)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise _wrong(name, value, "a token id or a list of them")
+    return tuple(dict.fromkeys(ids))
+
+
+def sampling_defaults(generation: Config) -> dict[str, float]:
+    """Numbers among SAMPLING_DEFAULTS that generation_config.json sets."""
+    found = {name: generation.raw(name) for name in SAMPLING_DEFAULTS if name in generation}
+    for name, value in found.items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise ModelLoadError(f"generation_config.json sets {name} to {value!r}; it must be a number.")
+    return found

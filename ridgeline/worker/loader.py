@@ -1,0 +1,207 @@
+"""From a model folder to parameters. Only json and safetensors are ever read: nothing here can run code.
+
+Checkpoint tensors are mapped into memory and copied, cast, straight into their part of the (fused) parameter, on
+whatever device that is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.model_spec import WeightMap
+from ridgeline.layers.decoder import Decoder
+from ridgeline.models import model_config
+from ridgeline.models.config import ModelConfig
+
+Progress = Callable[[str, float], None]
+
+DUMMY_STD = 0.02
+
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt"]
+_HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]  # the same weights again, in other layouts
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_FLOATS = {"F64", "F32", "BF16", "F16"}
+# Buffers some exporters write; they follow from the config.
+_HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+
+
+def resolve_model(model: str | Path, revision: str | None = None) -> Path:
+    """The folder of `model`: itself if it exists, else the hub id's snapshot (downloaded if it is not cached).
+
+    Raises ModelLoadError if it is neither a folder nor a hub id that can be reached.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelLoadError(f"model {str(model)!r} is a file; give the folder that holds config.json.")
+    try:
+        return Path(
+            snapshot_download(str(model), revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES)
+        )
+    except Exception as error:  # the hub client's errors share no base class across its versions
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise ModelLoadError(
+            f"model {str(model)!r} is neither an existing folder nor a hub model that can be reached ({reason})."
+        ) from error
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """What config.json and, where there is one, generation_config.json say. Raises ModelLoadError."""
+    generation = folder / "generation_config.json"
+    return model_config(_read_json(folder / "config.json"), _read_json(generation) if generation.exists() else None)
+
+
+def load_weights(
+    decoder: Decoder,
+    folder: Path,
+    weight_map: WeightMap,
+    *,
+    load_format: str = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> None:
+    """Fill every parameter of `decoder` from `folder`, or with random numbers where load_format is "dummy".
+
+    progress: called with what is being done and the fraction that is. Raises ModelLoadError, before any parameter is
+    touched, if files are missing or damaged, or hold other tensors than the config promises.
+    """
+    if load_format == "dummy":
+        fill_dummy(decoder, seed)
+        return
+    with ExitStack() as stack:
+        files = [_opened(path, stack) for path in _weight_files(folder)]
+        stored = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+        views = _stored_names(checkpoint_views(decoder, weight_map), stored)
+        _check(views, stored, folder, tied=decoder.unembed is None)
+        done, total = 0, sum(view.numel() for view in views.values())
+        for name, view in views.items():
+            with torch.no_grad():
+                view.copy_(stored[name].get_tensor(name))
+            done += view.numel()
+            if progress is not None:
+                progress("loading weights", done / total)
+
+
+def fill_dummy(decoder: Decoder, seed: int) -> None:
+    """Norm weights 1, biases 0, the rest normal(0, DUMMY_STD); equal seeds on equal devices give equal numbers."""
+    generators: dict[torch.device, torch.Generator] = {}
+    for name, parameter in decoder.named_parameters():
+        if name.endswith(".bias"):
+            torch.nn.init.zeros_(parameter)
+        elif name.endswith("norm.weight"):
+            torch.nn.init.ones_(parameter)
+        else:
+            device = parameter.device
+            generator = generators.setdefault(device, torch.Generator(device).manual_seed(seed))
+            torch.nn.init.normal_(parameter, std=DUMMY_STD, generator=generator)
+
+
+def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:
+    """The inverse of loading: contiguous copies under the checkpoint's own names and shapes, on the decoder's device."""
+    views = checkpoint_views(decoder, weight_map)
+    return {name: view.detach().clone(memory_format=torch.contiguous_format) for name, view in views.items()}
+
+
+def checkpoint_views(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:
+    """Checkpoint tensor name → the part of a parameter it fills, as a view with the checkpoint tensor's shape."""
+    views: dict[str, Tensor] = {}
+    for parameter_name, sources in weight_map.items():
+        parameter = decoder.get_parameter(parameter_name)
+        owner = decoder.get_submodule(parameter_name.rpartition(".")[0])
+        rows = getattr(owner, "parts", ()) if len(sources) > 1 else (len(parameter),)
+        for source, part in zip(sources, parameter.split(rows), strict=True):
+            views[source.name] = part.t() if source.transpose else part
+    return views
+
+
+def _stored_names(views: dict[str, Tensor], stored: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Drop the base model's prefix from the names if the checkpoint was saved without it."""
+    prefix = next(iter(views)).partition(".")[0] + "."
+    if any(name.startswith(prefix) for name in stored):
+        return views
+    return {name.removeprefix(prefix): view for name, view in views.items()}
+
+
+def _check(views: Mapping[str, Tensor], stored: Mapping[str, Any], folder: Path, *, tied: bool) -> None:
+    if missing := [name for name in views if name not in stored]:
+        raise ModelLoadError(f"{folder} lacks tensors that config.json asks for: {_some(missing)}.")
+    extra = [name for name in stored if name not in views and not name.endswith(_HARMLESS)]
+    if (
+        tied
+        and "lm_head.weight" in extra
+        and _shape(stored, "lm_head.weight") == list(next(iter(views.values())).shape)
+    ):
+        extra.remove("lm_head.weight")
+    if extra:
+        raise ModelLoadError(f"{folder} holds tensors that config.json has no place for: {_some(extra)}.")
+    misshaped = [
+        f"{name} is {_shape(stored, name)}, wanted {list(view.shape)}"
+        for name, view in views.items()
+        if _shape(stored, name) != list(view.shape)
+    ]
+    if misshaped:
+        raise ModelLoadError(f"{folder} holds tensors of other shapes than config.json says: {_some(misshaped)}.")
+    dtypes = {name: stored[name].get_slice(name).get_dtype() for name in views}
+    if odd := [f"{name} is {dtype}" for name, dtype in dtypes.items() if dtype not in _FLOATS]:
+        raise ModelLoadError(f"{folder} holds tensors of types we do not load: {_some(odd)}.")
+
+
+def _shape(stored: Mapping[str, Any], name: str) -> list[int]:
+    return stored[name].get_slice(name).get_shape()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The single file if there is one, else the shards the index names."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
+    if index.exists():
+        shards = _read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+            raise ModelLoadError(f"{index} has no weight_map from tensor names to file names.")
+        return [folder / name for name in sorted(set(shards.values()))]
+    if not folder.is_dir():
+        raise ModelLoadError(f"{folder} is not a folder; give the one that holds config.json and model.safetensors.")
+    if any(path for pattern in _PICKLES for path in folder.glob(pattern)):
+        raise ModelLoadError(
+            f"{folder} holds only pickled weights; they can run code when opened, so only safetensors are loaded: "
+            "convert them first."
+        )
+    raise ModelLoadError(f"{folder} holds neither model.safetensors nor model.safetensors.index.json.")
+
+
+def _opened(path: Path, stack: ExitStack) -> Any:
+    try:
+        return stack.enter_context(safe_open(path, framework="pt"))
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{path} is missing, though the index beside it names it.") from error
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{path} is damaged or incomplete ({error}); download it again.") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{path} does not exist; a model folder needs it.") from error
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read as json ({error}).") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path} must hold a json object, not {type(content).__name__}.")
+    return content
+
+
+def _some(names: list[str], shown: int = 4) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

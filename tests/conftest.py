@@ -1,0 +1,22 @@
+"""Fixtures every test folder shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests import tiny_models
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`tiny_model(family)`: the folder of that family's tiny model (see tests/tiny_models.py). Do not write to it."""
+
+    @cache
+    def folder(family: str) -> Path:
+        return tiny_models.save(family, tmp_path_factory.mktemp(family))
+
+    return folder
