@@ -1,7 +1,7 @@
 """Tiny random transformers models, saved as model folders: the oracle of every test that runs a model.
 
-Weights are spread widely, and norms and biases are random too, so that a swapped or forgotten tensor shows and
-greedy decoding does not repeat one token.
+Norms and biases are random too, so that a swapped or forgotten tensor shows. Weights are spread widely, and layers
+outweigh the embedding, so that greedy decoding does not repeat one token.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ def build(family: str, **changes: Any) -> transformers.PreTrainedModel:
     model = getattr(transformers, kind + head)(config).eval()
     generator = torch.Generator().manual_seed(sum(family.encode()))
     for name, parameter in model.named_parameters():
-        is_norm_weight = parameter.ndim == 1 and name.endswith("weight")
+        mean = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0  # a norm's weight
+        std = 0.3 if parameter.ndim == 2 and ("layers." in name or "h." in name) else 0.2
         with torch.no_grad():
-            parameter.normal_(1.0 if is_norm_weight else 0.0, 0.2, generator=generator)
+            parameter.normal_(mean, std, generator=generator)
     return model
 
 

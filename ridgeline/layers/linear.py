@@ -1,4 +1,4 @@
-"""Linear layers, some of them several projections of one input fused into one. Legend: T tokens, I inputs, O outputs."""
+"""Linear layers; several projections of one input may be fused. Legend: T tokens, I inputs, O outputs."""
 
 from __future__ import annotations
 

@@ -35,12 +35,12 @@ class Architecture(Protocol):
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture:
     """The architecture config.json names. Raises ModelLoadError if we know none of its names."""
-    names = config.get("architectures") or []
-    for name in names:
+    names = config.get("architectures")
+    for name in names if isinstance(names, list) else ():
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
     known = ", ".join(sorted(ARCHITECTURES))
-    raise ModelLoadError(f"config.json names the architectures {names!r}, which we do not know; known: {known}.")
+    raise ModelLoadError(f"config.json names the architectures {names!r}, none of which we know; known: {known}.")
 
 
 def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:

@@ -23,6 +23,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
 # Sampling defaults a checkpoint may bring, under the names `SamplingParams` uses.
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -60,11 +62,10 @@ class Config:
     def raw(self, name: str) -> Any:
         return self._values.get(name)
 
-    def integer(self, name: str) -> int:
-        """A whole number of at least 1."""
+    def integer(self, name: str, at_least: int = 1) -> int:
         value = self._required(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise _wrong(name, value, "a whole number of at least 1")
+        if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+            raise _wrong(name, value, f"a whole number of at least {at_least}")
         return value
 
     def number(self, name: str) -> float:
@@ -86,21 +87,20 @@ class Config:
             raise _wrong(name, value, f"an activation we support ({', '.join(sorted(ACTIVATIONS))})")
         return ACTIVATIONS[value]
 
-    def section(self, name: str) -> Config:
-        """The dictionary under `name`; empty if there is none."""
-        value = self._values.get(name) or {}
+    def section(self, name: str, required: bool = False) -> Config:
+        """The dictionary under `name`; empty if there is none and none is required."""
+        value = self._required(name) if required else self._values.get(name) or {}
         if not isinstance(value, Mapping):
             raise _wrong(name, value, "an object")
         return Config(value)
 
     def layer_types(self, num_layers: int) -> list[str] | None:
-        """One of "full_attention" and "sliding_attention" per layer, or None where the checkpoint does not say."""
+        """One of LAYER_TYPES per layer, or None where the checkpoint does not say."""
         types = self._values.get("layer_types")
         if types is None:
             return None
-        known = ("full_attention", "sliding_attention")
-        if not isinstance(types, list) or len(types) != num_layers or any(kind not in known for kind in types):
-            raise _wrong("layer_types", types, f"{num_layers} entries, each {' or '.join(known)}")
+        if not isinstance(types, list) or len(types) != num_layers or any(kind not in LAYER_TYPES for kind in types):
+            raise _wrong("layer_types", types, f"{num_layers} entries, each {' or '.join(LAYER_TYPES)}")
         return types
 
     def refuse(self, name: str, why: str) -> None:
@@ -120,10 +120,10 @@ def _wrong(name: str, value: object, want: str) -> ModelLoadError:
 
 
 def rope(config: Config, head_dim: int, layer_type: str = "full_attention") -> RopeSpec:
-    """Both spellings: `rope_theta` + `rope_scaling`, and `rope_parameters` (one for all layers or one per layer type)."""
+    """Both spellings: `rope_theta` + `rope_scaling`, or `rope_parameters`, whole or one per layer type."""
     parameters = config.section("rope_parameters" if "rope_parameters" in config else "rope_scaling")
-    if layer_type in parameters:
-        parameters = parameters.section(layer_type)
+    if any(kind in parameters for kind in LAYER_TYPES):
+        parameters = parameters.section(layer_type, required=True)
     theta = (parameters if "rope_theta" in parameters else config).number("rope_theta")
     partial = parameters if "partial_rotary_factor" in parameters else config
     fraction = partial.number("partial_rotary_factor") if "partial_rotary_factor" in partial else 1.0
@@ -131,7 +131,12 @@ def rope(config: Config, head_dim: int, layer_type: str = "full_attention") -> R
     if kind not in ("default", "llama3"):
         raise ModelLoadError(f"rotary scaling {kind!r} in config.json is not supported; known: default, llama3.")
     scaling = _llama3(config, parameters) if kind == "llama3" else None
-    return RopeSpec(theta=theta, rotary_dim=int(head_dim * fraction), scaling=scaling)
+    rotary_dim = int(head_dim * fraction)
+    if rotary_dim % 2 or rotary_dim > head_dim:
+        raise ModelLoadError(
+            f"config.json rotates {rotary_dim} of {head_dim} head dimensions; it must be an even share."
+        )
+    return RopeSpec(theta=theta, rotary_dim=rotary_dim, scaling=scaling)
 
 
 def _llama3(config: Config, parameters: Config) -> tuple[tuple[str, float | str], ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt"]
 _HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]  # the same weights again, in other layouts
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOATS = {"F64", "F32", "BF16", "F16"}
-# Buffers some exporters write; they follow from the config.
 _HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
@@ -40,6 +40,8 @@ def resolve_model(model: str | Path, revision: str | None = None) -> Path:
 
     Raises ModelLoadError if it is neither a folder nor a hub id that can be reached.
     """
+    if not str(model):
+        raise ModelLoadError("no model was given; name a folder or a hub id.")
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
@@ -82,8 +84,8 @@ def load_weights(
     with ExitStack() as stack:
         files = [_opened(path, stack) for path in _weight_files(folder)]
         stored = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a dictionary)
-        views = _stored_names(checkpoint_views(decoder, weight_map), stored)
-        _check(views, stored, folder, tied=decoder.unembed is None)
+        views = checkpoint_views(decoder, _as_stored(weight_map, stored))
+        _check(decoder, views, stored, folder)
         done, total = 0, sum(view.numel() for view in views.values())
         for name, view in views.items():
             with torch.no_grad():
@@ -108,7 +110,7 @@ def fill_dummy(decoder: Decoder, seed: int) -> None:
 
 
 def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:
-    """The inverse of loading: contiguous copies under the checkpoint's own names and shapes, on the decoder's device."""
+    """The inverse of loading: contiguous copies under the checkpoint's names and shapes, on the decoder's device."""
     views = checkpoint_views(decoder, weight_map)
     return {name: view.detach().clone(memory_format=torch.contiguous_format) for name, view in views.items()}
 
@@ -125,25 +127,21 @@ def checkpoint_views(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tenso
     return views
 
 
-def _stored_names(views: dict[str, Tensor], stored: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Drop the base model's prefix from the names if the checkpoint was saved without it."""
-    prefix = next(iter(views)).partition(".")[0] + "."
+def _as_stored(weight_map: WeightMap, stored: Mapping[str, Any]) -> WeightMap:
+    """Without the base model's prefix ("model.", "transformer.") if the checkpoint was saved without it."""
+    prefix = weight_map["embed.weight"][0].name.partition(".")[0] + "."
     if any(name.startswith(prefix) for name in stored):
-        return views
-    return {name.removeprefix(prefix): view for name, view in views.items()}
+        return weight_map
+    return {
+        parameter: tuple(replace(source, name=source.name.removeprefix(prefix)) for source in sources)
+        for parameter, sources in weight_map.items()
+    }
 
 
-def _check(views: Mapping[str, Tensor], stored: Mapping[str, Any], folder: Path, *, tied: bool) -> None:
+def _check(decoder: Decoder, views: Mapping[str, Tensor], stored: Mapping[str, Any], folder: Path) -> None:
     if missing := [name for name in views if name not in stored]:
         raise ModelLoadError(f"{folder} lacks tensors that config.json asks for: {_some(missing)}.")
-    extra = [name for name in stored if name not in views and not name.endswith(_HARMLESS)]
-    if (
-        tied
-        and "lm_head.weight" in extra
-        and _shape(stored, "lm_head.weight") == list(next(iter(views.values())).shape)
-    ):
-        extra.remove("lm_head.weight")
-    if extra:
+    if extra := [name for name in stored if name not in views and not _redundant(name, decoder, stored)]:
         raise ModelLoadError(f"{folder} holds tensors that config.json has no place for: {_some(extra)}.")
     misshaped = [
         f"{name} is {_shape(stored, name)}, wanted {list(view.shape)}"
@@ -155,6 +153,12 @@ def _check(views: Mapping[str, Tensor], stored: Mapping[str, Any], folder: Path,
     dtypes = {name: stored[name].get_slice(name).get_dtype() for name in views}
     if odd := [f"{name} is {dtype}" for name, dtype in dtypes.items() if dtype not in _FLOATS]:
         raise ModelLoadError(f"{folder} holds tensors of types we do not load: {_some(odd)}.")
+
+
+def _redundant(name: str, decoder: Decoder, stored: Mapping[str, Any]) -> bool:
+    """A buffer that follows from the config, or a copy of the tied embedding."""
+    tied = name == "lm_head.weight" and decoder.unembed is None
+    return name.endswith(_HARMLESS) or (tied and _shape(stored, name) == list(decoder.embed.weight.shape))
 
 
 def _shape(stored: Mapping[str, Any], name: str) -> list[int]:
