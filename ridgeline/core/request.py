@@ -178,12 +178,16 @@ class TokenLogprobs(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """What one step gave one request. token_id is -1 where a request ended without a token (abort, failure)."""
+    """What one step gave one request. token_id is -1 where no token came (end without one, a chunk of the prompt).
+
+    prompt_logprobs: of the next prompt tokens in order; the first prompt token has none and is not counted.
+    """
 
     request_id: str
     token_id: int
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
 
 

@@ -1,0 +1,1 @@
+"""The control plane: decides what runs, touches no tensors."""

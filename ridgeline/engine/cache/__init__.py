@@ -1,0 +1,1 @@
+"""Host side of the KV cache: block ids only, no memory."""

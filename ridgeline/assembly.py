@@ -1,0 +1,109 @@
+"""Wires an engine to a worker: the one place that knows both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ridgeline.core.config import EngineConfig, LLMConfig
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.engine.engine import Engine
+from ridgeline.kernels import Ops
+from ridgeline.kernels.op import Platform
+from ridgeline.layers.decoder import Decoder
+from ridgeline.models.config import ModelConfig
+from ridgeline.worker.loader import Progress, load_weights, read_model_config, resolve_model
+from ridgeline.worker.local import LocalWorker
+from ridgeline.worker.memory import MemoryReport, plan_memory
+from ridgeline.worker.runner import Runner
+
+EMBEDDED_MODEL = Path(__file__).parent / "assets" / "embedded"
+
+# (requests at once, tokens per step) unless the user says otherwise
+DEFAULT_LIMITS = {"cuda": (256, 8192), "cpu": (32, 512)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """A running engine and what there is to know about it."""
+
+    engine: Engine
+    model: ModelConfig
+    folder: Path
+    device: torch.device
+    dtype: str
+    memory: MemoryReport
+
+
+def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
+    """Load the model, size the cache, start the worker. Raises InvalidConfig or ModelLoadError."""
+    device = choose_device(config.device)
+    folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
+    model = read_model_config(folder)
+    dtype = choose_dtype(config.dtype, model.dtype, device)
+    wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
+    ops = Ops(Platform.of(device))
+    decoder = Decoder(model.spec, ops, dtype=getattr(torch, dtype), device=device, max_positions=wanted_len)
+    load_weights(decoder, folder, model.weights, load_format=config.load_format, seed=config.seed, progress=progress)
+    decoder.requires_grad_(False)
+    max_seqs, max_tokens = _limits(config, device)
+    memory = plan_memory(
+        model.spec,
+        config,
+        device,
+        dtype=dtype,
+        weights=sum(p.numel() * p.element_size() for p in decoder.parameters()),
+        max_seqs=max_seqs,
+        max_chunk=max_tokens,
+    )
+    runner = Runner(decoder, ops, memory.layout, num_slots=max_seqs, max_model_len=memory.max_model_len)
+    engine_config = EngineConfig(
+        max_model_len=memory.max_model_len,
+        max_num_seqs=max_seqs,
+        max_num_batched_tokens=max_tokens,
+        enable_prefix_caching=config.enable_prefix_caching,
+        scheduling_policy=config.scheduling_policy,
+        debug_checks=config.debug_checks,
+    )
+    engine = Engine(engine_config, memory.layout, LocalWorker(runner), vocab_size=model.spec.vocab_size)
+    return Assembly(engine=engine, model=model, folder=folder, device=device, dtype=dtype, memory=memory)
+
+
+def choose_device(wanted: str) -> torch.device:
+    """ "auto" takes a GPU when there is one. Raises InvalidConfig for devices that are not here."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = wanted.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise InvalidConfig(f"unknown device {wanted!r}; use auto, cpu, cuda or cuda:N.")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfig(f"device {wanted!r} was asked for, but torch {torch.__version__} sees no GPU; use cpu.")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise InvalidConfig(f"device {wanted!r} was asked for, but there are {torch.cuda.device_count()} GPUs.")
+    return torch.device(wanted)
+
+
+def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> str:
+    """ "auto" is the checkpoint's own type, but float32 on a CPU without bfloat16 instructions (far faster there)."""
+    if wanted != "auto":
+        return wanted
+    if device.type == "cpu" and checkpoint != "float32" and not torch.cpu._is_avx512_bf16_supported():
+        return "float32"
+    return checkpoint
+
+
+def check_max_model_len(wanted: int | None, model_maximum: int) -> int:
+    """The context to build for. Raises InvalidConfig beyond what the model's positions cover."""
+    if wanted is not None and wanted > model_maximum:
+        raise InvalidConfig(
+            f"max_model_len {wanted} is more than the model's own maximum of {model_maximum} positions."
+        )
+    return wanted or model_maximum
+
+
+def _limits(config: LLMConfig, device: torch.device) -> tuple[int, int]:
+    seqs, tokens = DEFAULT_LIMITS[device.type]
+    max_seqs = config.max_num_seqs or min(seqs, config.max_num_batched_tokens or seqs)
+    return max_seqs, config.max_num_batched_tokens or max(tokens, max_seqs)

@@ -1,0 +1,174 @@
+"""What the scheduler asks of the cache: hits, growth, publication, release. Ties pool, prefix index and specs.
+
+Every group follows one rule, given by its spec: a query at position p needs the keys from `first_needed(p)` on. It
+says which blocks a window lets go, and where a prefix hit can resume: at n blocks, if the blocks from
+`first_needed(n * block_size)` to n are cached. Full attention is the case where the first needed position is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ridgeline.core.cache_spec import NULL_BLOCK, CacheLayout
+from ridgeline.core.plan import SetBlocks
+from ridgeline.engine.cache.pool import BlockPool
+from ridgeline.engine.cache.prefix import Hash, PrefixIndex, chain_hash, root_hash
+from ridgeline.engine.sequence import Sequence
+
+
+class CacheManager:
+    """Blocks of all sequences. With `prefix_caching` off nothing is published, so nothing is found."""
+
+    def __init__(self, layout: CacheLayout, *, prefix_caching: bool) -> None:
+        self.layout = layout
+        self.block_size = layout.block_size
+        self.specs = [group.spec for group in layout.groups]
+        self.index = PrefixIndex(len(self.specs))
+        self.pool = BlockPool(layout, on_evict=self.index.drop)
+        self.prefix_caching = prefix_caching
+        self.queried_tokens = 0
+        self.hit_tokens = 0
+
+    # ---- admission --------------------------------------------------------------------------------------------
+
+    def admit(self, seq: Sequence, *, reserve_blocks: int) -> bool:
+        """Give `seq` its prefix hit, if the rest of its known tokens would fit beside `reserve_blocks` spare ones.
+
+        The hit leaves at least one token to run, for its logits. Sets blocks, published and cached_tokens.
+        """
+        num_known = len(seq.tokens)
+        hit = self._longest_hit(seq) if self.prefix_caching and not seq.bypasses_cache else 0
+        seq.blocks = [self._hit_blocks(seq, g, hit) for g in range(len(self.specs))]
+        for g, blocks in enumerate(seq.blocks):
+            for block in blocks:
+                if block != NULL_BLOCK:
+                    self.pool.share(g, block)
+        total = -(-(num_known + 1) // self.block_size)
+        wanted = [
+            min(total - hit, spec.blocks_needed(num_known + 1, num_known, self.block_size)) + reserve_blocks
+            for spec in self.specs
+        ]
+        if not self.pool.can_take(wanted):
+            self.release(seq, 0)
+            return False
+        seq.published = hit
+        seq.cached_tokens = hit * self.block_size
+        self.queried_tokens += num_known
+        self.hit_tokens += seq.cached_tokens
+        return True
+
+    def _longest_hit(self, seq: Sequence) -> int:
+        """Largest number of leading blocks at which every group can resume."""
+        best = 0
+        runs = [0] * len(self.specs)  # consecutive cached blocks of the group, ending here
+        for n, node_hash in enumerate(self._hashes(seq, (len(seq.tokens) - 1) // self.block_size), start=1):
+            node = self.index.get(node_hash)
+            for g in range(len(self.specs)):
+                runs[g] = runs[g] + 1 if node is not None and node.blocks[g] is not None else 0
+            needed = [n - spec.first_needed(n * self.block_size) // self.block_size for spec in self.specs]
+            if all(run >= need for run, need in zip(runs, needed, strict=True)):
+                best = n
+            elif self.specs[0].window is None and runs[0] < n:
+                break  # full attention lost its thread: no longer hit exists
+        return best
+
+    def _hit_blocks(self, seq: Sequence, group: int, hit: int) -> list[int]:
+        first = self.specs[group].first_needed(hit * self.block_size) // self.block_size
+        blocks = [NULL_BLOCK] * min(first, hit)
+        for node_hash in seq.hashes[first:hit]:
+            node = self.index.get(node_hash)
+            assert node is not None
+            block = node.blocks[group]
+            assert block is not None
+            blocks.append(block)
+        return blocks
+
+    # ---- growth -----------------------------------------------------------------------------------------------
+
+    def let_go(self, seq: Sequence, kv_len: int, last_plan: int) -> list[SetBlocks]:
+        """Release the blocks no query at kv_len or later can see; returns the changes to the slot's block tables."""
+        changes: list[SetBlocks] = []
+        for g, spec in enumerate(self.specs):
+            blocks = seq.blocks[g]
+            start = end = min(spec.first_needed(kv_len) // self.block_size, len(blocks))
+            while start > 0 and blocks[start - 1] != NULL_BLOCK:
+                start -= 1
+                self.pool.release(g, blocks[start], last_plan)
+                blocks[start] = NULL_BLOCK
+            if start < end:
+                changes.append(SetBlocks(seq.slot, g, start, (NULL_BLOCK,) * (end - start)))
+        return changes
+
+    def extend(self, seq: Sequence, new_len: int) -> list[SetBlocks] | None:
+        """Make room for positions below new_len. Returns the changes, or None (nothing done) if blocks are short."""
+        end = -(-new_len // self.block_size)
+        wanted = [end - len(blocks) for blocks in seq.blocks]
+        if not self.pool.can_take(wanted):
+            return None
+        changes: list[SetBlocks] = []
+        for g, blocks in enumerate(seq.blocks):
+            start = len(blocks)
+            for _ in range(wanted[g]):
+                block = self.pool.take(g)
+                assert block is not None, "can_take promised a block"
+                blocks.append(block)
+            if start < len(blocks):
+                changes.append(SetBlocks(seq.slot, g, start, tuple(blocks[start:])))
+        return changes
+
+    # ---- publication ------------------------------------------------------------------------------------------
+
+    def publish(self, seq: Sequence, kv_len: int) -> list[Hash]:
+        """Make the sequence's full blocks below kv_len matchable; returns the hashes that are new to the index."""
+        end = kv_len // self.block_size
+        if not self.prefix_caching or end <= seq.published:
+            return []
+        hashes = self._hashes(seq, end)
+        fresh: list[Hash] = []
+        for n in range(seq.published, end):
+            parent = hashes[n - 1] if n else self._root(seq)
+            for g, blocks in enumerate(seq.blocks):
+                if blocks[n] != NULL_BLOCK and self.index.publish(hashes[n], parent, g, blocks[n]):
+                    self.pool.mark_cached(g, blocks[n])
+                    if not fresh or fresh[-1] != hashes[n]:
+                        fresh.append(hashes[n])
+        seq.published = end
+        return fresh
+
+    def unpublish(self, node_hashes: Iterable[Hash]) -> None:
+        """Withdraw blocks whose plan failed: what they hold was never written."""
+        for node_hash in node_hashes:
+            node = self.index.get(node_hash)
+            if node is None:
+                continue
+            for g, block in enumerate(node.blocks):
+                if block is not None:
+                    self.index.drop(g, block)
+                    self.pool.forget(g, block)
+
+    # ---- release ----------------------------------------------------------------------------------------------
+
+    def release(self, seq: Sequence, last_plan: int) -> None:
+        """Give all blocks back, the tail first, so that it is evicted before what it continues."""
+        for g, blocks in enumerate(seq.blocks):
+            for block in reversed(blocks):
+                if block != NULL_BLOCK:
+                    self.pool.release(g, block, last_plan)
+        seq.blocks = [[] for _ in self.specs]
+        seq.published = 0
+
+    @property
+    def usage(self) -> float:
+        """Share of the pages that running requests hold."""
+        return 1 - self.pool.free_pages / max(1, self.pool.num_pages)
+
+    def _root(self, seq: Sequence) -> Hash:
+        return root_hash(seq.request.cache_salt)
+
+    def _hashes(self, seq: Sequence, end: int) -> list[Hash]:
+        """Hashes of the sequence's first `end` blocks, computed once per block."""
+        hashes, size = seq.hashes, self.block_size
+        while len(hashes) < end:
+            n = len(hashes)
+            hashes.append(chain_hash(hashes[-1] if n else self._root(seq), seq.tokens[n * size : (n + 1) * size]))
+        return hashes[:end]

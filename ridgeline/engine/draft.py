@@ -1,0 +1,89 @@
+"""A plan in the making, and a plan under way."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+
+import numpy as np
+
+from ridgeline.core.plan import Feature, Rows, Span, StepPlan
+from ridgeline.engine.sequence import Sequence
+
+
+def build_rows(seqs: list[Sequence], num_tokens: list[int], num_logits: list[int]) -> Rows:
+    """Rows of running sequences, as a struct of arrays."""
+    return Rows(
+        slots_R=np.array([seq.slot for seq in seqs], np.int32),
+        generations_R=np.array([seq.generation for seq in seqs], np.int32),
+        num_tokens_R=np.array(num_tokens, np.int32),
+        num_logits_R=np.array(num_logits, np.int32),
+        features=reduce(or_, [seq.features for seq in seqs], Feature.NONE),
+        num_logprobs=max((seq.request.params.logprobs or 0 for seq in seqs), default=0),
+    )
+
+
+def standing_rows(seqs: list[Sequence]) -> Rows:
+    """Rows that run one token each and sample: the decoding set."""
+    ones = [1] * len(seqs)
+    return build_rows(seqs, ones, ones)
+
+
+class Draft:
+    """The standing decode rows (shared, not copied, when nothing else runs) and the rows besides them."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.standing: tuple[list[Sequence], Rows] = ([], standing_rows([]))
+        self.published: list[bytes] = []  # hashes of the prompt blocks this plan will write
+        self._seqs: list[Sequence] = []
+        self._num_tokens: list[int] = []
+        self._num_logits: list[int] = []
+        self._spans: list[np.ndarray | None] = []
+
+    @property
+    def empty(self) -> bool:
+        return not self._seqs and not self.standing[0]
+
+    def add(self, seq: Sequence, num_tokens: int, num_logits: int, span: np.ndarray | None) -> None:
+        """A row besides the standing ones; span None: its input is the slot's last token."""
+        self.budget -= num_tokens
+        self._seqs.append(seq)
+        self._num_tokens.append(num_tokens)
+        self._num_logits.append(num_logits)
+        self._spans.append(span)
+
+    def assemble(self) -> tuple[list[Sequence], Rows, tuple[Span, ...]]:
+        """The plan's sequences and rows, standing ones first, and the spans of input tokens."""
+        seqs, rows = self.standing
+        if not self._seqs:
+            return seqs, rows, ()
+        first = len(seqs)
+        spans = tuple(Span(first + i, ids) for i, ids in enumerate(self._spans) if ids is not None)
+        extra = build_rows(self._seqs, self._num_tokens, self._num_logits)
+        return seqs + self._seqs, _concatenate(rows, extra), spans
+
+
+def _concatenate(a: Rows, b: Rows) -> Rows:
+    if not len(a):
+        return b
+    return Rows(
+        slots_R=np.concatenate([a.slots_R, b.slots_R]),
+        generations_R=np.concatenate([a.generations_R, b.generations_R]),
+        num_tokens_R=np.concatenate([a.num_tokens_R, b.num_tokens_R]),
+        num_logits_R=np.concatenate([a.num_logits_R, b.num_logits_R]),
+        features=a.features | b.features,
+        num_logprobs=max(a.num_logprobs, b.num_logprobs),
+    )
+
+
+class InFlight:
+    """A submitted plan and what the scheduler needs when its result comes."""
+
+    __slots__ = ("masks_given", "plan", "published", "seqs")
+
+    def __init__(self, plan: StepPlan, seqs: list[Sequence], published: list[bytes]) -> None:
+        self.plan = plan
+        self.seqs = seqs
+        self.published = published
+        self.masks_given = not plan.rows.features & Feature.MASK

@@ -1,0 +1,92 @@
+"""The step loop: schedule, submit, collect, update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.plan import Worker
+from ridgeline.core.request import Request, RequestStats, TokenEvent
+from ridgeline.engine.scheduler import Scheduler
+
+
+class Engine:
+    """Runs requests on one worker. Not thread-safe: one thread adds, aborts and steps."""
+
+    def __init__(self, config: EngineConfig, layout: CacheLayout, worker: Worker, *, vocab_size: int) -> None:
+        self.config = config
+        self.layout = layout
+        self.scheduler = Scheduler(config, layout)
+        self._worker = worker
+        self._vocab_size = vocab_size
+
+    def on_finish(self, listener: Callable[[Request, RequestStats], None]) -> None:
+        """Call `listener` whenever a request ends, however it does."""
+        self.scheduler.on_finish = listener
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Queue a request; raises InvalidRequest if it could never run."""
+        self.check(request)
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str, at_token: int | None = None) -> bool:
+        """End a request at once: its client left, or a stop string was complete with output token `at_token`.
+
+        False if it had already ended. No event follows.
+        """
+        return self.scheduler.abort(request_id, at_token)
+
+    def step(self) -> list[TokenEvent]:
+        """Keep the worker supplied, then wait for the oldest plan's result. Empty when there was nothing to do."""
+        self._fill()
+        if not self.scheduler.in_flight:
+            return []
+        events = self.scheduler.update(self._worker.collect())
+        self._provide_masks()
+        return events
+
+    def shutdown(self) -> None:
+        self._worker.shutdown()
+
+    def _fill(self) -> None:
+        while len(self.scheduler.in_flight) < self.config.lookahead_depth:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                return
+            self._worker.submit(plan)
+            self._provide_masks()
+
+    def _provide_masks(self) -> None:
+        """A plan's masks follow from all tokens before it, so they are due when it is the oldest in flight."""
+        due = self.scheduler.masks_due()
+        if due is not None:
+            self._worker.provide_masks(*due)
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidRequest, in one sentence, for a request that could never run."""
+        prompt, limit = request.prompt_token_ids, self.config.max_model_len
+        if not prompt:
+            raise InvalidRequest("the prompt is empty; give at least one token.", param="prompt")
+        wrong = next((t for t in prompt if not 0 <= t < self._vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequest(
+                f"token id {wrong} is outside the vocabulary (0 to {self._vocab_size - 1}).", param="prompt"
+            )
+        if len(prompt) >= limit:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens and the context holds {limit} including the output; shorten it.",
+                param="prompt",
+            )
+        needed = self.layout.pages_needed(request.max_total_tokens, self.config.max_num_batched_tokens)
+        if needed > self.layout.num_pages - 1:
+            raise InvalidRequest(
+                f"prompt and max_tokens together are {request.max_total_tokens} tokens, more than the KV cache can "
+                f"ever hold; lower max_tokens or give the cache more memory (kv_cache_memory).",
+                param="max_tokens",
+            )

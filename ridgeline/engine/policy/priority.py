@@ -1,0 +1,8 @@
+"""Smaller `priority` first, first come first served within one priority."""
+
+from ridgeline.core.request import Request
+
+
+class Priority:
+    def order(self, request: Request, arrival_index: int) -> tuple:
+        return (request.priority, arrival_index)

@@ -1,0 +1,399 @@
+"""Decides, step by step, which requests run how many tokens.
+
+A running request is *prefilling* while it has known tokens to feed (its prompt, what a prefix hit left of it,
+everything again after a preemption) and *decoding* when its next input is the token it just sampled. Decoding requests
+advance by one token per plan as one standing set of rows, whose object successive plans share until the set changes:
+a steady step costs a few vector operations. Counts are optimistic: the next plan is made before the last result is
+in, and `update` corrects.
+
+When a plan fails, nothing it promised is trusted: the plans in flight drain, the blocks they published are withdrawn,
+every running request is preempted and the next plan resets the worker. The requests of the failed plan are suspects
+and run alone, one per plan, until each has given a token or failed again, which ends that request only.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import ContractViolation
+from ridgeline.core.plan import Assign, Delta, Finish, Release, Rows, StepPlan, StepResult
+from ridgeline.core.request import Request, RequestStats, TokenEvent
+from ridgeline.engine.cache.manager import CacheManager
+from ridgeline.engine.draft import Draft, InFlight, standing_rows
+from ridgeline.engine.logprobs import prompt_entries, token_entry
+from ridgeline.engine.policy import POLICIES, Policy
+from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
+from ridgeline.engine.slots import SlotTable
+
+REASONS = {Finish.NONE: None, Finish.STOP: "stop", Finish.LENGTH: "length"}
+
+
+class Scheduler:
+    """The requests of one engine. `schedule` makes plans; `update` takes their results in the same order."""
+
+    def __init__(self, config: EngineConfig, layout: CacheLayout) -> None:
+        self.config = config
+        self.cache = CacheManager(layout, prefix_caching=config.enable_prefix_caching)
+        self.slots = SlotTable(config.max_num_seqs)
+        self.in_flight: deque[InFlight] = deque()
+        self.on_finish: Callable[[Request, RequestStats], None] = lambda request, stats: None
+        self._policy: Policy = POLICIES[config.scheduling_policy]()
+        self._by_id: dict[str, Sequence] = {}
+        self._waiting: list[tuple[tuple, Sequence]] = []  # heap; entries that no longer wait are skipped
+        self._prefilling: dict[Sequence, None] = {}
+        self._decoding: dict[Sequence, None] = {}  # may be planned before their last token is known
+        self._paced: dict[Sequence, None] = {}  # decoding with lookahead 0
+        self._standing: tuple[list[Sequence], Rows] | None = None  # rows of _decoding; None when the set changed
+        self._deltas: list[Delta] = []  # what the next plan tells the worker, in order
+        self._suspects: dict[Sequence, None] = {}
+        self._failed: list[InFlight] = []
+        self._reset = True  # the first plan too finds a worker in an unknown state
+        self._arrivals = 0
+        self._plan_id = 0  # newest submitted
+        self._retired = 0  # newest whose result is in
+
+    # ---- requests ---------------------------------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        return self.config.max_num_seqs - self.slots.num_free
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._by_id) - self.num_running
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._by_id or self.in_flight)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Ids must be unique among unfinished requests."""
+        if request.id in self._by_id:
+            raise ContractViolation(f"request id {request.id!r} is already in use.")
+        seq = Sequence(request, len(self.cache.specs))
+        self._arrivals += 1
+        seq.order = self._policy.order(request, self._arrivals)
+        self._by_id[request.id] = seq
+        heapq.heappush(self._waiting, (seq.order, seq))
+
+    def abort(self, request_id: str, at_token: int | None = None) -> bool:
+        """End a request now; tokens still in flight for it will be dropped. False if it is not (or no longer) here.
+
+        at_token: output tokens the caller keeps (it found a stop string there); later ones do not count.
+        """
+        seq = self._by_id.get(request_id)
+        if seq is None:
+            return False
+        if at_token is not None:
+            del seq.tokens[seq.num_prompt + at_token :]
+        self._finish(seq)
+        return True
+
+    # ---- making a plan ----------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """The next plan, or None when nothing can run before a result comes in."""
+        if self._failed and not self._recover():
+            return None
+        draft = Draft(self.config.max_num_batched_tokens)
+        if self._suspects:
+            self._run_a_suspect(draft)
+        else:
+            self._grow_decoding()
+            self._advance_decoding(draft)
+            self._advance_paced(draft)
+            if self._advance_prefilling(draft):
+                self._admit(draft)
+        if draft.empty:
+            return self._unblock()
+        return self._submit(draft)
+
+    def _grow_decoding(self) -> None:
+        """Give a block to every decoding request whose next token has none, preempting the last in order if need be."""
+        seqs, rows = self._standing_rows()
+        columns = self.slots
+        for i in np.flatnonzero(columns.kv_len[rows.slots_R] >= columns.capacity[rows.slots_R]):
+            if seqs[i] in self._decoding:
+                self._grow(seqs[i])
+
+    def _grow(self, seq: Sequence) -> bool:
+        """Room for one more token; False when the request itself had to give way."""
+        while not self._extend(seq, 1):
+            running = (*self._decoding, *self._paced, *self._prefilling)
+            victim = max(running, key=lambda s: s.order)
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _advance_decoding(self, draft: Draft) -> None:
+        seqs, rows = draft.standing = self._standing_rows()
+        slots_R, columns = rows.slots_R, self.slots
+        draft.budget -= len(seqs)
+        columns.kv_len[slots_R] += 1
+        for i in np.flatnonzero(columns.kv_len[slots_R] >= columns.last_kv_len[slots_R]):
+            del self._decoding[seqs[i]]  # its last token is on the way
+            self._standing = None
+
+    def _advance_paced(self, draft: Draft) -> None:
+        for seq in list(self._paced):
+            if seq.last_plan <= self._retired and seq in self._paced and self._grow(seq):
+                self.slots.kv_len[seq.slot] += 1
+                draft.add(seq, 1, 1, None)
+                seq.last_plan = self._plan_id + 1
+                if self.slots.kv_len[seq.slot] >= self.slots.last_kv_len[seq.slot]:
+                    del self._paced[seq]
+
+    def _advance_prefilling(self, draft: Draft) -> bool:
+        """Continue the prompts under way. False if one is held up: then nobody new is admitted past it."""
+        in_order = sorted(self._prefilling, key=lambda s: s.order)
+        return all(draft.budget > 0 and self._add_chunk(draft, seq) for seq in in_order)
+
+    def _admit(self, draft: Draft) -> None:
+        while draft.budget > 0 and self.slots.num_free and (seq := self._next_waiting()):
+            if seq.last_plan > self._retired or not self._start(seq, reserve_blocks=self.num_running):
+                break
+            if not self._add_chunk(draft, seq):
+                break
+
+    def _run_a_suspect(self, draft: Draft) -> None:
+        if self.in_flight:
+            return
+        seq = min(self._suspects, key=lambda s: s.order)
+        if seq.slot == NO_SLOT and not (self.slots.num_free and self._start(seq, reserve_blocks=0)):
+            self._preempt_all()
+            self._start(seq, reserve_blocks=0)
+        if not self._add_chunk(draft, seq):
+            self._preempt_all()
+
+    def _unblock(self) -> StepPlan | None:
+        """Nothing could be planned. If no result is due either, prompts hold each other's blocks: one gives way."""
+        if self.in_flight or not self._prefilling:
+            return None
+        self._preempt(max(self._prefilling, key=lambda s: s.order))
+        return self.schedule()
+
+    # ---- pieces of a plan -------------------------------------------------------------------------------------
+
+    def _next_waiting(self) -> Sequence | None:
+        while self._waiting and self._waiting[0][1].status is not Status.WAITING:
+            heapq.heappop(self._waiting)
+        return self._waiting[0][1] if self._waiting else None
+
+    def _start(self, seq: Sequence, *, reserve_blocks: int) -> bool:
+        """Move a waiting request into a slot, with its prefix hit. False if its known tokens would not fit."""
+        if not self.cache.admit(seq, reserve_blocks=reserve_blocks):
+            return False
+        self.slots.acquire(seq, seq.cached_tokens)
+        seq.status = Status.RUNNING
+        seq.admitted = seq.admitted or time.monotonic()
+        self._prefilling[seq] = None
+        self._deltas.append(self._full_form(seq))
+        return True
+
+    def _add_chunk(self, draft: Draft, seq: Sequence) -> bool:
+        """A row for as much of the request's known tokens as the budget allows; False when blocks are short."""
+        columns, slot = self.slots, seq.slot
+        start = int(columns.kv_len[slot])
+        end = min(len(seq.tokens), start + draft.budget)
+        if not self._extend(seq, end - start):
+            return False
+        columns.kv_len[slot] = end
+        complete = end == len(seq.tokens)
+        draft.add(seq, end - start, int(complete), np.array(seq.tokens[start:end], np.int32))
+        draft.published += self.cache.publish(seq, end)
+        if complete:
+            del self._prefilling[seq]
+            if end < columns.last_kv_len[slot]:
+                self._begin_decoding(seq)
+        return True
+
+    def _begin_decoding(self, seq: Sequence) -> None:
+        if seq.request.lookahead == 0:
+            self._paced[seq] = None
+            seq.last_plan = self._plan_id + 1
+        else:
+            self._decoding[seq] = None
+            self._standing = None
+
+    def _extend(self, seq: Sequence, num_tokens: int) -> bool:
+        kv_len = int(self.slots.kv_len[seq.slot])
+        self._deltas += self.cache.let_go(seq, kv_len, self._plan_id)
+        changes = self.cache.extend(seq, kv_len + num_tokens)
+        if changes is None:
+            return False
+        self._deltas += changes
+        self.slots.capacity[seq.slot] = len(seq.blocks[0]) * self.cache.block_size
+        return True
+
+    def _standing_rows(self) -> tuple[list[Sequence], Rows]:
+        if self._standing is None:
+            seqs = list(self._decoding)
+            self._standing = seqs, standing_rows(seqs)
+        return self._standing
+
+    def _submit(self, draft: Draft) -> StepPlan:
+        self._plan_id += 1
+        seqs, rows, spans = draft.assemble()
+        plan = StepPlan(
+            id=self._plan_id,
+            rows=rows,
+            kv_bound_R=self.slots.kv_len[rows.slots_R],
+            spans=spans,
+            deltas=tuple(self._deltas),
+            reset=self._reset,
+            expected=self._expected(seqs, rows) if self.config.debug_checks else None,
+        )
+        self._deltas.clear()
+        self._reset = False
+        self.in_flight.append(InFlight(plan, seqs, draft.published))
+        return plan
+
+    def _full_form(self, seq: Sequence) -> Assign:
+        request = seq.request
+        return Assign(
+            slot=seq.slot,
+            generation=seq.generation,
+            kv_len=int(self.slots.kv_len[seq.slot]),
+            last_token=-1,
+            blocks=tuple(tuple(blocks) for blocks in seq.blocks),
+            params=request.params,
+            seed=request.seed,
+            stop_ids=request.all_stop_ids,
+            max_total_tokens=request.max_total_tokens,
+            prompt=request.prompt_token_ids,
+            output=tuple(seq.output),
+        )
+
+    def _expected(self, seqs: list[Sequence], rows: Rows) -> dict[int, Assign]:
+        """Full forms as they must stand on the device after the plan's deltas and before its rows."""
+        return {
+            seq.slot: replace(self._full_form(seq), kv_len=int(self.slots.kv_len[seq.slot] - n), last_token=None)
+            for seq, n in zip(seqs, rows.num_tokens_R, strict=True)
+        }
+
+    # ---- taking a result --------------------------------------------------------------------------------------
+
+    def update(self, result: StepResult) -> list[TokenEvent]:
+        """Take the result of the oldest plan in flight."""
+        record = self.in_flight.popleft() if self.in_flight else None
+        if record is None or record.plan.id != result.plan_id:
+            raise ContractViolation(f"a result for plan {result.plan_id} came where another was due.")
+        if result.error is not None or result.dropped:
+            return self._note_failure(record, result)
+        self._retired = result.plan_id
+        return self._accept(record, result)
+
+    def _accept(self, record: InFlight, result: StepResult) -> list[TokenEvent]:
+        events: list[TokenEvent] = []
+        block_size, logprobs, prompts = self.cache.block_size, result.logprobs, result.prompt_logprobs
+        rows = zip(record.seqs, result.tokens_RK[:, 0].tolist(), result.finish_R.tolist(), strict=True)
+        for row, (seq, token, finish) in enumerate(rows):
+            if seq.status is Status.FINISHED or (token < 0 and row not in prompts):
+                continue
+            entry = token_entry(logprobs, row, seq.request.params.logprobs) if logprobs is not None else None
+            prompt = self._prompt_entries(record, result, row) if row in prompts else None
+            events.append(TokenEvent(seq.request.id, token, REASONS[finish], entry, prompt))
+            if token < 0:
+                continue
+            seq.tokens.append(token)
+            if len(seq.tokens) % block_size == 1 and seq.slot != NO_SLOT:
+                self.cache.publish(seq, len(seq.tokens) - 1)  # the new token's own keys are not written yet
+            if seq.first_token is None:
+                seq.first_token = time.monotonic()
+            if seq.request.token_mask is not None:
+                seq.request.token_mask.accept(token)
+            if self._suspects:
+                self._suspects.pop(seq, None)
+            if finish:
+                self._finish(seq)
+        return events
+
+    def _prompt_entries(self, record: InFlight, result: StepResult, row: int) -> list | None:
+        """Prompt logprobs not sent before (a preempted request computes its prompt again)."""
+        seq, plan = record.seqs[row], record.plan
+        start = int(plan.kv_bound_R[row] - plan.rows.num_tokens_R[row])
+        entries = prompt_entries(result.prompt_logprobs[row], seq.request.params.prompt_logprobs)
+        fresh = entries[max(0, seq.prompt_logprobs_sent - start) :]
+        seq.prompt_logprobs_sent += len(fresh)
+        return fresh or None
+
+    def masks_due(self) -> tuple[int, dict[int, np.ndarray]] | None:
+        """Masks for the oldest plan in flight if it waits for them: (plan id, row → bool [vocab_size])."""
+        record = self.in_flight[0] if self.in_flight else None
+        if record is None or record.masks_given:
+            return None
+        record.masks_given = True
+        return record.plan.id, {
+            row: seq.request.token_mask.allowed()
+            for row, seq in enumerate(record.seqs)
+            if seq.request.token_mask is not None
+            and record.plan.rows.num_logits_R[row]
+            and seq.status is not Status.FINISHED
+        }
+
+    # ---- leaving ----------------------------------------------------------------------------------------------
+
+    def _leave(self, seq: Sequence) -> None:
+        """Take a running request off its slot and blocks. Plans in flight may still name it."""
+        self._prefilling.pop(seq, None)
+        self._paced.pop(seq, None)
+        if seq in self._decoding:
+            del self._decoding[seq]
+            self._standing = None
+        seq.last_plan = self._plan_id
+        self.cache.release(seq, self._plan_id)
+        self._deltas.append(Release(seq.slot))
+        self.slots.release(seq)
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._leave(seq)
+        seq.status = Status.WAITING
+        seq.preemptions += 1
+        heapq.heappush(self._waiting, (seq.order, seq))
+
+    def _preempt_all(self) -> None:
+        for seq in [seq for seq in self._by_id.values() if seq.slot != NO_SLOT]:
+            self._preempt(seq)
+
+    def _finish(self, seq: Sequence) -> None:
+        if seq.slot != NO_SLOT:
+            self._leave(seq)
+        seq.status = Status.FINISHED
+        self._suspects.pop(seq, None)
+        del self._by_id[seq.request.id]
+        self.on_finish(seq.request, seq.stats())
+
+    # ---- failure ----------------------------------------------------------------------------------------------
+
+    def _note_failure(self, record: InFlight, result: StepResult) -> list[TokenEvent]:
+        self._failed.append(record)
+        if result.error is None:
+            return []  # only dropped: nobody here is to blame
+        alive = [seq for seq in record.seqs if seq.status is not Status.FINISHED]
+        if len(alive) == 1 and alive[0] in self._suspects:
+            self._finish(alive[0])
+            return [TokenEvent(alive[0].request.id, -1, "error", error=result.error)]
+        self._suspects.update(dict.fromkeys(alive))
+        return []
+
+    def _recover(self) -> bool:
+        """Once nothing is in flight, start over from what retired plans left. False while plans still drain."""
+        if self.in_flight:
+            return False
+        for record in self._failed:
+            self.cache.unpublish(record.published)
+        self._failed.clear()
+        self._preempt_all()
+        self._deltas.clear()
+        self._retired = self._plan_id
+        self._reset = True
+        return True

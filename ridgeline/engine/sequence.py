@@ -1,0 +1,91 @@
+"""A request while the engine works on it."""
+
+from __future__ import annotations
+
+import time
+from enum import Enum
+
+from ridgeline.core.plan import Feature, features_of
+from ridgeline.core.request import Request, RequestStats
+
+
+class Status(Enum):
+    WAITING = "waiting"  # not admitted yet, or preempted
+    RUNNING = "running"  # holds a slot
+    FINISHED = "finished"  # ended or aborted; later tokens are dropped
+
+
+NO_SLOT = -1
+
+
+class Sequence:
+    """Host state of one request. `tokens` holds what is known: the prompt and every accepted output token.
+
+    blocks: per cache group, block ids from position 0. hashes: of its full blocks, as far as computed. published:
+    leading blocks the prefix index has been told of. last_plan: newest plan that may name it, kept when it leaves a
+    slot: it may not be planned again before that plan has retired, since a late token may still arrive.
+    """
+
+    __slots__ = (
+        "admitted",
+        "arrival",
+        "blocks",
+        "cached_tokens",
+        "features",
+        "first_token",
+        "generation",
+        "hashes",
+        "last_plan",
+        "order",
+        "preemptions",
+        "prompt_logprobs_sent",
+        "published",
+        "request",
+        "slot",
+        "status",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, num_groups: int) -> None:
+        self.request = request
+        self.tokens = list(request.prompt_token_ids)
+        self.features: Feature = features_of(request.params, masked=request.token_mask is not None)
+        self.status = Status.WAITING
+        self.order: tuple = ()
+        self.slot = NO_SLOT
+        self.generation = 0
+        self.blocks: list[list[int]] = [[] for _ in range(num_groups)]
+        self.hashes: list[bytes] = []
+        self.published = 0
+        self.cached_tokens = 0
+        self.last_plan = 0
+        self.prompt_logprobs_sent = 0
+        self.arrival = request.arrival
+        self.admitted: float | None = None
+        self.first_token: float | None = None
+        self.preemptions = 0
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def bypasses_cache(self) -> bool:
+        """Prompt logprobs need every prompt position's logits, so nothing of the prompt may be skipped."""
+        return self.request.params.prompt_logprobs is not None
+
+    def stats(self) -> RequestStats:
+        return RequestStats(
+            arrival=self.arrival,
+            first_scheduled=self.admitted,
+            first_token=self.first_token,
+            finished=time.monotonic(),
+            prompt_tokens=self.num_prompt,
+            cached_tokens=min(self.cached_tokens, self.num_prompt),
+            output_tokens=len(self.tokens) - self.num_prompt,
+            preemptions=self.preemptions,
+        )

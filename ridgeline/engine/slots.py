@@ -1,0 +1,39 @@
+"""The engine's side of the slot table: who owns which slot, and optimistic counts as columns.
+
+Columns (numpy, indexed by slot) let one step advance every decoding request with a handful of vector operations;
+Python runs only for the requests to which something happens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ridgeline.engine.sequence import NO_SLOT, Sequence
+
+
+class SlotTable:
+    """kv_len: tokens in the cache once every submitted plan has run. capacity: tokens its blocks can hold.
+    last_kv_len: kv_len after which the request has sampled its last token."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._generation = [0] * num_slots
+        self.kv_len = np.zeros(num_slots, np.int32)
+        self.capacity = np.zeros(num_slots, np.int32)
+        self.last_kv_len = np.zeros(num_slots, np.int32)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def acquire(self, seq: Sequence, kv_len: int) -> None:
+        """Give `seq` a free slot under a new generation."""
+        slot = self._free.pop()
+        self._generation[slot] += 1
+        seq.slot, seq.generation = slot, self._generation[slot]
+        self.kv_len[slot] = self.capacity[slot] = kv_len
+        self.last_kv_len[slot] = seq.request.max_total_tokens - 1
+
+    def release(self, seq: Sequence) -> None:
+        self._free.append(seq.slot)
+        seq.slot = NO_SLOT

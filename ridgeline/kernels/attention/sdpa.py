@@ -1,0 +1,90 @@
+"""Paged attention in plain torch: gather the blocks, then torch's scaled_dot_product_attention.
+
+Rows with one query (decodes) are padded to a common length and run together, longer rows one by one. The heads that
+share a key head are stacked along the query axis, so grouped queries need no copies of keys. Reads nothing from the
+device: shapes come from host bounds, lengths enter through the mask. Moves every key twice more than needed (gather,
+transpose); it is the portable form, not the fast one.
+
+Legend as in op.py; B rows run together, K keys gathered, J heads per key head times queries.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ridgeline.kernels.attention.op import RaggedBatch
+
+WORKSPACE_BYTES = 1 << 28  # bound on gathered keys and values of one pass
+
+
+def paged_attention(
+    q_THD: Tensor,
+    k_cache_NGPD: Tensor,
+    v_cache_NGPD: Tensor,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """As `op.paged_attention_reference`. Cache memory must be finite where unwritten (it is zeroed at start)."""
+    caches = k_cache_NGPD, v_cache_NGPD
+    num_tokens_R = batch.num_tokens_R
+    starts_R = np.concatenate([[0], np.cumsum(num_tokens_R)])
+    out_THD = torch.empty_like(q_THD)
+    for rows in _decode_passes(batch, k_cache_NGPD, window):
+        tokens = starts_R[rows]
+        if len(rows) == len(q_THD):  # the whole step is one pass of decodes
+            return _attend(q_THD[:, None], caches, batch, slice(None), batch.kv_bound_R, scale, window)[:, 0]
+        index = torch.from_numpy(tokens).to(q_THD.device)
+        where = torch.from_numpy(rows).to(q_THD.device)
+        out_THD[index] = _attend(q_THD[index][:, None], caches, batch, where, batch.kv_bound_R[rows], scale, window)[
+            :, 0
+        ]
+    for row in np.flatnonzero(num_tokens_R > 1):
+        part = slice(int(starts_R[row]), int(starts_R[row + 1]))
+        one = slice(int(row), int(row) + 1)
+        out_THD[part] = _attend(q_THD[None, part], caches, batch, one, batch.kv_bound_R[one], scale, window)[0]
+    return out_THD
+
+
+def _decode_passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None) -> list[np.ndarray]:
+    """Rows with one query, split so that a pass's gathered keys and values stay within the workspace."""
+    rows = np.flatnonzero(batch.num_tokens_R == 1)
+    if not len(rows):
+        return []
+    _, kv_heads, block_size, head_dim = k_cache_NGPD.shape
+    longest = int(batch.kv_bound_R[rows].max())
+    row_bytes = 4 * (longest + block_size) * kv_heads * head_dim * k_cache_NGPD.element_size()
+    return np.array_split(rows, -(-len(rows) // max(1, WORKSPACE_BYTES // row_bytes)))
+
+
+def _attend(
+    q_BQHD: Tensor,
+    caches: tuple[Tensor, Tensor],
+    batch: RaggedBatch,
+    rows: slice | Tensor,
+    kv_bound_B: np.ndarray,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """Attention of B rows with Q queries each, keys padded to the longest."""
+    num_rows, num_queries, num_heads, head_dim = q_BQHD.shape
+    _, kv_heads, block_size, _ = caches[0].shape
+    first = 0 if window is None else max(0, int(kv_bound_B.min()) - num_queries - window + 1) // block_size
+    last = -(-int(kv_bound_B.max()) // block_size)
+    blocks_BC = batch.block_table_SC[:, first:last][batch.slots_R[rows]].long()
+    k_BGKD, v_BGKD = (cache[blocks_BC].transpose(1, 2).reshape(num_rows, kv_heads, -1, head_dim) for cache in caches)
+    position_BQ = batch.kv_len_R[rows, None] - num_queries + torch.arange(num_queries, device=q_BQHD.device)
+    key_K = torch.arange(first * block_size, last * block_size, device=q_BQHD.device)
+    visible_BQK = key_K <= position_BQ[..., None]
+    if window is not None:
+        visible_BQK &= key_K > position_BQ[..., None] - window
+    per_kv = num_heads // kv_heads
+    q_BGJD = q_BQHD.view(num_rows, num_queries, kv_heads, per_kv, head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    out_BGJD = scaled_dot_product_attention(
+        q_BGJD, k_BGKD, v_BGKD, attn_mask=visible_BQK[:, None].repeat(1, 1, per_kv, 1), scale=scale
+    )
+    return out_BGJD.unflatten(2, (per_kv, num_queries)).permute(0, 3, 1, 2, 4).reshape(q_BQHD.shape)

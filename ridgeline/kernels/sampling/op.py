@@ -1,0 +1,121 @@
+"""From logits to tokens: biases, masks, penalties, temperature, filters, one counter-based draw.
+
+Order: bias, mask, min_tokens, penalties; then greedy rows take the largest logit, the others divide by the
+temperature, filter by top-k, top-p, min-p (transformers' order) and draw by Gumbel-max. Everything a request asked
+for lies in tables indexed by slot, so the segment has the same shape whatever the batch wants.
+
+Legend: S slots, N rows that sample, V vocabulary, E stop ids, B biased ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.plan import Feature
+from ridgeline.core.request import MAX_LOGIT_BIAS, MAX_STOP_IDS
+from ridgeline.kernels.op import Implementation, Op
+from ridgeline.kernels.sampling.philox import gumbel
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingTables:
+    """One row per slot. Ids are -1 where unused. output_count and prompt_seen are kept for penalties only."""
+
+    temperature_S: Tensor
+    top_p_S: Tensor
+    min_p_S: Tensor
+    repetition_S: Tensor
+    presence_S: Tensor
+    frequency_S: Tensor
+    top_k_S: Tensor
+    seed_S: Tensor
+    min_len_S: Tensor
+    stop_ids_SE: Tensor
+    bias_ids_SB: Tensor
+    bias_SB: Tensor
+    output_count_SV: Tensor
+    prompt_seen_SV: Tensor
+
+    @staticmethod
+    def empty(num_slots: int, vocab_size: int, device: torch.device) -> SamplingTables:
+        """Tables in which every slot is greedy and unbiased."""
+        widths = {"E": MAX_STOP_IDS, "B": MAX_LOGIT_BIAS, "V": vocab_size}
+        integer = {"top_k_S": 0, "seed_S": 0, "min_len_S": 0, "stop_ids_SE": -1, "bias_ids_SB": -1}
+        tables = {}
+        for field in fields(SamplingTables):
+            _, _, axes = field.name.rpartition("_")
+            shape = (num_slots, *(widths[axis] for axis in axes[1:]))
+            dtype = torch.int64 if field.name in integer else torch.float32
+            tables[field.name] = torch.full(shape, integer.get(field.name, 0), dtype=dtype, device=device)
+        tables["output_count_SV"] = tables["output_count_SV"].to(torch.int32)
+        tables["prompt_seen_SV"] = tables["prompt_seen_SV"].to(torch.bool)
+        tables["repetition_S"].fill_(1)
+        tables["top_p_S"].fill_(1)
+        return SamplingTables(**tables)
+
+
+def sample_reference(
+    logits_NV: Tensor,
+    tables: SamplingTables,
+    slots_N: Tensor,
+    position_N: Tensor,
+    features: Feature,
+    mask_NV: Tensor | None = None,
+) -> Tensor:
+    """One token per row, int64 [N]. logits_NV float32, left as it is. position: index of the token to be drawn.
+
+    `features` is what the rows need at most; the reference ignores it and looks at every row's own numbers.
+    """
+    tokens = []
+    for n, slot in enumerate(slots_N.tolist()):
+        logits_V = logits_NV[n].double()
+        for token, bias in zip(tables.bias_ids_SB[slot].tolist(), tables.bias_SB[slot].tolist(), strict=True):
+            if token >= 0:
+                logits_V[token] += bias
+        if mask_NV is not None:
+            logits_V[~mask_NV[n]] = -torch.inf
+        if position_N[n] < tables.min_len_S[slot]:
+            logits_V[[t for t in tables.stop_ids_SE[slot].tolist() if t >= 0]] = -torch.inf
+        _penalize(logits_V, tables, slot)
+        temperature = float(tables.temperature_S[slot])
+        if temperature == 0:
+            tokens.append(int(logits_V.argmax()))
+            continue
+        logits_V = logits_V / temperature
+        kept_V = _filter(logits_V, int(tables.top_k_S[slot]), float(tables.top_p_S[slot]), float(tables.min_p_S[slot]))
+        noise_V = gumbel(tables.seed_S[slot : slot + 1], position_N[n : n + 1], len(logits_V))[0]
+        tokens.append(int((logits_V + noise_V).masked_fill(~kept_V, -torch.inf).argmax()))
+    return torch.tensor(tokens, dtype=torch.int64, device=logits_NV.device)
+
+
+def _penalize(logits_V: Tensor, tables: SamplingTables, slot: int) -> None:
+    """Repetition (CTRL, arXiv 1909.05858), then OpenAI's frequency and presence penalties."""
+    count_V = tables.output_count_SV[slot]
+    seen_V = (count_V > 0) | tables.prompt_seen_SV[slot]
+    repetition = float(tables.repetition_S[slot])
+    logits_V[seen_V] = torch.where(logits_V[seen_V] > 0, logits_V[seen_V] / repetition, logits_V[seen_V] * repetition)
+    logits_V -= float(tables.frequency_S[slot]) * count_V
+    logits_V -= float(tables.presence_S[slot]) * (count_V > 0)
+
+
+def _filter(logits_V: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """Which tokens stay: the top k; of those the fewest that reach top_p; of those at least min_p × the likeliest.
+
+    Ties go to the smaller token id. The likeliest token always stays.
+    """
+    order = logits_V.sort(descending=True, stable=True).indices
+    if top_k > 0:
+        order = order[:top_k]
+    probability = logits_V[order].softmax(0)
+    before = probability.cumsum(0) - probability
+    stays = (before < top_p) & (probability >= min_p * probability[0])
+    stays[0] = True
+    kept_V = torch.zeros_like(logits_V, dtype=torch.bool)
+    kept_V[order[stays]] = True
+    return kept_V
+
+
+SAMPLE = Op("sample", sample_reference, (Implementation("torch", "ridgeline.kernels.sampling.batched:sample"),))

@@ -1,0 +1,68 @@
+"""Progress bars on standard error, shown only if someone is looking."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+def _bar(
+    *columns: BarColumn | MofNCompleteColumn | TextColumn | TimeElapsedColumn | TimeRemainingColumn, shown: bool
+) -> Progress:
+    shown = shown and sys.stderr.isatty()
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown)
+
+
+class LoadingBar:
+    """`with LoadingBar() as bar: bar("loading weights", 0.4)`."""
+
+    def __init__(self) -> None:
+        self._bar = _bar(
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), shown=True
+        )
+        self._task = self._bar.add_task("loading", total=1.0)
+
+    def __enter__(self) -> LoadingBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._bar.stop()
+
+    def __call__(self, what: str, fraction: float) -> None:
+        self._bar.update(self._task, description=what, completed=fraction)
+
+
+class BatchBar:
+    """Completions done out of all, and output tokens per second so far."""
+
+    def __init__(self, num_completions: int, *, shown: bool) -> None:
+        self._bar = _bar(
+            TextColumn("generating"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            shown=shown,
+        )
+        self._task = self._bar.add_task("generating", total=num_completions, speed="")
+        self._tokens = 0
+        self._started = time.perf_counter()
+
+    def __enter__(self) -> BatchBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._bar.stop()
+
+    def advance(self, new_tokens: int, *, finished: bool) -> None:
+        self._tokens += new_tokens
+        if not self._bar.disable:
+            speed = self._tokens / max(1e-9, time.perf_counter() - self._started)
+            self._bar.update(self._task, advance=int(finished), speed=f"{speed:,.0f} tokens/s")

@@ -1,0 +1,62 @@
+"""What a caller gets back. Names and fields are vLLM's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ridgeline.core.request import RequestStats
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """logprob: natural logarithm. rank: 1 is the likeliest token. decoded_token: its text on its own."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+TokenIdLogprobs = dict[int, Logprob]
+
+
+@dataclass
+class CompletionOutput:
+    """One completion. finish_reason: None while running, then "stop", "length", "abort" or "error".
+
+    stop_reason: the stop string or stop token id that ended it; None for end-of-sequence or length.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenIdLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    metrics: RequestStats | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass
+class RequestOutput:
+    """A prompt and its completions, filled as tokens arrive. prompt_logprobs[0] is None: nothing precedes it."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenIdLogprobs | None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finished for output in self.outputs)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache by the first completion."""
+        metrics = self.outputs[0].metrics
+        return metrics.cached_tokens if metrics else 0

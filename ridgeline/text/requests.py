@@ -1,0 +1,73 @@
+"""From a prompt and sampling parameters to the requests the engine runs: one per completion."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.request import MAX_STOP_IDS, Request, SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestLimits:
+    """What the engine and the model impose on every request."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_ids: frozenset[int]
+
+
+def make_requests(
+    request_id: str,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    limits: RequestLimits,
+    *,
+    seed: int,
+    priority: int = 0,
+    cache_salt: str = "",
+) -> list[Request]:
+    """`params.n` requests with ids "<request_id>-<i>" and seeds of their own.
+
+    seed: used when params names none. Raises InvalidRequest where params do not fit this model.
+    """
+    _check_ids(params, limits)
+    room = limits.max_model_len - len(prompt_token_ids)
+    max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+    base_seed = seed if params.seed is None else params.seed
+    return [
+        Request(
+            id=f"{request_id}-{i}",
+            prompt_token_ids=tuple(prompt_token_ids),
+            params=params,
+            seed=base_seed if i == 0 else derive_seed(base_seed, i),
+            max_total_tokens=len(prompt_token_ids) + max_tokens,
+            stop_ids=frozenset(params.stop_token_ids or ()),
+            eos_ids=limits.eos_ids,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        for i in range(params.n)
+    ]
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """An independent 64-bit seed for the index-th of something seeded alike."""
+    return int.from_bytes(blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little")
+
+
+def _check_ids(params: SamplingParams, limits: RequestLimits) -> None:
+    named: tuple[tuple[str, Collection[int]], ...] = (
+        ("logit_bias", params.logit_bias or {}),
+        ("stop_token_ids", params.stop_token_ids or ()),
+    )
+    for param, ids in named:
+        wrong = next((i for i in ids if i >= limits.vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequest(
+                f"{param} names token id {wrong}, outside the vocabulary (0 to {limits.vocab_size - 1}).", param=param
+            )
+    if len(limits.eos_ids.union(params.stop_token_ids or ())) > MAX_STOP_IDS:
+        raise InvalidRequest(f"stop_token_ids and the model's own exceed {MAX_STOP_IDS} ids.", param="stop_token_ids")

@@ -1,0 +1,164 @@
+"""The worker of one device in this process: queues segments, copies results out, contains failures.
+
+On CUDA a launch is asynchronous by nature: calls run in the engine's thread, and a result is copied to pinned memory
+behind an event. On a CPU one thread plays the device, so plans overlap with scheduling and detokenization there too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
+from ridgeline.worker.runner import DeviceLogprobs, Forwarded, Runner, Sampled
+
+T = TypeVar("T")
+
+
+@dataclass
+class Ticket:
+    """A submitted plan on its way. `copied` resolves when its result can be read (or `error` / `dropped` is set)."""
+
+    plan: StepPlan
+    forwarded: Forwarded | None = None
+    outcome: HostCopy | None = None
+    error: str | None = None
+    dropped: bool = False
+    launched: Future | None = None
+    started: float = field(default_factory=time.perf_counter)
+
+
+class HostCopy:
+    """A step's outcome on its way to the host."""
+
+    def __init__(self, sampled: Sampled) -> None:
+        device = sampled.token_R.device
+        self._sampled = sampled
+        self._finished = time.perf_counter()
+        self._token_R = _start_copy(sampled.token_R)
+        self._finish_R = _start_copy(sampled.finish_R)
+        self._done = torch.cuda.Event() if device.type == "cuda" else None
+        if self._done is not None:
+            self._done.record()
+
+    def result(self, plan: StepPlan, started: float) -> StepResult:
+        """Wait for the copy; raises whatever the device reports."""
+        if self._done is not None:
+            self._done.synchronize()
+            self._finished = time.perf_counter()
+        sampled, rows = self._sampled, np.flatnonzero(plan.rows.num_logits_R)
+        prompts = sampled.forwarded.prompt_logprobs
+        return StepResult(
+            plan_id=plan.id,
+            tokens_RK=self._token_R.numpy()[:, None].astype(np.int32),
+            finish_R=self._finish_R.numpy(),
+            logprobs=_to_host(sampled.logprobs, rows, len(plan.rows)) if sampled.logprobs else None,
+            prompt_logprobs={row: _to_host(scores) for row, scores in prompts.items()},
+            elapsed=self._finished - started,
+        )
+
+
+class LocalWorker:
+    """A `core.plan.Worker`. A failed plan is answered with its error; later ones are dropped until one resets."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._pending: deque[Ticket] = deque()
+        self._waiting_for_masks: dict[int, Ticket] = {}
+        self._failed_plan: int | None = None
+        self._thread = ThreadPoolExecutor(1, "ridgeline-cpu") if runner.device.type == "cpu" else None
+
+    def submit(self, plan: StepPlan) -> None:
+        ticket = Ticket(plan)
+        self._pending.append(ticket)
+        masked = bool(plan.rows.features & Feature.MASK)
+        if masked:
+            self._waiting_for_masks[plan.id] = ticket
+        ticket.launched = self._run(lambda: self._start(ticket, then_sample=not masked))
+
+    def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+        ticket = self._waiting_for_masks.pop(plan_id)
+        ticket.launched = self._run(lambda: self._guard(ticket, lambda: self._sample(ticket, masks)))
+
+    def collect(self) -> StepResult:
+        ticket = self._pending.popleft()
+        assert ticket.launched is not None
+        ticket.launched.result()
+        result: StepResult | None = None
+        if ticket.outcome is not None and not ticket.dropped:
+            outcome = ticket.outcome
+            result = self._guard(ticket, lambda: outcome.result(ticket.plan, ticket.started))
+        if result is not None:
+            return result
+        return StepResult(plan_id=ticket.plan.id, error=ticket.error, dropped=ticket.dropped)
+
+    def shutdown(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+
+    def _start(self, ticket: Ticket, *, then_sample: bool) -> None:
+        if ticket.plan.reset:
+            self._failed_plan = None
+        self._guard(ticket, lambda: self._forward(ticket))
+        if then_sample:
+            self._guard(ticket, lambda: self._sample(ticket, {}))
+
+    def _forward(self, ticket: Ticket) -> None:
+        ticket.started = time.perf_counter()
+        ticket.forwarded = self._runner.forward(ticket.plan)
+
+    def _sample(self, ticket: Ticket, masks: Mapping[int, np.ndarray]) -> None:
+        assert ticket.forwarded is not None
+        ticket.outcome = HostCopy(self._runner.sample(ticket.forwarded, masks))
+        ticket.forwarded = None
+
+    def _guard(self, ticket: Ticket, action: Callable[[], T]) -> T | None:
+        """Run `action` unless this or an earlier plan failed. A failure is noted, not raised."""
+        if ticket.error is not None:
+            return None
+        if self._failed_plan is not None and ticket.plan.id > self._failed_plan:
+            ticket.dropped = True
+            return None
+        try:
+            return action()
+        except Exception as error:  # whatever it is, it must not end the engine
+            self._failed_plan = ticket.plan.id
+            ticket.error = f"{type(error).__name__}: {error}"
+            return None
+
+    def _run(self, action: Callable[[], None]) -> Future:
+        if self._thread is not None:
+            return self._thread.submit(action)
+        future: Future = Future()
+        action()
+        future.set_result(None)
+        return future
+
+
+def _start_copy(tensor: Tensor) -> Tensor:
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _to_host(logprobs: DeviceLogprobs, rows_N: np.ndarray | None = None, num_rows: int = 0) -> StepLogprobs:
+    """Copy to the host; with `rows_N`, spread the N scored rows over all rows of the plan."""
+
+    def copied(tensor: Tensor) -> np.ndarray:
+        array: np.ndarray = tensor.cpu().numpy()
+        if rows_N is None:
+            return array
+        spread = np.zeros((num_rows, *array.shape[1:]), array.dtype)
+        spread[rows_N] = array
+        return spread
+
+    parts = (logprobs.logprob_N, logprobs.rank_N, logprobs.top_ids_NL, logprobs.top_logprobs_NL)
+    return StepLogprobs(*(copied(part) for part in parts))

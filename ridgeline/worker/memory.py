@@ -1,0 +1,153 @@
+"""How much KV cache fits, and a report of it in plain words."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ridgeline.core.cache_spec import CacheGroup, CacheLayout
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.kernels.attention.sdpa import WORKSPACE_BYTES
+
+CPU_SHARE = 0.5  # of the free memory, at most: the machine is not ours alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryReport:
+    """Bytes by use, and what they hold."""
+
+    weights: int
+    activations: int
+    kv_cache: int
+    layout: CacheLayout
+    max_model_len: int
+    max_chunk: int
+
+    @property
+    def full_requests(self) -> int:
+        """Requests of max_model_len tokens that fit at once."""
+        return (self.layout.num_pages - 1) // self.layout.pages_needed(self.max_model_len, self.max_chunk)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that fit at once, if each is kept by every layer."""
+        pages_per_block = sum(1 / self.layout.blocks_per_page(g) for g in range(len(self.layout.groups)))
+        return int((self.layout.num_pages - 1) / pages_per_block) * self.layout.block_size
+
+    def __str__(self) -> str:
+        return (
+            f"weights {_size(self.weights)}, activations {_size(self.activations)}, KV cache {_size(self.kv_cache)}: "
+            f"{self.layout.num_pages - 1:,} blocks of {self.layout.block_size} tokens hold {self.tokens:,} tokens, "
+            f"{self.full_requests:,} requests at the full context of {self.max_model_len:,}"
+        )
+
+
+def activation_bytes(model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max_seqs: int) -> int:
+    """Most memory one step's intermediate tensors take: an estimate from shapes, on the safe side.
+
+    Per token the widest layer's input, residual, norm, fused projections and attention output; per sampling row three
+    float32 copies of the logits; the attention workspace.
+    """
+    widest = max(
+        4 * model.hidden_size
+        + max(2 * layer.mixer.q_size + 2 * layer.mixer.kv_size, 3 * layer.feed_forward.intermediate_size)
+        for layer in model.layers
+    )
+    sampling_tables = max_seqs * model.vocab_size * 5
+    return max_tokens * widest * dtype_bytes + max_seqs * model.vocab_size * 4 * 3 + sampling_tables + WORKSPACE_BYTES
+
+
+def free_memory(device: torch.device, config: LLMConfig) -> int:
+    """Bytes this engine may still take on `device`."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return free - int(total * (1 - config.gpu_memory_utilization))
+    return int(_host_memory() * CPU_SHARE)
+
+
+def plan_memory(
+    model: ModelSpec,
+    config: LLMConfig,
+    device: torch.device,
+    *,
+    dtype: str,
+    weights: int,
+    max_seqs: int,
+    max_chunk: int,
+) -> MemoryReport:
+    """Size the KV cache from the budget. Called after the weights are loaded.
+
+    An explicit `max_model_len` that does not fit is an InvalidConfig; without one the context shrinks to what fits.
+    On a CPU the cache is no larger than `max_seqs` requests at full context need.
+    """
+    groups, wanted_len = model.cache_groups, config.max_model_len or model.max_position_embeddings
+    dtype_bytes = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+    activations = activation_bytes(model, dtype_bytes=dtype_bytes, max_tokens=max_chunk, max_seqs=max_seqs)
+    budget = config.kv_cache_memory or free_memory(device, config) - activations
+
+    def layout(pages: int) -> CacheLayout:
+        return _layout(groups, config.block_size, dtype, pages)
+
+    page_bytes = layout(2).page_bytes
+    pages = max(0, budget) // page_bytes
+    enough = 1 + max_seqs * layout(2).pages_needed(wanted_len, max_chunk)
+    if device.type == "cpu" and config.kv_cache_memory is None:
+        pages = min(pages, enough)
+    fitting = _longest_fit(layout(2), pages - 1, wanted_len, max_chunk)
+    if fitting < (wanted_len if config.max_model_len else min(wanted_len, config.block_size)):
+        needed = (1 + layout(2).pages_needed(wanted_len, max_chunk)) * page_bytes
+        raise InvalidConfig(
+            f"the KV cache has {_size(max(0, budget))}, but one request of {wanted_len} tokens needs {_size(needed)}; "
+            "lower max_model_len, or raise kv_cache_memory or gpu_memory_utilization."
+        )
+    return MemoryReport(
+        weights=weights,
+        activations=activations,
+        kv_cache=pages * page_bytes,
+        layout=layout(pages),
+        max_model_len=fitting,
+        max_chunk=max_chunk,
+    )
+
+
+def _layout(groups: Sequence[CacheGroup], block_size: int, dtype: str, pages: int) -> CacheLayout:
+    return CacheLayout(groups=tuple(groups), block_size=block_size, dtype=dtype, num_pages=pages)
+
+
+def _longest_fit(layout: CacheLayout, pages: int, wanted: int, max_chunk: int) -> int:
+    """Largest context up to `wanted` that one request can fill with `pages` pages."""
+    low, high = 0, wanted
+    while low < high:
+        middle = (low + high + 1) // 2
+        if layout.pages_needed(middle, max_chunk) <= pages:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _host_memory() -> int:
+    """Free memory of this machine or of the container we run in, whichever is less."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+        free = min(free, int(text) - int(used.read_text()))
+    return free
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if num_bytes < 1000 or unit == "GB":
+            break
+        num_bytes /= 1000
+    return f"{num_bytes:.{0 if unit == 'B' else 2}f} {unit}"

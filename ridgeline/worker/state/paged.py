@@ -1,0 +1,60 @@
+"""Device memory and rules behind `CacheSpec`: paged keys and values.
+
+One buffer, seen by every layer as an ordinary paged cache [blocks, kv heads, block size, head dim] (the picture is in
+`core.cache_spec`). Legend: N blocks, G kv heads, P tokens per block, D head dim, T tokens of the step, H query heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.kernels import Ops
+from ridgeline.kernels.attention.op import RaggedBatch
+
+
+class PagedCache:
+    """The memory. Zeroed once, so that masked reads of unwritten places are finite."""
+
+    def __init__(self, layout: CacheLayout, dtype: torch.dtype, device: torch.device) -> None:
+        self.layout = layout
+        spec = layout.groups[0].spec
+        shape = (layout.units_per_page * layout.num_pages, 2, spec.num_kv_heads, layout.block_size, spec.head_dim)
+        self._units = torch.zeros(shape, dtype=dtype, device=device)
+
+    def views(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Layer → its keys and its values, each [N, G, P, D], indexed by the ids in its group's block table."""
+        views = {}
+        for group in self.layout.groups:
+            for index, layer in enumerate(group.layers):
+                units = self._units[index * self.layout.num_pages :]
+                views[layer] = units[:, 0], units[:, 1]
+        return views
+
+
+class PagedState:
+    """`MixerState` of one step: writes the step's keys and values, then attends to all that is cached."""
+
+    def __init__(self, cache: PagedCache, model: ModelSpec, ops: Ops) -> None:
+        self._views = cache.views()
+        self._mixers = [layer.mixer for layer in model.layers]
+        self._group_of = {layer: g for g, group in enumerate(cache.layout.groups) for layer in group.layers}
+        self._ops = ops
+        self._batches: Sequence[RaggedBatch] = ()
+        self._places: Sequence[Tensor] = ()
+
+    def begin(self, batches: Sequence[RaggedBatch], places: Sequence[Tensor]) -> None:
+        """The step to come: per cache group, the ragged batch and the place of each token (int64 [T])."""
+        self._batches, self._places = batches, places
+
+    def attend(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
+        mixer, group = self._mixers[layer], self._group_of[layer]
+        k_cache, v_cache = self._views[layer]
+        self._ops.write_kv(k_TGD, v_TGD, k_cache, v_cache, self._places[group])
+        return self._ops.paged_attention(
+            q_THD, k_cache, v_cache, self._batches[group], scale=mixer.scale, window=mixer.window
+        )
