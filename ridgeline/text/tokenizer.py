@@ -1,0 +1,207 @@
+"""Text to token ids and back, for one model folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from ridgeline.core.errors import InvalidRequest, ModelLoadError
+
+STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MAX_ID = 2**32 - 1  # the library's id type; it raises on anything beyond
+
+
+class Tokenizer:
+    """A model folder's tokenizer: `tokenizer.json`, plus the special tokens its config files name.
+
+    Equal to transformers' `AutoTokenizer` on the same folder. As there, whether a prompt begins with BOS is decided
+    by the post-processor in tokenizer.json alone; `add_bos_token` in tokenizer_config.json does not count beside it.
+    Not followed: `clean_up_tokenization_spaces`, which alters text after decoding and cannot be streamed.
+
+    backend: the `tokenizers` object. special_tokens: name → text ("bos_token" → "<s>"), what chat templates see.
+    special_ids: left out of text when special tokens are skipped. eos_ids: every id that ends a sequence.
+    uses_byte_fallback: tokens such as <0xE2> stand for single bytes.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], eos_ids: frozenset[int] = frozenset()
+    ) -> None:
+        # A tokenizer.json may carry the padding and truncation of its training run; a prompt wants neither.
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self.special_tokens = dict(special_tokens)
+        self.bos_id = self._named_id("bos_token")
+        own_eos = self._named_id("eos_token")
+        self.eos_ids = eos_ids if own_eos is None else eos_ids | {own_eos}
+        added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+        kinds = _decoder_kinds(backend)
+        self.uses_byte_fallback = "ByteFallback" in kinds
+        self._byte_alphabet = _byte_level_alphabet() if "ByteLevel" in kinds else None
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Raises ModelLoadError naming the file that is missing or damaged."""
+        folder = Path(folder)
+        backend = _load_backend(folder / "tokenizer.json")
+        config = read_json(folder / "tokenizer_config.json")
+        if "added_tokens_decoder" not in config:  # older folders keep the names in a file of their own
+            config |= read_json(folder / "special_tokens_map.json")
+        backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
+        try:
+            named = _named_special_tokens(config)
+            backend.add_tokens(_missing_tokens(backend, config, named))
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            message = f"the special tokens in {folder}/tokenizer_config.json cannot be read ({error})"
+            raise ModelLoadError(f"{message}; copy the file again from where the model came from.") from error
+        return cls(backend, {name: str(token) for name, token in named.items()}, _eos_ids(folder))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Raises InvalidRequest where it is not text that UTF-8 can hold (a lone surrogate)."""
+        if not isinstance(text, str):
+            raise InvalidRequest(f"the prompt must be a string, got {type(text).__name__}.", param="prompt")
+        try:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:
+            raise InvalidRequest(_why_not_encoded(text, error), param="prompt") from error
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; ids outside the vocabulary have none."""
+        known = [i for i in ids if 0 <= i <= MAX_ID]
+        return self.backend.decode(known, skip_special_tokens=skip_special_tokens)
+
+    def token_string(self, token_id: int) -> str:
+        """The token as the vocabulary spells it ("Ġthe", "▁the", "<0xE2>"); "" for an id it does not hold."""
+        if not 0 <= token_id <= MAX_ID:
+            return ""
+        return self.backend.id_to_token(token_id) or ""
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        return [self.token_string(i) for i in ids]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for in the middle of a text; half a character for some."""
+        token = self.token_string(token_id)
+        if self._byte_alphabet is not None:
+            # A character outside the alphabet means an added token, which is spelled as it reads.
+            known = all(char in self._byte_alphabet for char in token)
+            return bytes(self._byte_alphabet[char] for char in token) if known else token.encode()
+        if self.uses_byte_fallback and (byte := fallback_byte(token)) is not None:
+            return bytes([byte])
+        return token.replace("▁", " ").encode()
+
+    def _named_id(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self.backend.token_to_id(text)
+
+
+def fallback_byte(token: str) -> int | None:
+    """0xE2 for "<0xE2>", None for any other token."""
+    if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
+        return None
+    try:
+        return int(token[3:5], 16)
+    except ValueError:
+        return None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, {} where there is no file. Raises ModelLoadError where it holds something else."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read ({error}); copy it again from the model's source.") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} does not hold a JSON object; copy it again from the model's source.")
+    return value
+
+
+def _load_backend(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise ModelLoadError(
+            f"{path} is missing; copy it from the model's source, or write it with "
+            "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
+        )
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ModelLoadError(f"{path} cannot be read ({error}); copy it again from the model's source.") from error
+
+
+def _as_added_token(value: object) -> AddedToken | None:
+    """Config files spell a token as text, or as an object with its flags."""
+    if isinstance(value, str):
+        return AddedToken(value, special=True, normalized=False)
+    if isinstance(value, dict) and "content" in value:
+        flags = {k: v for k, v in value.items() if k in ("single_word", "lstrip", "rstrip", "normalized")}
+        return AddedToken(value["content"], special=True, **flags)
+    return None
+
+
+def _named_special_tokens(config: Mapping[str, Any]) -> dict[str, AddedToken]:
+    """The seven standard names, and any other `<something>_token` a model brings (an image token, say)."""
+    entries = {k: v for k, v in config.items() if k in STANDARD_NAMES or k.endswith("_token")}
+    if isinstance(extra := config.get("extra_special_tokens"), dict):
+        entries |= extra
+    tokens = {name: _as_added_token(value) for name, value in entries.items()}
+    return {name: token for name, token in tokens.items() if token is not None}
+
+
+def _missing_tokens(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, AddedToken]
+) -> list[AddedToken]:
+    """Tokens the config files know and tokenizer.json does not (or knows with other flags), by id."""
+    held = backend.get_added_tokens_decoder().values()
+    spelled = config.get("added_tokens_decoder", {})
+    listed = [AddedToken(**spelled[i]) for i in sorted(spelled, key=int)]
+    missing = [token for token in listed if token not in held]
+    texts = {str(token) for token in (*held, *missing)}
+    extra = config.get("extra_special_tokens", config.get("additional_special_tokens"))
+    unnamed = [_as_added_token(value) for value in extra] if isinstance(extra, list) else []
+    for token in (*named.values(), *unnamed):
+        if token is not None and str(token) not in texts:
+            missing.append(token)
+            texts.add(str(token))
+    return missing
+
+
+def _eos_ids(folder: Path) -> frozenset[int]:
+    """generation_config.json knows best (chat models end with several ids), config.json is the older place."""
+    for file in ("generation_config.json", "config.json"):
+        ids = read_json(folder / file).get("eos_token_id")
+        if ids is not None:
+            ids = ids if isinstance(ids, list) else [ids]
+            return frozenset(i for i in ids if isinstance(i, int) and i >= 0)
+    return frozenset()
+
+
+def _decoder_kinds(backend: tokenizers.Tokenizer) -> set[str]:
+    """Names of the steps the tokenizer's decoder is made of."""
+    if backend.decoder is None:
+        return set()
+    spec = json.loads(backend.decoder.__getstate__())
+    return {step["type"] for step in spec.get("decoders", [spec])}
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Byte-level BPE spells each byte as one visible character: itself where it is printable, else from 256 upwards."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+
+
+def _why_not_encoded(text: str, error: Exception) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as invalid:
+        return f"the prompt is not valid text: character {invalid.start} is a lone surrogate ({text[invalid.start]!r})."
+    return f"the tokenizer cannot encode the prompt: {error}."
