@@ -138,9 +138,7 @@ def test_stops_in_streams_of_tokens(tokenizer: Tokenizer, data: st.DataObject, k
     assert (detokenizer.stopped, shown) == (stop, text[: at + len(stop) if keep else at])
     assert detokenizer.at_token is not None
     assert detokenizer.num_tokens == detokenizer.at_token <= len(output)
-    if (
-        "\ufffd" not in stop and not tokenizer.uses_byte_fallback
-    ):  # else a run of bytes was held back
+    if "\ufffd" not in stop and not tokenizer.uses_byte_fallback:  # else a run of bytes was held back
         assert stop not in tokenizer.decode(output[: detokenizer.at_token - 1])
 
 

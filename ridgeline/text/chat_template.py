@@ -1,0 +1,168 @@
+"""Conversations to prompts, by the template that a model brings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+
+from ridgeline.core.errors import InvalidRequest, ModelLoadError
+from ridgeline.text.sandbox import TemplateSandbox
+from ridgeline.text.tokenizer import read_json
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """Renders messages the way transformers' `apply_chat_template` does, in a bounded sandbox.
+
+    source: the template; or several by name, of which "tool_use" serves requests with tools and "default" all others;
+    or None for a model without one. special_tokens: what the template sees as bos_token, eos_token, ….
+    """
+
+    def __init__(self, source: str | Mapping[str, str] | None, special_tokens: Mapping[str, str]) -> None:
+        self._templates = {"default": source} if isinstance(source, str) else dict(source or {})
+        self._special_tokens = dict(special_tokens)
+        self._sandbox = TemplateSandbox()
+        self._takes_parts: dict[str, bool] = {}
+
+    @classmethod
+    def from_folder(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+        """Looks for chat_template.jinja (and additional_chat_templates/), tokenizer_config.json, chat_template.json."""
+        folder = Path(folder)
+        return cls(
+            _template_files(folder)
+            or _templates_in(folder / "tokenizer_config.json")
+            or _templates_in(folder / "chat_template.json"),
+            special_tokens,
+        )
+
+    @property
+    def available(self) -> bool:
+        return bool(self._templates)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt, special tokens included: encode it with add_special_tokens=False.
+
+        Other keywords reach the template as they are (`enable_thinking=False`). Raises InvalidRequest where messages
+        or tools are not what they should be, and where the template refuses them, with the template's words.
+        """
+        source = self._choose(tools)
+        check_messages(messages)
+        _check_tools(tools)
+        variables = {
+            "documents": None,
+            **self._special_tokens,
+            **kwargs,
+            "messages": self._with_plain_content(source, messages),
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._sandbox.render(source, variables)
+        except TemplateSyntaxError as error:
+            raise InvalidRequest(
+                f"the model's chat template is broken: {error.message} (line {error.lineno})."
+            ) from error
+        except TemplateError as error:
+            words = str(error).rstrip(".")
+            raise InvalidRequest(f"the model's chat template says: {words}.", param="messages") from error
+        except Exception as error:  # a template is a program, and can fail like one
+            message = f"the model's chat template failed on these messages ({type(error).__name__}: {error})."
+            raise InvalidRequest(message, param="messages") from error
+
+    def _choose(self, tools: object) -> str:
+        if tools is not None and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        if "default" in self._templates:
+            return self._templates["default"]
+        if self._templates:
+            names = ", ".join(sorted(self._templates))
+            raise InvalidRequest(f"the model's chat templates ({names}) include none named default; name one so.")
+        raise InvalidRequest(
+            "the model has no chat template; send a plain prompt instead, or put a chat_template.jinja into its folder."
+        )
+
+    def _with_plain_content(self, source: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Templates written for text alone expect one string; those that look into parts get the parts."""
+        if source not in self._takes_parts:
+            self._takes_parts[source] = _looks_into_parts(self._sandbox, source)
+        plain = [dict(message) for message in messages]
+        for message in plain:
+            if isinstance(message.get("content"), list) and not self._takes_parts[source]:
+                message["content"] = "\n".join(part["text"] for part in message["content"])
+        return plain
+
+
+def check_messages(messages: object) -> None:
+    """Raises InvalidRequest unless `messages` is a list of {role, content}, contents text or a list of text parts."""
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise InvalidRequest("messages must be a list with at least one message.", param="messages")
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, Mapping):
+            raise InvalidRequest(f"{where} must be an object with role and content, got {message!r}.", param="messages")
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise InvalidRequest(f"{where}.role must be a non-empty string, got {role!r}.", param="messages")
+        _check_content(f"{where}.content", message)
+
+
+def _check_content(where: str, message: Message) -> None:
+    content = message.get("content")
+    if isinstance(content, str) or (content is None and message.get("tool_calls")):
+        return
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where} must be a string or a list of text parts, got {content!r}.", param="messages")
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            wanted = "{'type': 'text', 'text': '…'}"
+            raise InvalidRequest(f"{where} may hold only parts like {wanted}, got {part!r}.", param="messages")
+
+
+def _check_tools(tools: object) -> None:
+    if tools is not None and not (isinstance(tools, (list, tuple)) and all(isinstance(t, Mapping) for t in tools)):
+        raise InvalidRequest("tools must be a list of JSON objects, one for each function.", param="tools")
+
+
+def _looks_into_parts(sandbox: TemplateSandbox, source: str) -> bool:
+    """Whether the template reads `.text` or `["text"]` of anything."""
+    try:
+        tree = sandbox.parse(source)
+    except TemplateError:
+        return False
+    by_name = any(node.attr == "text" for node in tree.find_all(nodes.Getattr))
+    keys = [node.arg for node in tree.find_all(nodes.Getitem)]
+    return by_name or any(isinstance(key, nodes.Const) and key.value == "text" for key in keys)
+
+
+def _template_files(folder: Path) -> dict[str, str]:
+    main = folder / "chat_template.jinja"
+    paths = {"default": main} if main.is_file() else {}
+    paths |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    try:
+        return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"a chat template in {folder} cannot be read ({error}); copy it again.") from error
+
+
+def _templates_in(path: Path) -> dict[str, str]:
+    """The `chat_template` entry of a JSON file: a string, a list of {name, template}, or an object by name."""
+    entry = read_json(path).get("chat_template")
+    if isinstance(entry, str):
+        return {"default": entry}
+    if isinstance(entry, list) and all(isinstance(item, dict) for item in entry):
+        entry = {item.get("name"): item.get("template") for item in entry}
+    if isinstance(entry, dict) and all(isinstance(part, str) for pair in entry.items() for part in pair):
+        return entry
+    if entry is None:
+        return {}
+    raise ModelLoadError(f"chat_template in {path} must be a string or a list of named strings; copy the file again.")

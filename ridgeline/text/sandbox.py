@@ -1,0 +1,170 @@
+"""A Jinja2 environment for templates that came with a model: no way out, and bounds on time and size."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+MAX_SIZE = 8 * 2**20  # characters of a text, items of a list, bits of a number
+MAX_SECONDS = 5.0  # a usual conversation takes a millisecond
+WIDTH_TAKERS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "batch", "slice"})
+
+
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """What transformers offers to chat templates, with bounds.
+
+    Bounded: the time of one rendering (looked at in every loop iteration, call and filter); the size of what
+    `+`, `*`, `**`, `~`, a block of output or one of WIDTH_TAKERS is about to make, and of what any other call or
+    filter has made; and `range` (100 000, Jinja's own bound). Not bounded: one step inside the interpreter (a width in
+    a format string, `replace`), and the sum of all values alive at once.
+    """
+
+    intercepted_binops = frozenset({"+", "*", "**"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[GenerationTag, loopcontrols]
+        )
+        self._clock = threading.local()  # one rendering at a time per thread
+        self._compiled = functools.lru_cache(maxsize=16)(self.from_string)
+        self.filters = {n: self._bounded(n, function) for n, function in (self.filters | {"tojson": to_json}).items()}
+        self.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+
+    def render(self, source: str, variables: dict[str, Any]) -> str:
+        """Raises whatever the template raises, TemplateError where it breaks a bound."""
+        self._clock.deadline = time.monotonic() + MAX_SECONDS
+        return self._compiled(source).render(variables)
+
+    def tick(self) -> bool:
+        """Called in every loop iteration."""
+        if time.monotonic() > getattr(self._clock, "deadline", float("inf")):
+            raise TemplateError(f"it ran for more than {MAX_SECONDS:g} seconds")
+        return True
+
+    def concat(self, pieces: Iterable[str]) -> str:
+        """Joins the output of the template, a macro or a block."""
+        total, kept = 0, []
+        for piece in pieces:
+            total += len(piece)
+            check_size(total)
+            kept.append(piece)
+        return "".join(kept)
+
+    def join_text(self, values: Iterable[object]) -> str:
+        """The `~` operator."""
+        return self.concat(map(str, values))
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Every call in a template comes through here."""
+        __self.tick()
+        check_widths(getattr(__obj, "__name__", ""), args, kwargs)
+        return checked(super().call(__context, __obj, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """The operators named in `intercepted_binops` come through here."""
+        check_size(_largest_result(operator, left, right))
+        return super().call_binop(context, operator, left, right)
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        return super()._generate(Instrument().visit(source), *args, **kwargs)
+
+    def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            self.tick()
+            check_widths(name, args, kwargs)
+            return checked(function(*args, **kwargs))
+
+        return bounded
+
+
+class Instrument(NodeTransformer):
+    """Adds a tick to every loop, and sends `~` through a call."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        self.generic_visit(node)
+        tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)
+        if node.test is not None:  # `for x in y if test` may never reach its body
+            node.test = nodes.And(tick, node.test)
+        else:
+            node.body.insert(0, nodes.ExprStmt(tick))
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
+        self.generic_visit(node)
+        return nodes.Call(nodes.EnvironmentAttribute("join_text"), [nodes.List(node.nodes)], [], None, None)
+
+
+class GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's words for training; for inference it is its content."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja reads it as a plain set)
+
+    def parse(self, parser: Parser) -> nodes.Scope:
+        scope = nodes.Scope(lineno=next(parser.stream).lineno)
+        scope.body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return scope
+
+
+def raise_exception(message: str) -> None:
+    """How templates refuse a conversation."""
+    raise TemplateError(message)
+
+
+def strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own `tojson` escapes HTML, which would reach the model."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def check_size(size: int) -> None:
+    if size > MAX_SIZE:
+        raise TemplateError(f"it made a value larger than {MAX_SIZE} characters")
+
+
+def check_widths(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuses a width before it turns into text."""
+    if name in WIDTH_TAKERS:
+        check_size(max((abs(value) for value in (*args, *kwargs.values()) if isinstance(value, int)), default=0))
+
+
+def checked(result: Any) -> Any:
+    check_size(_size(result))
+    return result
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, int):
+        return value.bit_length()
+    return len(value) if isinstance(value, (str, bytes, list, tuple, dict)) else 0
+
+
+def _largest_result(operator: str, left: Any, right: Any) -> int:
+    """An upper bound, known before the work is done."""
+    if operator == "**":
+        return _size(left) * abs(right) if isinstance(left, int) and isinstance(right, int) else 0
+    if operator == "*" and isinstance(left, int) != isinstance(right, int):
+        count, sequence = (left, right) if isinstance(left, int) else (right, left)
+        return _size(sequence) * max(count, 0)
+    return _size(left) + _size(right)
