@@ -1,0 +1,95 @@
+"""`ridgeline train`: training from the command line."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from ridgeline.core.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    import torch
+
+app = typer.Typer(help="Train models.", no_args_is_help=True)
+
+
+@app.callback()
+def train() -> None:
+    """Train models."""
+
+
+@app.command()
+def pretrain(
+    out: Annotated[Path, typer.Option(help="Folder for the finished models, their logs and report.json.")],
+    work: Annotated[
+        Path | None, typer.Option(help="Folder for tokens and checkpoints; a run goes on from what lies there.")
+    ] = None,
+    time_budget: Annotated[float | None, typer.Option(help="Seconds for the whole run.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps per model, instead of a time budget.", min=1)] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 131_072,
+    compile: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="torch.compile; default: on a GPU.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides order, sample and initial weights.")] = 0,
+    max_train_mb: Annotated[float | None, typer.Option(help="Train on about this much text (a trial run).")] = None,
+    max_held_out_mb: Annotated[float | None, typer.Option(help="Evaluate about this much per held-out set.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Recorded in the card; default: what git says.")] = None,
+) -> None:
+    """Train the embedded model and its draft from the Python source on this machine."""
+    if (time_budget is None) == (steps is None):
+        raise InvalidConfig("give either --time-budget or --steps.")
+    embedded = _recipe()
+    where = _device(device)
+    config = embedded.RecipeConfig(
+        out=out,
+        work=work or out / "work",
+        device=where,
+        time_budget=time_budget,
+        steps=steps,
+        batch_tokens=batch_tokens,
+        compile=where.type == "cuda" if compile is None else compile,
+        seed=seed,
+        max_train_bytes=_bytes(max_train_mb),
+        max_held_out_bytes=_bytes(max_held_out_mb),
+        command="ridgeline train pretrain" + (f" --steps {steps}" if steps else f" --time-budget {time_budget:g}"),
+        commit=commit,
+    )
+    embedded.run(config, Console())
+
+
+def _recipe() -> ModuleType:
+    """The recipe's module, imported when it is needed: torch takes seconds, and matplotlib is an extra.
+
+    Raises InvalidConfig where that extra is not installed.
+    """
+    try:
+        return importlib.import_module("ridgeline.training.embedded")
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise InvalidConfig("training needs matplotlib for its loss curve: pip install 'ridgeline[train]'.") from error
+
+
+def _bytes(megabytes: float | None) -> int | None:
+    return None if megabytes is None else int(megabytes * 1e6)
+
+
+def _device(name: str) -> torch.device:
+    """Raises InvalidConfig for a device that is not there."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidConfig(f"unknown device {name!r}; use auto, cpu, cuda or cuda:1.") from error
+    if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
+        raise InvalidConfig(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} GPUs.")
+    return device

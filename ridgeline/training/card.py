@@ -1,0 +1,140 @@
+"""The model card: what the model is, what it learnt from, how well it does, all from one report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+PLOT = "loss.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What one package gave. split: "train" or the name of a held-out set. Sizes in bytes of text."""
+
+    name: str
+    version: str
+    licence: str
+    split: str
+    files: int
+    num_bytes: int
+
+
+def plot_loss(log: Path, target: Path, title: str) -> None:
+    """Training loss against tokens, from a training log, as a PNG."""
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    figure, axes = plt.subplots(figsize=(7, 3.6), dpi=120)
+    axes.plot([row["tokens"] / 1e6 for row in rows], [row["loss"] for row in rows], linewidth=0.8)
+    axes.set(xlabel="tokens (millions)", ylabel="training loss (nats per token)", title=title)
+    axes.grid(alpha=0.3)
+    if rows:
+        last = rows[-1]["loss"]
+        axes.set_ylim(0.9 * min(row["loss"] for row in rows), min(max(row["loss"] for row in rows), 2.2 * last))
+    figure.tight_layout()
+    figure.savefig(target)
+    plt.close(figure)
+
+
+def model_card(report: Mapping[str, Any], sources: list[Source]) -> str:
+    """Markdown with Hugging Face's front matter. report: what `embedded.run` returns for one model."""
+    return "\n\n".join(
+        (_FRONT_MATTER, _introduction(report), _scores(report), _training(report), _data(report, sources), _LIMITS)
+    )
+
+
+_FRONT_MATTER = """\
+---
+license: apache-2.0
+language:
+- code
+library_name: ridgeline
+pipeline_tag: text-generation
+tags:
+- llama
+- python
+---"""
+
+_LIMITS = """\
+## What it is not
+
+A very small model of one programming language. It continues Python plausibly for a few lines; it follows no
+instructions, knows no facts and its code should not be run unread. It can repeat fragments of its training text."""
+
+
+def _introduction(report: Mapping[str, Any]) -> str:
+    config = report["config"]
+    return (
+        f"# {report['name']}\n\n{report['purpose']}\n\n"
+        f"{report['parameters']:,} parameters, Llama architecture, bfloat16: {config['num_hidden_layers']} layers of "
+        f"width {config['hidden_size']} (feed-forward {config['intermediate_size']}), "
+        f"{config['num_attention_heads']} query and {config['num_key_value_heads']} key/value heads of "
+        f"{config['head_dim']}, tied embeddings, context {config['max_position_embeddings']} tokens. "
+        f"Byte-level BPE with {config['vocab_size']} tokens; `<|endoftext|>` begins every text and ends it."
+    )
+
+
+def _scores(report: Mapping[str, Any]) -> str:
+    lines = [
+        "## How well it predicts code it has not seen",
+        "Bits per byte (lower is better) of whole packages that were held out, by the bfloat16 weights of this folder.",
+        "| held out | bytes | tokens | this model | `xz -9e` |\n|---|--:|--:|--:|--:|",
+    ]
+    for name, score in report["held_out"].items():
+        lines[-1] += (
+            f"\n| {name}: {', '.join(score['names'])} | {score['bytes']:,} | {score['tokens']:,} "
+            f"| **{score['bits_per_byte']:.3f}** | {score['xz_bits_per_byte']:.3f} |"
+        )
+    method = report["evaluation"]
+    lines.append(
+        f"Every byte of every file is scored, each file on its own behind `<|endoftext|>`, in windows of "
+        f"{method['window']} tokens that advance by {method['stride']}; the bits of all tokens are divided by the "
+        "UTF-8 bytes of the text. `xz -9e` compresses the same files as one stream."
+    )
+    return "\n\n".join(lines)
+
+
+def _training(report: Mapping[str, Any]) -> str:
+    run = report["training"]
+    mfu = (
+        ""
+        if run["mfu"] is None
+        else (
+            f", {run['mfu']:.1%} model FLOPs utilization of {run['peak_flops'] / 1e12:,.0f} TFLOP/s (the datasheet's "
+            "dense bfloat16 peak; only the causal half of attention counted)"
+        )
+    )
+    precision = "bfloat16 autocast over float32 weights" if run["bf16"] else "float32"
+    return (
+        f"## Training\n\n![training loss]({PLOT})\n\n"
+        f"AdamW (betas {run['betas'][0]}, {run['betas'][1]}, weight decay {run['weight_decay']}, gradients clipped at "
+        f"{run['clip']}), peak learning rate {run['lr']} with a cosine to 0, {run['batch_tokens']:,} tokens per step "
+        f"in sequences of {run['seq_len']}: {run['steps']:,} steps, {run['tokens'] / 1e6:,.0f} M tokens "
+        f"({run['epochs']:.1f} passes over {run['unique_tokens'] / 1e6:,.1f} M), final loss {run['loss']:.3f} nats per "
+        f"token. {precision.capitalize()}, on one {run['device']} (torch {run['torch']}): "
+        f"{run['seconds']:,.0f} s at {run['tokens_per_s'] / 1e6:.2f} M tokens/s{mfu}.\n\n"
+        f"Made by `{run['command']}` at commit {run['commit']}, seed {run['seed']}."
+    )
+
+
+def _data(report: Mapping[str, Any], sources: list[Source]) -> str:
+    total = sum(s.num_bytes for s in sources if s.split == "train")
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(report["dropped_files"].items()))
+    rows = "\n".join(
+        f"| {s.name} | {s.version} | {s.licence} | {s.split} | {s.files:,} | {s.num_bytes:,} |" for s in sources
+    )
+    return (
+        f"## Data\n\n{total:,} bytes of Python source of the packages below, whose metadata names a permissive licence "
+        "(MIT, BSD, Apache-2.0 or PSF, alone or beside others as permissive). Tests, vendored copies, generated files, "
+        "tables and files with another licence in their header were left out; so was every file that is equal or "
+        "similar to an earlier one (more than half of its runs of four lines), or that shares more than a tenth of "
+        f"them with a held-out file. Files dropped: {dropped}.\n\n"
+        f"| package | version | licence | part | files | bytes |\n|---|---|---|---|--:|--:|\n{rows}"
+    )

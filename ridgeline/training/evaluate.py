@@ -1,0 +1,102 @@
+"""Bits per byte of text a model has not seen, counted so that models with other tokenizers and compressors compare.
+
+Every document is read from its start behind the separator, in windows that overlap: a token is scored once, in the
+first window that reaches it, with at least `window - stride` tokens before it wherever the document has them. The sum
+of -log2 p over all tokens is divided by the bytes of the text. The end of a document is not scored.
+
+Legend: B windows, L tokens of the longest, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional as F
+
+from ridgeline.layers.attention import DenseCausal
+from ridgeline.layers.decoder import Decoder
+from ridgeline.training.tokenizer import SEPARATOR_ID, encode_documents
+
+
+@dataclass(frozen=True)
+class Score:
+    """Information in `num_bytes` bytes of text, written as `num_tokens` tokens."""
+
+    bits: float
+    num_bytes: int
+    num_tokens: int
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.bits / self.num_bytes
+
+
+@dataclass(frozen=True)
+class Window:
+    """inputs and targets (the tokens one later); targets before `first` were scored by an earlier window."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    first: int
+
+
+def bits_per_byte(
+    decoder: Decoder, tokenizer: Tokenizer, texts: Sequence[str], *, window: int, stride: int, batch_size: int = 16
+) -> Score:
+    """Score `texts` with the decoder in its own dtype (log-probabilities in float32, their sum in float64).
+
+    Raises ValueError if the tokenizer does not give a text back exactly: bits of other bytes would be counted.
+    """
+    documents = []
+    for text, ids in zip(texts, encode_documents(tokenizer, texts), strict=True):
+        if tokenizer.decode(ids.tolist(), skip_special_tokens=False) != text:
+            raise ValueError("the tokenizer does not reproduce a text; its bits per byte would mean nothing.")
+        documents.append(ids)
+    pending = sorted((w for ids in documents for w in windows(ids, window, stride)), key=lambda w: len(w.inputs))
+    device = next(decoder.parameters()).device
+    nats = sum(_nats(decoder, pending[i : i + batch_size], device) for i in range(0, len(pending), batch_size))
+    num_bytes = sum(len(text.encode()) for text in texts)
+    return Score(nats / float(np.log(2)), num_bytes, sum(map(len, documents)))
+
+
+def windows(ids: np.ndarray, window: int, stride: int) -> Iterator[Window]:
+    """Cut one document; together the windows score each of `ids` exactly once."""
+    tokens = np.concatenate(([SEPARATOR_ID], ids)).astype(np.int64)
+    scored = 0
+    while scored < len(ids):
+        end = min(len(ids), scored + stride if scored else window)
+        start = max(0, end - window)
+        yield Window(tokens[start:end], tokens[start + 1 : end + 1], scored - start)
+        scored = end
+
+
+@torch.inference_mode()
+def _nats(decoder: Decoder, batch: Sequence[Window], device: torch.device) -> float:
+    """Sum over what the windows score. Padding comes after a window's tokens, which causality hides from them."""
+    length = max(len(w.inputs) for w in batch)
+    inputs_BL = torch.zeros(len(batch), length, dtype=torch.int64)
+    targets_BL = torch.full((len(batch), length), -100, dtype=torch.int64)
+    for row, w in enumerate(batch):
+        inputs_BL[row, : len(w.inputs)] = torch.from_numpy(w.inputs)
+        targets_BL[row, w.first : len(w.targets)] = torch.from_numpy(w.targets[w.first :])
+    positions_N = torch.arange(length, device=device).repeat(len(batch))
+    hidden_NM = decoder(inputs_BL.flatten().to(device), positions_N, DenseCausal(decoder.spec, len(batch)))
+    targets_N = targets_BL.flatten().to(device)
+    return float(_cross_entropy(decoder.logits(hidden_NM), targets_N))
+
+
+def _cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    losses_N = F.cross_entropy(logits_NV.float(), targets_N, ignore_index=-100, reduction="none")
+    return losses_N.double().sum()
+
+
+def xz_bits_per_byte(texts: Iterable[str]) -> float:
+    """The same bytes as one stream through `xz -9e`: what a general compressor makes of them, all files together."""
+    content = "".join(texts).encode()
+    return 8 * len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)) / len(content)

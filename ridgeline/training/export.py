@@ -1,0 +1,39 @@
+"""A trained decoder as a Hugging Face model folder, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from ridgeline.layers.decoder import Decoder
+from ridgeline.models import model_config
+from ridgeline.training.objective import training_decoder
+from ridgeline.training.tokenizer import save_tokenizer
+from ridgeline.worker.loader import export_checkpoint, load_weights, read_model_config
+
+
+def write_model(folder: Path, decoder: Decoder, config: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    """Write config.json, generation_config.json, tokenizer files and the weights in bfloat16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = export_checkpoint(decoder, model_config(config).weights)
+    bf16 = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    save_file(bf16, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # safetensors makes it private
+    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    save_tokenizer(tokenizer, folder, config["max_position_embeddings"])
+
+
+def read_model(folder: Path, device: torch.device) -> Decoder:
+    """The decoder a folder holds, in the folder's own dtype and with plain-torch ops. Raises ModelLoadError."""
+    config = read_model_config(folder)
+    decoder = training_decoder(config.spec, getattr(torch, config.dtype), device)
+    load_weights(decoder, folder, config.weights)
+    return decoder

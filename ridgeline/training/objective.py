@@ -1,0 +1,76 @@
+"""What training minimises: the mean negative log-likelihood of the next token; and what it costs.
+
+Legend: B sequences, S tokens per sequence, N = B * S, C tokens per chunk, M model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ridgeline.core.model_spec import MLPSpec, ModelSpec
+from ridgeline.kernels import OPS, Ops
+from ridgeline.kernels.op import Platform
+from ridgeline.layers.attention import DenseCausal
+from ridgeline.layers.decoder import Decoder
+
+# Plain torch throughout: our fast kernels are made for inference and have no backward pass.
+_TRAINING_OPS = dict.fromkeys(OPS, "reference") | dict.fromkeys(
+    ("linear", "embedding", "activation", "gated_activation"), "torch"
+)
+
+
+def training_decoder(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """A decoder with uninitialised parameters whose every op has a gradient."""
+    return Decoder(spec, Ops(Platform.of(device), overrides=_TRAINING_OPS), dtype=dtype, device=device)
+
+
+class NextTokenLoss(nn.Module):
+    """Mean nats per token. bf16: run under autocast; weights, residual stream and loss stay float32.
+
+    Logits are made `chunk` tokens at a time and made again in the backward pass, so that [N, V] never exists.
+    """
+
+    def __init__(self, decoder: Decoder, *, batch_size: int, chunk: int, bf16: bool) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.state = DenseCausal(decoder.spec, batch_size)
+        self.chunk = chunk
+        self.bf16 = bf16
+
+    def forward(self, tokens_BS1: Tensor) -> Tensor:
+        """tokens_BS1: [B, S + 1], inputs and, one later, targets."""
+        inputs_BS, targets_N = tokens_BS1[:, :-1], tokens_BS1[:, 1:].flatten()
+        batch, length = inputs_BS.shape
+        positions_N = torch.arange(length, device=tokens_BS1.device).repeat(batch)
+        with torch.autocast(tokens_BS1.device.type, torch.bfloat16, enabled=self.bf16):
+            hidden_NM = self.decoder(inputs_BS.flatten(), positions_N, self.state)
+            total = hidden_NM.new_zeros((), dtype=torch.float32)
+            for hidden_CM, targets_C in zip(hidden_NM.split(self.chunk), targets_N.split(self.chunk), strict=True):
+                total = total + checkpoint(
+                    self._sum, hidden_CM, targets_C, use_reentrant=False, preserve_rng_state=False
+                )
+        return total / len(targets_N)
+
+    def _sum(self, hidden_CM: Tensor, targets_C: Tensor) -> Tensor:
+        return F.cross_entropy(self.decoder.logits(hidden_CM).float(), targets_C, reduction="sum")
+
+
+def training_flops_per_token(spec: ModelSpec, length: int) -> float:
+    """Forward and backward (three times the forward) of matrix products and causal attention at context `length`.
+
+    Only the causal half of attention counts; recomputation, norms and activations do not.
+    """
+    per_token = 2.0 * spec.vocab_size * spec.hidden_size
+    for layer in spec.layers:
+        mixer, mlp = layer.mixer, layer.feed_forward
+        projections = (2 * mixer.q_size + 2 * mixer.kv_size) * spec.hidden_size
+        per_token += 2 * (projections + _mlp_weights(mlp, spec.hidden_size))
+        per_token += 4 * mixer.q_size * min(length, mixer.window or length) / 2
+    return 3 * per_token
+
+
+def _mlp_weights(mlp: MLPSpec, width: int) -> int:
+    return (3 if mlp.gated else 2) * width * mlp.intermediate_size

@@ -1,0 +1,41 @@
+"""AdamW with the usual parameter groups, initial weights and the learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+INIT_STD = 0.02
+_RESIDUAL_OUTPUTS = ("mixer.out.weight", "feed_forward.down.weight")
+
+
+@torch.no_grad()
+def initialize(decoder: nn.Module, num_layers: int, seed: int) -> None:
+    """Normal weights, those that feed the residual stream narrower by sqrt(2 · layers) (GPT-2); norms 1, biases 0."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in decoder.named_parameters():
+        if parameter.ndim == 1:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            continue
+        std = INIT_STD / math.sqrt(2 * num_layers) if name.endswith(_RESIDUAL_OUTPUTS) else INIT_STD
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+
+
+def adamw(
+    decoder: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float], device: torch.device
+) -> torch.optim.AdamW:
+    """Weight decay on matrices alone: not on norms, biases and embeddings (Loshchilov and Hutter, arXiv 1711.05101)."""
+    named = list(decoder.named_parameters())
+    decayed = [p for name, p in named if p.ndim >= 2 and "embed" not in name]
+    plain = [p for name, p in named if p.ndim < 2 or "embed" in name]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=device.type == "cuda")
+
+
+def learning_rate(fraction: float, *, peak: float, warmup: float) -> float:
+    """Linear rise during the first `warmup` share of the run, then a cosine to 0. fraction: share done, 0..1."""
+    if fraction < warmup:
+        return peak * fraction / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (fraction - warmup) / (1 - warmup)))

@@ -1,0 +1,187 @@
+"""The pretraining loop: AdamW, a cosine over steps or over seconds, exact resume.
+
+Legend: B sequences, S tokens per sequence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.layers.decoder import Decoder
+from ridgeline.training.checkpoint import State, load_checkpoint, save_checkpoint
+from ridgeline.training.data import PackedTokens
+from ridgeline.training.objective import NextTokenLoss, training_flops_per_token
+from ridgeline.training.optimizer import adamw, learning_rate
+from ridgeline.training.progress import TrainingLog
+
+# Dense bf16 FLOP/s by a part of the device's name, from NVIDIA's datasheets (half of the figures "with sparsity").
+PEAK_BF16 = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Exactly one of steps and seconds ends the run; seconds include compilation.
+
+    lr: peak learning rate. warmup: share of the run during which it rises. clip: largest gradient norm. loss_chunk:
+    tokens whose logits exist at once. log_every, checkpoint_every: steps (0: no checkpoints but the last).
+    """
+
+    lr: float
+    steps: int | None = None
+    seconds: float | None = None
+    warmup: float = 0.02
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0
+    loss_chunk: int = 32768
+    bf16: bool = True
+    compile: bool = False
+    log_every: int = 10
+    checkpoint_every: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.seconds is None):
+            raise InvalidConfig("a training run needs either steps or seconds, not both and not neither.")
+        if (self.steps or self.seconds or 0) <= 0:
+            raise InvalidConfig(f"a training run must last; got steps={self.steps}, seconds={self.seconds}.")
+
+
+class Trainer:
+    """Trains `decoder` in place; continues from `folder`/checkpoint if there is one.
+
+    Writes `folder`/log.jsonl: step, tokens, seconds (training alone), loss (nats per token, mean since the last row),
+    lr, grad_norm (before clipping), tokens_per_s, mfu (None where the peak is not known). Raises InvalidConfig if the
+    checkpoint there is of a run on other data or with other settings.
+    """
+
+    def __init__(
+        self, decoder: Decoder, data: PackedTokens, config: TrainConfig, folder: Path, console: Console
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.decoder, self.data, self.config, self.folder, self.console = decoder, data, config, folder, console
+        self.device = next(decoder.parameters()).device
+        self.optimizer = adamw(
+            decoder, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, device=self.device
+        )
+        self.step, self.elapsed, self.budget = 0, 0.0, config.seconds or 0.0
+        self.last_loss = float("nan")
+        self._resume()
+
+    def run(self) -> None:
+        """Train until the steps or seconds are used up."""
+        loss_of = self._prepare()
+        losses: list[Tensor] = []
+        with TrainingLog(self.folder / "log.jsonl", self.console, self.folder.name, keep_to=self.step) as log:
+            since, resumed_at = time.monotonic(), self.elapsed
+            started = since
+            while (fraction := self._fraction()) < 1.0:
+                loss, norm = self._update(loss_of, fraction)
+                losses.append(loss)
+                self.step += 1
+                if self.step % self.config.log_every == 0:
+                    mean = torch.stack(losses).mean().item()  # waits for the device: clocks are honest after it
+                    now = time.monotonic()
+                    self.last_loss = mean
+                    self._log(log, mean, norm.item(), fraction, len(losses) / (now - since))
+                    losses, since = [], now
+                self.elapsed = resumed_at + time.monotonic() - started
+                if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
+                    self.save()
+        self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint from which training continues exactly."""
+        state = {"step": self.step, "elapsed": self.elapsed, "budget": self.budget, "run": self._identity()}
+        save_checkpoint(self.folder / "checkpoint", self.decoder, self.optimizer, state)
+
+    def _update(self, loss_of: Callable[[Tensor], Tensor], fraction: float) -> tuple[Tensor, Tensor]:
+        lr = learning_rate(fraction, peak=self.config.lr, warmup=self.config.warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        loss = loss_of(self._batch(self.step))
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach(), norm
+
+    def _fraction(self) -> float:
+        """Share of the run that is done, 0..1."""
+        if self.config.steps is not None:
+            return self.step / self.config.steps
+        return self.elapsed / self.budget
+
+    def _batch(self, step: int) -> Tensor:
+        batch = torch.from_numpy(self.data.batch(step))
+        if self.device.type == "cuda":
+            return batch.pin_memory().to(self.device, non_blocking=True)
+        return batch.to(self.device)
+
+    def _prepare(self) -> Callable[[Tensor], Tensor]:
+        """The loss function, compiled if wanted and possible; what that takes comes off a budget of seconds."""
+        started = time.monotonic()
+        eager = NextTokenLoss(
+            self.decoder, batch_size=self.data.batch_size, chunk=self.config.loss_chunk, bf16=self.config.bf16
+        )
+        loss_of: Callable[[Tensor], Tensor] = eager
+        if self.config.compile:
+            loss_of = torch.compile(eager, dynamic=False)
+            try:
+                loss_of(self._batch(self.step)).backward()
+            except Exception as error:  # whatever a compiler may raise, training can do without it
+                self.console.print(f"torch.compile failed, training uncompiled: {error}", markup=False)
+                loss_of = eager
+            self.optimizer.zero_grad()
+        if self.step == 0:
+            self.budget -= time.monotonic() - started
+        return loss_of
+
+    def _log(self, log: TrainingLog, loss: float, norm: float, fraction: float, steps_per_s: float) -> None:
+        tokens_per_step = self.data.batch_size * self.data.seq_len
+        rate = tokens_per_step * steps_per_s
+        flops = training_flops_per_token(self.decoder.spec, self.data.seq_len)
+        peak = peak_flops(self.device)
+        row = {
+            "step": self.step,
+            "tokens": self.step * tokens_per_step,
+            "seconds": round(self.elapsed, 3),
+            "loss": loss,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "grad_norm": norm,
+            "tokens_per_s": rate,
+            "mfu": rate * flops / peak if peak else None,
+        }
+        log.write(row, fraction)
+
+    def _identity(self) -> State:
+        """What a resumed run must share with the run it resumes."""
+        tokens = hashlib.sha256(self.data.tokens.data).hexdigest()
+        shape = {"seq_len": self.data.seq_len, "batch_size": self.data.batch_size, "seed": self.data.seed}
+        names = ("lr", "steps", "seconds", "warmup", "weight_decay", "clip", "bf16")
+        return {"tokens": tokens, **shape, **{name: getattr(self.config, name) for name in names}}
+
+    def _resume(self) -> None:
+        state = load_checkpoint(self.folder / "checkpoint", self.decoder, self.optimizer)
+        if state is None:
+            return
+        if different := sorted(k for k, v in self._identity().items() if state["run"].get(k) != v):
+            raise InvalidConfig(
+                f"{self.folder / 'checkpoint'} belongs to a run with other {', '.join(different)}; "
+                "give the same settings, or another folder."
+            )
+        self.step, self.elapsed, self.budget = state["step"], state["elapsed"], state["budget"]
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Dense bf16 FLOP/s of the device by its datasheet, None where it is not in `PEAK_BF16`."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((peak for part, peak in PEAK_BF16.items() if part in name), None)
