@@ -21,8 +21,8 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
 @dataclass(frozen=True)
 class Case:
     tokens: int
-    inputs_: int
-    outputs: int
+    in_width: int
+    out_width: int
     bias: bool = False
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -32,9 +32,9 @@ class Case:
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, device=device)
 
-        x_TI = normal(self.tokens, self.inputs_).to(dtype)
-        weight_OI = (normal(self.outputs, self.inputs_) * self.inputs_**-0.5).to(dtype)
-        return x_TI, weight_OI, normal(self.outputs).to(dtype) if self.bias else None
+        x_TI = normal(self.tokens, self.in_width).to(dtype)
+        weight_OI = (normal(self.out_width, self.in_width) * self.in_width**-0.5).to(dtype)
+        return x_TI, weight_OI, normal(self.out_width).to(dtype) if self.bias else None
 
 
 CASES = (
