@@ -24,21 +24,20 @@ class Tokenizer:
     Not followed: `clean_up_tokenization_spaces`, which alters text after decoding and cannot be streamed.
 
     backend: the `tokenizers` object. special_tokens: name → text ("bos_token" → "<s>"), what chat templates see.
-    special_ids: left out of text when special tokens are skipped. eos_ids: every id that ends a sequence.
+    special_ids: left out of text when special tokens are skipped. eos_ids: the eos_token's id (the model's
+    own config may name more).
     uses_byte_fallback: tokens such as <0xE2> stand for single bytes.
     """
 
-    def __init__(
-        self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], eos_ids: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> None:
         # A tokenizer.json may carry the padding and truncation of its training run; a prompt wants neither.
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
         self.special_tokens = dict(special_tokens)
         self.bos_id = self._named_id("bos_token")
-        own_eos = self._named_id("eos_token")
-        self.eos_ids = eos_ids if own_eos is None else eos_ids | {own_eos}
+        eos_id = self._named_id("eos_token")
+        self.eos_ids: frozenset[int] = frozenset() if eos_id is None else frozenset({eos_id})
         added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
@@ -61,7 +60,7 @@ class Tokenizer:
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             message = f"the special tokens in {folder}/tokenizer_config.json cannot be read ({error})"
             raise ModelLoadError(f"{message}; copy the file again from where the model came from.") from error
-        return cls(backend, {name: str(token) for name, token in named.items()}, _eos_ids(folder))
+        return cls(backend, {name: str(token) for name, token in named.items()})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises InvalidRequest where it is not text that UTF-8 can hold (a lone surrogate)."""
@@ -172,16 +171,6 @@ def _missing_tokens(
             missing.append(token)
             texts.add(str(token))
     return missing
-
-
-def _eos_ids(folder: Path) -> frozenset[int]:
-    """generation_config.json knows best (chat models end with several ids), config.json is the older place."""
-    for file in ("generation_config.json", "config.json"):
-        ids = read_json(folder / file).get("eos_token_id")
-        if ids is not None:
-            ids = ids if isinstance(ids, list) else [ids]
-            return frozenset(i for i in ids if isinstance(i, int) and i >= 0)
-    return frozenset()
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> set[str]:

@@ -97,14 +97,6 @@ def test_padding_and_truncation_in_the_file_do_not_touch_prompts(tmp_path: Path)
     assert len(ours.encode("a long enough prompt")) > 3
 
 
-def test_eos_ids_join_generation_config_and_tokenizer(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, byte_level())
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": 3}))
-    assert Tokenizer.from_folder(folder).eos_ids == {2, 3}
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [4, 2]}))
-    assert Tokenizer.from_folder(folder).eos_ids == {2, 4}
-
-
 @pytest.mark.parametrize("content", [None, "{", "[]"])
 def test_a_missing_or_damaged_tokenizer_file_is_named(tmp_path: Path, content: str | None) -> None:
     if content is not None:

@@ -1,0 +1,51 @@
+# What a fresh clone needs: `make demo` runs the engine, `make check` runs every check. Python ≥ 3.11 is all they ask for.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check setup format clean
+
+demo: $(VENV)/.installed-run
+	$(BIN)/ridgeline generate "def fibonacci(n):" --max-tokens 128
+
+test: $(VENV)/.installed-test
+	$(BIN)/pytest
+
+check: $(VENV)/.installed-dev
+	@echo "== ruff format"
+	@$(BIN)/ruff format --check .
+	@echo "== ruff check"
+	@$(BIN)/ruff check .
+	@echo "== mypy"
+	@$(BIN)/mypy
+	@echo "== lint-imports"
+	@$(BIN)/lint-imports
+	@echo "== pytest"
+	@$(BIN)/pytest
+
+setup: $(VENV)/.installed-dev
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp per set of packages, so that a second run starts at once.
+$(VENV)/.installed-run: WHAT := .
+$(VENV)/.installed-test: WHAT := .[test]
+$(VENV)/.installed-dev: WHAT := .[dev]
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '$(WHAT)'
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Ridgeline needs Python 3.11 or newer, which $(PYTHON) is not; try: make PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) has no venv module; on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
