@@ -1,0 +1,56 @@
+"""The command line: one verb per file. Mistakes give one sentence and exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from ridgeline.cli import chat, generate, models, train
+from ridgeline.core.errors import ContractViolation, RidgelineError
+from ridgeline.version import __version__
+
+app = typer.Typer(
+    name="ridgeline",
+    help="An LLM inference engine that runs near the hardware's limit.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.command("models")(models.models)
+app.add_typer(train.app, name="train")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ridgeline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the `ridgeline` command."""
+    try:
+        app()
+    except ContractViolation as error:
+        sys.exit(_complain(f"internal error, please report it: {error}", 1))
+    except RidgelineError as error:
+        sys.exit(_complain(str(error), 2))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output left
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _complain(sentence: str, code: int) -> int:
+    print(f"ridgeline: {sentence}", file=sys.stderr)
+    return code

@@ -24,7 +24,7 @@ import numpy as np
 from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.plan import Assign, Delta, Finish, Release, Rows, StepPlan, StepResult
+from ridgeline.core.plan import Assign, Delta, Feature, Finish, Release, Rows, StepPlan, StepResult
 from ridgeline.core.request import Request, RequestStats, TokenEvent
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.draft import Draft, InFlight, standing_rows
@@ -34,6 +34,7 @@ from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
 from ridgeline.engine.slots import SlotTable
 
 REASONS = {Finish.NONE: None, Finish.STOP: "stop", Finish.LENGTH: "length"}
+NO_ENTRIES: tuple[None, None] = (None, None)
 
 
 class Scheduler:
@@ -293,29 +294,44 @@ class Scheduler:
         return self._accept(record, result)
 
     def _accept(self, record: InFlight, result: StepResult) -> list[TokenEvent]:
+        """Append the accepted tokens. The one loop over all rows of a step, so it does little per row."""
         events: list[TokenEvent] = []
-        block_size, logprobs, prompts = self.cache.block_size, result.logprobs, result.prompt_logprobs
+        entries = self._logprob_entries(record, result)
+        masked, block_size, finished = record.plan.rows.features & Feature.MASK, self.cache.block_size, Status.FINISHED
         rows = zip(record.seqs, result.tokens_RK[:, 0].tolist(), result.finish_R.tolist(), strict=True)
         for row, (seq, token, finish) in enumerate(rows):
-            if seq.status is Status.FINISHED or (token < 0 and row not in prompts):
+            entry, prompt = entries.get(row, NO_ENTRIES) if entries else NO_ENTRIES
+            if seq.status is finished or (token < 0 and not prompt):
                 continue
-            entry = token_entry(logprobs, row, seq.request.params.logprobs) if logprobs is not None else None
-            prompt = self._prompt_entries(record, result, row) if row in prompts else None
-            events.append(TokenEvent(seq.request.id, token, REASONS[finish], entry, prompt))
+            events.append(tuple.__new__(TokenEvent, (seq.id, token, REASONS[finish], entry, prompt, None)))
             if token < 0:
                 continue
-            seq.tokens.append(token)
-            if len(seq.tokens) % block_size == 1 and seq.slot != NO_SLOT:
-                self.cache.publish(seq, len(seq.tokens) - 1)  # the new token's own keys are not written yet
+            tokens = seq.tokens
+            tokens.append(token)
+            if len(tokens) % block_size == 1 and seq.slot != NO_SLOT:
+                self.cache.publish(seq, len(tokens) - 1)  # the new token's own keys are not written yet
             if seq.first_token is None:
                 seq.first_token = time.monotonic()
-            if seq.request.token_mask is not None:
+            if masked and seq.request.token_mask is not None:
                 seq.request.token_mask.accept(token)
             if self._suspects:
                 self._suspects.pop(seq, None)
             if finish:
                 self._finish(seq)
         return events
+
+    def _logprob_entries(self, record: InFlight, result: StepResult) -> dict[int, tuple]:
+        """Row → what it asked to be told: (the new token's entry, entries of prompt tokens)."""
+        features = record.plan.rows.features
+        if not features & (Feature.LOGPROBS | Feature.PROMPT_LOGPROBS):
+            return {}
+        entries = {}
+        for row, seq in enumerate(record.seqs):
+            wanted = seq.request.params.logprobs
+            token = token_entry(result.logprobs, row, wanted) if result.logprobs is not None else None
+            prompt = self._prompt_entries(record, result, row) if row in result.prompt_logprobs else None
+            entries[row] = token, prompt
+        return entries
 
     def _prompt_entries(self, record: InFlight, result: StepResult, row: int) -> list | None:
         """Prompt logprobs not sent before (a preempted request computes its prompt again)."""

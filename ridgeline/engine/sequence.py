@@ -35,6 +35,7 @@ class Sequence:
         "first_token",
         "generation",
         "hashes",
+        "id",
         "last_plan",
         "order",
         "preemptions",
@@ -48,6 +49,7 @@ class Sequence:
 
     def __init__(self, request: Request, num_groups: int) -> None:
         self.request = request
+        self.id = request.id
         self.tokens = list(request.prompt_token_ids)
         self.features: Feature = features_of(request.params, masked=request.token_mask is not None)
         self.status = Status.WAITING

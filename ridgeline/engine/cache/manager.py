@@ -23,6 +23,7 @@ class CacheManager:
         self.layout = layout
         self.block_size = layout.block_size
         self.specs = [group.spec for group in layout.groups]
+        self._windowed = [(g, spec) for g, spec in enumerate(self.specs) if spec.window is not None]
         self.index = PrefixIndex(len(self.specs))
         self.pool = BlockPool(layout, on_evict=self.index.drop)
         self.prefix_caching = prefix_caching
@@ -88,7 +89,7 @@ class CacheManager:
     def let_go(self, seq: Sequence, kv_len: int, last_plan: int) -> list[SetBlocks]:
         """Release the blocks no query at kv_len or later can see; returns the changes to the slot's block tables."""
         changes: list[SetBlocks] = []
-        for g, spec in enumerate(self.specs):
+        for g, spec in self._windowed:
             blocks = seq.blocks[g]
             start = end = min(spec.first_needed(kv_len) // self.block_size, len(blocks))
             while start > 0 and blocks[start - 1] != NULL_BLOCK:

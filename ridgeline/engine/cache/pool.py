@@ -56,11 +56,14 @@ class BlockPool:
     @property
     def free_pages(self) -> int:
         """Pages that any group could take now (fresh, or holding nothing but cached blocks)."""
-        return len(self._fresh) + sum(len(idle) for idle in self._idle)
+        return len(self._fresh) + sum(map(len, self._idle))
 
     def can_take(self, wanted: Sequence[int]) -> bool:
         """Whether `wanted[g]` blocks could be taken for every group g together."""
-        pages = sum(-(-max(0, n - self._spare(g)) // self._per_page[g]) for g, n in enumerate(wanted))
+        pages = 0
+        for group, count in enumerate(wanted):
+            if count > 0:
+                pages += -(-max(0, count - self._spare(group)) // self._per_page[group])
         return pages <= self.free_pages
 
     def refs(self, group: int, block: int) -> int:

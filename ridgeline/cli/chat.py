@@ -1,0 +1,56 @@
+"""`ridgeline chat`: talk to a model through its chat template."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import typer
+
+from ridgeline.cli.generate import as_record, describe, merge_sampling, raise_on_error, stats_line, stream_to_stdout
+from ridgeline.cli.options import with_options
+
+
+@with_options
+def chat(
+    message: str = typer.Argument(None, help="One message to answer; without it, a conversation until end of input."),
+    system: str = typer.Option(None, help="System message."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object per answer on standard output."),
+    quiet: bool = typer.Option(False, "--quiet", help="No report on standard error."),
+    *,
+    engine: dict[str, Any],
+    sampling: dict[str, Any],
+) -> None:
+    """Answer a message, or hold a conversation."""
+    from ridgeline.llm import LLM  # torch takes seconds to import; --help and usage errors need not wait
+
+    with LLM(**engine) as llm:
+        messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        llm.chat_prompt([*messages, {"role": "user", "content": "?"}])  # no template: say so before anyone types
+        if not quiet:
+            print(describe(llm), file=sys.stderr)
+        params = merge_sampling(llm, sampling)
+        for text in [message] if message is not None else _lines():
+            messages.append({"role": "user", "content": text})
+            prompt = llm.chat_prompt(messages)
+            if as_json:
+                output = llm.generate(prompt, params, use_tqdm=False)[0]
+                print(json.dumps(as_record(output), ensure_ascii=False), flush=True)
+            else:
+                output = stream_to_stdout(llm, prompt, params)
+            if not quiet:
+                print(stats_line([output]), file=sys.stderr)
+            raise_on_error([output])
+            messages.append({"role": "assistant", "content": output.outputs[0].text})
+
+
+def _lines() -> Any:
+    """What the user types, line by line, until end of input; blank lines are skipped."""
+    while True:
+        try:
+            text = input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+        if text.strip():
+            yield text

@@ -1,0 +1,69 @@
+"""`ridgeline models`: which architectures run, and what a model folder holds."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.core.model_spec import ModelSpec
+
+
+def models(
+    model: str = typer.Argument(None, help="Folder or hub id to describe; without it, the architectures are listed."),
+    as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
+) -> None:
+    """List the architectures that run, or describe one model."""
+    record = describe(model) if model else list_architectures()
+    if as_json:
+        print(json.dumps(record))
+        return
+    table = Table(show_header=False)
+    for name, value in record.items():
+        table.add_row(name, str(value))
+    Console().print(table)
+
+
+def list_architectures() -> dict[str, str]:
+    """Architecture (as config.json names it) → where it is described."""
+    from ridgeline.models import ARCHITECTURES
+
+    return {name: ARCHITECTURES[name].__module__ for name in sorted(ARCHITECTURES)}
+
+
+def describe(model: str) -> dict[str, object]:
+    """What a model is made of, from its config alone. Raises ModelLoadError."""
+    from ridgeline.worker.loader import read_model_config, resolve_model  # imports torch
+
+    config = read_model_config(resolve_model(model))
+    spec = config.spec
+    first = spec.layers[0].mixer
+    return {
+        "architecture": spec.architecture,
+        "parameters": count_parameters(spec),
+        "dtype": config.dtype,
+        "layers": len(spec.layers),
+        "hidden size": spec.hidden_size,
+        "heads": f"{first.num_heads} query, {first.num_kv_heads} key/value, {first.head_dim} wide",
+        "vocabulary": spec.vocab_size,
+        "context": spec.max_position_embeddings,
+        "KV bytes per token": sum(layer.mixer.cache.unit_bytes(1, config.dtype) for layer in spec.layers),
+        "windows": sorted({layer.mixer.window for layer in spec.layers if layer.mixer.window is not None}),
+        "end-of-sequence ids": list(config.eos_token_ids),
+    }
+
+
+def count_parameters(spec: ModelSpec) -> int:
+    """Parameters of the network a spec describes, counted on a device that allocates nothing."""
+    import torch
+
+    from ridgeline.kernels import Ops
+    from ridgeline.kernels.op import Platform
+    from ridgeline.layers.decoder import Decoder
+
+    decoder = Decoder(
+        spec, Ops(Platform(device_type="cpu")), dtype=torch.bfloat16, device=torch.device("meta"), max_positions=1
+    )
+    return sum(parameter.numel() for parameter in decoder.parameters())

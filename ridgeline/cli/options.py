@@ -1,0 +1,115 @@
+"""Command-line options derived from the fields of the configuration dataclasses.
+
+A command is written with two parameters, `engine` and `sampling`; `with_options` replaces them by one option per
+field listed here and builds the objects from what the user gave.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import typer
+
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.request import SamplingParams
+
+ENGINE_HELP = {
+    "model": "Model folder or Hugging Face hub id; the embedded model when none is given.",
+    "revision": "Branch, tag or commit of a hub model.",
+    "dtype": "auto (the checkpoint's own), float32, bfloat16 or float16.",
+    "device": "auto, cpu, cuda or cuda:N.",
+    "max_model_len": "Longest prompt + output, in tokens.",
+    "max_num_seqs": "Requests that run at once.",
+    "max_num_batched_tokens": "Tokens one step runs at most.",
+    "gpu_memory_utilization": "Share of the GPU's memory to use.",
+    "kv_cache_memory": "Bytes for the KV cache, instead of a share.",
+    "block_size": "Tokens per KV cache block.",
+    "enable_prefix_caching": "Reuse the KV cache of equal prompt beginnings.",
+    "scheduling_policy": "fcfs or priority.",
+    "seed": "Seed for requests that bring none.",
+    "load_format": "auto, safetensors, or dummy (random weights).",
+    "debug_checks": "Compare engine and device state at every step (slow).",
+}
+
+SAMPLING_HELP = {
+    "n": "Completions per prompt.",
+    "temperature": "0 is greedy.",
+    "top_k": "Keep the k likeliest tokens (0: all).",
+    "top_p": "Keep the likeliest tokens that together reach p.",
+    "min_p": "Drop tokens less likely than p times the likeliest.",
+    "repetition_penalty": "Above 1 discourages tokens already seen.",
+    "presence_penalty": "Subtracted once from tokens already written.",
+    "frequency_penalty": "Subtracted per occurrence from tokens already written.",
+    "max_tokens": "Longest output, in tokens.",
+    "min_tokens": "Shortest output, in tokens.",
+    "ignore_eos": "Go on past the end-of-sequence token.",
+    "stop": "Text that ends the output (may be repeated).",
+    "stop_token_ids": "Token id that ends the output (may be repeated).",
+    "seed": "Seed of the random draws: same seed, same text.",
+    "logprobs": "Report the log-probabilities of so many likeliest tokens (with --json).",
+}
+
+CLI_DEFAULTS: Mapping[str, Any] = {"max_tokens": 256}
+
+SAMPLING_NAMES = {"seed": "sampling_seed"}  # both objects have a seed
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command(…, engine: dict, sampling: dict)` the options above.
+
+    `engine` gets every engine field; `sampling` only what the user set, so that the model's own defaults can fill in.
+    """
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        engine = {name: given.pop(name) for name in ENGINE_HELP}
+        sampling = {name: given.pop(SAMPLING_NAMES.get(name, name)) for name in SAMPLING_HELP}
+        unset: tuple[object, ...] = (None, [], ())
+        engine["model"] = engine["model"] or ""
+        command(**given, engine=engine, sampling={k: v for k, v in sampling.items() if v not in unset})
+
+    own = inspect.signature(command, eval_str=True).parameters
+    parameters = [p for name, p in own.items() if name not in ("engine", "sampling")]
+    parameters += [_option(LLMConfig, name, text) for name, text in ENGINE_HELP.items()]
+    parameters += [_option(SamplingParams, name, text, unset=True) for name, text in SAMPLING_HELP.items()]
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapped
+
+
+def _option(owner: type, field_name: str, text: str, *, unset: bool = False) -> inspect.Parameter:
+    """One option. unset: its default is None, meaning "not given", and the help names the real default."""
+    field = next(f for f in dataclasses.fields(owner) if f.name == field_name)
+    kind = _plain_type(typing.get_type_hints(owner)[field_name])
+    name = SAMPLING_NAMES.get(field_name, field_name) if owner is SamplingParams else field_name
+    flag = "--" + name.replace("_", "-")
+    default = CLI_DEFAULTS.get(field_name, field.default)
+    if unset:
+        text += f" [default: {default}]" if default is not None else ""
+        kind, default = typing.Optional[kind], None  # noqa: UP045 (typer reads this form)
+    elif field_name == "model":
+        kind, default = typing.Optional[str], None  # noqa: UP045
+    panel = "Sampling" if owner is SamplingParams else "Engine"
+    declarations = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
+    option = typer.Option(
+        default, *declarations, help=text, show_default=not unset and default is not None, rich_help_panel=panel
+    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+
+
+def _plain_type(hint: Any) -> Any:
+    """A type typer understands: unions lose None and all but their last member, literals become their type."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        members = [m for m in typing.get_args(hint) if m is not type(None)]
+        plain = _plain_type(members[-1])
+        return typing.Optional[plain] if type(None) in typing.get_args(hint) else plain  # noqa: UP045
+    if origin is typing.Literal:
+        return type(typing.get_args(hint)[0])
+    return hint
