@@ -88,3 +88,17 @@ def save(family: str, folder: Path, **changes: Any) -> Path:
     """Save `build(family, **changes)` to `folder` as the hub would hold it."""
     build(family, **changes).save_pretrained(folder)
     return folder
+
+
+def greedy(family: str, prompt: list[int], num_tokens: int) -> list[int]:
+    """What transformers generates after `prompt` at temperature 0, end-of-sequence ids ignored."""
+    ids = torch.tensor([prompt])
+    output = build(family).generate(
+        ids,
+        attention_mask=torch.ones_like(ids),  # else it takes every pad id of the prompt for padding
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return output[0, len(prompt) :].tolist()

@@ -1,0 +1,166 @@
+"""The decoder computes what transformers computes, for every family, at every position.
+
+float32 logits have a standard deviation of about 1.6 here and pass some twenty roundings per layer of 2**-24 each;
+1e-4 leaves room for another order of summation and none for another formula. Half precisions are held to the error
+transformers itself makes in that dtype.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.core.model_spec import WeightMap
+from ridgeline.layers.attention import DenseCausal
+from ridgeline.layers.decoder import Decoder
+from ridgeline.worker.loader import export_checkpoint, read_model_config
+from tests import tiny_models
+from tests.models.loading import OPS, REFERENCE_OPS, dense_logits, load
+
+TinyModel = Callable[[str], Path]
+
+BATCH, LENGTH = 2, 48  # several windows long
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"tie_word_embeddings": True}),
+    ("llama", {"attention_bias": True, "mlp_bias": True}),
+    ("llama", {"num_key_value_heads": 4, "hidden_act": "gelu_pytorch_tanh"}),
+    ("qwen3", {"tie_word_embeddings": False, "attention_bias": True}),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    ("mistral", {"sliding_window": None, "head_dim": 24}),
+    ("mistral", {"sliding_window": 1}),
+    ("gpt2", {"tie_word_embeddings": False, "n_inner": 96}),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "gelu"}),
+    ("gpt2", {"scale_attn_weights": False}),
+]
+
+
+def some_ids(seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(tiny_models.VOCAB, (BATCH, LENGTH), generator=generator)
+
+
+@torch.no_grad()
+def oracle_logits(family: str, ids_BS: Tensor, **changes: Any) -> Tensor:
+    return tiny_models.build(family, **changes)(ids_BS).logits
+
+
+@pytest.mark.parametrize("ops", [OPS, REFERENCE_OPS], ids=["torch", "reference"])
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@torch.no_grad()
+def test_logits_equal_transformers(family: str, ops: Any, tiny_model: TinyModel) -> None:
+    ids_BS = some_ids()
+    ours = dense_logits(load(tiny_model(family), ops=ops), ids_BS)
+    torch.testing.assert_close(ours, oracle_logits(family, ids_BS), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("family", "changes"), VARIANTS, ids=str)
+@torch.no_grad()
+def test_config_variants_equal_transformers(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    ids_BS = some_ids()
+    ours = dense_logits(load(tiny_models.save(family, tmp_path, **changes)), ids_BS)
+    torch.testing.assert_close(ours, oracle_logits(family, ids_BS, **changes), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@torch.no_grad()
+def test_half_precision_is_no_worse_than_transformers(family: str, dtype: torch.dtype, tiny_model: TinyModel) -> None:
+    """Error: root mean square against float32 arithmetic on the same, rounded, weights."""
+    ids_BS = some_ids()
+    theirs = tiny_models.build(family).to(dtype)
+    exact = tiny_models.build(family).to(dtype).float()(ids_BS).logits
+    ours = dense_logits(load(tiny_model(family), dtype), ids_BS)
+    assert ours.dtype == dtype
+
+    def error(logits: Tensor) -> float:
+        return (logits.float() - exact).square().mean().sqrt().item()
+
+    assert error(ours) < 1.2 * error(theirs(ids_BS).logits)
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@torch.no_grad()
+def test_greedy_continuations_are_varied_and_equal(family: str, tiny_model: TinyModel) -> None:
+    """Guards the fixtures too: a model that repeats one token would prove little."""
+    prompt = some_ids()[:1, :8]
+    theirs = tiny_models.greedy(family, prompt[0].tolist(), 24)
+    decoder, ours = load(tiny_model(family)), prompt
+    for _ in range(24):
+        ours = torch.cat((ours, dense_logits(decoder, ours)[:, -1:].argmax(-1)), dim=1)
+    assert ours[0, 8:].tolist() == theirs
+    assert len(set(theirs)) >= 8
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_gradients_equal_transformers(family: str, tiny_model: TinyModel) -> None:
+    """For the trainer: every parameter gets transformers' gradient, through the fused weights."""
+    ids_BS = some_ids()
+    decoder, oracle = load(tiny_model(family)), tiny_models.build(family)
+    targets = ids_BS[:, 1:].flatten()
+    for logits in (dense_logits(decoder, ids_BS), oracle(ids_BS).logits):
+        torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets).backward()
+    wanted = dict(oracle.named_parameters())
+    got = export_gradients(decoder, read_model_config(tiny_model(family)).weights)
+    assert got.keys() == wanted.keys()
+    for name, gradient in got.items():
+        scale = gradient.abs().max().item()
+        torch.testing.assert_close(gradient, wanted[name].grad, rtol=1e-3, atol=1e-4 * scale)
+
+
+def export_gradients(decoder: Decoder, weights: WeightMap) -> dict[str, Tensor]:
+    """Gradients under the checkpoint's names and shapes."""
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            assert parameter.grad is not None, name
+            parameter.copy_(parameter.grad)
+    return export_checkpoint(decoder, weights)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama3", "qwen3"])
+@torch.no_grad()
+def test_the_old_rope_spelling_gives_the_same_logits(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    """`rope_theta` and `rope_scaling` (with "type"), as before transformers 5."""
+    folder = tiny_model(family)
+    config = json.loads((folder / "config.json").read_text())
+    parameters = dict(config.pop("rope_parameters"))
+    config["rope_theta"] = parameters.pop("rope_theta")
+    kind = parameters.pop("rope_type")
+    config["rope_scaling"] = None if kind == "default" else {"type": kind, **parameters}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    ids_BS = some_ids()
+    assert torch.equal(dense_logits(load(tmp_path), ids_BS), dense_logits(load(folder), ids_BS))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@torch.no_grad()
+def test_sequences_of_a_batch_do_not_see_each_other(family: str, tiny_model: TinyModel) -> None:
+    decoder, ids_BS = load(tiny_model(family)), some_ids()
+    together = dense_logits(decoder, ids_BS)
+    alone = torch.cat([dense_logits(decoder, ids_BS[row : row + 1]) for row in range(BATCH)])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_max_positions_bounds_the_rotary_table(tiny_model: TinyModel) -> None:
+    decoder = load(tiny_model("llama"))
+    short = type(decoder)(decoder.spec, OPS, dtype=torch.float32, device=torch.device("cpu"), max_positions=10)
+    short.load_state_dict(decoder.state_dict())
+    ids_T, state = some_ids()[0, :10], DenseCausal(decoder.spec, 1)
+    assert torch.equal(short(ids_T, torch.arange(10), state), decoder(ids_T, torch.arange(10), state))
+    with pytest.raises(IndexError):
+        short(ids_T, torch.arange(1, 11), state)
+
+
+def test_layers_share_one_rotary_table_and_it_is_no_part_of_the_state(tiny_model: TinyModel) -> None:
+    decoder = load(tiny_model("llama"), torch.bfloat16)
+    (table,) = decoder.buffers()
+    assert table.dtype == torch.float32
+    assert not [name for name in decoder.state_dict() if "cos_sin" in name]
