@@ -36,19 +36,26 @@ def _options(
     pass
 
 
+# typer raises its (or click's) own errors for unknown options and values; versions differ in where the class lives.
+_UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
 def main() -> None:
     """Entry point of the `ridgeline` command."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except ContractViolation as error:
-        sys.exit(_complain(f"internal error, please report it: {error}", 1))
+        code = _complain(f"internal error, please report it: {error}", 1)
     except RidgelineError as error:
-        sys.exit(_complain(str(error), 2))
-    except KeyboardInterrupt:
-        sys.exit(130)
+        code = _complain(str(error), 2)
+    except _UsageError as error:
+        code = _complain(error.format_message(), 2)  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
     except BrokenPipeError:  # the reader of our output left
         sys.stderr.close()
-        sys.exit(0)
+        code = 0
+    sys.exit(code)
 
 
 def _complain(sentence: str, code: int) -> int:

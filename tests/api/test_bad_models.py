@@ -1,0 +1,88 @@
+"""A model folder or configuration that cannot work gives one sentence that says what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline import LLM
+from ridgeline.core.errors import InvalidConfig, ModelLoadError
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_missing_folder() -> None:
+    with pytest.raises(ModelLoadError, match="/no/such/folder"):
+        LLM("/no/such/folder")
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_missing_file(copy_of: Callable[[], Path], missing: str) -> None:
+    folder = copy_of()
+    (folder / missing).unlink()
+    with pytest.raises(ModelLoadError, match=missing):
+        LLM(folder)
+
+
+def test_unknown_architecture_lists_the_known(copy_of: Callable[[], Path]) -> None:
+    folder = copy_of()
+    edit_config(folder, architectures=["FancyForCausalLM"])
+    with pytest.raises(ModelLoadError, match=r"FancyForCausalLM.*LlamaForCausalLM"):
+        LLM(folder)
+
+
+def test_truncated_weights(copy_of: Callable[[], Path]) -> None:
+    folder = copy_of()
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors"):
+        LLM(folder)
+
+
+def test_config_and_weights_that_disagree(copy_of: Callable[[], Path]) -> None:
+    folder = copy_of()
+    edit_config(folder, num_hidden_layers=3)
+    with pytest.raises(ModelLoadError, match=r"model\.layers\.2"):
+        LLM(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"dtype": "float8"}, "float8"),
+        ({"device": "tpu"}, "tpu"),
+        ({"load_format": "pickle"}, "pickle"),
+        ({"max_model_len": 10**6}, "256"),
+        ({"max_model_len": 0}, "max_model_len"),
+        ({"block_size": 12}, "12"),
+        ({"gpu_memory_utilization": 1.5}, "1.5"),
+        ({"kv_cache_memory": 1000, "max_model_len": 200}, "kv_cache_memory"),
+        ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, "max_num_batched_tokens"),
+        ({"scheduling_policy": "lottery"}, "fcfs, priority"),
+    ],
+)
+def test_wrong_options(text_model: Path, options: dict, sentence: str) -> None:
+    with pytest.raises(InvalidConfig, match=sentence) as caught:
+        LLM(text_model, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_cuda_where_there_is_none(text_model: Path) -> None:
+    with pytest.raises(InvalidConfig, match="sees no GPU"):
+        LLM(text_model, device="cuda")
+
+
+def test_the_context_shrinks_to_what_the_cache_holds_unless_it_was_asked_for(text_model: Path) -> None:
+    with LLM(text_model, kv_cache_memory=60_000) as llm:
+        fitting = llm.engine.config.max_model_len
+    assert 16 <= fitting < 256
+    with pytest.raises(InvalidConfig, match="lower max_model_len"):
+        LLM(text_model, kv_cache_memory=60_000, max_model_len=256)

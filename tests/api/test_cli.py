@@ -1,0 +1,109 @@
+"""The command line, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.options import ENGINE_HELP, SAMPLING_HELP
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.request import SamplingParams
+
+
+def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "ridgeline", *arguments], input=stdin, capture_output=True, timeout=120, check=False
+    )
+
+
+def test_generate_streams_and_ends_with_a_stats_line(text_model: Path) -> None:
+    done = run("generate", "the quick", "--model", str(text_model), "--max-tokens", "8", "--temperature", "0")
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.startswith(b"the quick")
+    last = done.stderr.decode().strip().splitlines()[-1]
+    for part in ("prompt tokens", "output tokens", "TTFT", "tokens/s"):
+        assert part in last
+
+
+def test_json_has_one_object_per_prompt(text_model: Path) -> None:
+    done = run(
+        "generate", "the", "fox", "--model", str(text_model), "--json", "--max-tokens", "4", "--ignore-eos",
+        "--temperature", "0", "--logprobs", "1", "--quiet",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["prompt"] for record in records] == ["the", "fox"]
+    assert all(len(record["completions"][0]["token_ids"]) == 4 for record in records)
+    assert all(len(record["completions"][0]["logprobs"]) == 4 for record in records)
+
+
+def test_chat_answers_one_message_and_a_conversation_on_standard_input(text_model: Path) -> None:
+    common = (
+        "--model",
+        str(text_model),
+        "--max-tokens",
+        "4",
+        "--temperature",
+        "0",
+        "--ignore-eos",
+        "--json",
+        "--quiet",
+    )
+    one = run("chat", "hens", *common)
+    assert one.returncode == 0, one.stderr.decode()
+    two = run("chat", *common, stdin=b"hens\n\nthe fox\n")
+    answers = [json.loads(line) for line in two.stdout.splitlines()]
+    assert len(answers) == 2
+    assert answers[0]["completions"][0]["token_ids"] == json.loads(one.stdout)["completions"][0]["token_ids"]
+    assert answers[1]["prompt_tokens"] > answers[0]["prompt_tokens"]
+
+
+def test_models_lists_and_describes(text_model: Path) -> None:
+    listed = json.loads(run("models", "--json").stdout)
+    assert {"LlamaForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM", "GPT2LMHeadModel"} <= set(listed)
+    described = json.loads(run("models", str(text_model), "--json").stdout)
+    from tests import tiny_models
+
+    oracle = tiny_models.build("llama")
+    assert described["parameters"] == sum(p.numel() for p in oracle.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "word"),
+    [
+        (["generate"], b"", "no prompt"),
+        (["generate", "x", "--model", "/no/such"], b"", "/no/such"),
+        (["generate", "-"], b"\xff\xfe", "UTF-8"),
+        (["generate", "--prompt-file", "/no/such.txt"], b"", "/no/such.txt"),
+        (["generate", "x", "--model", "MODEL", "--temperature", "-1"], b"", "temperature"),
+        (["generate", "x", "--model", "MODEL", "--top-p", "nan"], b"", "top_p"),
+        (["generate", "x", "--model", "MODEL", "--dtype", "int3"], b"", "int3"),
+        (["generate", "x", "--model", "MODEL", "--max-tokens", "many"], b"", "--max-tokens"),
+        (["generate", "", "--model", "MODEL"], b"", "empty"),
+        (["generate", b"caf\xe9", "--model", "MODEL"], b"", "not valid text"),
+        (["models", "/no/such"], b"", "/no/such"),
+        (["frobnicate"], b"", "frobnicate"),
+    ],
+)
+def test_mistakes_give_one_sentence_and_exit_code_2(text_model: Path, arguments: list, stdin: bytes, word: str) -> None:
+    done = run(*[str(text_model) if argument == "MODEL" else argument for argument in arguments], stdin=stdin)
+    message = done.stderr.decode()
+    assert done.returncode == 2, message
+    assert word in message
+    assert "Traceback" not in message
+
+
+def test_every_field_is_an_option_or_deliberately_not() -> None:
+    """A new field must be given an option or listed here."""
+    assert set(LLMConfig.__dataclass_fields__) - set(ENGINE_HELP) == {"skip_tokenizer_init"}
+    hidden = {"logit_bias", "include_stop_str_in_output", "skip_special_tokens", "detokenize", "prompt_logprobs"}
+    assert set(SamplingParams.__dataclass_fields__) - set(SAMPLING_HELP) == hidden
+
+
+def test_help_does_not_load_torch() -> None:
+    code = "import sys, ridgeline.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
