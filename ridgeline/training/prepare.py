@@ -55,7 +55,7 @@ def prepare(
     return Prepared(
         tokenizer=tokenizer,
         tokens=folder / "tokens.bin",
-        held_out={name: [document.text for document in part] for name, part in corpus.held_out.items()},
+        held_out={name: [document.text for document in part] for name, part in corpus.held_out.items() if part},
         sources=_sources(packages, corpus),
         dropped=dict(corpus.dropped),
     )

@@ -132,18 +132,24 @@ class Trainer:
         eager = NextTokenLoss(
             self.decoder, batch_size=self.data.batch_size, chunk=self.config.loss_chunk, bf16=self.config.bf16
         )
-        loss_of: Callable[[Tensor], Tensor] = eager
-        if self.config.compile:
-            loss_of = torch.compile(eager, dynamic=False)
-            try:
-                loss_of(self._batch(self.step)).backward()
-            except Exception as error:  # whatever a compiler may raise, training can do without it
-                self.console.print(f"torch.compile failed, training uncompiled: {error}", markup=False)
-                loss_of = eager
-            self.optimizer.zero_grad()
+        loss_of = self._compiled(eager) if self.config.compile else eager
         if self.step == 0:
             self.budget -= time.monotonic() - started
         return loss_of
+
+    def _compiled(self, eager: NextTokenLoss) -> Callable[[Tensor], Tensor]:
+        """`eager` through torch.compile, tried once forward and backward; `eager` itself where that fails."""
+        started = time.monotonic()
+        compiled: Callable[[Tensor], Tensor] = torch.compile(eager, dynamic=False)
+        try:
+            compiled(self._batch(self.step)).backward()
+        except Exception as error:  # whatever a compiler may raise, training can do without it
+            self.console.print(f"torch.compile failed, training goes on without: {error}", markup=False)
+            return eager
+        finally:
+            self.optimizer.zero_grad()
+        self.console.print(f"compiled in {time.monotonic() - started:.0f} s", highlight=False)
+        return compiled
 
     def _log(self, log: TrainingLog, loss: float, norm: float, fraction: float, steps_per_s: float) -> None:
         tokens_per_step = self.data.batch_size * self.data.seq_len

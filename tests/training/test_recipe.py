@@ -1,0 +1,78 @@
+"""The embedded model's recipe: its sizes, and one whole run on a few files."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.models import model_config
+from ridgeline.training import embedded, prepare
+from ridgeline.training.corpus import CorpusConfig
+from ridgeline.training.objective import training_decoder
+from ridgeline.training.packages import Package, standard_library
+
+MODEL_FILES = {
+    *("README.md", "config.json", "generation_config.json", "loss.png"),
+    *("model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+}
+
+HELD_OUT = ("json/decoder.py", "json/encoder.py")
+
+
+def parameters(recipe: embedded.ModelRecipe) -> int:
+    meta = training_decoder(model_config(recipe.config).spec, torch.bfloat16, torch.device("meta"))
+    return sum(p.numel() for p in meta.parameters())
+
+
+def test_the_embedded_model_fits_16_mb_and_its_draft_is_a_tenth() -> None:
+    large, small = map(parameters, embedded.MODELS)
+    assert large < 8.0e6
+    assert small / large == pytest.approx(0.1, abs=0.01)
+
+
+@pytest.fixture
+def few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train on a few modules of the standard library; hold one out."""
+    wanted = ("queue.py", "heapq.py", "bisect.py", "shlex.py", "textwrap.py", *HELD_OUT)
+    library = standard_library()
+    few = Package(
+        name=library.name,
+        version=library.version,
+        licence=library.licence,
+        files=tuple(file for file in library.files if file[0] in wanted),
+    )
+    monkeypatch.setattr(prepare, "standard_library", lambda: few)
+    monkeypatch.setattr(prepare, "installed_packages", lambda: [])
+    monkeypatch.setattr(embedded, "CORPUS", CorpusConfig(held_out_modules=("json",)))
+    tiny = embedded.llama_config(hidden=64, intermediate=64, layers=1, heads=1, kv_heads=1)
+    recipe = embedded.ModelRecipe(name="tiny", purpose="A test.", config=tiny, lr=1e-3, share=1.0)
+    monkeypatch.setattr(embedded, "MODELS", (recipe,))
+
+
+@pytest.mark.usefixtures("few_files")
+def test_one_run_makes_a_model_folder_a_log_and_a_report(tmp_path: Path) -> None:
+    config = embedded.RecipeConfig(
+        out=tmp_path / "out", work=tmp_path / "work", device=torch.device("cpu"), steps=2, batch_tokens=2048
+    )
+    embedded.run(config, Console(quiet=True))
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"tiny.tar", "tiny.jsonl", "report.json"}
+    with tarfile.open(tmp_path / "out" / "tiny.tar") as tar:
+        assert set(tar.getnames()) == {"tiny", *(f"tiny/{name}" for name in MODEL_FILES)}
+        card = tar.extractfile("tiny/README.md").read().decode()  # type: ignore[union-attr]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())["tiny"]
+    score = report["held_out"]["standard library"]
+    assert score["bytes"] == sum(len(path.read_bytes()) for name, path in standard_library().files if name in HELD_OUT)
+    assert f"**{score['bits_per_byte']:.3f}**" in card
+    assert "| python |" in card
+    assert "license: apache-2.0" in card
+
+
+def test_a_step_must_hold_a_sequence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="at least one sequence"):
+        embedded.RecipeConfig(out=tmp_path, work=tmp_path, device=torch.device("cpu"), steps=1, batch_tokens=100)
