@@ -23,7 +23,7 @@ check: $(VENV)/.installed-dev
 	@echo "== lint-imports"
 	@$(BIN)/lint-imports
 	@echo "== pytest"
-	@$(BIN)/pytest
+	@$(MAKE) --no-print-directory test
 
 setup: $(VENV)/.installed-dev
 

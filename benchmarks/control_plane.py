@@ -62,7 +62,9 @@ class Bench:
     def top_up(self) -> None:
         while self.scheduler.num_running + self.scheduler.num_waiting < self.running:
             prompt = tuple(self.random.randrange(64) for _ in range(256))
-            length = 256 + self.random.randrange(512, 1024)
+            # The first ones stand for requests met half way, so that ends are spread from the start.
+            shortest = 512 if self.added >= self.running else 16
+            length = 256 + self.random.randrange(shortest, 1024)
             self.added += 1
             self.scheduler.add(
                 Request(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
 from ridgeline.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class TokensPrompt(TypedDict):
@@ -68,6 +71,7 @@ class LLM:
         self.config = LLMConfig(model=model, **options)
         with LoadingBar() as bar:
             self.assembly: Assembly = assemble(self.config, bar)
+        logger.info("%s", self.assembly.memory)
         self.engine = self.assembly.engine
         self.engine.on_finish(self._note_stats)
         tokenizer = None if self.config.skip_tokenizer_init else Tokenizer.from_folder(self.assembly.folder)

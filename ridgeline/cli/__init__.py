@@ -49,7 +49,8 @@ def main() -> None:
     except RidgelineError as error:
         code = _complain(str(error), 2)
     except _UsageError as error:
-        code = _complain(error.format_message(), 2)  # type: ignore[attr-defined]
+        message: str = error.format_message()  # type: ignore[attr-defined]
+        code = _complain(message, 2) if message else 2  # empty: the help was printed instead
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:  # the reader of our output left
