@@ -83,7 +83,8 @@ class LLM:
         self._limits = RequestLimits(
             max_model_len=self.engine.config.max_model_len,
             vocab_size=model_config.spec.vocab_size,
-            eos_ids=frozenset(model_config.eos_token_ids or (tokenizer.eos_ids if tokenizer else ())),
+            # Some chat models name their end-of-turn token in the tokenizer's files only.
+            eos_ids=frozenset(model_config.eos_token_ids).union(tokenizer.eos_ids if tokenizer else ()),
         )
         self._running: dict[str, tuple[Job, Completion]] = {}  # by engine request id
         self._stats: dict[str, RequestStats] = {}

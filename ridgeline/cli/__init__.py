@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 
@@ -37,7 +38,7 @@ def _options(
 
 
 # typer raises its (or click's) own errors for unknown options and values; versions differ in where the class lives.
-_UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def main() -> None:
@@ -49,7 +50,7 @@ def main() -> None:
     except RidgelineError as error:
         code = _complain(str(error), 2)
     except _UsageError as error:
-        message: str = error.format_message()  # type: ignore[attr-defined]
+        message: str = error.format_message()
         code = _complain(message, 2) if message else 2  # empty: the help was printed instead
     except (KeyboardInterrupt, typer.Abort):
         code = 130
