@@ -81,19 +81,16 @@ class Trainer:
         loss_of = self._prepare()
         losses: list[Tensor] = []
         with TrainingLog(self.folder / "log.jsonl", self.console, self.folder.name, keep_to=self.step) as log:
-            since, resumed_at = time.monotonic(), self.elapsed
-            started = since
+            started = since = time.monotonic()
+            resumed_at = self.elapsed
             while (fraction := self._fraction()) < 1.0:
                 loss, norm = self._update(loss_of, fraction)
                 losses.append(loss)
                 self.step += 1
-                if self.step % self.config.log_every == 0:
-                    mean = torch.stack(losses).mean().item()  # waits for the device: clocks are honest after it
-                    now = time.monotonic()
-                    self.last_loss = mean
-                    self._log(log, mean, norm.item(), fraction, len(losses) / (now - since))
-                    losses, since = [], now
                 self.elapsed = resumed_at + time.monotonic() - started
+                if self.step % self.config.log_every == 0 or self._fraction() >= 1.0:
+                    self._report(log, torch.stack(losses), norm, since)
+                    losses, since = [], time.monotonic()
                 if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
                     self.save()
         self.save()
@@ -151,22 +148,24 @@ class Trainer:
         self.console.print(f"compiled in {time.monotonic() - started:.0f} s", highlight=False)
         return compiled
 
-    def _log(self, log: TrainingLog, loss: float, norm: float, fraction: float, steps_per_s: float) -> None:
+    def _report(self, log: TrainingLog, losses: Tensor, norm: Tensor, since: float) -> None:
+        """One row about the steps since `since`. Reading the loss waits for the device: the clock is honest after it."""
+        self.last_loss = losses.mean().item()
         tokens_per_step = self.data.batch_size * self.data.seq_len
-        rate = tokens_per_step * steps_per_s
+        rate = len(losses) * tokens_per_step / (time.monotonic() - since)
         flops = training_flops_per_token(self.decoder.spec, self.data.seq_len)
         peak = peak_flops(self.device)
         row = {
             "step": self.step,
             "tokens": self.step * tokens_per_step,
             "seconds": round(self.elapsed, 3),
-            "loss": loss,
+            "loss": self.last_loss,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "grad_norm": norm,
+            "grad_norm": norm.item(),
             "tokens_per_s": rate,
             "mfu": rate * flops / peak if peak else None,
         }
-        log.write(row, fraction)
+        log.write(row, self._fraction())
 
     def _identity(self) -> State:
         """What a resumed run must share with the run it resumes."""
