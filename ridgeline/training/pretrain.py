@@ -149,7 +149,7 @@ class Trainer:
         return compiled
 
     def _report(self, log: TrainingLog, losses: Tensor, norm: Tensor, since: float) -> None:
-        """One row about the steps since `since`. Reading the loss waits for the device, which keeps the clock honest."""
+        """One row about the steps since `since`. Reading the loss waits for the device, so the clock is honest."""
         self.last_loss = losses.mean().item()
         tokens_per_step = self.data.batch_size * self.data.seq_len
         rate = len(losses) * tokens_per_step / (time.monotonic() - since)
