@@ -42,7 +42,9 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, layout: CacheLayout) -> None:
         self.config = config
-        self.cache = CacheManager(layout, prefix_caching=config.enable_prefix_caching)
+        self.cache = CacheManager(
+            layout, prefix_caching=config.enable_prefix_caching, max_chunk=config.max_num_batched_tokens
+        )
         self.slots = SlotTable(config.max_num_seqs)
         self.in_flight: deque[InFlight] = deque()
         self.on_finish: Callable[[Request, RequestStats], None] = lambda request, stats: None
@@ -56,6 +58,7 @@ class Scheduler:
         self._deltas: list[Delta] = []  # what the next plan tells the worker, in order
         self._suspects: dict[Sequence, None] = {}
         self._failed: list[InFlight] = []
+        self._unsent: list[TokenEvent] = []  # ends that no result brought
         self._reset = True  # the first plan too finds a worker in an unknown state
         self._arrivals = 0
         self._plan_id = 0  # newest submitted
@@ -104,11 +107,13 @@ class Scheduler:
         """The next plan, or None when nothing can run before a result comes in."""
         if self._failed and not self._recover():
             return None
+        if self.in_flight and not self.in_flight[-1].masks_given:
+            return None  # what the next plan needs is not sampled before the masks are there
         draft = Draft(self.config.max_num_batched_tokens)
         if self._suspects:
             self._run_a_suspect(draft)
         else:
-            self._grow_decoding()
+            self._grow_running()
             self._advance_decoding(draft)
             self._advance_paced(draft)
             if self._advance_prefilling(draft):
@@ -117,23 +122,37 @@ class Scheduler:
             return self._unblock()
         return self._submit(draft)
 
-    def _grow_decoding(self) -> None:
-        """Give a block to every decoding request whose next token has none, preempting the last in order if need be."""
+    def _grow_running(self) -> None:
+        """Give a block to every request whose next token has none, preempting the last in order if need be.
+
+        Done before any row is drafted: a preempted request must not be in the plan.
+        """
         seqs, rows = self._standing_rows()
         columns = self.slots
-        for i in np.flatnonzero(columns.kv_len[rows.slots_R] >= columns.capacity[rows.slots_R]):
-            if seqs[i] in self._decoding:
-                self._grow(seqs[i])
+        full = np.flatnonzero(columns.kv_len[rows.slots_R] >= columns.capacity[rows.slots_R])
+        for seq in [*(seqs[i] for i in full), *self._due()]:
+            if seq.slot != NO_SLOT:
+                self._grow(seq)
+
+    def _due(self) -> list[Sequence]:
+        """Requests with lookahead 0 whose last result is in."""
+        return [seq for seq in self._paced if seq.last_plan <= self._retired]
 
     def _grow(self, seq: Sequence) -> bool:
         """Room for one more token; False when the request itself had to give way."""
         while not self._extend(seq, 1):
             running = (*self._decoding, *self._paced, *self._prefilling)
             victim = max(running, key=lambda s: s.order)
-            self._preempt(victim)
+            self._make_way(victim)
             if victim is seq:
                 return False
         return True
+
+    def _make_way(self, seq: Sequence) -> None:
+        """Preempt for want of blocks. A request that runs alone will do without the cache: then its blocks fill whole
+        pages, and it fits (`CacheLayout.pages_needed`)."""
+        seq.private = seq.private or self.num_running == 1
+        self._preempt(seq)
 
     def _advance_decoding(self, draft: Draft) -> None:
         seqs, rows = draft.standing = self._standing_rows()
@@ -145,13 +164,12 @@ class Scheduler:
             self._standing = None
 
     def _advance_paced(self, draft: Draft) -> None:
-        for seq in list(self._paced):
-            if seq.last_plan <= self._retired and seq in self._paced and self._grow(seq):
-                self.slots.kv_len[seq.slot] += 1
-                draft.add(seq, 1, 1, None)
-                seq.last_plan = self._plan_id + 1
-                if self.slots.kv_len[seq.slot] >= self.slots.last_kv_len[seq.slot]:
-                    del self._paced[seq]
+        for seq in self._due():
+            self.slots.kv_len[seq.slot] += 1
+            draft.add(seq, 1, 1, None)
+            seq.last_plan = self._plan_id + 1
+            if self.slots.kv_len[seq.slot] >= self.slots.last_kv_len[seq.slot]:
+                del self._paced[seq]
 
     def _advance_prefilling(self, draft: Draft) -> bool:
         """Continue the prompts under way. False if one is held up: then nobody new is admitted past it."""
@@ -174,12 +192,13 @@ class Scheduler:
             self._start(seq, reserve_blocks=0)
         if not self._add_chunk(draft, seq):
             self._preempt_all()
+            seq.private = True
 
     def _unblock(self) -> StepPlan | None:
         """Nothing could be planned. If no result is due either, prompts hold each other's blocks: one gives way."""
         if self.in_flight or not self._prefilling:
             return None
-        self._preempt(max(self._prefilling, key=lambda s: s.order))
+        self._make_way(max(self._prefilling, key=lambda s: s.order))
         return self.schedule()
 
     # ---- pieces of a plan -------------------------------------------------------------------------------------
@@ -191,7 +210,11 @@ class Scheduler:
 
     def _start(self, seq: Sequence, *, reserve_blocks: int) -> bool:
         """Move a waiting request into a slot, with its prefix hit. False if its known tokens would not fit."""
-        if not self.cache.admit(seq, reserve_blocks=reserve_blocks):
+        admitted = self.cache.admit(seq, reserve_blocks=reserve_blocks)
+        if not admitted and self.num_running == 0 and not seq.private:
+            seq.private = True  # its hit lies scattered over too many pages
+            admitted = self.cache.admit(seq, reserve_blocks=0)
+        if not admitted:
             return False
         self.slots.acquire(seq, seq.cached_tokens)
         seq.status = Status.RUNNING
@@ -289,9 +312,12 @@ class Scheduler:
         if record is None or record.plan.id != result.plan_id:
             raise ContractViolation(f"a result for plan {result.plan_id} came where another was due.")
         if result.error is not None or result.dropped:
-            return self._note_failure(record, result)
-        self._retired = result.plan_id
-        return self._accept(record, result)
+            events = self._note_failure(record, result)
+        else:
+            self._retired = result.plan_id
+            events = self._accept(record, result)
+        unsent, self._unsent = self._unsent, []
+        return events + unsent
 
     def _accept(self, record: InFlight, result: StepResult) -> list[TokenEvent]:
         """Append the accepted tokens. The one loop over all rows of a step, so it does little per row."""
@@ -308,16 +334,16 @@ class Scheduler:
                 continue
             tokens = seq.tokens
             tokens.append(token)
-            if len(tokens) % block_size == 1 and seq.slot != NO_SLOT:
+            if (len(tokens) - 1) % block_size == 0 and seq.slot != NO_SLOT:
                 self.cache.publish(seq, len(tokens) - 1)  # the new token's own keys are not written yet
             if seq.first_token is None:
                 seq.first_token = time.monotonic()
-            if masked and seq.request.token_mask is not None:
-                seq.request.token_mask.accept(token)
             if self._suspects:
                 self._suspects.pop(seq, None)
             if finish:
                 self._finish(seq)
+            elif masked and seq.request.token_mask is not None:
+                self._accept_into_mask(seq, token)
         return events
 
     def _logprob_entries(self, record: InFlight, result: StepResult) -> dict[int, tuple]:
@@ -348,13 +374,32 @@ class Scheduler:
         if record is None or record.masks_given:
             return None
         record.masks_given = True
-        return record.plan.id, {
-            row: seq.request.token_mask.allowed()
-            for row, seq in enumerate(record.seqs)
-            if seq.request.token_mask is not None
-            and record.plan.rows.num_logits_R[row]
-            and seq.status is not Status.FINISHED
-        }
+        masks = {row: self._mask(seq) for row, seq in enumerate(record.seqs) if record.plan.rows.num_logits_R[row]}
+        return record.plan.id, {row: mask for row, mask in masks.items() if mask is not None}
+
+    def _mask(self, seq: Sequence) -> np.ndarray | None:
+        if seq.request.token_mask is None or seq.status is Status.FINISHED:
+            return None
+        try:
+            mask = seq.request.token_mask.allowed()
+            if mask.any():
+                return mask
+            self._fail(seq, "the token mask allows no token")
+        except Exception as error:  # a grammar may fail in any way; it ends its own request only
+            self._fail(seq, f"the token mask failed: {type(error).__name__}: {error}")
+        return None
+
+    def _accept_into_mask(self, seq: Sequence, token: int) -> None:
+        assert seq.request.token_mask is not None
+        try:
+            seq.request.token_mask.accept(token)
+        except Exception as error:  # as in _mask
+            self._fail(seq, f"the token mask failed: {type(error).__name__}: {error}")
+
+    def _fail(self, seq: Sequence, error: str) -> None:
+        """End one request with an error, told with the next result."""
+        self._finish(seq)
+        self._unsent.append(TokenEvent(seq.request.id, -1, "error", error=error))
 
     # ---- leaving ----------------------------------------------------------------------------------------------
 

@@ -22,8 +22,9 @@ class Sequence:
     """Host state of one request. `tokens` holds what is known: the prompt and every accepted output token.
 
     blocks: per cache group, block ids from position 0. hashes: of its full blocks, as far as computed. published:
-    leading blocks the prefix index has been told of. last_plan: newest plan that may name it, kept when it leaves a
-    slot: it may not be planned again before that plan has retired, since a late token may still arrive.
+    leading blocks the prefix index has been told of. private: runs on without the prefix cache. last_plan: newest plan
+    that may name it, kept when it leaves a slot: it may not be planned again before that plan has retired, since a late
+    token may still arrive.
     """
 
     __slots__ = (
@@ -39,6 +40,7 @@ class Sequence:
         "last_plan",
         "order",
         "preemptions",
+        "private",
         "prompt_logprobs_sent",
         "published",
         "request",
@@ -59,6 +61,7 @@ class Sequence:
         self.blocks: list[list[int]] = [[] for _ in range(num_groups)]
         self.hashes: list[bytes] = []
         self.published = 0
+        self.private = False
         self.cached_tokens = 0
         self.last_plan = 0
         self.prompt_logprobs_sent = 0

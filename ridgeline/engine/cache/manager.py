@@ -17,9 +17,12 @@ from ridgeline.engine.sequence import Sequence
 
 
 class CacheManager:
-    """Blocks of all sequences. With `prefix_caching` off nothing is published, so nothing is found."""
+    """Blocks of all sequences. With `prefix_caching` off nothing is published, so nothing is found.
 
-    def __init__(self, layout: CacheLayout, *, prefix_caching: bool) -> None:
+    max_chunk: tokens one step runs at most for a sequence.
+    """
+
+    def __init__(self, layout: CacheLayout, *, prefix_caching: bool, max_chunk: int) -> None:
         self.layout = layout
         self.block_size = layout.block_size
         self.specs = [group.spec for group in layout.groups]
@@ -27,6 +30,7 @@ class CacheManager:
         self.index = PrefixIndex(len(self.specs))
         self.pool = BlockPool(layout, on_evict=self.index.drop)
         self.prefix_caching = prefix_caching
+        self._max_chunk = max_chunk
         self.queried_tokens = 0
         self.hit_tokens = 0
 
@@ -38,16 +42,17 @@ class CacheManager:
         The hit leaves at least one token to run, for its logits. Sets blocks, published and cached_tokens.
         """
         num_known = len(seq.tokens)
-        hit = self._longest_hit(seq) if self.prefix_caching and not seq.bypasses_cache else 0
+        hit = self._longest_hit(seq) if self._shares(seq) and not seq.bypasses_cache else 0
         seq.blocks = [self._hit_blocks(seq, g, hit) for g in range(len(self.specs))]
         for g, blocks in enumerate(seq.blocks):
             for block in blocks:
                 if block != NULL_BLOCK:
                     self.pool.share(g, block)
-        total = -(-(num_known + 1) // self.block_size)
         wanted = [
-            min(total - hit, spec.blocks_needed(num_known + 1, num_known, self.block_size)) + reserve_blocks
-            for spec in self.specs
+            spec.blocks_needed(num_known + 1, self._max_chunk, self.block_size)
+            - sum(block != NULL_BLOCK for block in blocks)
+            + reserve_blocks
+            for spec, blocks in zip(self.specs, seq.blocks, strict=True)
         ]
         if not self.pool.can_take(wanted):
             self.release(seq, 0)
@@ -104,17 +109,14 @@ class CacheManager:
         """Make room for positions below new_len. Returns the changes, or None (nothing done) if blocks are short."""
         end = -(-new_len // self.block_size)
         wanted = [end - len(blocks) for blocks in seq.blocks]
-        if not self.pool.can_take(wanted):
+        taken = self.pool.take(wanted)
+        if taken is None:
             return None
         changes: list[SetBlocks] = []
-        for g, blocks in enumerate(seq.blocks):
-            start = len(blocks)
-            for _ in range(wanted[g]):
-                block = self.pool.take(g)
-                assert block is not None, "can_take promised a block"
-                blocks.append(block)
-            if start < len(blocks):
-                changes.append(SetBlocks(seq.slot, g, start, tuple(blocks[start:])))
+        for g, (blocks, new) in enumerate(zip(seq.blocks, taken, strict=True)):
+            if new:
+                changes.append(SetBlocks(seq.slot, g, len(blocks), tuple(new)))
+                blocks += new
         return changes
 
     # ---- publication ------------------------------------------------------------------------------------------
@@ -122,7 +124,7 @@ class CacheManager:
     def publish(self, seq: Sequence, kv_len: int) -> list[Hash]:
         """Make the sequence's full blocks below kv_len matchable; returns the hashes that are new to the index."""
         end = kv_len // self.block_size
-        if not self.prefix_caching or end <= seq.published:
+        if not self._shares(seq) or end <= seq.published:
             return []
         hashes = self._hashes(seq, end)
         fresh: list[Hash] = []
@@ -162,6 +164,9 @@ class CacheManager:
     def usage(self) -> float:
         """Share of the pages that running requests hold."""
         return 1 - self.pool.free_pages / max(1, self.pool.num_pages)
+
+    def _shares(self, seq: Sequence) -> bool:
+        return self.prefix_caching and not seq.private
 
     def _root(self, seq: Sequence) -> Hash:
         return root_hash(seq.request.cache_salt)

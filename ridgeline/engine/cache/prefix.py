@@ -17,7 +17,7 @@ Hash = bytes
 
 def root_hash(*extra_keys: str) -> Hash:
     """Start of every chain that may share blocks: one per combination of extra keys."""
-    return blake2b("\x1f".join(extra_keys).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return blake2b("\x1f".join(extra_keys).encode("utf-8", "surrogatepass"), digest_size=16, person=b"root").digest()
 
 
 def chain_hash(parent: Hash, tokens: Sequence[int]) -> Hash:

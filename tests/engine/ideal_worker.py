@@ -1,0 +1,276 @@
+"""A worker in plain Python that specifies what a device must do, over a simulated paged memory.
+
+Every cell of the memory (unit, offset) holds (position, token, digest), where digest sums up all tokens up to there,
+as keys and values do. The worker reads what a real attention would read and checks it: a block shared with the wrong
+request, overwritten too early, never written or seen through a stale table shows as a `Violation`. The token it
+"samples" follows from everything read, so it must equal `alone(request)`, which needs no memory at all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+from ridgeline.core.cache_spec import NULL_BLOCK, CacheLayout
+from ridgeline.core.plan import Assign, Feature, Finish, Release, SetBlocks, StepLogprobs, StepPlan, StepResult
+from ridgeline.core.request import Request
+
+VOCAB = 6
+EOS = 0
+
+
+class Violation(AssertionError):
+    """The engine broke the contract."""
+
+
+def digest(previous: int, token: int) -> int:
+    data = previous.to_bytes(8, "little") + token.to_bytes(4, "little")
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def digests(tokens: Iterable[int]) -> list[int]:
+    found: list[int] = []
+    for token in tokens:
+        found.append(digest(found[-1] if found else 0, token))
+    return found
+
+
+def choose(visible: Iterable[int], seed: int, mask: np.ndarray | None) -> int:
+    """The token that follows from the digests a query sees."""
+    start = (sum(visible) + seed) % (1 << 64) % VOCAB
+    return next(t % VOCAB for t in range(start, start + VOCAB) if mask is None or mask[t % VOCAB])
+
+
+def alone(request: Request, layout: CacheLayout, mask: object = None) -> list[int]:
+    """Output of the request when nothing else exists. mask: a fresh `TokenMask` of the request's kind."""
+    tokens = list(request.prompt_token_ids)
+    while len(tokens) < request.max_total_tokens:
+        known = digests(tokens)
+        firsts = [group.spec.first_needed(len(tokens) - 1) for group in layout.groups]
+        allowed = mask.allowed() if mask is not None else None  # type: ignore[attr-defined]
+        tokens.append(choose((d for first in firsts for d in known[first:]), request.seed, allowed))
+        if mask is not None:
+            mask.accept(tokens[-1])  # type: ignore[attr-defined]
+        if tokens[-1] in request.all_stop_ids:
+            break
+    return tokens[len(request.prompt_token_ids) :]
+
+
+@dataclass
+class Slot:
+    """What the deltas say about one slot."""
+
+    form: Assign
+    kv_len: int
+    last_token: int
+    tables: list[dict[int, int]]
+    stopped: bool = False
+
+
+@dataclass
+class Step:
+    """A submitted plan. masks: None while it waits for them."""
+
+    plan: StepPlan
+    masks: Mapping[int, np.ndarray] | None
+    emits: dict[int, tuple[list[int], int]] = field(default_factory=dict)  # row → digests seen, new kv_len
+    result: StepResult | None = None
+
+
+class IdealWorker:
+    """fail_next: make the next executed plan fail ("early": untouched, "late": after scribbling over its cells).
+    poison: seeds of requests that fail every plan that runs them. blamed: seeds of requests that a failed plan ran
+    alone. lazy: execute only when a result is collected."""
+
+    def __init__(self, layout: CacheLayout, *, lazy: bool = True) -> None:
+        self.layout = layout
+        self.lazy = lazy
+        self.fail_next: str | None = None
+        self.poison: set[int] = set()
+        self.blamed: set[int] = set()
+        self.slots: dict[int, Slot] = {}
+        self.memory: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._steps: deque[Step] = deque()
+        self._dropping = True  # until a first reset
+        self._ran = 0
+
+    # ---- the protocol -----------------------------------------------------------------------------------------
+
+    def submit(self, plan: StepPlan) -> None:
+        waits = bool(plan.rows.features & Feature.MASK)
+        if any(step.masks is None for step in self._steps):
+            raise Violation("a plan was submitted behind one that still waits for masks")
+        self._steps.append(Step(plan, None if waits else {}))
+        if not self.lazy:
+            self._catch_up()
+
+    def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+        step = next(step for step in self._steps if step.plan.id == plan_id)
+        if step.masks is not None or step is not self._steps[0]:
+            raise Violation("masks came twice, or before all earlier tokens were known")
+        step.masks = masks
+
+    def collect(self) -> StepResult:
+        self._catch_up()
+        step = self._steps.popleft()
+        if step.result is None:
+            raise Violation("a result was asked of a plan that waits for masks")
+        return step.result
+
+    def shutdown(self) -> None: ...
+
+    # ---- a step -----------------------------------------------------------------------------------------------
+
+    def _catch_up(self) -> None:
+        for step in self._steps:
+            if step.result is None and step.masks is not None:
+                step.result = self._execute(step)
+
+    def _execute(self, step: Step) -> StepResult:
+        plan = step.plan
+        if plan.reset:
+            self._dropping = False
+            self.slots.clear()
+        if self._dropping:
+            return StepResult(plan_id=plan.id, dropped=True)
+        fault, self.fail_next = self.fail_next, None
+        self._fold(plan)
+        self._check(plan)
+        seeds = {self.slots[int(slot)].form.seed for slot in plan.rows.slots_R}
+        if (fault or seeds & self.poison) and len(seeds) == 1:
+            self.blamed |= seeds
+        if fault == "early":
+            return self._fail(plan)
+        self._forward(step)
+        if fault == "late" or seeds & self.poison:
+            return self._scribble(plan)
+        return self._sample(step)
+
+    def _fail(self, plan: StepPlan) -> StepResult:
+        self._dropping = True
+        return StepResult(plan_id=plan.id, error="a fault was asked for")
+
+    def _scribble(self, plan: StepPlan) -> StepResult:
+        for _, slot, positions, _ in self._rows(plan):
+            for position in positions:
+                for cell in self._cells(slot, position):
+                    self.memory[cell] = (-7, -7, -7)
+        return self._fail(plan)
+
+    def _fold(self, plan: StepPlan) -> None:
+        for delta in plan.deltas:
+            if isinstance(delta, Assign):
+                tables = [dict(enumerate(blocks)) for blocks in delta.blocks]
+                self.slots[delta.slot] = Slot(delta, delta.kv_len, delta.last_token or -1, tables)
+            elif isinstance(delta, SetBlocks):
+                self.slots[delta.slot].tables[delta.group].update(enumerate(delta.block_ids, start=delta.start))
+            else:
+                assert isinstance(delta, Release)
+                del self.slots[delta.slot]
+
+    def _check(self, plan: StepPlan) -> None:
+        rows = plan.rows
+        if len(set(rows.slots_R.tolist())) != len(rows) or not len(rows) or (rows.num_tokens_R < 1).any():
+            raise Violation("a plan needs rows, each of another slot, each with a token")
+        for row, slot_id in enumerate(rows.slots_R.tolist()):
+            slot = self.slots.get(slot_id)
+            if slot is None or slot.form.generation != rows.generations_R[row]:
+                raise Violation(f"row {row} names slot {slot_id} under a generation that it does not hold")
+            bound = slot.kv_len + rows.num_tokens_R[row]
+            if plan.kv_bound_R[row] < bound or (plan.kv_bound_R[row] > bound and not slot.stopped):
+                raise Violation(f"kv_bound is {plan.kv_bound_R[row]}, the row ends at {bound}")
+            if plan.expected is not None:
+                self._compare(slot, plan.expected[slot_id])
+
+    def _compare(self, slot: Slot, form: Assign) -> None:
+        if not slot.stopped and slot.kv_len != form.kv_len:
+            raise Violation(f"kv_len folds to {slot.kv_len}, the full form says {form.kv_len}")
+        for table, blocks in zip(slot.tables, form.blocks, strict=True):
+            if [table[n] for n in range(len(blocks))] != list(blocks):
+                raise Violation(f"blocks fold to {table}, the full form says {blocks}")
+
+    def _rows(self, plan: StepPlan) -> Iterable[tuple[int, Slot, range, list[int]]]:
+        """(row, slot, positions, input tokens) of the rows that are not stopped."""
+        spans = {span.row: span.token_ids.tolist() for span in plan.spans}
+        for row, slot_id in enumerate(plan.rows.slots_R.tolist()):
+            slot = self.slots[slot_id]
+            if not slot.stopped:
+                positions = range(slot.kv_len, slot.kv_len + int(plan.rows.num_tokens_R[row]))
+                yield row, slot, positions, spans.get(row, [slot.last_token])
+
+    def _forward(self, step: Step) -> None:
+        written: set[tuple[int, int]] = set()
+        for row, slot, positions, tokens in self._rows(step.plan):
+            if len(tokens) != len(positions) or min(tokens) < 0:
+                raise Violation(f"row {row} runs {len(positions)} tokens and is given {tokens}")
+            for position, token in zip(positions, tokens, strict=True):
+                before = self._read(slot, position - 1, 0)[2] if position else 0
+                for cell in self._cells(slot, position):
+                    if cell in written:
+                        raise Violation(f"two rows of plan {step.plan.id} write to the same place")
+                    written.add(cell)
+                    self.memory[cell] = (position, token, digest(before, token))
+        for row, slot, positions, _ in self._rows(step.plan):
+            seen = [self._visible(slot, position) for position in positions]  # every query reads, not only the last
+            step.emits[row] = seen[-1], positions[-1] + 1
+
+    def _visible(self, slot: Slot, query: int) -> list[int]:
+        found: list[int] = []
+        for g, group in enumerate(self.layout.groups):
+            for position in range(group.spec.first_needed(query), query + 1):
+                _, token, value = self._read(slot, position, g)
+                if position > group.spec.first_needed(query) and value != digest(found[-1], token):
+                    raise Violation(f"position {position} holds a token of another context")
+                found.append(value)
+        return found
+
+    def _read(self, slot: Slot, position: int, group: int) -> tuple[int, int, int]:
+        """The cell as every layer of the group holds it."""
+        cells = {self.memory.get(cell) for cell in self._cells(slot, position, (group,))}
+        cell = cells.pop()
+        if cells or cell is None or cell[0] != position:
+            raise Violation(f"group {group} reads position {position} and finds {cell}, {cells}")
+        return cell
+
+    def _cells(self, slot: Slot, position: int, groups: Iterable[int] | None = None) -> Iterable[tuple[int, int]]:
+        size = self.layout.block_size
+        for g in groups if groups is not None else range(len(self.layout.groups)):
+            block = slot.tables[g].get(position // size, NULL_BLOCK)
+            if block == NULL_BLOCK:
+                raise Violation(f"group {g} has no block for position {position}")
+            for layer in range(len(self.layout.groups[g].layers)):
+                yield block + layer * self.layout.num_pages, position % size
+
+    def _sample(self, step: Step) -> StepResult:
+        plan, rows = step.plan, step.plan.rows
+        tokens_RK = np.full((len(rows), 1), -1, np.int32)
+        finish_R = np.zeros(len(rows), np.int8)
+        prompts = {row: scores for row in step.emits if (scores := self._prompt_scores(plan, row)) is not None}
+        for row, (seen, kv_len) in step.emits.items():
+            slot = self.slots[int(rows.slots_R[row])]
+            slot.kv_len = kv_len
+            if not rows.num_logits_R[row]:
+                continue
+            token = choose(seen, slot.form.seed, (step.masks or {}).get(row))
+            slot.last_token = tokens_RK[row, 0] = token
+            full = kv_len + 1 >= slot.form.max_total_tokens
+            stop = token in slot.form.stop_ids
+            finish_R[row] = Finish.STOP if stop else Finish.LENGTH if full else Finish.NONE
+            slot.stopped = bool(finish_R[row])
+        return StepResult(plan_id=plan.id, tokens_RK=tokens_RK, finish_R=finish_R, prompt_logprobs=prompts)
+
+    def _prompt_scores(self, plan: StepPlan, row: int) -> StepLogprobs | None:
+        """ "Logprob" of prompt token p is p."""
+        slot = self.slots[int(plan.rows.slots_R[row])]
+        if slot.form.params.prompt_logprobs is None:
+            return None
+        end = min(slot.kv_len + int(plan.rows.num_tokens_R[row]) + 1, len(slot.form.prompt))
+        positions = np.arange(slot.kv_len + 1, end, dtype=np.float32)
+        if not len(positions):
+            return None
+        none = np.empty((len(positions), 0))
+        return StepLogprobs(positions, np.ones(len(positions), np.int64), none, none)

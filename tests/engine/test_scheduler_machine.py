@@ -1,0 +1,266 @@
+"""The scheduler under everything at once: arrivals, aborts, faults, masks, tiny pools, plans in flight.
+
+`RIDGELINE_EXAMPLES=1000 pytest tests/engine` looks harder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ridgeline.core.cache_spec import CacheGroup, CacheLayout, CacheSpec
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.request import Request, SamplingParams, TokenEvent
+from ridgeline.engine.cache.prefix import chain_hash
+from ridgeline.engine.scheduler import Scheduler
+from tests.engine.ideal_worker import EOS, VOCAB, IdealWorker, alone
+from tests.engine.profiles import machine_settings
+
+MAX_LEN = 40
+
+# per group: (window, layers)
+GROUPS = (
+    ((None, 1),),
+    ((5, 1),),
+    ((None, 2), (4, 1)),
+    ((None, 2), (6, 3)),
+    ((None, 3), (3, 2)),
+    ((None, 1), (3, 2), (7, 3)),
+    ((3, 3), (7, 2)),
+)
+
+
+def layout_of(groups: tuple[tuple[int | None, int], ...], block_size: int, num_pages: int) -> CacheLayout:
+    layers = iter(range(100))
+    return CacheLayout(
+        groups=tuple(
+            CacheGroup(
+                spec=CacheSpec(num_kv_heads=1, head_dim=1, window=window),
+                layers=tuple(next(layers) for _ in range(count)),
+            )
+            for window, count in groups
+        ),
+        block_size=block_size,
+        dtype="float32",
+        num_pages=num_pages,
+    )
+
+
+class Alternating:
+    """Even and odd tokens in turn; `faulty_at`: what fails there ("accept", "allowed", "nothing")."""
+
+    def __init__(self, fault: str | None = None, faulty_at: int = 0) -> None:
+        self.count = 0
+        self.fault = fault
+        self.faulty_at = faulty_at
+
+    def accept(self, token_id: int) -> None:
+        assert token_id % 2 == self.count % 2, "the mask was not obeyed, or came for another position"
+        if self.fault == "accept" and self.count == self.faulty_at:
+            raise RuntimeError("the grammar broke")
+        self.count += 1
+
+    def allowed(self) -> np.ndarray:
+        if self.fault == "allowed" and self.count == self.faulty_at:
+            raise RuntimeError("the grammar broke")
+        nothing = self.fault == "nothing" and self.count == self.faulty_at
+        return (np.arange(VOCAB) % 2 == self.count % 2) & (not nothing)
+
+
+@dataclass
+class Expected:
+    """What must come out for one request."""
+
+    request: Request
+    tokens: list[int]
+    may_fail: bool
+    got: list[int] = field(default_factory=list)
+    prompt_positions: list[float] = field(default_factory=list)
+    ended: str | None = None
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        groups=st.sampled_from(GROUPS),
+        block_size=st.sampled_from([1, 2, 4]),
+        extra_pages=st.integers(0, 12),
+        max_num_seqs=st.integers(1, 4),
+        extra_tokens=st.integers(0, 12),
+        depth=st.integers(1, 3),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        caching=st.booleans(),
+        lazy=st.booleans(),
+    )
+    def start(self, groups, block_size, extra_pages, max_num_seqs, extra_tokens, depth, policy, caching, lazy) -> None:
+        budget = max_num_seqs + extra_tokens
+        needed = layout_of(groups, block_size, 2).pages_needed(MAX_LEN, budget)
+        self.layout = layout_of(groups, block_size, 1 + needed + extra_pages)
+        self.config = EngineConfig(
+            max_model_len=MAX_LEN,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            enable_prefix_caching=caching,
+            scheduling_policy=policy,
+            lookahead_depth=depth,
+            debug_checks=True,
+        )
+        self.scheduler = Scheduler(self.config, self.layout)
+        self.worker = IdealWorker(self.layout, lazy=lazy)
+        self.expected: dict[str, Expected] = {}
+        self.ended: list[str] = []
+        self.scheduler.on_finish = lambda request, stats: self.ended.append(request.id)
+
+    # ---- what callers do --------------------------------------------------------------------------------------
+
+    @rule(
+        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=24),
+        max_tokens=st.integers(1, 12),
+        lookahead=st.sampled_from([2, 2, 1, 0]),
+        masked=st.booleans(),
+        fault=st.sampled_from([None, None, None, "accept", "allowed", "nothing"]),
+        faulty_at=st.integers(0, 3),
+        salt=st.sampled_from(["", "", "a"]),
+        priority=st.integers(0, 2),
+        ignore_eos=st.booleans(),
+        scored=st.booleans(),
+        poison=st.sampled_from([False] * 7 + [True]),
+    )
+    def add(
+        self, prompt, max_tokens, lookahead, masked, fault, faulty_at, salt, priority, ignore_eos, scored, poison
+    ) -> None:
+        number = len(self.expected)
+        request = Request(
+            id=f"r{number}",
+            prompt_token_ids=tuple(prompt),
+            params=SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, prompt_logprobs=0 if scored else None),
+            seed=number,
+            max_total_tokens=len(prompt) + max_tokens,
+            eos_ids=frozenset([EOS]),
+            cache_salt=salt,
+            priority=priority,
+            lookahead=lookahead,
+            token_mask=Alternating(fault, faulty_at) if masked else None,
+        )
+        tokens = alone(request, self.layout, Alternating() if masked else None)
+        if poison:
+            self.worker.poison.add(request.seed)
+        self.expected[request.id] = Expected(request, tokens, may_fail=poison or (masked and fault is not None))
+        self.scheduler.add(request)
+
+    @precondition(lambda self: any(e.ended is None for e in self.expected.values()))
+    @rule(data=st.data())
+    def abort(self, data) -> None:
+        name = data.draw(st.sampled_from([n for n, e in self.expected.items() if e.ended is None]))
+        at_token = data.draw(st.none() | st.integers(0, len(self.expected[name].got)))
+        if self.scheduler.abort(name, at_token):
+            self.expected[name].ended = "abort"
+        else:
+            assert name in self._ended_unheard()
+        assert not self.scheduler.abort(name)
+
+    # ---- what the device does ---------------------------------------------------------------------------------
+
+    @rule(fault=st.sampled_from(["early", "late"]))
+    def fail(self, fault) -> None:
+        self.worker.fail_next = fault
+
+    @rule(times=st.integers(1, 4))
+    def schedule(self, times) -> None:
+        for _ in range(times):
+            if len(self.scheduler.in_flight) < self.config.lookahead_depth:
+                plan = self.scheduler.schedule()
+                if plan is None:
+                    return
+                assert plan.num_tokens <= self.config.max_num_batched_tokens
+                assert len(plan.rows) <= self.config.max_num_seqs
+                self.worker.submit(plan)
+                self._provide_masks()
+
+    @rule(times=st.integers(1, 4))
+    def deliver(self, times) -> None:
+        for _ in range(times):
+            if self.scheduler.in_flight:
+                for event in self.scheduler.update(self.worker.collect()):
+                    self._note(event)
+                self._provide_masks()
+
+    @rule(times=st.integers(1, 12))
+    def run(self, times) -> None:
+        """As the engine's loop does: keep the worker supplied, take one result."""
+        for _ in range(times):
+            self.schedule(self.config.lookahead_depth)
+            self.deliver(1)
+
+    def _provide_masks(self) -> None:
+        due = self.scheduler.masks_due()
+        if due is not None:
+            self.worker.provide_masks(*due)
+
+    def _note(self, event: TokenEvent) -> None:
+        expected = self.expected[event.request_id]
+        assert expected.ended is None, "an event came after the end"
+        if event.token_id >= 0:
+            expected.got.append(event.token_id)
+        assert expected.got == expected.tokens[: len(expected.got)], "other tokens than alone"
+        expected.prompt_positions += [entry.logprob for entry in event.prompt_logprobs or []]
+        expected.ended = event.finish_reason
+        if event.finish_reason == "error":
+            assert expected.may_fail or expected.request.seed in self.worker.blamed, (
+                f"an innocent request ended: {event.error}"
+            )
+            assert event.error
+        elif event.finish_reason is not None:
+            assert expected.got == expected.tokens
+            assert event.finish_reason == ("stop" if expected.got[-1] in expected.request.all_stop_ids else "length")
+            if expected.request.params.prompt_logprobs is not None:
+                assert expected.prompt_positions == [*range(1, len(expected.request.prompt_token_ids))]
+
+    # ---- what always holds ------------------------------------------------------------------------------------
+
+    @invariant()
+    def listeners_hear_of_every_end_once(self) -> None:
+        if hasattr(self, "expected"):
+            ended = [name for name, expected in self.expected.items() if expected.ended]
+            assert sorted(self.ended) == sorted({*ended, *self._ended_unheard()})
+
+    def _ended_unheard(self) -> set[str]:
+        """Requests whose token mask failed: they end at once, and the next result tells."""
+        return {event.request_id for event in self.scheduler._unsent}
+
+    @invariant()
+    def cached_blocks_hold_what_the_index_says(self) -> None:
+        """Nothing unaccepted, stale or written by a failed plan can be found."""
+        if not hasattr(self, "expected") or self.scheduler.in_flight or self.scheduler._failed:
+            return
+        index, pool, size = self.scheduler.cache.index, self.scheduler.cache.pool, self.layout.block_size
+        for (g, block), node_hash in index._hash_of.items():
+            assert pool.is_cached(g, block)
+            for layer in range(len(self.layout.groups[g].layers)):
+                cells = [self.worker.memory[block + layer * self.layout.num_pages, i] for i in range(size)]
+                assert chain_hash(index.get(node_hash).parent, [token for _, token, _ in cells]) == node_hash
+
+    def teardown(self) -> None:
+        """Without newcomers everything ends within bounds, and nothing is left behind."""
+        if not hasattr(self, "expected"):
+            return
+        left = [e for e in self.expected.values() if e.ended is None]
+        bound = 20 + 8 * sum(e.request.max_total_tokens for e in left)
+        for _ in range(bound):
+            if not self.scheduler.has_work:
+                break
+            self.run(1)
+        assert not self.scheduler.has_work, "a request starves"
+        self.listeners_hear_of_every_end_once()
+        self.cached_blocks_hold_what_the_index_says()
+        assert all(expected.ended for expected in self.expected.values())
+        pool, slots = self.scheduler.cache.pool, self.scheduler.slots
+        assert pool.free_pages == pool.num_pages
+        assert slots.num_free == self.config.max_num_seqs
+        assert (self.scheduler.num_running, self.scheduler.num_waiting) == (0, 0)
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = machine_settings(examples=120, steps=30)
