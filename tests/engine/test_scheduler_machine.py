@@ -11,42 +11,15 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ridgeline.core.cache_spec import CacheGroup, CacheLayout, CacheSpec
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.request import Request, SamplingParams, TokenEvent
 from ridgeline.engine.cache.prefix import chain_hash
 from ridgeline.engine.scheduler import Scheduler
 from tests.engine.ideal_worker import EOS, VOCAB, IdealWorker, alone
+from tests.engine.layouts import GROUPS, layout_of
 from tests.engine.profiles import machine_settings
 
 MAX_LEN = 40
-
-# per group: (window, layers)
-GROUPS = (
-    ((None, 1),),
-    ((5, 1),),
-    ((None, 2), (4, 1)),
-    ((None, 2), (6, 3)),
-    ((None, 3), (3, 2)),
-    ((None, 1), (3, 2), (7, 3)),
-    ((3, 3), (7, 2)),
-)
-
-
-def layout_of(groups: tuple[tuple[int | None, int], ...], block_size: int, num_pages: int) -> CacheLayout:
-    layers = iter(range(100))
-    return CacheLayout(
-        groups=tuple(
-            CacheGroup(
-                spec=CacheSpec(num_kv_heads=1, head_dim=1, window=window),
-                layers=tuple(next(layers) for _ in range(count)),
-            )
-            for window, count in groups
-        ),
-        block_size=block_size,
-        dtype="float32",
-        num_pages=num_pages,
-    )
 
 
 class Alternating:
