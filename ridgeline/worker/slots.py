@@ -95,6 +95,8 @@ class Slots:
         tables.min_len_S[slots] = self._ints([len(form.prompt) + form.params.min_tokens for form in forms])
         width = tables.stop_ids_SE.shape[1]
         tables.stop_ids_SE[slots] = self._ints([_padded(sorted(form.stop_ids), width) for form in forms])
+        tables.bias_ids_SB[slots] = -1  # what the slot's last request left would count beside a biased row
+        tables.bias_SB[slots] = 0
         for form in forms:
             features = features_of(form.params, masked=False)
             if features & Feature.BIAS:

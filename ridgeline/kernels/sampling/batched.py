@@ -66,7 +66,8 @@ def _filter(logits_NV: Tensor, tables: SamplingTables, slots_N: Tensor) -> Tenso
     ordered_NV = ordered_NV.masked_fill((top_k_N1 > 0) & (rank_V >= top_k_N1), -torch.inf)
     probability_NV = ordered_NV.softmax(-1)
     before_NV = probability_NV.cumsum(-1) - probability_NV
-    stays_NV = before_NV < tables.top_p_S[slots_N][:, None]
+    top_p_N1 = tables.top_p_S[slots_N][:, None]
+    stays_NV = (before_NV < top_p_N1) | (top_p_N1 >= 1)  # rounding must not cut the tail of an unfiltered row
     stays_NV &= probability_NV >= tables.min_p_S[slots_N][:, None] * probability_NV[:, :1]
     stays_NV[:, 0] = True
     return torch.full_like(logits_NV, -torch.inf).scatter(1, order_NV, ordered_NV.masked_fill(~stays_NV, -torch.inf))

@@ -111,7 +111,7 @@ def _filter(logits_V: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
         order = order[:top_k]
     probability = logits_V[order].softmax(0)
     before = probability.cumsum(0) - probability
-    stays = (before < top_p) & (probability >= min_p * probability[0])
+    stays = ((before < top_p) | (top_p >= 1)) & (probability >= min_p * probability[0])
     stays[0] = True
     kept_V = torch.zeros_like(logits_V, dtype=torch.bool)
     kept_V[order[stays]] = True

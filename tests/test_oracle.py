@@ -1,0 +1,193 @@
+"""End to end against transformers, in float32 with debug checks on: same tokens, same logprobs, whatever the engine's
+settings, whatever else runs, whatever the cache holds.
+
+float32 on logits of order ten: 1e-4 is a hundred roundings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.text.outputs import CompletionOutput, RequestOutput
+from tests import tiny_models
+
+TOLERANCE = 1e-4
+SHARED = [7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83]
+PROMPTS = ([5], [5, 6, 7], [9] * 40 + [3], list(range(10, 75)), SHARED, [*SHARED, 100, 101], [*SHARED, 100, 102, 103])
+
+Settings = dict[str, object]
+
+# Small steps, small blocks, few slots: chunks, ragged batches and waiting all happen.
+TIGHT: Settings = {"max_num_batched_tokens": 24, "block_size": 4, "max_num_seqs": 4}
+ROOMY: Settings = {"max_num_batched_tokens": 512, "block_size": 16, "max_num_seqs": 8}
+
+
+@pytest.fixture
+def open_llm(tiny_model: Callable[[str], Path]):
+    """`open_llm(family, **settings)`: an LLM that is shut down when the test ends."""
+    opened: list[LLM] = []
+
+    def build(family: str, **settings: object) -> LLM:
+        options = {"dtype": "float32", "device": "cpu", "skip_tokenizer_init": True, "debug_checks": True, **settings}
+        opened.append(LLM(tiny_model(family), **options))
+        return opened[-1]
+
+    yield build
+    for llm in opened:
+        llm.shutdown()
+
+
+oracle = cache(tiny_models.build)
+
+
+def oracle_logprobs(family: str, tokens: Sequence[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return oracle(family)(torch.tensor([list(tokens)])).logits[0].log_softmax(-1)
+
+
+def run(llm: LLM, prompts: Sequence[Sequence[int]], params: object, **options: object) -> list[RequestOutput]:
+    return llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False, **options)
+
+
+def check_output(family: str, prompt: Sequence[int], output: CompletionOutput) -> None:
+    """Every reported logprob and rank is the oracle's."""
+    expected = oracle_logprobs(family, [*prompt, *output.token_ids])
+    assert output.logprobs is not None
+    assert len(output.logprobs) == len(output.token_ids)
+    for i, (token, entry) in enumerate(zip(output.token_ids, output.logprobs, strict=True)):
+        at = expected[len(prompt) - 1 + i]
+        assert token in entry
+        for candidate, reported in entry.items():
+            assert reported.logprob == pytest.approx(at[candidate].item(), abs=TOLERANCE)
+            assert (at > at[candidate] + TOLERANCE).sum() < reported.rank <= 1 + (at >= at[candidate] - TOLERANCE).sum()
+
+
+def check_prompt(family: str, result: RequestOutput) -> None:
+    prompt, entries = list(result.prompt_token_ids), result.prompt_logprobs
+    expected = oracle_logprobs(family, prompt)
+    assert entries is None if len(prompt) == 1 else len(entries) == len(prompt)
+    for position in range(1, len(prompt)):
+        reported = entries[position][prompt[position]].logprob
+        assert reported == pytest.approx(expected[position - 1, prompt[position]].item(), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_logprobs_of_prompts_and_outputs_are_transformers(family: str, open_llm) -> None:
+    llm = open_llm(family, **TIGHT)
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3)
+    for result in run(llm, PROMPTS, greedy.replace(prompt_logprobs=1)):
+        check_prompt(family, result)
+        check_output(family, result.prompt_token_ids, result.outputs[0])
+    again = run(llm, PROMPTS, greedy)
+    assert sum(result.outputs[0].metrics.cached_tokens for result in again) > 0, "no prefix was found"
+    for result in again:
+        check_output(family, result.prompt_token_ids, result.outputs[0])
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_greedy_tokens_are_transformers_for_64_steps(family: str, open_llm) -> None:
+    llm = open_llm(family, **TIGHT)
+    for result in run(llm, PROMPTS, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)):
+        tokens = [*result.prompt_token_ids, *result.outputs[0].token_ids]
+        best = oracle_logprobs(family, tokens[:-1]).argmax(-1).tolist()  # teacher forced: each token follows its past
+        assert result.outputs[0].token_ids == best[-64:]
+
+
+# ---- nothing else matters -------------------------------------------------------------------------------------------
+
+VARIED = [
+    SamplingParams(temperature=0, max_tokens=20, logprobs=0),
+    SamplingParams(temperature=0.8, seed=3, max_tokens=24, logprobs=0),
+    SamplingParams(temperature=1.3, seed=4, top_k=40, max_tokens=24, logprobs=0, ignore_eos=True),
+    SamplingParams(temperature=1, seed=5, top_p=0.8, min_p=0.01, max_tokens=20, min_tokens=8, logprobs=0),
+    SamplingParams(temperature=0.9, seed=6, repetition_penalty=1.4, presence_penalty=0.5, max_tokens=24, logprobs=0),
+    SamplingParams(temperature=0.7, seed=7, frequency_penalty=1.1, logit_bias={5: 4.0, 8: -3.0}, max_tokens=16, n=3),
+    SamplingParams(temperature=0, max_tokens=30, logit_bias={0: -50.0}, repetition_penalty=0.8, prompt_logprobs=0),
+]
+
+
+@cache
+def _alone(folder: Path) -> list[RequestOutput]:
+    """Every prompt by itself, in one piece, without a cache."""
+    settings = {**ROOMY, "enable_prefix_caching": False, "dtype": "float32", "device": "cpu"}
+    with LLM(folder, skip_tokenizer_init=True, **settings) as llm:
+        return [run(llm, [prompt], [params])[0] for prompt, params in zip(PROMPTS, VARIED, strict=True)]
+
+
+def check_same(results: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> None:
+    for result, other in zip(results, expected, strict=True):
+        for output, wanted in zip(result.outputs, other.outputs, strict=True):
+            assert output.token_ids == wanted.token_ids
+            assert output.finish_reason == wanted.finish_reason
+            for entry, reference in zip(output.logprobs or [], wanted.logprobs or [], strict=True):
+                for token, logprob in reference.items():
+                    assert entry[token].logprob == pytest.approx(logprob.logprob, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({**TIGHT, "block_size": size} for size in (1, 4, 16, 32)),
+        *({**TIGHT, "max_num_batched_tokens": chunk} for chunk in (4, 7, 64)),
+        {**ROOMY, "max_num_seqs": 1},
+        {**TIGHT, "enable_prefix_caching": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("family", ["llama", "mixed"])
+def test_settings_and_neighbours_change_nothing(
+    family: str, settings: Settings, open_llm, tiny_model: Callable[[str], Path]
+) -> None:
+    llm, expected = open_llm(family, **settings), _alone(tiny_model(family))
+    check_same(run(llm, PROMPTS, VARIED), expected)
+    check_same(run(llm, PROMPTS[::-1], VARIED[::-1], priority=[3, 1, 2, 0, 5, 4, 6]), expected[::-1])
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2"])
+def test_preemption_changes_nothing(family: str, policy: str, open_llm, tiny_model: Callable[[str], Path]) -> None:
+    settings: Settings = {"max_num_batched_tokens": 16, "block_size": 4, "max_num_seqs": 6, "max_model_len": 96}
+    layout = open_llm(family, **settings).assembly.memory.layout
+    pages = 1 + layout.pages_needed(96, 16)  # room for one of the longest
+    llm = open_llm(family, **settings, kv_cache_memory=pages * layout.page_bytes, scheduling_policy=policy)
+    results = run(llm, PROMPTS, VARIED, priority=[3, 1, 2, 0, 5, 4, 6])
+    assert sum(output.metrics.preemptions for result in results for output in result.outputs) > 0
+    check_same(results, _alone(tiny_model(family)))
+    pool = llm.engine.scheduler.cache.pool
+    assert pool.free_pages == pool.num_pages
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mixed"])
+def test_a_long_life_of_shared_prefixes_and_salts_changes_nothing(
+    family: str, open_llm, tiny_model: Callable[[str], Path]
+) -> None:
+    expected = _alone(tiny_model(family))
+    llm = open_llm(family, **TIGHT, kv_cache_memory=1 << 20)
+    for salt in ("", "a", "", "b", "a"):
+        check_same(run(llm, PROMPTS, VARIED, cache_salt=salt), expected)
+    scheduler = llm.engine.scheduler
+    assert scheduler.cache.hit_tokens > 0
+    assert scheduler.slots.num_free == 4
+    assert scheduler.cache.pool.free_pages == scheduler.cache.pool.num_pages
+
+
+def test_a_prefix_is_found_within_its_salt_only(open_llm) -> None:
+    llm, params = open_llm("llama", **TIGHT), SamplingParams(max_tokens=1)
+
+    def cached(salt: str) -> int:
+        return run(llm, [PROMPTS[3]], params, cache_salt=salt)[0].outputs[0].metrics.cached_tokens
+
+    assert [cached(""), cached("a"), cached("a"), cached("b"), cached("")] == [0, 0, 64, 0, 64]
+
+
+def test_completions_of_one_prompt_share_its_blocks_and_differ(open_llm) -> None:
+    llm = open_llm("llama", **ROOMY)
+    [result] = run(llm, [PROMPTS[3]], SamplingParams(n=4, seed=1, temperature=1, max_tokens=12))
+    assert sorted(output.metrics.cached_tokens for output in result.outputs) == [0, 64, 64, 64]
+    assert len({tuple(output.token_ids) for output in result.outputs}) == 4
