@@ -83,6 +83,12 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens and the context holds {limit} including the output; shorten it.",
                 param="prompt",
             )
+        if not len(prompt) < request.max_total_tokens <= limit:
+            raise InvalidRequest(
+                f"max_total_tokens is {request.max_total_tokens}; it must exceed the prompt's {len(prompt)} tokens and "
+                f"stay within the context of {limit}.",
+                param="max_tokens",
+            )
         needed = self.layout.pages_needed(request.max_total_tokens, self.config.max_num_batched_tokens)
         if needed > self.layout.num_pages - 1:
             raise InvalidRequest(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,16 @@ from ridgeline.core.cache_spec import NULL_BLOCK
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Assign, Delta, Feature, SetBlocks, features_of
 from ridgeline.kernels.sampling.op import SamplingTables
+
+# float parameter → its table
+_FLOATS = {
+    "temperature": "temperature_S",
+    "top_p": "top_p_S",
+    "min_p": "min_p_S",
+    "repetition_penalty": "repetition_S",
+    "presence_penalty": "presence_S",
+    "frequency_penalty": "frequency_S",
+}
 
 
 class Slots:
@@ -81,15 +92,10 @@ class Slots:
 
     def _assign_sampling(self, forms: list[Assign], slots: Tensor) -> None:
         tables = self.sampling
-        numbers = [
-            [p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty]
-            for p in (form.params for form in forms)
-        ]
+        numbers = [[getattr(form.params, name) for name in _FLOATS] for form in forms]
         columns = torch.tensor(numbers, dtype=torch.float32).to(self.device).unbind(1)
-        floats = (tables.temperature_S, tables.top_p_S, tables.min_p_S)
-        penalties = (tables.repetition_S, tables.presence_S, tables.frequency_S)
-        for table_S, column in zip((*floats, *penalties), columns, strict=True):
-            table_S[slots] = column
+        for table, column in zip(_FLOATS.values(), columns, strict=True):
+            getattr(tables, table)[slots] = column
         tables.top_k_S[slots] = self._ints([max(0, form.params.top_k) for form in forms])
         tables.seed_S[slots] = self._ints([_as_int64(form.seed) for form in forms])
         tables.min_len_S[slots] = self._ints([len(form.prompt) + form.params.min_tokens for form in forms])
@@ -130,10 +136,20 @@ class Slots:
             for group, ids in enumerate(form.blocks):
                 have[f"blocks of group {group}"] = tuple(self.block_tables_SC[group][slot, : len(ids)].tolist())
                 want[f"blocks of group {group}"] = ids
-            have["seed"], want["seed"] = int(self.sampling.seed_S[slot]), _as_int64(form.seed)
+            self._note_sampling(slot, form, have, want)
             for field, value in want.items():
                 if have[field] != value:
                     raise ContractViolation(f"slot {slot}: {field} is {have[field]}, the engine expects {value}.")
+
+    def _note_sampling(self, slot: int, form: Assign, have: dict[str, object], want: dict[str, object]) -> None:
+        tables, params = self.sampling, form.params
+        have |= {name: float(getattr(tables, table)[slot]) for name, table in _FLOATS.items()}
+        want |= {name: float(np.float32(getattr(params, name))) for name in _FLOATS}
+        have |= {"seed": int(tables.seed_S[slot]), "top_k": int(tables.top_k_S[slot])}
+        want |= {"seed": _as_int64(form.seed), "top_k": max(0, params.top_k)}
+        have |= {"min_len": int(tables.min_len_S[slot]), "stop ids": _used(tables.stop_ids_SE[slot])}
+        want |= {"min_len": len(form.prompt) + params.min_tokens, "stop ids": sorted(form.stop_ids)}
+        have["biased ids"], want["biased ids"] = _used(tables.bias_ids_SB[slot]), sorted(params.logit_bias or ())
 
     def _ints(self, values: list) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.device)
@@ -141,6 +157,10 @@ class Slots:
 
 def _padded(values: list, width: int, filler: float = -1) -> list:
     return values + [filler] * (width - len(values))
+
+
+def _used(ids: Tensor) -> list[int]:
+    return sorted(i for i in ids.tolist() if i >= 0)
 
 
 def _as_int64(seed: int) -> int:

@@ -1,0 +1,238 @@
+"""What engine and worker promise each other, one promise per test (the ideal worker checks every read and write)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.engine.desk import Desk, make_request
+from tests.engine.ideal_worker import VOCAB
+from tests.engine.test_scheduler_machine import Alternating
+
+PROMPT = (1, 2, 3, 1, 2, 2, 1, 3, 3, 1)  # two full blocks of four and a rest
+
+
+# ---- late results ---------------------------------------------------------------------------------------------------
+
+
+def test_tokens_that_come_after_an_abort_are_dropped() -> None:
+    desk, request = Desk(), make_request("a", PROMPT)
+    desk.add(request)
+    desk.submit(), desk.deliver(), desk.submit(), desk.submit()
+    assert desk.rows_of("a") == 2
+    assert desk.scheduler.abort("a")
+    assert desk.deliver() == []
+    assert desk.deliver() == []
+    assert desk.got["a"] == desk.alone(request)[:1]
+    desk.finish()
+
+
+def test_a_token_that_comes_after_a_preemption_counts_and_the_request_goes_on_from_it() -> None:
+    desk, request = Desk(), make_request("a", PROMPT)
+    desk.add(request)
+    desk.submit(), desk.submit()
+    [seq] = desk.scheduler.in_flight[0].seqs
+    desk.scheduler._preempt(seq)
+    assert desk.submit() is None, "it was planned again before its late tokens were known"
+    desk.deliver()
+    assert desk.submit() is None
+    desk.deliver()
+    assert desk.got["a"] == desk.alone(request)[:2]
+    desk.finish()
+    assert desk.got["a"] == desk.alone(request)
+
+
+def test_a_request_may_end_by_a_token_that_comes_after_its_preemption() -> None:
+    desk, request = Desk(), make_request("a", PROMPT, max_tokens=1)
+    desk.add(request)
+    desk.submit()
+    desk.scheduler._preempt(desk.scheduler.in_flight[0].seqs[0])
+    desk.deliver()
+    assert desk.ended == {"a": ("length", None)}
+    desk.finish()
+
+
+def test_a_slot_serves_its_next_request_while_plans_of_the_last_are_in_flight() -> None:
+    desk, first, second = Desk(slots=1), make_request("a", PROMPT), make_request("b", PROMPT[::-1])
+    desk.add(first, second)
+    desk.submit(), desk.submit()
+    desk.scheduler.abort("a")
+    plan = desk.submit()
+    assert plan is not None
+    assert [plan.rows.slots_R.tolist(), plan.rows.generations_R.tolist()] == [[0], [2]]
+    assert len(desk.scheduler.in_flight) == 3
+    desk.finish()
+    assert desk.got == {"a": [], "b": desk.alone(second)}
+
+
+# ---- failures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["early", "late"])
+def test_a_fault_of_the_device_changes_nobodys_tokens(fault: str) -> None:
+    desk = Desk()
+    requests = [make_request(name, (*PROMPT, ord(name) % 4)) for name in "abc"]
+    desk.add(*requests)
+    desk.submit(), desk.submit(), desk.deliver()
+    desk.worker.fail_next = fault
+    desk.submit()
+    desk.deliver(), desk.deliver()
+    assert desk.submit() is not None
+    desk.finish()
+    assert desk.got == {request.id: desk.alone(request) for request in requests}
+    assert {reason for reason, _ in desk.ended.values()} == {"length"}
+
+
+def test_after_a_failure_plans_are_dropped_and_the_next_one_resets() -> None:
+    desk = Desk()
+    desk.add(make_request("a", PROMPT))
+    desk.submit(), desk.submit()
+    desk.worker.fail_next = "late"
+    assert desk.deliver() == []
+    assert desk.submit() is None, "plans in flight must drain first"
+    assert desk.deliver() == []
+    plan = desk.submit()
+    assert plan is not None
+    assert plan.reset
+    assert len(desk.scheduler.cache.index) == 2, "only what the new plan writes"
+    desk.finish()
+
+
+def test_blocks_of_a_failed_plan_cannot_be_found() -> None:
+    desk, request = Desk(), make_request("a", PROMPT)
+    desk.add(request)
+    desk.submit()
+    assert len(desk.scheduler.cache.index) == 2
+    desk.worker.fail_next = "late"
+    desk.deliver()
+    desk.scheduler.abort("a")
+    assert desk.submit() is None
+    assert len(desk.scheduler.cache.index) == 0
+    desk.finish()
+
+
+def test_a_request_that_kills_every_plan_ends_alone() -> None:
+    desk = Desk()
+    requests = [make_request(name, PROMPT[: 3 + i]) for i, name in enumerate("abcd")]
+    desk.worker.poison = {requests[2].seed}
+    desk.add(*requests)
+    desk.finish()
+    assert desk.ended.pop("c") == ("error", "a fault was asked for")
+    assert desk.ended == dict.fromkeys("abd", ("length", None))
+    assert all(desk.got[request.id] == desk.alone(request) for request in requests if request.id != "c")
+
+
+# ---- what may be shared, and when -----------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_found_by_its_twin_in_the_same_plan_and_in_the_next() -> None:
+    desk = Desk()
+    requests = [make_request(name, PROMPT) for name in "abc"]
+    desk.add(*requests[:2])
+    desk.submit()
+    desk.add(requests[2])
+    desk.submit()
+    cached = {seq.request.id: seq.cached_tokens for seq in desk.scheduler._by_id.values()}
+    assert cached == {"a": 0, "b": 8, "c": 8}
+    desk.finish()
+    assert desk.got == {request.id: desk.alone(request) for request in requests}
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_generated_blocks_are_found_once_the_plan_that_wrote_them_has_retired(block_size: int) -> None:
+    desk, request = Desk(block_size=block_size), make_request("a", (1, 2, 3), max_tokens=12)
+    desk.add(request)
+    for tokens in range(1, 11):
+        desk.submit()
+        written = 3 + tokens - 1
+        retired = max(3, written - 1) if tokens > 1 else 3
+        assert len(desk.scheduler.cache.index) == retired // block_size
+        desk.deliver()
+        assert len(desk.scheduler.cache.index) == written // block_size
+    desk.finish()
+
+
+def test_what_a_plan_wrote_after_the_end_is_never_cached() -> None:
+    free = make_request("a", (1, 2, 3), max_tokens=20)
+    output = Desk().alone(free)
+    stop = next(token for i, token in enumerate(output) if i >= 4 and token not in output[:i])
+    desk, request = Desk(block_size=1), make_request("a", (1, 2, 3), max_tokens=20, stop_ids=frozenset([stop]))
+    desk.add(request)
+    desk.finish(depth=2)
+    assert desk.got["a"] == desk.alone(request)
+    assert len(desk.scheduler.cache.index) == 3 + len(desk.got["a"]) - 1
+
+
+def test_a_freed_block_is_not_quiet_until_the_last_plan_naming_it_has_retired() -> None:
+    desk, request = Desk(), make_request("a", PROMPT)
+    desk.add(request)
+    desk.submit(), desk.submit()
+    [seq] = desk.scheduler.in_flight[0].seqs
+    blocks, pool = list(seq.blocks[0]), desk.scheduler.cache.pool
+
+    def quiet() -> set[bool]:
+        return {pool.is_quiet(0, block, desk.scheduler._retired) for block in blocks}
+
+    desk.scheduler.abort("a")
+    assert quiet() == {False}
+    desk.deliver()
+    assert quiet() == {False}
+    desk.deliver()
+    assert quiet() == {True}
+
+
+# ---- lookahead ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("lookahead", "in_flight"), [(0, 1), (1, 2), (2, 2)])
+def test_lookahead_bounds_how_far_a_request_runs_ahead(lookahead: int, in_flight: int) -> None:
+    desk, neighbour = Desk(), make_request("b", PROMPT[:5], max_tokens=12)
+    mask = Alternating() if lookahead == 1 else None
+    request = make_request("a", PROMPT, lookahead=lookahead, mask=mask)
+    desk.add(request, neighbour)
+    most = 0
+    while desk.scheduler.has_work:
+        while len(desk.scheduler.in_flight) < 2 and desk.submit():
+            most = max(most, desk.rows_of("a"))
+        desk.deliver()
+    assert most == in_flight
+    assert desk.got == {"a": desk.alone(request, Alternating() if mask else None), "b": desk.alone(neighbour)}
+
+
+def test_a_mask_is_computed_from_every_token_before_it() -> None:
+    """`Alternating` refuses a token out of turn, and the ideal worker a mask that comes too early."""
+    desk = Desk()
+    masked = make_request("a", PROMPT, max_tokens=9, lookahead=1, mask=Alternating())
+    free = make_request("b", PROMPT, max_tokens=9)
+    desk.add(masked, free)
+    desk.finish()
+    assert [token % 2 for token in desk.got["a"]] == [0, 1, 0, 1, 0, 1, 0, 1, 0]
+    assert desk.got["b"] == desk.alone(free)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("fault", ["accept", "allowed", "nothing"])
+def test_a_mask_that_fails_ends_its_own_request_only(fault: str, at: int) -> None:
+    desk = Desk()
+    broken = make_request("a", PROMPT, lookahead=1, mask=Alternating(fault, at))
+    requests = [make_request("b", PROMPT), make_request("c", PROMPT, lookahead=1, mask=Alternating())]
+    desk.add(broken, *requests)
+    desk.finish()
+    reason, error = desk.ended["a"]
+    assert reason == "error"
+    assert "token mask" in (error or "")
+    assert desk.got["a"] == desk.alone(broken, Alternating())[: at + (fault == "accept")]
+    assert desk.got["b"] == desk.alone(requests[0])
+    assert desk.got["c"] == desk.alone(requests[1], Alternating())
+
+
+def test_a_mask_of_a_strange_kind_ends_its_own_request_only() -> None:
+    class Strange(Alternating):
+        def allowed(self) -> np.ndarray:
+            return [True] * VOCAB  # type: ignore[return-value]
+
+    desk, innocent = Desk(), make_request("b", PROMPT)
+    desk.add(make_request("a", PROMPT, lookahead=1, mask=Strange()), innocent)
+    desk.finish()
+    assert desk.ended["a"][0] == "error"
+    assert desk.got["b"] == desk.alone(innocent)
