@@ -1,0 +1,112 @@
+"""An engine over a real worker, driven by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ridgeline.assembly import assemble
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.plan import StepResult
+from ridgeline.core.request import Request, SamplingParams, TokenMask
+from ridgeline.engine.engine import Engine
+from ridgeline.worker.local import LocalWorker
+from ridgeline.worker.runner import Runner
+
+
+@dataclass
+class Outcome:
+    """What came of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+class Rig:
+    """worker and runner are the engine's own. results: everything the worker returned."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.worker: LocalWorker = engine._worker  # type: ignore[assignment]
+        self.runner: Runner = self.worker._runner
+        self.results: list[StepResult] = []
+        self.outcomes: dict[str, Outcome] = {}
+        collect = self.worker.collect
+
+        def recording() -> StepResult:
+            self.results.append(collect())
+            return self.results[-1]
+
+        self.worker.collect = recording  # type: ignore[method-assign]
+
+    @property
+    def errors(self) -> list[str]:
+        return [result.error for result in self.results if result.error]
+
+    def add(self, *requests: Request) -> None:
+        for request in requests:
+            self.engine.add(request)
+            self.outcomes[request.id] = Outcome()
+
+    def step(self) -> None:
+        for event in self.engine.step():
+            outcome = self.outcomes[event.request_id]
+            if event.token_id >= 0:
+                outcome.tokens.append(event.token_id)
+            outcome.finish_reason, outcome.error = event.finish_reason, event.error
+
+    def run(self, *requests: Request) -> dict[str, Outcome]:
+        """Add the requests and step until nothing is left."""
+        self.add(*requests)
+        for _ in range(1000):
+            if not self.engine.has_work:
+                return self.outcomes
+            self.step()
+        raise AssertionError("the engine does not come to an end")
+
+
+@contextmanager
+def rig(folder: Path, **settings: Any) -> Iterator[Rig]:
+    """An engine on the CPU in float32 with debug checks and small steps, unless `settings` say otherwise."""
+    options = {"max_num_batched_tokens": 32, "block_size": 4, "max_num_seqs": 4, **settings}
+    config = LLMConfig(model=folder, **{"dtype": "float32", "device": "cpu", "debug_checks": True, **options})
+    engine = assemble(config).engine
+    try:
+        yield Rig(engine)
+    finally:
+        engine.shutdown()
+
+
+def ask(
+    name: str,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 8,
+    mask: TokenMask | None = None,
+    stop_ids: frozenset[int] = frozenset(),
+    seed: int = 0,
+    lookahead: int | None = None,
+    **params: Any,
+) -> Request:
+    """A greedy request that no end-of-sequence id ends, unless `params` say otherwise."""
+    return Request(
+        id=name,
+        prompt_token_ids=tuple(prompt),
+        params=SamplingParams(**{"temperature": 0, "max_tokens": max_tokens, **params}),
+        seed=seed,
+        max_total_tokens=len(prompt) + max_tokens,
+        stop_ids=stop_ids,
+        token_mask=mask,
+        lookahead=lookahead if lookahead is not None else 2 if mask is None else 1,
+    )
+
+
+def alone(folder: Path, request: Callable[[], Request] | Request) -> list[int]:
+    """The request's tokens when nothing else runs."""
+    with rig(folder) as own:
+        [outcome] = own.run(request() if callable(request) else request).values()
+        return outcome.tokens
