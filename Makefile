@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 .PHONY: demo test check setup format clean
 
 demo: $(VENV)/.installed-run
-	$(BIN)/ridgeline generate "def fibonacci(n):" --max-tokens 128
+	$(BIN)/ridgeline generate "class LRUCache:" --max-tokens 128
 
 test: $(VENV)/.installed-test
 	$(BIN)/pytest

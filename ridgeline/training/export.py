@@ -17,6 +17,9 @@ from ridgeline.training.objective import training_decoder
 from ridgeline.training.tokenizer import save_tokenizer
 from ridgeline.worker.loader import export_checkpoint, load_weights, read_model_config
 
+# A small model left to itself repeats what it likes best: a mild penalty and some warmth keep it going.
+SAMPLING = {"do_sample": True, "temperature": 0.4, "top_p": 0.9, "repetition_penalty": 1.1}
+
 
 def write_model(folder: Path, decoder: Decoder, config: Mapping[str, Any], tokenizer: Tokenizer) -> None:
     """Write config.json, generation_config.json, tokenizer files and the weights in bfloat16."""
@@ -25,7 +28,7 @@ def write_model(folder: Path, decoder: Decoder, config: Mapping[str, Any], token
     bf16 = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
     save_file(bf16, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # safetensors makes it private
-    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
+    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id")} | SAMPLING
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     save_tokenizer(tokenizer, folder, config["max_position_embeddings"])
