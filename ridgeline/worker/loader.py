@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -47,6 +46,8 @@ def resolve_model(model: str | Path, revision: str | None = None) -> Path:
         return folder
     if folder.exists():
         raise ModelLoadError(f"model {str(model)!r} is a file; give the folder that holds config.json.")
+    from huggingface_hub import snapshot_download  # costs 0.3 s, and folders do not need it
+
     try:
         return Path(
             snapshot_download(str(model), revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES)
