@@ -1,0 +1,203 @@
+"""Sampling: every implementation equals the reference, and the reference equals transformers and the formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.core.plan import Feature
+from ridgeline.core.request import SamplingParams
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.sampling import batched, op
+from ridgeline.worker.runner import score
+from tests.engine.profiles import quick_settings
+from tests.kernels.sampling_tables import Row, sampling_of
+
+V = 50
+IMPLEMENTATIONS = ["reference", *(implementation.name for implementation in op.SAMPLE.implementations)]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+tokens = st.integers(0, V - 1)
+params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.0, 0.2, 0.7, 1.0, 2.5]),
+    top_k=st.sampled_from([-1, 0, 1, 3, 20, 1000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.99, 0.613, 0.2, 1e-6]),
+    min_p=st.sampled_from([0.0, 0.0, 0.037, 0.3, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 0.5, 1.7]),
+    presence_penalty=st.sampled_from([0.0, 0.0, -1.5, 1.1]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -0.7, 2.0]),
+    logit_bias=st.none() | st.dictionaries(tokens, st.sampled_from([-100.0, -2.5, 1.5, 100.0]), max_size=5),
+    min_tokens=st.sampled_from([0, 0, 2, 9]),
+)
+rows = st.builds(
+    Row,
+    params,
+    prompt=st.lists(tokens, min_size=1, max_size=8).map(tuple),
+    output=st.lists(tokens, max_size=8).map(tuple),
+    seed=st.integers(0, 2**64 - 1),
+    stop_ids=st.frozensets(tokens, max_size=4),
+)
+
+
+def choose(name: str, device: str = "cpu") -> Callable[..., torch.Tensor]:
+    return op.SAMPLE.choose(Platform.of(torch.device(device)), name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
+@quick_settings(150)
+@given(batch=st.lists(rows, min_size=1, max_size=7), seed=st.integers(0, 2**30), masked=st.booleans())
+def test_implementations_draw_the_references_tokens(name: str, device: str, batch, seed: int, masked: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(len(batch), V, generator=generator)
+    mask = torch.rand(len(batch), V, generator=generator) < 0.7 if masked else None
+    sampling = sampling_of(batch, V)
+    expected = op.sample_reference(logits, *sampling, mask)
+    on_device = sampling_of(batch, V, device)
+    before = logits.to(device)
+    got = choose(name, device)(before, *on_device, mask.to(device) if mask is not None else None)
+    assert got.tolist() == expected.tolist()
+    assert torch.equal(before.cpu(), logits), "logits are reported afterwards and must stay as they are"
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@quick_settings(60)
+@given(batch=st.lists(rows, min_size=2, max_size=6), seed=st.integers(0, 2**30))
+def test_a_row_draws_the_same_token_whatever_its_neighbours_ask(name: str, batch, seed: int) -> None:
+    logits = 3 * torch.randn(len(batch), V, generator=torch.Generator().manual_seed(seed))
+    together = choose(name)(logits, *sampling_of(batch, V))
+    alone = [choose(name)(logits[n : n + 1], *sampling_of([row], V)).item() for n, row in enumerate(batch)]
+    assert together.tolist() == alone
+
+
+# ---- filters and penalties against transformers ---------------------------------------------------------------------
+
+
+def kept_by_transformers(logits: torch.Tensor, p: SamplingParams) -> torch.Tensor:
+    warpers = []
+    if p.top_k > 0:
+        warpers.append(transformers.TopKLogitsWarper(p.top_k))
+    if p.top_p < 1:
+        warpers.append(transformers.TopPLogitsWarper(p.top_p))
+    if p.min_p > 0:
+        warpers.append(transformers.MinPLogitsWarper(p.min_p))
+    scores = logits[None] / p.temperature
+    for warper in warpers:
+        scores = warper(torch.zeros(1, 1, dtype=torch.long), scores)
+    return scores[0].isfinite()
+
+
+@quick_settings(150)
+@given(
+    seed=st.integers(0, 2**30),
+    top_k=st.integers(0, V + 5),
+    top_p=st.floats(0.01, 1.0),
+    min_p=st.just(0.0) | st.floats(0.001, 0.9),
+    temperature=st.floats(0.2, 3.0),
+)
+def test_the_kept_tokens_are_those_transformers_keeps(seed, top_k, top_p, min_p, temperature) -> None:
+    p = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature)
+    logits = 3 * torch.randn(V, generator=torch.Generator().manual_seed(seed))
+    expected = kept_by_transformers(logits, p)
+    assert op._filter(logits.double() / temperature, top_k, top_p, min_p).tolist() == expected.tolist()
+    tables, slots_N, _, _ = sampling_of([Row(p)], V)
+    assert batched._filter(logits[None] / temperature, tables, slots_N)[0].isfinite().tolist() == expected.tolist()
+
+
+@quick_settings(80)
+@given(
+    seed=st.integers(0, 2**30),
+    prompt=st.lists(tokens, min_size=1, max_size=10),
+    output=st.lists(tokens, max_size=10),
+    repetition=st.floats(0.3, 3.0),
+    presence=st.floats(-2, 2),
+    frequency=st.floats(-2, 2),
+)
+def test_penalties_are_transformers_and_the_formula(seed, prompt, output, repetition, presence, frequency) -> None:
+    logits = 3 * torch.randn(1, V, generator=torch.Generator().manual_seed(seed))
+    p = SamplingParams(repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency)
+    sampling = sampling_of([Row(p, tuple(prompt), tuple(output))], V)
+    processor = transformers.RepetitionPenaltyLogitsProcessor(repetition)
+    expected = processor(torch.tensor([prompt + output]), logits.clone())[0]
+    for token in set(output):
+        expected[token] -= presence + frequency * output.count(token)
+    penalized = batched._penalize(logits, sampling.tables, sampling.slots_N)[0]
+    reference = logits[0].double()
+    op._penalize(reference, sampling.tables, 0)
+    assert torch.allclose(penalized, expected, atol=1e-5)
+    assert torch.allclose(reference.float(), expected, atol=1e-5)
+
+
+# ---- one feature at a time ------------------------------------------------------------------------------------------
+
+GREEDY = SamplingParams(temperature=0)
+RISING = torch.arange(V, dtype=torch.float32)[None] / 10  # the likeliest token is V - 1
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def draw(request: pytest.FixtureRequest) -> Callable[..., int]:
+    """One row's token from `RISING`."""
+
+    def one(params: SamplingParams, *, mask: torch.Tensor | None = None, **row: object) -> int:
+        return choose(request.param)(RISING, *sampling_of([Row(params, **row)], V), mask).item()
+
+    return one
+
+
+def test_temperature_0_takes_the_likeliest_token(draw) -> None:
+    assert draw(GREEDY) == V - 1
+
+
+def test_stop_ids_are_forbidden_until_min_tokens_are_out(draw) -> None:
+    params, stops = GREEDY.replace(min_tokens=2), frozenset([V - 1, V - 2])
+    drawn = [draw(params, output=(3,) * n, stop_ids=stops) for n in range(4)]
+    assert drawn == [V - 3, V - 3, V - 1, V - 1]
+
+
+def test_logit_bias_adds_to_its_tokens(draw) -> None:
+    assert draw(GREEDY.replace(logit_bias={4: 100.0})) == 4
+    assert draw(GREEDY.replace(logit_bias={V - 1: -100.0})) == V - 2
+    assert draw(GREEDY.replace(logit_bias={0: 4.85, 3: -1.0})) == V - 1
+    assert draw(GREEDY.replace(logit_bias={0: 4.95})) == 0
+
+
+def test_a_masked_token_is_never_drawn(draw) -> None:
+    mask = torch.zeros(1, V, dtype=torch.bool)
+    mask[0, [3, 7]] = True
+    assert draw(GREEDY, mask=mask) == 7
+    assert {draw(SamplingParams(temperature=5), mask=mask, seed=seed) for seed in range(40)} == {3, 7}
+
+
+def test_top_k_of_1_is_greedy_and_a_tie_goes_to_the_smaller_id() -> None:
+    for name in IMPLEMENTATIONS:
+        tied = torch.zeros(1, V)
+        tied[0, [9, 30]] = 5
+        for params in (GREEDY, SamplingParams(temperature=1, top_k=1)):
+            assert choose(name)(tied, *sampling_of([Row(params)], V)).item() == 9
+
+
+def test_an_unfiltered_row_keeps_its_whole_tail_beside_a_filtered_one() -> None:
+    logits = torch.full((2, V), -9.0)
+    logits[:, 0] = 20
+    tables, slots_N, _, features = sampling_of([Row(SamplingParams()), Row(SamplingParams(top_p=0.5))], V)
+    assert features & Feature.FILTER
+    kept = batched._filter(logits, tables, slots_N).isfinite().sum(1)
+    assert kept.tolist() == [V, 1]
+
+
+def test_ranks_and_logprobs_of_drawn_tokens() -> None:
+    logits = torch.randn(4, V, generator=torch.Generator().manual_seed(1))
+    chosen = torch.tensor([0, 10, 20, 30])
+    scores = score(logits, chosen, 5)
+    for n, token in enumerate(chosen.tolist()):
+        probabilities = logits[n].double().softmax(0)
+        assert scores.logprob_N[n].exp().item() == pytest.approx(probabilities[token].item(), rel=1e-5)
+        assert scores.rank_N[n].item() == 1 + (logits[n] > logits[n, token]).sum()
+        assert scores.top_ids_NL[n].tolist() == logits[n].argsort(descending=True)[:5].tolist()
+    assert score(logits, chosen, 0).top_ids_NL.shape == (4, 0)
