@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.layers.decoder import Decoder
-from ridgeline.worker import loader
 from ridgeline.worker.loader import export_checkpoint, load_weights, read_model_config, resolve_model
 from tests import tiny_models
 from tests.models.loading import empty_decoder, load
@@ -296,7 +295,7 @@ def test_a_hub_id_is_downloaded_without_anything_that_can_run(monkeypatch: pytes
         asked.update(options, repo=repo)
         return str(tmp_path)
 
-    monkeypatch.setattr(loader, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert resolve_model("someone/some-model", "abc") == tmp_path
     assert (asked["repo"], asked["revision"]) == ("someone/some-model", "abc")
 
@@ -309,7 +308,7 @@ def test_an_unreachable_model_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -
     def offline(*_: Any, **__: Any) -> str:
         raise ConnectionError("no route to host.\nand a long story")
 
-    monkeypatch.setattr(loader, "snapshot_download", offline)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(ModelLoadError) as caught:
         resolve_model("someone/some-model")
     assert str(caught.value).startswith("model 'someone/some-model' is neither an existing folder nor a hub model")
