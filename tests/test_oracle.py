@@ -21,6 +21,8 @@ TOLERANCE = 1e-4
 SHARED = [7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83]
 PROMPTS = ([5], [5, 6, 7], [9] * 40 + [3], list(range(10, 75)), SHARED, [*SHARED, 100, 101], [*SHARED, 100, 102, 103])
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
 Settings = dict[str, object]
 
 # Small steps, small blocks, few slots: chunks, ragged batches and waiting all happen.
@@ -35,6 +37,8 @@ def open_llm(tiny_model: Callable[[str], Path]):
 
     def build(family: str, **settings: object) -> LLM:
         options = {"dtype": "float32", "device": "cpu", "skip_tokenizer_init": True, "debug_checks": True, **settings}
+        if options["device"] == "cuda":
+            options.setdefault("kv_cache_memory", 1 << 24)  # not the whole GPU for a tiny model
         opened.append(LLM(tiny_model(family), **options))
         return opened[-1]
 
@@ -77,9 +81,10 @@ def check_prompt(family: str, result: RequestOutput) -> None:
         assert reported == pytest.approx(expected[position - 1, prompt[position]].item(), abs=TOLERANCE)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-def test_logprobs_of_prompts_and_outputs_are_transformers(family: str, open_llm) -> None:
-    llm = open_llm(family, **TIGHT)
+def test_logprobs_of_prompts_and_outputs_are_transformers(family: str, device: str, open_llm) -> None:
+    llm = open_llm(family, **TIGHT, device=device)
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3)
     for result in run(llm, PROMPTS, greedy.replace(prompt_logprobs=1)):
         check_prompt(family, result)
@@ -90,13 +95,30 @@ def test_logprobs_of_prompts_and_outputs_are_transformers(family: str, open_llm)
         check_output(family, result.prompt_token_ids, result.outputs[0])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-def test_greedy_tokens_are_transformers_for_64_steps(family: str, open_llm) -> None:
-    llm = open_llm(family, **TIGHT)
+def test_greedy_tokens_are_transformers_for_64_steps(family: str, device: str, open_llm) -> None:
+    llm = open_llm(family, **TIGHT, device=device)
     for result in run(llm, PROMPTS, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)):
         tokens = [*result.prompt_token_ids, *result.outputs[0].token_ids]
         best = oracle_logprobs(family, tokens[:-1]).argmax(-1).tolist()  # teacher forced: each token follows its past
         assert result.outputs[0].token_ids == best[-64:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2"])
+def test_bfloat16_on_a_gpu_stays_near_the_oracle(family: str, open_llm) -> None:
+    """Logits are of order ten, so one rounding is 0.04; a few of them add up on the way through the layers."""
+    llm = open_llm(family, **TIGHT, device="cuda", dtype="bfloat16")
+    params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=0)
+    errors = []
+    for result in run(llm, PROMPTS, params):
+        [output] = result.outputs
+        expected = oracle_logprobs(family, [*result.prompt_token_ids, *output.token_ids])[-33:-1]
+        for at, token, entry in zip(expected, output.token_ids, output.logprobs, strict=True):
+            errors.append(abs(entry[token].logprob - at[token].item()))
+    assert sorted(errors)[len(errors) // 2] < 0.05
+    assert max(errors) < 0.5
 
 
 # ---- nothing else matters -------------------------------------------------------------------------------------------
@@ -191,3 +213,47 @@ def test_completions_of_one_prompt_share_its_blocks_and_differ(open_llm) -> None
     [result] = run(llm, [PROMPTS[3]], SamplingParams(n=4, seed=1, temperature=1, max_tokens=12))
     assert sorted(output.metrics.cached_tokens for output in result.outputs) == [0, 64, 64, 64]
     assert len({tuple(output.token_ids) for output in result.outputs}) == 4
+
+
+# ---- what ends a request --------------------------------------------------------------------------------------------
+
+
+def test_stop_ids_lengths_and_ignored_ends(open_llm) -> None:
+    llm, prompt = open_llm("llama", **TIGHT), PROMPTS[2]
+
+    def complete(**params: object) -> CompletionOutput:
+        return run(llm, [prompt], SamplingParams(**{"temperature": 0, "max_tokens": 12, **params}))[0].outputs[0]
+
+    free = complete(ignore_eos=True).token_ids
+    first, later = free[0], next(token for token in free[4:] if token not in free[:4])
+    assert complete(max_tokens=1).token_ids == [first]
+    assert complete(max_tokens=1).finish_reason == "length"
+    stopped = complete(stop_token_ids=[later])
+    assert stopped.token_ids == free[: free.index(later) + 1]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", later)
+    assert complete(stop_token_ids=[first]).token_ids == [first]
+    assert complete(stop_token_ids=[first], min_tokens=3).token_ids[0] != first
+    assert complete(stop_token_ids=[later], ignore_eos=True).token_ids == stopped.token_ids, "only EOS is ignored"
+
+
+def test_the_end_of_sequence_id_ends_a_request_unless_it_is_ignored_or_too_early(open_llm) -> None:
+    llm, eos = open_llm("llama", **TIGHT), 2
+    always = SamplingParams(temperature=0, max_tokens=6, logit_bias={eos: 100.0})
+    ended, ignored, late = run(
+        llm, [[5, 6]] * 3, [always, always.replace(ignore_eos=True), always.replace(min_tokens=4)]
+    )
+    assert (ended.outputs[0].token_ids, ended.outputs[0].finish_reason) == ([eos], "stop")
+    assert (ignored.outputs[0].token_ids, ignored.outputs[0].finish_reason) == ([eos] * 6, "length")
+    assert late.outputs[0].token_ids.index(eos) == 4
+
+
+def test_logprobs_0_tells_of_the_chosen_token_alone(open_llm) -> None:
+    llm = open_llm("llama", **TIGHT)
+    params = SamplingParams(temperature=1.5, seed=1, max_tokens=10, ignore_eos=True)
+    [none], [zero], [two] = (run(llm, [[5, 6]], params.replace(logprobs=n))[0].outputs for n in (None, 0, 2))
+    assert none.token_ids == zero.token_ids == two.token_ids
+    assert none.logprobs is None
+    assert [list(entry) for entry in zero.logprobs] == [[token] for token in zero.token_ids]
+    for token, entry, alone in zip(two.token_ids, two.logprobs, zero.logprobs, strict=True):
+        assert 2 <= len(entry) <= 3
+        assert entry[token] == alone[token]

@@ -1,0 +1,136 @@
+"""Paged attention: the reference against dense attention, every implementation against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ridgeline.kernels.attention.op import CASES, PAGED_ATTENTION, WRITE_KV, Case, make_case
+from ridgeline.kernels.op import Platform
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+IMPLEMENTATIONS = [implementation.name for implementation in PAGED_ATTENTION.implementations]
+EXACT = 1e-6
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Values are of order one (|v| < 5) and weights sum to 1, so the roundings of L terms average out whatever L is;
+    8 roundings cover both products and the output."""
+    return 8 * max(torch.finfo(dtype).eps, EXACT)
+
+
+def scale_of(case: Case) -> float:
+    return case.head_dim**-0.5
+
+
+def dense(case: Case, dtype: torch.dtype) -> torch.Tensor:
+    """Each row by itself with an explicit mask, in float64, from keys gathered one by one."""
+    q_THD, k_cache, v_cache, batch = make_case(case, dtype, torch.device("cpu"))
+    outputs, start = [], 0
+    for row, (new, length) in enumerate(case.rows):
+        table = batch.block_table_SC[batch.slots_R[row]].tolist()
+        places = [(table[p // case.block_size], p % case.block_size) for p in range(length)]
+        k, v = (torch.stack([cache[b, :, o] for b, o in places]).double() for cache in (k_cache, v_cache))  # [L, G, D]
+        for i in range(new):
+            position = length - new + i
+            first = 0 if case.window is None else max(0, position - case.window + 1)
+            heads = []
+            for head in range(case.num_heads):
+                g = head // (case.num_heads // case.num_kv_heads)
+                scores = scale_of(case) * k[first : position + 1, g] @ q_THD[start + i, head].double()
+                heads.append(scores.softmax(0) @ v[first : position + 1, g])
+            outputs.append(torch.stack(heads))
+        start += new
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_reference_is_dense_attention(case: Case) -> None:
+    arguments = make_case(case, torch.float32, torch.device("cpu"))
+    out = PAGED_ATTENTION.reference(*arguments, scale=scale_of(case), window=case.window)
+    assert torch.allclose(out.double(), dense(case, torch.float32), atol=8 * EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_implementations_equal_the_reference(name: str, case: Case, dtype: torch.dtype, device: str) -> None:
+    arguments = make_case(case, dtype, torch.device(device))
+    attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
+    options = {"scale": scale_of(case), "window": case.window}
+    out = attend(*arguments, **options)
+    expected = PAGED_ATTENTION.reference(*arguments, **options)
+    assert out.dtype == dtype
+    worst = (out.double() - expected.double()).abs().max().item()
+    assert worst <= tolerance(dtype)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_reference_reads_nothing_but_its_own_visible_keys(case: Case) -> None:
+    """Everything else is NaN: other blocks, places past the end, places behind the window."""
+    q_THD, k_cache, v_cache, batch = make_case(case, torch.float32, torch.device("cpu"))
+    options = {"scale": scale_of(case), "window": case.window}
+    expected = PAGED_ATTENTION.reference(q_THD, k_cache, v_cache, batch, **options)
+    visible = torch.zeros(k_cache.shape[0], case.block_size, dtype=torch.bool)
+    for row, (new, length) in enumerate(case.rows):
+        first = 0 if case.window is None else max(0, length - new - case.window + 1)
+        for p in range(first, length):
+            visible[batch.block_table_SC[batch.slots_R[row], p // case.block_size].long(), p % case.block_size] = True
+    poisoned = [cache.masked_fill(~visible[:, None, :, None], torch.nan) for cache in (k_cache, v_cache)]
+    assert torch.equal(PAGED_ATTENTION.reference(q_THD, *poisoned, batch, **options), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_stale_memory_changes_nothing(name: str, case: Case, device: str) -> None:
+    """Large finite leftovers in every place that no row has written."""
+    q_THD, k_cache, v_cache, batch = make_case(case, torch.float32, torch.device(device))
+    attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
+    options = {"scale": scale_of(case), "window": case.window}
+    expected = attend(q_THD, k_cache, v_cache, batch, **options)
+    used = torch.zeros(k_cache.shape[0], case.block_size, dtype=torch.bool, device=device)
+    for row, (_, length) in enumerate(case.rows):
+        for p in range(length):
+            used[batch.block_table_SC[batch.slots_R[row], p // case.block_size].long(), p % case.block_size] = True
+    stale = [cache.masked_fill(~used[:, None, :, None], 1e4) for cache in (k_cache, v_cache)]
+    assert torch.allclose(attend(q_THD, *stale, batch, **options), expected, atol=8 * EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", [*IMPLEMENTATIONS, "reference"])
+@pytest.mark.parametrize("window", [None, 12])
+def test_a_stopped_row_beside_others_stays_finite_and_disturbs_nobody(
+    name: str, window: int | None, device: str
+) -> None:
+    """A stopped row has kv_len 1 on the device while the host's bound runs on."""
+    case = Case(rows=((1, 90), (1, 64), (1, 77)), window=window)
+    q_THD, k_cache, v_cache, batch = make_case(case, torch.float32, torch.device(device))
+    attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
+    expected = attend(q_THD, k_cache, v_cache, batch, scale=scale_of(case), window=window)
+    lengths = batch.kv_len_R.clone()
+    lengths[1] = 1
+    out = attend(q_THD, k_cache, v_cache, replace(batch, kv_len_R=lengths), scale=scale_of(case), window=window)
+    assert out.isfinite().all()
+    assert torch.allclose(out[[0, 2]], expected[[0, 2]], atol=8 * EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["reference", *(i.name for i in WRITE_KV.implementations)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_written_keys_lie_at_their_places_and_nothing_else_changes(name: str, dtype: torch.dtype, device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    k, v = (torch.randn(5, 2, 8, generator=generator).to(device, dtype) for _ in "kv")
+    caches = [torch.randn(6, 2, 4, 8, generator=generator).to(device, dtype) for _ in "kv"]
+    before = [cache.clone() for cache in caches]
+    places = [9, 4, 23, 10, 20]
+    WRITE_KV.choose(Platform.of(torch.device(device)), name)(k, v, *caches, torch.tensor(places, device=device))
+    for written, cache, old in zip((k, v), caches, before, strict=True):
+        for token, place in enumerate(places):
+            assert torch.equal(cache[place // 4, :, place % 4], written[token])
+            old[place // 4, :, place % 4] = written[token]
+        assert torch.equal(cache, old)
