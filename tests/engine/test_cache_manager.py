@@ -1,0 +1,171 @@
+"""Prefix index and cache manager against brute force: what is found, and when it can no longer be found."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ridgeline.core.cache_spec import NULL_BLOCK
+from ridgeline.core.request import Request, SamplingParams
+from ridgeline.engine.cache.manager import CacheManager
+from ridgeline.engine.cache.prefix import PrefixIndex, chain_hash, root_hash
+from ridgeline.engine.sequence import Sequence
+from tests.engine.layouts import GROUPS, layout_of
+from tests.engine.profiles import machine_settings
+
+MAX_LEN, CHUNK = 24, 6
+Prefix = tuple[str, tuple[int, ...]]  # (salt, tokens of whole blocks)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Sequences come, run in chunks, publish, leave. The model notes the prefix each block was filled with: a block may
+    be found only under that salt and those tokens, and the longest hit is searched by trying every length."""
+
+    @initialize(groups=st.sampled_from(GROUPS), block_size=st.sampled_from([1, 2, 4]), extra=st.integers(0, 12))
+    def start(self, groups, block_size, extra) -> None:
+        pages = 1 + layout_of(groups, block_size, 2).pages_needed(MAX_LEN, CHUNK) + extra
+        self.layout, self.size = layout_of(groups, block_size, pages), block_size
+        self.manager = CacheManager(self.layout, prefix_caching=True, max_chunk=CHUNK)
+        self.running: list[tuple[Sequence, int]] = []  # with tokens run so far
+        self.content: dict[tuple[int, int], Prefix] = {}  # (group, block) → what it was filled with
+        self.count = 0
+
+    def findable(self) -> dict[tuple[int, Prefix], int]:
+        """(group, prefix) → block, as far as the pool still keeps it for the index."""
+        pool = self.manager.pool
+        return {(g, self.content[g, b]): b for (g, b) in self.manager.index._hash_of if pool.is_cached(g, b)}
+
+    def longest_hit(self, salt: str, tokens: list[int]) -> int:
+        found = self.findable()
+        for n in range((len(tokens) - 1) // self.size, 0, -1):
+            for g, group in enumerate(self.layout.groups):
+                window = group.spec.window
+                first = 0 if window is None else max(0, n * self.size - window + 1) // self.size
+                if any((g, (salt, tuple(tokens[: (i + 1) * self.size]))) not in found for i in range(first, n)):
+                    break
+            else:
+                return n
+        return 0
+
+    @rule(
+        tokens=st.lists(st.integers(1, 2), min_size=1, max_size=MAX_LEN - 1),
+        salt=st.sampled_from(["", "a"]),
+        scored=st.sampled_from([False, False, True]),
+        reserve=st.integers(0, 2),
+    )
+    def admit(self, tokens, salt, scored, reserve) -> None:
+        self.count += 1
+        params = SamplingParams(prompt_logprobs=0 if scored else None)
+        request = Request(
+            id=str(self.count),
+            prompt_token_ids=tuple(tokens),
+            params=params,
+            seed=0,
+            max_total_tokens=MAX_LEN,
+            cache_salt=salt,
+        )
+        seq = Sequence(request, len(self.layout.groups))
+        seq.slot = self.count
+        hit = 0 if scored else self.longest_hit(salt, tokens)
+        found = self.findable()
+        if not self.manager.admit(seq, reserve_blocks=reserve):
+            assert self.running or hit or reserve, "an empty cache takes every request"
+            assert seq.blocks == [[] for _ in self.layout.groups]
+            return
+        assert seq.cached_tokens == hit * self.size
+        for g, blocks in enumerate(seq.blocks):
+            assert len(blocks) == hit
+            first = self.layout.groups[g].spec.first_needed(hit * self.size) // self.size
+            for n, block in enumerate(blocks):
+                expected = found[g, (salt, tuple(tokens[: (n + 1) * self.size]))] if n >= first else NULL_BLOCK
+                assert block == expected
+        self.running.append((seq, seq.cached_tokens))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), chunk=st.integers(1, CHUNK), fails=st.sampled_from([False, False, True]))
+    def run_a_chunk(self, data, chunk, fails) -> None:
+        """Let go, extend, fill, publish as the scheduler does. If the plan `fails`, everybody leaves, as there."""
+        index = data.draw(st.sampled_from(range(len(self.running))))
+        seq, start = self.running[index]
+        end = min(start + chunk, len(seq.tokens))
+        self.manager.let_go(seq, start, 0)
+        if end == start or self.manager.extend(seq, end) is None:
+            return
+        for g, blocks in enumerate(seq.blocks):
+            for n in range(start // self.size, -(-end // self.size)):
+                assert blocks[n] != NULL_BLOCK
+                self.content[g, blocks[n]] = seq.request.cache_salt, tuple(seq.tokens[: (n + 1) * self.size])
+        before = set(self.manager.index._nodes)
+        fresh = self.manager.publish(seq, end)
+        assert set(fresh) >= set(self.manager.index._nodes) - before
+        self.running[index] = seq, end
+        if fails:
+            self.manager.unpublish(fresh)
+            assert not set(fresh) & set(self.manager.index._nodes)
+            while self.running:
+                self.manager.release(self.running.pop()[0], 0)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def leave(self, data) -> None:
+        seq, _ = self.running.pop(data.draw(st.sampled_from(range(len(self.running)))))
+        self.manager.release(seq, 0)
+        if not self.running:
+            assert self.manager.pool.free_pages == self.manager.pool.num_pages
+
+    @invariant()
+    def index_and_pool_agree(self) -> None:
+        """What the index names is kept under its true hash; what was evicted is no longer named."""
+        if not hasattr(self, "manager"):
+            return
+        index, pool = self.manager.index, self.manager.pool
+        named = {(g, b): h for h, node in index._nodes.items() for g, b in enumerate(node.blocks) if b is not None}
+        assert named == index._hash_of
+        for (g, block), node_hash in named.items():
+            assert pool.is_cached(g, block)
+            salt, tokens = self.content[g, block]
+            expected = root_hash(salt)
+            for n in range(0, len(tokens), self.size):
+                parent, expected = expected, chain_hash(expected, tokens[n : n + self.size])
+            assert (node_hash, index._nodes[node_hash].parent) == (expected, parent)
+            assert node_hash in index.children(parent)
+        cached = {(g, b) for g, blocks in enumerate(pool._blocks) for b, state in blocks.items() if state.cached}
+        assert cached == set(named)
+
+    @invariant()
+    def held_blocks_are_what_sequences_hold(self) -> None:
+        if hasattr(self, "manager"):
+            held: dict[tuple[int, int], int] = {}
+            for seq, _ in self.running:
+                for g, blocks in enumerate(seq.blocks):
+                    for block in blocks:
+                        if block != NULL_BLOCK:
+                            held[g, block] = held.get((g, block), 0) + 1
+            states = enumerate(self.manager.pool._blocks)
+            assert held == {(g, b): s.refs for g, blocks in states for b, s in blocks.items() if s.refs}
+
+
+TestCacheManager = CacheMachine.TestCase
+TestCacheManager.settings = machine_settings(examples=200, steps=40)
+
+
+def test_salts_make_different_roots_and_no_salt_imitates_a_block() -> None:
+    prefix = chain_hash(root_hash(""), [65] * 4)
+    assert len({root_hash(""), root_hash("a"), root_hash("", ""), prefix}) == 4
+    block = (0x41414141, 0x42424242)  # its bytes are text
+    for text in ("A" * 16, "salt for sixteen"):
+        imitation = text.encode() + b"AAAABBBB"
+        assert root_hash(imitation.decode()) != chain_hash(text.encode(), block)
+
+
+def test_equal_content_is_kept_once_and_its_node_goes_with_the_last_block() -> None:
+    index, root = PrefixIndex(2), root_hash("")
+    node = chain_hash(root, [1, 2])
+    assert index.publish(node, root, 0, 7)
+    assert not index.publish(node, root, 0, 8)
+    assert index.publish(node, root, 1, 7)
+    assert index.children(root) == {node}
+    index.drop(0, 7)
+    assert index.get(node) is not None
+    index.drop(1, 7)
+    assert (index.get(node), index.children(root), len(index)) == (None, frozenset(), 0)
