@@ -128,9 +128,17 @@ class Scheduler:
         Done before any row is drafted: a preempted request must not be in the plan.
         """
         seqs, rows = self._standing_rows()
-        columns = self.slots
-        full = np.flatnonzero(columns.kv_len[rows.slots_R] >= columns.capacity[rows.slots_R])
-        for seq in [*(seqs[i] for i in full), *self._due()]:
+        kv_len, capacity = self.slots.kv_len, self.slots.capacity
+        full = [seqs[i] for i in np.flatnonzero(kv_len[rows.slots_R] >= capacity[rows.slots_R])]
+        full += [seq for seq in self._due() if kv_len[seq.slot] >= capacity[seq.slot]]
+        for seq in full:
+            self._deltas += self.cache.let_go(seq, int(kv_len[seq.slot]), self._plan_id)
+        changes = self.cache.add_block(full)
+        if changes is not None:
+            self._deltas += changes
+            capacity[[seq.slot for seq in full]] += self.cache.block_size
+            return
+        for seq in full:
             if seq.slot != NO_SLOT:
                 self._grow(seq)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from enum import Enum
 
-from ridgeline.core.plan import Feature, features_of
+from ridgeline.core.plan import features_of
 from ridgeline.core.request import Request, RequestStats
 
 
@@ -53,7 +53,7 @@ class Sequence:
         self.request = request
         self.id = request.id
         self.tokens = list(request.prompt_token_ids)
-        self.features: Feature = features_of(request.params, masked=request.token_mask is not None)
+        self.features = int(features_of(request.params, masked=request.token_mask is not None))
         self.status = Status.WAITING
         self.order: tuple = ()
         self.slot = NO_SLOT

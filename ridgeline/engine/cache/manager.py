@@ -8,6 +8,7 @@ says which blocks a window lets go, and where a prefix hit can resume: at n bloc
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as PySequence
 
 from ridgeline.core.cache_spec import NULL_BLOCK, CacheLayout
 from ridgeline.core.plan import SetBlocks
@@ -67,7 +68,8 @@ class CacheManager:
         """Largest number of leading blocks at which every group can resume."""
         best = 0
         runs = [0] * len(self.specs)  # consecutive cached blocks of the group, ending here
-        for n, node_hash in enumerate(self._hashes(seq, (len(seq.tokens) - 1) // self.block_size), start=1):
+        end = (len(seq.tokens) - 1) // self.block_size
+        for n, node_hash in enumerate(self._hashes(seq, end)[:end], start=1):
             node = self.index.get(node_hash)
             for g in range(len(self.specs)):
                 runs[g] = runs[g] + 1 if node is not None and node.blocks[g] is not None else 0
@@ -117,6 +119,19 @@ class CacheManager:
             if new:
                 changes.append(SetBlocks(seq.slot, g, len(blocks), tuple(new)))
                 blocks += new
+        return changes
+
+    def add_block(self, seqs: PySequence[Sequence]) -> list[SetBlocks] | None:
+        """One more block per group for each of `seqs`, or None (nothing done) if blocks are short for all of them."""
+        taken = self.pool.take([len(seqs)] * len(self.specs))
+        if taken is None:
+            return None
+        changes: list[SetBlocks] = []
+        for g, new in enumerate(taken):
+            for seq, block in zip(seqs, new, strict=True):
+                blocks = seq.blocks[g]
+                changes.append(SetBlocks(seq.slot, g, len(blocks), (block,)))
+                blocks.append(block)
         return changes
 
     # ---- publication ------------------------------------------------------------------------------------------
@@ -172,9 +187,9 @@ class CacheManager:
         return root_hash(seq.request.cache_salt)
 
     def _hashes(self, seq: Sequence, end: int) -> list[Hash]:
-        """Hashes of the sequence's first `end` blocks, computed once per block."""
+        """Hashes of the sequence's blocks, at least the first `end`; each computed once."""
         hashes, size = seq.hashes, self.block_size
         while len(hashes) < end:
             n = len(hashes)
             hashes.append(chain_hash(hashes[-1] if n else self._root(seq), seq.tokens[n * size : (n + 1) * size]))
-        return hashes[:end]
+        return hashes

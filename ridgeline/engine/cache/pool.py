@@ -198,4 +198,6 @@ class BlockPool:
         self._fresh.append(page)
 
     def _blocks_of(self, group: int, page: int) -> list[int]:
+        if self._per_page[group] == 1:
+            return [page]
         return [self.layout.block_id(group, page, index) for index in range(self._per_page[group])]

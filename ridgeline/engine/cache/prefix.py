@@ -7,10 +7,9 @@ the block that holds its keys and values. The same hashes name blocks to other t
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
-
-import numpy as np
 
 Hash = bytes
 
@@ -22,7 +21,7 @@ def root_hash(*extra_keys: str) -> Hash:
 
 def chain_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
     """Hash of a block of tokens after `parent`. 128 bits of BLAKE2b: no tenant can construct a collision."""
-    return blake2b(parent + np.asarray(tokens, dtype=np.int32).tobytes(), digest_size=16).digest()
+    return blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
 
 
 class Node:
