@@ -18,8 +18,8 @@ def build_rows(seqs: list[Sequence], num_tokens: list[int], num_logits: list[int
         generations_R=np.array([seq.generation for seq in seqs], np.int32),
         num_tokens_R=np.array(num_tokens, np.int32),
         num_logits_R=np.array(num_logits, np.int32),
-        features=Feature(reduce(or_, [seq.features for seq in seqs], 0)),
-        num_logprobs=max((seq.request.params.logprobs or 0 for seq in seqs), default=0),
+        features=Feature(reduce(or_, {seq.features for seq in seqs}, 0)),
+        num_logprobs=max([seq.num_logprobs for seq in seqs], default=0),
     )
 
 

@@ -16,15 +16,16 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import repeat
 
 import numpy as np
 
 from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.plan import Assign, Delta, Feature, Finish, Release, Rows, StepPlan, StepResult
+from ridgeline.core.plan import Assign, Delta, Feature, Release, Rows, StepPlan, StepResult
 from ridgeline.core.request import Request, RequestStats, TokenEvent
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.draft import Draft, InFlight, standing_rows
@@ -33,8 +34,7 @@ from ridgeline.engine.policy import POLICIES, Policy
 from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
 from ridgeline.engine.slots import SlotTable
 
-REASONS = {Finish.NONE: None, Finish.STOP: "stop", Finish.LENGTH: "length"}
-NO_ENTRIES: tuple[None, None] = (None, None)
+REASONS = (None, "stop", "length")  # by `Finish` code
 
 
 class Scheduler:
@@ -328,43 +328,48 @@ class Scheduler:
         return events + unsent
 
     def _accept(self, record: InFlight, result: StepResult) -> list[TokenEvent]:
-        """Append the accepted tokens. The one loop over all rows of a step, so it does little per row."""
+        """Append the accepted tokens and tell of them. The one loop over all rows of a step: it does little per row."""
         events: list[TokenEvent] = []
+        finished, new = Status.FINISHED, tuple.__new__
+        tokens_R = result.tokens_RK[:, 0].tolist()
         entries = self._logprob_entries(record, result)
-        masked, block_size, finished = record.plan.rows.features & Feature.MASK, self.cache.block_size, Status.FINISHED
-        rows = zip(record.seqs, result.tokens_RK[:, 0].tolist(), result.finish_R.tolist(), strict=True)
-        for row, (seq, token, finish) in enumerate(rows):
-            entry, prompt = entries.get(row, NO_ENTRIES) if entries else NO_ENTRIES
-            if seq.status is finished or (token < 0 and not prompt):
+        for seq, token, finish, (entry, prompt) in zip(record.seqs, tokens_R, result.finish_R.tolist(), entries):  # noqa: B905
+            if seq.status is finished or (token < 0 and prompt is None):
                 continue
-            events.append(tuple.__new__(TokenEvent, (seq.id, token, REASONS[finish], entry, prompt, None)))
-            if token < 0:
-                continue
-            tokens = seq.tokens
-            tokens.append(token)
-            if (len(tokens) - 1) % block_size == 0 and seq.slot != NO_SLOT:
-                self.cache.publish(seq, len(tokens) - 1)  # the new token's own keys are not written yet
-            if seq.first_token is None:
-                seq.first_token = time.monotonic()
-            if self._suspects:
-                self._suspects.pop(seq, None)
-            if finish:
-                self._finish(seq)
-            elif masked and seq.request.token_mask is not None:
-                self._accept_into_mask(seq, token)
+            if token >= 0:
+                seq.tokens.append(token)
+            events.append(new(TokenEvent, (seq.id, token, REASONS[finish], entry, prompt, None)))
+        self._settle(record, tokens_R, result.finish_R)
         return events
 
-    def _logprob_entries(self, record: InFlight, result: StepResult) -> dict[int, tuple]:
-        """Row → what it asked to be told: (the new token's entry, entries of prompt tokens)."""
-        features = record.plan.rows.features
-        if not features & (Feature.LOGPROBS | Feature.PROMPT_LOGPROBS):
-            return {}
-        entries = {}
+    def _settle(self, record: InFlight, tokens_R: list[int], finish_R: np.ndarray) -> None:
+        """What follows from a plan's tokens for the few rows to which something happened."""
+        seqs, plan, block_size = record.seqs, record.plan, self.cache.block_size
+        for row in np.flatnonzero(plan.kv_bound_R % block_size == 0):  # a block is full, and its keys are written
+            if seqs[row].slot != NO_SLOT:
+                self.cache.publish(seqs[row], int(plan.kv_bound_R[row]))
+        emitted = [seqs[span.row] for span in plan.spans if tokens_R[span.row] >= 0]
+        for seq in emitted:
+            seq.first_token = seq.first_token or time.monotonic()
+            self._suspects.pop(seq, None)
+        for row in np.flatnonzero(finish_R):
+            if seqs[row].status is not Status.FINISHED:
+                self._finish(seqs[row])
+        if plan.rows.features & Feature.MASK:
+            for seq, token in zip(seqs, tokens_R, strict=True):
+                if seq.request.token_mask is not None and token >= 0 and seq.status is not Status.FINISHED:
+                    self._accept_into_mask(seq, token)
+
+    def _logprob_entries(self, record: InFlight, result: StepResult) -> Iterable[tuple]:
+        """What each row asked to be told: (the new token's entry, entries of prompt tokens). Endless if none asked."""
+        if not record.plan.rows.features & (Feature.LOGPROBS | Feature.PROMPT_LOGPROBS):
+            return repeat((None, None))
+        entries = []
         for row, seq in enumerate(record.seqs):
             wanted = seq.request.params.logprobs
             token = token_entry(result.logprobs, row, wanted) if result.logprobs is not None else None
             prompt = self._prompt_entries(record, result, row) if row in result.prompt_logprobs else None
-            entries[row] = token, prompt
+            entries.append((token, prompt))
         return entries
 
     def _prompt_entries(self, record: InFlight, result: StepResult, row: int) -> list | None:

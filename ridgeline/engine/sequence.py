@@ -38,6 +38,7 @@ class Sequence:
         "hashes",
         "id",
         "last_plan",
+        "num_logprobs",
         "order",
         "preemptions",
         "private",
@@ -54,6 +55,7 @@ class Sequence:
         self.id = request.id
         self.tokens = list(request.prompt_token_ids)
         self.features = int(features_of(request.params, masked=request.token_mask is not None))
+        self.num_logprobs = request.params.logprobs or 0
         self.status = Status.WAITING
         self.order: tuple = ()
         self.slot = NO_SLOT

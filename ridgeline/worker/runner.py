@@ -114,12 +114,13 @@ class Runner:
         return Sampled(forwarded, token_R, finish_R, logprobs)
 
     def _check_generations(self, plan: StepPlan) -> None:
-        for slot, generation in zip(plan.rows.slots_R.tolist(), plan.rows.generations_R.tolist(), strict=True):
-            held = self.slots.generation(slot)
-            if held != generation:
-                raise ContractViolation(
-                    f"plan {plan.id} names slot {slot} generation {generation}; the worker holds generation {held}."
-                )
+        rows = plan.rows
+        held_R = self.slots.generations[rows.slots_R]
+        for row in np.flatnonzero(held_R != rows.generations_R):
+            raise ContractViolation(
+                f"plan {plan.id} names slot {rows.slots_R[row]} generation {rows.generations_R[row]}; "
+                f"the worker holds generation {held_R[row]}."
+            )
 
     def _finish(self, token_N: Tensor, slots_N: Tensor, position_N: Tensor, active_N: Tensor) -> Tensor:
         """`Finish` code of each row: a stop id (once min_tokens are out), else the length reached."""

@@ -35,6 +35,7 @@ class Slots:
 
     def __init__(self, num_slots: int, num_groups: int, max_blocks: int, vocab_size: int, device: torch.device) -> None:
         self.device = device
+        self.generations = np.zeros(num_slots, np.int32)  # of the request in the slot, 0 when it is free
         self.forms: dict[int, Assign] = {}  # host copy of the full form each slot was last assigned
         self.kv_len_S, self.last_token_S, self.max_len_S = torch.zeros(3, num_slots, dtype=torch.int64, device=device)
         self.stopped_S = torch.ones(num_slots, dtype=torch.bool, device=device)
@@ -46,12 +47,8 @@ class Slots:
     def reset(self) -> None:
         """Forget every slot; the plan that asked for it carries the full forms of those that live on."""
         self.forms.clear()
+        self.generations.fill(0)
         self.stopped_S.fill_(True)
-
-    def generation(self, slot: int) -> int:
-        """Generation of the request in the slot, 0 when it is free."""
-        form = self.forms.get(slot)
-        return form.generation if form else 0
 
     def apply(self, deltas: Sequence[Delta]) -> None:
         """Bring the tables up to date. Within a plan later deltas win."""
@@ -67,6 +64,7 @@ class Slots:
                     blocks.update({(group, delta.slot, column): block for column, block in enumerate(ids)})
             else:
                 self.forms.pop(delta.slot, None)
+                self.generations[delta.slot] = 0
                 assigned.pop(delta.slot, None)
         if blocks:
             self._set_blocks(blocks)
@@ -77,11 +75,13 @@ class Slots:
         for group, table_SC in enumerate(self.block_tables_SC):
             entries = [(slot, column, block) for (g, slot, column), block in blocks.items() if g == group]
             if entries:
-                slot, column, block = torch.tensor(entries, dtype=torch.int32).to(self.device).unbind(1)
+                slot, column, block = torch.from_numpy(np.array(entries, np.int32).T.copy()).to(self.device)
                 table_SC[slot, column] = block
 
     def _assign(self, forms: list[Assign]) -> None:
-        self.forms.update((form.slot, form) for form in forms)
+        for form in forms:
+            self.forms[form.slot] = form
+            self.generations[form.slot] = form.generation
         slots = self._ints([form.slot for form in forms])
         last = [max(0, form.last_token or 0) for form in forms]
         self.kv_len_S[slots] = self._ints([form.kv_len for form in forms])
@@ -129,7 +129,7 @@ class Slots:
         Raises ContractViolation naming slot and field. A slot the device has stopped keeps its own kv_len.
         """
         for slot, form in expected.items():
-            have: dict[str, object] = {"generation": self.generation(slot), "max_len": int(self.max_len_S[slot])}
+            have: dict[str, object] = {"generation": int(self.generations[slot]), "max_len": int(self.max_len_S[slot])}
             want: dict[str, object] = {"generation": form.generation, "max_len": form.max_total_tokens}
             if not self.stopped_S[slot]:
                 have["kv_len"], want["kv_len"] = int(self.kv_len_S[slot]), form.kv_len

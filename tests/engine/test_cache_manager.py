@@ -10,7 +10,7 @@ from ridgeline.core.request import Request, SamplingParams
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.cache.prefix import PrefixIndex, chain_hash, root_hash
 from ridgeline.engine.sequence import Sequence
-from tests.engine.layouts import GROUPS, layout_of
+from tests.engine.layouts import GROUPS, Groups, layout_of
 from tests.engine.profiles import machine_settings
 
 MAX_LEN, CHUNK = 24, 6
@@ -33,7 +33,7 @@ class CacheMachine(RuleBasedStateMachine):
     def findable(self) -> dict[tuple[int, Prefix], int]:
         """(group, prefix) → block, as far as the pool still keeps it for the index."""
         pool = self.manager.pool
-        return {(g, self.content[g, b]): b for (g, b) in self.manager.index._hash_of if pool.is_cached(g, b)}
+        return {(g, self.content[g, b]): b for g, b, _ in self.manager.index.published() if pool.is_cached(g, b)}
 
     def longest_hit(self, salt: str, tokens: list[int]) -> int:
         found = self.findable()
@@ -120,7 +120,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         index, pool = self.manager.index, self.manager.pool
         named = {(g, b): h for h, node in index._nodes.items() for g, b in enumerate(node.blocks) if b is not None}
-        assert named == index._hash_of
+        assert named == {(g, b): h for g, b, h in index.published()}
         for (g, block), node_hash in named.items():
             assert pool.is_cached(g, block)
             salt, tokens = self.content[g, block]
@@ -169,3 +169,18 @@ def test_equal_content_is_kept_once_and_its_node_goes_with_the_last_block() -> N
     assert index.get(node) is not None
     index.drop(1, 7)
     assert (index.get(node), index.children(root), len(index)) == (None, frozenset(), 0)
+
+
+def test_a_full_context_is_found_again_even_if_it_fills_the_pool() -> None:
+    groups: Groups = ((None, 1),)
+    layout = layout_of(groups, 4, 1 + layout_of(groups, 4, 2).pages_needed(MAX_LEN, CHUNK))
+    manager = CacheManager(layout, prefix_caching=True, max_chunk=CHUNK)
+    prompt = tuple(range(1, MAX_LEN))
+    request = Request(id="a", prompt_token_ids=prompt, params=SamplingParams(), seed=0, max_total_tokens=MAX_LEN)
+    for cached in (0, 20):
+        seq = Sequence(request, 1)
+        assert manager.admit(seq, reserve_blocks=0)
+        assert seq.cached_tokens == cached
+        assert manager.extend(seq, len(prompt)) is not None
+        manager.publish(seq, len(prompt))
+        manager.release(seq, 0)

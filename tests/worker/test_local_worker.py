@@ -23,7 +23,7 @@ FIELDS: dict[str, Callable[[Rig], None]] = {
     "min_len": lambda r: r.runner.slots.sampling.min_len_S.fill_(30),
     "stop ids": lambda r: r.runner.slots.sampling.stop_ids_SE.fill_(9),
     "biased ids": lambda r: r.runner.slots.sampling.bias_ids_SB.fill_(9),
-    "generation": lambda r: r.runner.slots.forms.clear(),
+    "generation": lambda r: r.runner.slots.generations.fill(7),
 }
 
 
@@ -73,7 +73,7 @@ def test_a_released_slot_holds_no_generation(folder: Path) -> None:
     with rig(folder) as own:
         own.run(ask("a", PROMPT))
         own.run(ask("b", PROMPT))  # its first plan brings the release
-        assert own.runner.slots.generation(1) == 0
+        assert own.runner.slots.generations[1] == 0
 
 
 @pytest.mark.parametrize("segment", ["forward", "sample"])

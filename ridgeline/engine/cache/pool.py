@@ -28,8 +28,8 @@ from ridgeline.core.cache_spec import CacheLayout
 class _Block:
     __slots__ = ("cached", "refs")
 
-    def __init__(self) -> None:
-        self.refs = 0
+    def __init__(self, refs: int) -> None:
+        self.refs = refs
         self.cached = False
 
 
@@ -137,12 +137,11 @@ class BlockPool:
 
     def _take(self, group: int, scarce: bool) -> int:
         if not self._open[group]:
-            if scarce and self._spare[group]:
-                block = next(iter(self._spare[group]))
-                self._on_evict(group, block)
-                self.forget(group, block)
-            else:
-                self._cut(group, self._fresh.pop() if self._fresh else self._evict())
+            if not (scarce and self._spare[group]):
+                return self._cut(group, self._fresh.pop() if self._fresh else self._evict())
+            block = next(iter(self._spare[group]))
+            self._on_evict(group, block)
+            self.forget(group, block)
         block = next(reversed(self._open[group]))
         self._hold(group, block)
         return block
@@ -156,12 +155,15 @@ class BlockPool:
     def _unheld(self, group: int, block: int) -> OrderedDict[int, None]:
         return self._spare[group] if self._blocks[group][block].cached else self._open[group]
 
-    def _cut(self, group: int, page: int) -> None:
-        """Hand a fresh page to the group: all its blocks are open."""
-        blocks = self._blocks_of(group, page)
-        self._busy[page] = 0
-        self._blocks[group].update((block, _Block()) for block in blocks)
-        self._open[group].update(dict.fromkeys(reversed(blocks)))
+    def _cut(self, group: int, page: int) -> int:
+        """Hand a fresh page to the group: its first block is held, the others are open."""
+        first, *others = self._blocks_of(group, page)
+        self._busy[page] = 1
+        self._blocks[group][first] = _Block(refs=1)
+        for block in reversed(others):
+            self._blocks[group][block] = _Block(refs=0)
+            self._open[group][block] = None
+        return first
 
     def _lay_down(self, group: int, page: int) -> None:
         """The last held block was released: the page as a whole waits to be found again or evicted."""

@@ -8,7 +8,7 @@ the block that holds its keys and values. The same hashes name blocks to other t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 Hash = bytes
@@ -41,7 +41,7 @@ class PrefixIndex:
         self._num_groups = num_groups
         self._nodes: dict[Hash, Node] = {}
         self._children: dict[Hash, set[Hash]] = {}
-        self._hash_of: dict[tuple[int, int], Hash] = {}
+        self._hash_of: list[dict[int, Hash]] = [{} for _ in range(num_groups)]
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -53,6 +53,10 @@ class PrefixIndex:
         """Cached continuations of a prefix (a root hash works too)."""
         return frozenset(self._children.get(node_hash, ()))
 
+    def published(self) -> Iterator[tuple[int, int, Hash]]:
+        """(group, block, hash) of every block that can be matched."""
+        return ((g, block, node_hash) for g, known in enumerate(self._hash_of) for block, node_hash in known.items())
+
     def publish(self, node_hash: Hash, parent: Hash, group: int, block: int) -> bool:
         """Make a block matchable. False when the group already has this content in another block."""
         node = self._nodes.get(node_hash)
@@ -62,12 +66,12 @@ class PrefixIndex:
         if node.blocks[group] is not None:
             return False
         node.blocks[group] = block
-        self._hash_of[group, block] = node_hash
+        self._hash_of[group][block] = node_hash
         return True
 
     def drop(self, group: int, block: int) -> None:
         """The block no longer holds what was published."""
-        node_hash = self._hash_of.pop((group, block))
+        node_hash = self._hash_of[group].pop(block)
         node = self._nodes[node_hash]
         node.blocks[group] = None
         if any(b is not None for b in node.blocks):
