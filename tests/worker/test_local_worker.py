@@ -72,8 +72,11 @@ def test_a_plan_that_names_another_generation_fails_and_later_plans_are_dropped_
 def test_a_released_slot_holds_no_generation(folder: Path) -> None:
     with rig(folder) as own:
         own.run(ask("a", PROMPT))
-        own.run(ask("b", PROMPT))  # its first plan brings the release
+        own.run(ask("b", PROMPT))  # its first plan brings the the release
         assert own.runner.slots.generations[1] == 0
+        own.run(ask("c", PROMPT), ask("d", PROMPT))
+        own.runner.slots.reset()
+        assert not any(own.runner.slots.generations)
 
 
 @pytest.mark.parametrize("segment", ["forward", "sample"])
