@@ -101,8 +101,11 @@ class LocalWorker:
         return StepResult(plan_id=ticket.plan.id, error=ticket.error, dropped=ticket.dropped)
 
     def shutdown(self) -> None:
+        """Finish what was submitted, then let go of weights and cache. The worker cannot be used afterwards."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
+        self._pending.clear()
+        vars(self).pop("_runner", None)
 
     def _start(self, ticket: Ticket, *, then_sample: bool) -> None:
         if ticket.plan.reset:

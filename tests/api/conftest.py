@@ -50,7 +50,7 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(text_model: Path) -> Iterator[LLM]:
-    with LLM(text_model, block_size=4, max_num_batched_tokens=64, debug_checks=True) as built:
+    with LLM(text_model, device="cpu", block_size=4, max_num_batched_tokens=64, debug_checks=True) as built:
         yield built
 
 

@@ -28,14 +28,14 @@ def test_missing_file(copy_of: Callable[[], Path], missing: str) -> None:
     folder = copy_of()
     (folder / missing).unlink()
     with pytest.raises(ModelLoadError, match=missing):
-        LLM(folder)
+        LLM(folder, device="cpu")
 
 
 def test_unknown_architecture_lists_the_known(copy_of: Callable[[], Path]) -> None:
     folder = copy_of()
     edit_config(folder, architectures=["FancyForCausalLM"])
     with pytest.raises(ModelLoadError, match=r"FancyForCausalLM.*LlamaForCausalLM"):
-        LLM(folder)
+        LLM(folder, device="cpu")
 
 
 def test_truncated_weights(copy_of: Callable[[], Path]) -> None:
@@ -43,14 +43,14 @@ def test_truncated_weights(copy_of: Callable[[], Path]) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ModelLoadError, match=r"model\.safetensors"):
-        LLM(folder)
+        LLM(folder, device="cpu")
 
 
 def test_config_and_weights_that_disagree(copy_of: Callable[[], Path]) -> None:
     folder = copy_of()
     edit_config(folder, num_hidden_layers=3)
     with pytest.raises(ModelLoadError, match=r"model\.layers\.2"):
-        LLM(folder)
+        LLM(folder, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_config_and_weights_that_disagree(copy_of: Callable[[], Path]) -> None:
 )
 def test_wrong_options(text_model: Path, options: dict, sentence: str) -> None:
     with pytest.raises(InvalidConfig, match=sentence) as caught:
-        LLM(text_model, **options)
+        LLM(text_model, **{"device": "cpu", **options})
     assert "\n" not in str(caught.value)
 
 
@@ -81,8 +81,8 @@ def test_cuda_where_there_is_none(text_model: Path) -> None:
 
 
 def test_the_context_shrinks_to_what_the_cache_holds_unless_it_was_asked_for(text_model: Path) -> None:
-    with LLM(text_model, kv_cache_memory=60_000) as llm:
+    with LLM(text_model, device="cpu", kv_cache_memory=60_000) as llm:
         fitting = llm.engine.config.max_model_len
     assert 16 <= fitting < 256
     with pytest.raises(InvalidConfig, match="lower max_model_len"):
-        LLM(text_model, kv_cache_memory=60_000, max_model_len=256)
+        LLM(text_model, device="cpu", kv_cache_memory=60_000, max_model_len=256)

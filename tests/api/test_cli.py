@@ -21,7 +21,18 @@ def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byte
 
 
 def test_generate_streams_and_ends_with_a_stats_line(text_model: Path) -> None:
-    done = run("generate", "the quick", "--model", str(text_model), "--max-tokens", "8", "--temperature", "0")
+    done = run(
+        "generate",
+        "the quick",
+        "--device",
+        "cpu",
+        "--model",
+        str(text_model),
+        "--max-tokens",
+        "8",
+        "--temperature",
+        "0",
+    )
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.startswith(b"the quick")
     last = done.stderr.decode().strip().splitlines()[-1]
@@ -31,8 +42,8 @@ def test_generate_streams_and_ends_with_a_stats_line(text_model: Path) -> None:
 
 def test_json_has_one_object_per_prompt(text_model: Path) -> None:
     done = run(
-        "generate", "the", "fox", "--model", str(text_model), "--json", "--max-tokens", "4", "--ignore-eos",
-        "--temperature", "0", "--logprobs", "1", "--quiet",
+        "generate", "the", "fox", "--device", "cpu", "--model", str(text_model), "--json", "--quiet",
+        "--max-tokens", "4", "--ignore-eos", "--temperature", "0", "--logprobs", "1",
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
     records = [json.loads(line) for line in done.stdout.splitlines()]
@@ -79,12 +90,12 @@ def test_models_lists_and_describes(text_model: Path) -> None:
         (["generate", "x", "--model", "/no/such"], b"", "/no/such"),
         (["generate", "-"], b"\xff\xfe", "UTF-8"),
         (["generate", "--prompt-file", "/no/such.txt"], b"", "/no/such.txt"),
-        (["generate", "x", "--model", "MODEL", "--temperature", "-1"], b"", "temperature"),
-        (["generate", "x", "--model", "MODEL", "--top-p", "nan"], b"", "top_p"),
-        (["generate", "x", "--model", "MODEL", "--dtype", "int3"], b"", "int3"),
-        (["generate", "x", "--model", "MODEL", "--max-tokens", "many"], b"", "--max-tokens"),
-        (["generate", "", "--model", "MODEL"], b"", "empty"),
-        (["generate", b"caf\xe9", "--model", "MODEL"], b"", "not valid text"),
+        (["generate", "x", "--device", "cpu", "--model", "MODEL", "--temperature", "-1"], b"", "temperature"),
+        (["generate", "x", "--device", "cpu", "--model", "MODEL", "--top-p", "nan"], b"", "top_p"),
+        (["generate", "x", "--device", "cpu", "--model", "MODEL", "--dtype", "int3"], b"", "int3"),
+        (["generate", "x", "--device", "cpu", "--model", "MODEL", "--max-tokens", "many"], b"", "--max-tokens"),
+        (["generate", "", "--device", "cpu", "--model", "MODEL"], b"", "empty"),
+        (["generate", b"caf\xe9", "--device", "cpu", "--model", "MODEL"], b"", "not valid text"),
         (["models", "/no/such"], b"", "/no/such"),
         (["frobnicate"], b"", "frobnicate"),
     ],

@@ -194,7 +194,7 @@ def test_lists_of_params_must_match(llm: LLM) -> None:
 def test_generation_config_gives_the_defaults(copy_of: object) -> None:
     folder: Path = copy_of()  # type: ignore[operator]
     (folder / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 7, "eos_token_id": [2, 5]}')
-    with LLM(folder) as llm:
+    with LLM(folder, device="cpu") as llm:
         params = llm.get_default_sampling_params()
         assert (params.temperature, params.top_k) == (0.3, 7)
         assert llm.engine.has_work is False
