@@ -40,9 +40,17 @@ def make_request(
 class Desk:
     """`got` collects tokens by request; `ended` how each request ended, with the error if any."""
 
-    def __init__(self, *, groups: Groups = ((None, 1),), block_size: int = 4, pages: int = 33, slots: int = 4) -> None:
+    def __init__(
+        self,
+        *,
+        groups: Groups = ((None, 1),),
+        block_size: int = 4,
+        pages: int = 33,
+        slots: int = 4,
+        budget: int = 64,
+    ) -> None:
         self.layout = layout_of(groups, block_size, pages)
-        config = EngineConfig(max_model_len=64, max_num_seqs=slots, max_num_batched_tokens=64, debug_checks=True)
+        config = EngineConfig(max_model_len=64, max_num_seqs=slots, max_num_batched_tokens=budget, debug_checks=True)
         self.scheduler = Scheduler(config, self.layout)
         self.worker = IdealWorker(self.layout)
         self.got: dict[str, list[int]] = {}

@@ -7,6 +7,7 @@ import pytest
 
 from tests.engine.desk import Desk, make_request
 from tests.engine.ideal_worker import VOCAB
+from tests.engine.layouts import Groups
 from tests.engine.test_scheduler_machine import Alternating
 
 PROMPT = (1, 2, 3, 1, 2, 2, 1, 3, 3, 1)  # two full blocks of four and a rest
@@ -236,3 +237,33 @@ def test_a_mask_of_a_strange_kind_ends_its_own_request_only() -> None:
     desk.finish()
     assert desk.ended["a"][0] == "error"
     assert desk.got["b"] == desk.alone(innocent)
+
+
+# ---- a request that runs alone fits, wherever its blocks lie --------------------------------------------------------
+
+SPLIT: Groups = ((None, 6), (3, 1), (4, 1))  # one block of the first group fills a page, six of the others do
+
+
+def test_a_request_alone_gives_up_the_cache_when_its_blocks_straddle_pages() -> None:
+    """Both windows lie across two pages when the first group needs the last one."""
+    request = make_request("a", (1, 2, 3), max_tokens=12)
+    desk = Desk(groups=SPLIT, block_size=1, pages=18, slots=1, budget=2)
+    assert desk.layout.pages_needed(15, 2) == 17
+    preemptions = []
+    desk.scheduler.on_finish = lambda _, stats: preemptions.append(stats.preemptions)
+    desk.add(request)
+    desk.finish()
+    assert desk.got["a"] == desk.alone(request)
+    assert preemptions == [1]
+
+
+def test_a_hit_scattered_over_the_whole_pool_is_given_up() -> None:
+    prompt = (1, 2, 3, 1, 1, 2, 2, 3, 3, 1, 2, 1, 3)
+    desk = Desk(groups=SPLIT, block_size=1, pages=18, slots=1, budget=2)
+    first, second = make_request("a", prompt, max_tokens=1), make_request("b", (*prompt, 1), max_tokens=1)
+    desk.add(first)
+    desk.finish()
+    desk.add(second)
+    desk.finish()
+    assert desk.scheduler.cache.hit_tokens == 0
+    assert desk.got == {"a": desk.alone(first), "b": desk.alone(second)}

@@ -181,6 +181,25 @@ def test_single_blocks_are_evicted_in_the_order_they_were_freed_and_a_hit_renews
     assert evicted == [blocks[0], blocks[3], blocks[1], blocks[2]]
 
 
+def test_content_is_given_up_only_when_a_page_more_would_not_do() -> None:
+    """Group 0 has two blocks per page, group 1 one. Cached content in a half used page survives while pages are free,
+    and makes room when the other group needs the last page."""
+    evicted: list[Block] = []
+    pool = BlockPool(layout_of(((None, 1), (4, 2)), 16, 4), on_evict=lambda g, block: evicted.append((g, block)))
+    [[held, spare], _] = pool.take([2, 0]) or []
+    pool.mark_cached(0, spare)
+    pool.release(0, spare, 0)
+    [[other], _] = pool.take([1, 0]) or []
+    assert evicted == []
+    assert pool.layout.page_of(other) != pool.layout.page_of(held)
+    pool.release(0, other, 0)
+    assert pool.free_pages == 2
+    assert pool.can_take([1, 2])
+    assert not pool.can_take([2, 2])
+    assert pool.take([1, 2]) is not None
+    assert evicted == [(0, spare)]
+
+
 @pytest.mark.parametrize("groups", [((None, 1),), ((None, 1), (4, 3))])
 def test_operations_cost_the_same_in_a_pool_a_hundred_times_as_large(groups) -> None:
     """A scan over the blocks would show as a factor of a hundred; ten allows for a busy machine."""
