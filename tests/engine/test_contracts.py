@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -255,6 +257,16 @@ def test_a_request_alone_gives_up_the_cache_when_its_blocks_straddle_pages() -> 
     desk.finish()
     assert desk.got["a"] == desk.alone(request)
     assert preemptions == [1]
+
+
+def test_a_scored_prompt_alone_gives_up_the_cache_too() -> None:
+    """It always starts from nothing, so without giving up something it would come to the same end again."""
+    request = make_request("a", (1, 2, 3, 1, 1, 2, 2, 3, 3, 1, 2, 1, 3, 3), max_tokens=1)
+    request = replace(request, params=request.params.replace(prompt_logprobs=0))
+    desk = Desk(groups=SPLIT, block_size=1, pages=18, slots=1, budget=1)
+    desk.add(request)
+    desk.finish()
+    assert desk.got["a"] == desk.alone(request)
 
 
 def test_a_hit_scattered_over_the_whole_pool_is_given_up() -> None:
