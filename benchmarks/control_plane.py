@@ -22,8 +22,8 @@ from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSp
 from ridgeline.core.plan import StepPlan, StepResult
 from ridgeline.core.request import Request, SamplingParams
 from ridgeline.engine.scheduler import Scheduler
-from ridgeline.kernels import Ops
 from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.runner import Forwarded, Runner
 

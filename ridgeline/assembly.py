@@ -10,8 +10,8 @@ import torch
 from ridgeline.core.config import EngineConfig, LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.engine.engine import Engine
-from ridgeline.kernels import Ops
 from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models.config import ModelConfig
 from ridgeline.worker.loader import Progress, load_weights, read_model_config, resolve_model

@@ -59,8 +59,8 @@ def count_parameters(spec: ModelSpec) -> int:
     """Parameters of the network a spec describes, counted on a device that allocates nothing."""
     import torch
 
-    from ridgeline.kernels import Ops
     from ridgeline.kernels.op import Platform
+    from ridgeline.kernels.ops import Ops
     from ridgeline.layers.decoder import Decoder
 
     decoder = Decoder(

@@ -60,6 +60,7 @@ class Scheduler:
         self._failed: list[InFlight] = []
         self._unsent: list[TokenEvent] = []  # ends that no result brought
         self._reset = True  # the first plan too finds a worker in an unknown state
+        self._held_up: tuple[Sequence | None, int, int] = (None, 0, 0)  # did not fit, at so many (free pages, running)
         self._arrivals = 0
         self._plan_id = 0  # newest submitted
         self._retired = 0  # newest whose result is in
@@ -186,10 +187,18 @@ class Scheduler:
 
     def _admit(self, draft: Draft) -> None:
         while draft.budget > 0 and self.slots.num_free and (seq := self._next_waiting()):
-            if seq.last_plan > self._retired or not self._start(seq, reserve_blocks=self.num_running):
+            if seq.last_plan > self._retired or self._still_held_up(seq):
+                break
+            if not self._start(seq, reserve_blocks=self.num_running):
+                self._held_up = seq, self.cache.pool.free_pages, self.num_running
                 break
             if not self._add_chunk(draft, seq):
                 break
+
+    def _still_held_up(self, seq: Sequence) -> bool:
+        """Nothing was given back since this request did not fit: no need to search for its prefix again."""
+        held_up, free_pages, num_running = self._held_up
+        return held_up is seq and self.cache.pool.free_pages <= free_pages and 0 < num_running <= self.num_running
 
     def _run_a_suspect(self, draft: Draft) -> None:
         if self.in_flight:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ridgeline.kernels import Ops
+from ridgeline.kernels.ops import Ops
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.model_spec import LayerSpec, ModelSpec
-from ridgeline.kernels import Ops
+from ridgeline.kernels.ops import Ops
 from ridgeline.layers.attention import Attention, MixerState
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding

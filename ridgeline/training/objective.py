@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ridgeline.core.model_spec import MLPSpec, ModelSpec
-from ridgeline.kernels import OPS, Ops
 from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import OPS, Ops
 from ridgeline.layers.attention import DenseCausal
 from ridgeline.layers.decoder import Decoder
 

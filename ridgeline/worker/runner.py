@@ -17,7 +17,7 @@ from torch import Tensor
 from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Feature, Finish, StepPlan
-from ridgeline.kernels import Ops
+from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.batch import Batch, RowTensors, build_batch
 from ridgeline.worker.slots import Slots

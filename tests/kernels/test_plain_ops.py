@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.kernels import OPS
 from ridgeline.kernels.activation import op as activation
 from ridgeline.kernels.embedding import op as embedding
 from ridgeline.kernels.gemm import op as gemm
 from ridgeline.kernels.norm import op as norm
 from ridgeline.kernels.op import Op, load_op
+from ridgeline.kernels.ops import OPS
 from ridgeline.kernels.rotary import op as rotary
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ridgeline.kernels import Ops
 from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import Ops
 from ridgeline.layers.attention import DenseCausal
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models.config import ModelConfig

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.kernels import Ops
 from ridgeline.kernels.attention.op import RaggedBatch
+from ridgeline.kernels.ops import Ops
 
 
 class PagedCache:
