@@ -7,6 +7,7 @@ turns counts into times on a given machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,7 +30,8 @@ class Cost(NamedTuple):
         return self.flops / self.bytes if self.bytes else float("inf")
 
 
-class OpCost(NamedTuple):
+@dataclass(frozen=True)
+class OpCost:
     """One op of a step, `count` times (once per layer, say), each after the one before it. `cost` is of one time."""
 
     name: str
