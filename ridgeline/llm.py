@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.config import LLMConfig
+from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.request import Request, RequestStats, SamplingParams
 from ridgeline.progress import BatchBar, LoadingBar
@@ -89,6 +90,7 @@ class LLM:
         self._running: dict[str, tuple[Job, Completion]] = {}  # by engine request id
         self._stats: dict[str, RequestStats] = {}
         self._num_requests = 0
+        self.last_run = Headroom()  # step time of the newest generate or stream that ended, beside its limit
 
     # ---- what a user calls ------------------------------------------------------------------------------------
 
@@ -225,6 +227,7 @@ class LLM:
 
         Several runs may be under way at once (streams read in turn): whoever steps delivers to all.
         """
+        before = self.engine.headroom
         for job in jobs:
             for completion in job.completions:
                 self.engine.add(completion.request)
@@ -241,6 +244,7 @@ class LLM:
             for completion in (c for job in jobs for c in job.completions if not c.output.finished):
                 completion.output.finish_reason = "abort"
                 self._close(completion)
+            self.last_run = self.engine.headroom.since(before)
 
     def _step(self) -> None:
         for event in self.engine.step():

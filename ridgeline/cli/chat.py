@@ -40,7 +40,7 @@ def chat(
             else:
                 output = stream_to_stdout(llm, prompt, params)
             if not quiet:
-                print(stats_line([output]), file=sys.stderr)
+                print(stats_line([output], llm.last_run), file=sys.stderr)
             raise_on_error([output])
             messages.append({"role": "assistant", "content": output.outputs[0].text})
 

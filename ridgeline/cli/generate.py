@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ridgeline.cli.options import CLI_DEFAULTS, with_options
+from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.request import SamplingParams
 
@@ -44,7 +45,7 @@ def generate(
             for output in outputs:
                 print(json.dumps(as_record(output), ensure_ascii=False) if as_json else _as_text(output))
     if not quiet:
-        print(stats_line(outputs), file=sys.stderr)
+        print(stats_line(outputs, llm.last_run), file=sys.stderr)
     raise_on_error(outputs)
 
 
@@ -88,16 +89,17 @@ def stream_to_stdout(llm: LLM, prompt: Any, params: SamplingParams, *, echo: boo
     return output
 
 
-def stats_line(outputs: list[RequestOutput]) -> str:
-    """Prompt and output tokens, time to the first token, output tokens per second."""
+def stats_line(outputs: list[RequestOutput], run: Headroom) -> str:
+    """Prompt and output tokens, time to the first token, output tokens per second, and how near the limit that is."""
     stats = [c.metrics for output in outputs for c in output.outputs if c.metrics is not None]
     prompt, output = sum(len(o.prompt_token_ids) for o in outputs), sum(s.output_tokens for s in stats)
     started, ended = min(s.arrival for s in stats), max(s.finished for s in stats)
     firsts = sorted(s.first_token - s.arrival for s in stats if s.first_token is not None)
     ttft = f"{firsts[len(firsts) // 2] * 1e3:.0f} ms" if firsts else "none came"
+    near = f", {run.share:.0%} of the hardware limit".replace("%", " %") if run.share is not None else ""
     return (
         f"{prompt} prompt tokens, {output} output tokens, TTFT {ttft}, "
-        f"{output / max(1e-9, ended - started):.1f} tokens/s"
+        f"{output / max(1e-9, ended - started):.1f} tokens/s{near}"
     )
 
 

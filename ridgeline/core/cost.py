@@ -51,3 +51,21 @@ class CostModel(Protocol):
     """Seconds a step needs at the least on the machine at hand. The engine only knows this protocol."""
 
     def step_limit(self, shape: StepShape) -> float: ...
+
+
+class Headroom(NamedTuple):
+    """Seconds some steps took, and the least they could have taken (0: no cost model)."""
+
+    elapsed: float = 0.0
+    limit: float = 0.0
+
+    def plus(self, elapsed: float, limit: float) -> Headroom:
+        return Headroom(self.elapsed + elapsed, self.limit + limit)
+
+    def since(self, earlier: Headroom) -> Headroom:
+        return Headroom(self.elapsed - earlier.elapsed, self.limit - earlier.limit)
+
+    @property
+    def share(self) -> float | None:
+        """Limit ÷ measured: 1 is as fast as the hardware allows. None if either is unknown."""
+        return self.limit / self.elapsed if self.limit > 0 and self.elapsed > 0 else None

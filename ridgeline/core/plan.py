@@ -151,6 +151,7 @@ class StepResult:
 
     error: the plan failed with this message. dropped: an earlier plan failed, this one was not run.
     prompt_logprobs: row → StepLogprobs over the prompt positions 1+start … of this chunk.
+    elapsed: seconds the device spent on the segments. limit: the least it could have, if the engine has a cost model.
     """
 
     plan_id: int
@@ -159,6 +160,7 @@ class StepResult:
     logprobs: StepLogprobs | None = None
     prompt_logprobs: Mapping[int, StepLogprobs] = field(default_factory=dict)
     elapsed: float = 0.0
+    limit: float = 0.0
     error: str | None = None
     dropped: bool = False
 

@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
 
 from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.cost import CostModel, Headroom, StepShape
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.plan import Worker
+from ridgeline.core.plan import StepPlan, Worker
 from ridgeline.core.request import Request, RequestStats, TokenEvent
 from ridgeline.engine.scheduler import Scheduler
 
 
 class Engine:
-    """Runs requests on one worker. Not thread-safe: one thread adds, aborts and steps."""
+    """Runs requests on one worker. Not thread-safe: one thread adds, aborts and steps.
 
-    def __init__(self, config: EngineConfig, layout: CacheLayout, worker: Worker, *, vocab_size: int) -> None:
+    headroom: time of all steps so far, beside their limit by `cost_model`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        layout: CacheLayout,
+        worker: Worker,
+        *,
+        vocab_size: int,
+        cost_model: CostModel | None = None,
+    ) -> None:
         self.config = config
         self.layout = layout
         self.scheduler = Scheduler(config, layout)
         self._worker = worker
         self._vocab_size = vocab_size
+        self._cost_model = cost_model
+        self.headroom = Headroom()
 
     def on_finish(self, listener: Callable[[Request, RequestStats], None]) -> None:
         """Call `listener` whenever a request ends, however it does."""
@@ -47,7 +64,12 @@ class Engine:
         self._fill()
         if not self.scheduler.in_flight:
             return []
-        events = self.scheduler.update(self._worker.collect())
+        limit = self._limit(self.scheduler.in_flight[0].plan)  # before the wait: the device is busy meanwhile
+        result = self._worker.collect()
+        if result.elapsed > 0:  # it ran
+            result = replace(result, limit=limit)
+            self.headroom = self.headroom.plus(result.elapsed, limit)
+        events = self.scheduler.update(result)
         self._provide_masks()
         return events
 
@@ -61,6 +83,14 @@ class Engine:
                 return
             self._worker.submit(plan)
             self._provide_masks()
+
+    def _limit(self, plan: StepPlan) -> float:
+        """Seconds the plan takes at the least; 0 without a cost model."""
+        if self._cost_model is None:
+            return 0.0
+        rows = plan.rows
+        shape = StepShape(rows.num_tokens_R, plan.kv_bound_R, int(np.count_nonzero(rows.num_logits_R)))
+        return self._cost_model.step_limit(shape)
 
     def _provide_masks(self) -> None:
         """A plan's masks follow from all tokens before it, so they are due when it is the oldest in flight."""

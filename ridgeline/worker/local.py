@@ -6,11 +6,10 @@ behind an event. On a CPU one thread plays the device, so plans overlap with sch
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
 from ridgeline.worker.runner import DeviceLogprobs, Forwarded, Runner, Sampled
+from ridgeline.worker.stopwatch import Stopwatch
 
 T = TypeVar("T")
 
@@ -28,12 +28,12 @@ class Ticket:
     """A submitted plan on its way. `copied` resolves when its result can be read (or `error` / `dropped` is set)."""
 
     plan: StepPlan
+    watch: Stopwatch
     forwarded: Forwarded | None = None
     outcome: HostCopy | None = None
     error: str | None = None
     dropped: bool = False
     launched: Future | None = None
-    started: float = field(default_factory=time.perf_counter)
 
 
 class HostCopy:
@@ -42,18 +42,16 @@ class HostCopy:
     def __init__(self, sampled: Sampled) -> None:
         device = sampled.token_R.device
         self._sampled = sampled
-        self._finished = time.perf_counter()
         self._token_R = _start_copy(sampled.token_R)
         self._finish_R = _start_copy(sampled.finish_R)
         self._done = torch.cuda.Event() if device.type == "cuda" else None
         if self._done is not None:
             self._done.record()
 
-    def result(self, plan: StepPlan, started: float) -> StepResult:
+    def result(self, plan: StepPlan, watch: Stopwatch) -> StepResult:
         """Wait for the copy; raises whatever the device reports."""
         if self._done is not None:
             self._done.synchronize()
-            self._finished = time.perf_counter()
         sampled, rows = self._sampled, np.flatnonzero(plan.rows.num_logits_R)
         prompts = sampled.forwarded.prompt_logprobs
         return StepResult(
@@ -62,7 +60,7 @@ class HostCopy:
             finish_R=self._finish_R.numpy(),
             logprobs=_to_host(sampled.logprobs, rows, len(plan.rows)) if sampled.logprobs else None,
             prompt_logprobs={row: _to_host(scores) for row, scores in prompts.items()},
-            elapsed=self._finished - started,
+            elapsed=watch.seconds(),
         )
 
 
@@ -77,7 +75,7 @@ class LocalWorker:
         self._thread = ThreadPoolExecutor(1, "ridgeline-cpu") if runner.device.type == "cpu" else None
 
     def submit(self, plan: StepPlan) -> None:
-        ticket = Ticket(plan)
+        ticket = Ticket(plan, Stopwatch(self._runner.device))
         self._pending.append(ticket)
         masked = bool(plan.rows.features & Feature.MASK)
         if masked:
@@ -95,7 +93,7 @@ class LocalWorker:
         result: StepResult | None = None
         if ticket.outcome is not None and not ticket.dropped:
             outcome = ticket.outcome
-            result = self._guard(ticket, lambda: outcome.result(ticket.plan, ticket.started))
+            result = self._guard(ticket, lambda: outcome.result(ticket.plan, ticket.watch))
         if result is not None:
             return result
         return StepResult(plan_id=ticket.plan.id, error=ticket.error, dropped=ticket.dropped)
@@ -115,12 +113,14 @@ class LocalWorker:
             self._guard(ticket, lambda: self._sample(ticket, {}))
 
     def _forward(self, ticket: Ticket) -> None:
-        ticket.started = time.perf_counter()
-        ticket.forwarded = self._runner.forward(ticket.plan)
+        with ticket.watch:
+            ticket.forwarded = self._runner.forward(ticket.plan)
 
     def _sample(self, ticket: Ticket, masks: Mapping[int, np.ndarray]) -> None:
         assert ticket.forwarded is not None
-        ticket.outcome = HostCopy(self._runner.sample(ticket.forwarded, masks))
+        with ticket.watch:
+            sampled = self._runner.sample(ticket.forwarded, masks)
+        ticket.outcome = HostCopy(sampled)
         ticket.forwarded = None
 
     def _guard(self, ticket: Ticket, action: Callable[[], T]) -> T | None:

@@ -1,0 +1,43 @@
+"""How long a step's segments take on the device, known without ever waiting for it."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+
+class Stopwatch:
+    """`with watch:` around each segment; `seconds()` once the step is done.
+
+    On CUDA the marks are events on the current stream: the device stamps them as it passes, and they are read only
+    after the step's result has arrived. On a CPU the caller is the device, and its own clock serves.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._events: list[torch.cuda.Event] = []
+        self._seconds = 0.0
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._mark(self._stream)
+        else:
+            self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._mark(self._stream)
+        else:
+            self._seconds += time.perf_counter() - self._started
+
+    def seconds(self) -> float:
+        """Sum over the segments, in seconds. On CUDA all marks must have been passed."""
+        starts, ends = self._events[::2], self._events[1::2]
+        return self._seconds + sum(a.elapsed_time(b) for a, b in zip(starts, ends, strict=True)) / 1e3
+
+    def _mark(self, stream: torch.cuda.Stream) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        self._events.append(event)
