@@ -1,14 +1,33 @@
-"""From the arrays a worker returns to what a request asked to be told."""
+"""From the arrays a worker returns to what each request asked to be told."""
 
 from __future__ import annotations
 
-from ridgeline.core.plan import StepLogprobs
+from collections.abc import Iterable
+from itertools import repeat
+
+from ridgeline.core.plan import Feature, StepLogprobs, StepResult
 from ridgeline.core.request import TokenLogprobs
+from ridgeline.engine.draft import InFlight
+
+Entries = tuple[TokenLogprobs | None, list[TokenLogprobs] | None]
 
 
-def token_entry(logprobs: StepLogprobs, row: int, wanted: int | None) -> TokenLogprobs | None:
-    """Entry of one row, cut to the `wanted` likeliest tokens (None: the request asked for none)."""
-    if wanted is None:
+def row_entries(record: InFlight, result: StepResult) -> Iterable[Entries]:
+    """Per row (the new token's entry, entries of prompt tokens). Endless where nobody asked."""
+    if not record.plan.rows.features & (Feature.LOGPROBS | Feature.PROMPT_LOGPROBS):
+        return repeat((None, None))
+    return [
+        (
+            _entry(result.logprobs, row, seq.request.params.logprobs),
+            _prompt_entries(record, result.prompt_logprobs[row], row) if row in result.prompt_logprobs else None,
+        )
+        for row, seq in enumerate(record.seqs)
+    ]
+
+
+def _entry(logprobs: StepLogprobs | None, row: int, wanted: int | None) -> TokenLogprobs | None:
+    """Entry of one row, cut to the `wanted` likeliest tokens."""
+    if logprobs is None or wanted is None:
         return None
     return TokenLogprobs(
         float(logprobs.logprob_R[row]),
@@ -18,7 +37,12 @@ def token_entry(logprobs: StepLogprobs, row: int, wanted: int | None) -> TokenLo
     )
 
 
-def prompt_entries(logprobs: StepLogprobs, wanted: int | None) -> list[TokenLogprobs]:
-    """Entries of the prompt positions a chunk covered."""
-    entries = (token_entry(logprobs, i, wanted) for i in range(len(logprobs.logprob_R)))
-    return [entry for entry in entries if entry is not None]
+def _prompt_entries(record: InFlight, logprobs: StepLogprobs, row: int) -> list[TokenLogprobs] | None:
+    """Entries of the chunk's prompt tokens not sent before (a preempted request computes its prompt again)."""
+    seq, plan = record.seqs[row], record.plan
+    start = int(plan.kv_bound_R[row] - plan.rows.num_tokens_R[row])
+    positions = range(max(0, seq.prompt_logprobs_sent - start), len(logprobs.logprob_R))
+    entries = [_entry(logprobs, i, seq.request.params.prompt_logprobs) for i in positions]
+    fresh = [entry for entry in entries if entry is not None]
+    seq.prompt_logprobs_sent += len(fresh)
+    return fresh or None

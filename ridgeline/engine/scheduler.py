@@ -13,12 +13,10 @@ and run alone, one per plan, until each has given a token or failed again, which
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import repeat
 
 import numpy as np
 
@@ -27,12 +25,14 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Assign, Delta, Feature, Release, Rows, StepPlan, StepResult
 from ridgeline.core.request import Request, RequestStats, TokenEvent
+from ridgeline.engine import masks
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.draft import Draft, InFlight, standing_rows
-from ridgeline.engine.logprobs import prompt_entries, token_entry
+from ridgeline.engine.logprobs import row_entries
 from ridgeline.engine.policy import POLICIES, Policy
 from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
 from ridgeline.engine.slots import SlotTable
+from ridgeline.engine.waiting import WaitingQueue
 
 REASONS = (None, "stop", "length")  # by `Finish` code
 
@@ -50,7 +50,7 @@ class Scheduler:
         self.on_finish: Callable[[Request, RequestStats], None] = lambda request, stats: None
         self._policy: Policy = POLICIES[config.scheduling_policy]()
         self._by_id: dict[str, Sequence] = {}
-        self._waiting: list[tuple[tuple, Sequence]] = []  # heap; entries that no longer wait are skipped
+        self._waiting = WaitingQueue()
         self._prefilling: dict[Sequence, None] = {}
         self._decoding: dict[Sequence, None] = {}  # may be planned before their last token is known
         self._paced: dict[Sequence, None] = {}  # decoding with lookahead 0
@@ -60,7 +60,6 @@ class Scheduler:
         self._failed: list[InFlight] = []
         self._unsent: list[TokenEvent] = []  # ends that no result brought
         self._reset = True  # the first plan too finds a worker in an unknown state
-        self._held_up: tuple[Sequence | None, int, int] = (None, 0, 0)  # did not fit, at so many (free pages, running)
         self._arrivals = 0
         self._plan_id = 0  # newest submitted
         self._retired = 0  # newest whose result is in
@@ -87,7 +86,7 @@ class Scheduler:
         self._arrivals += 1
         seq.order = self._policy.order(request, self._arrivals)
         self._by_id[request.id] = seq
-        heapq.heappush(self._waiting, (seq.order, seq))
+        self._waiting.push(seq)
 
     def abort(self, request_id: str, at_token: int | None = None) -> bool:
         """End a request now; tokens still in flight for it will be dropped. False if it is not (or no longer) here.
@@ -186,19 +185,15 @@ class Scheduler:
         return all(draft.budget > 0 and self._add_chunk(draft, seq) for seq in in_order)
 
     def _admit(self, draft: Draft) -> None:
-        while draft.budget > 0 and self.slots.num_free and (seq := self._next_waiting()):
-            if seq.last_plan > self._retired or self._still_held_up(seq):
+        while draft.budget > 0 and self.slots.num_free and (seq := self._waiting.head()):
+            room = self.cache.pool.free_pages, self.num_running
+            if seq.last_plan > self._retired or self._waiting.refused(seq, *room):
                 break
             if not self._start(seq, reserve_blocks=self.num_running):
-                self._held_up = seq, self.cache.pool.free_pages, self.num_running
+                self._waiting.refuse(seq, *room)
                 break
             if not self._add_chunk(draft, seq):
                 break
-
-    def _still_held_up(self, seq: Sequence) -> bool:
-        """Nothing was given back since this request did not fit: no need to search for its prefix again."""
-        held_up, free_pages, num_running = self._held_up
-        return held_up is seq and self.cache.pool.free_pages <= free_pages and 0 < num_running <= self.num_running
 
     def _run_a_suspect(self, draft: Draft) -> None:
         if self.in_flight:
@@ -219,11 +214,6 @@ class Scheduler:
         return self.schedule()
 
     # ---- pieces of a plan -------------------------------------------------------------------------------------
-
-    def _next_waiting(self) -> Sequence | None:
-        while self._waiting and self._waiting[0][1].status is not Status.WAITING:
-            heapq.heappop(self._waiting)
-        return self._waiting[0][1] if self._waiting else None
 
     def _start(self, seq: Sequence, *, reserve_blocks: int) -> bool:
         """Move a waiting request into a slot, with its prefix hit. False if its known tokens would not fit."""
@@ -341,7 +331,7 @@ class Scheduler:
         events: list[TokenEvent] = []
         finished, new = Status.FINISHED, tuple.__new__
         tokens_R = result.tokens_RK[:, 0].tolist()
-        entries = self._logprob_entries(record, result)
+        entries = row_entries(record, result)
         for seq, token, finish, (entry, prompt) in zip(record.seqs, tokens_R, result.finish_R.tolist(), entries):  # noqa: B905
             if seq.status is finished or (token < 0 and prompt is None):
                 continue
@@ -366,29 +356,7 @@ class Scheduler:
                 self._finish(seqs[row])
         if plan.rows.features & Feature.MASK:
             for seq, token in zip(seqs, tokens_R, strict=True):
-                if seq.request.token_mask is not None and token >= 0 and seq.status is not Status.FINISHED:
-                    self._accept_into_mask(seq, token)
-
-    def _logprob_entries(self, record: InFlight, result: StepResult) -> Iterable[tuple]:
-        """What each row asked to be told: (the new token's entry, entries of prompt tokens). Endless if none asked."""
-        if not record.plan.rows.features & (Feature.LOGPROBS | Feature.PROMPT_LOGPROBS):
-            return repeat((None, None))
-        entries = []
-        for row, seq in enumerate(record.seqs):
-            wanted = seq.request.params.logprobs
-            token = token_entry(result.logprobs, row, wanted) if result.logprobs is not None else None
-            prompt = self._prompt_entries(record, result, row) if row in result.prompt_logprobs else None
-            entries.append((token, prompt))
-        return entries
-
-    def _prompt_entries(self, record: InFlight, result: StepResult, row: int) -> list | None:
-        """Prompt logprobs not sent before (a preempted request computes its prompt again)."""
-        seq, plan = record.seqs[row], record.plan
-        start = int(plan.kv_bound_R[row] - plan.rows.num_tokens_R[row])
-        entries = prompt_entries(result.prompt_logprobs[row], seq.request.params.prompt_logprobs)
-        fresh = entries[max(0, seq.prompt_logprobs_sent - start) :]
-        seq.prompt_logprobs_sent += len(fresh)
-        return fresh or None
+                masks.accept(seq, token, self._fail)
 
     def masks_due(self) -> tuple[int, dict[int, np.ndarray]] | None:
         """Masks for the oldest plan in flight if it waits for them: (plan id, row → bool [vocab_size])."""
@@ -396,27 +364,9 @@ class Scheduler:
         if record is None or record.masks_given:
             return None
         record.masks_given = True
-        masks = {row: self._mask(seq) for row, seq in enumerate(record.seqs) if record.plan.rows.num_logits_R[row]}
-        return record.plan.id, {row: mask for row, mask in masks.items() if mask is not None}
-
-    def _mask(self, seq: Sequence) -> np.ndarray | None:
-        if seq.request.token_mask is None or seq.status is Status.FINISHED:
-            return None
-        try:
-            mask = seq.request.token_mask.allowed()
-            if mask.any():
-                return mask
-            self._fail(seq, "the token mask allows no token")
-        except Exception as error:  # a grammar may fail in any way; it ends its own request only
-            self._fail(seq, f"the token mask failed: {type(error).__name__}: {error}")
-        return None
-
-    def _accept_into_mask(self, seq: Sequence, token: int) -> None:
-        assert seq.request.token_mask is not None
-        try:
-            seq.request.token_mask.accept(token)
-        except Exception as error:  # as in _mask
-            self._fail(seq, f"the token mask failed: {type(error).__name__}: {error}")
+        sampled = np.flatnonzero(record.plan.rows.num_logits_R).tolist()
+        found = {row: masks.allowed(record.seqs[row], self._fail) for row in sampled}
+        return record.plan.id, {row: mask for row, mask in found.items() if mask is not None}
 
     def _fail(self, seq: Sequence, error: str) -> None:
         """End one request with an error, told with the next result."""
@@ -439,9 +389,8 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         self._leave(seq)
-        seq.status = Status.WAITING
         seq.preemptions += 1
-        heapq.heappush(self._waiting, (seq.order, seq))
+        self._waiting.push(seq)
 
     def _preempt_all(self) -> None:
         for seq in [seq for seq in self._by_id.values() if seq.slot != NO_SLOT]:

@@ -1,0 +1,36 @@
+"""Requests that wait for a slot, in policy order."""
+
+from __future__ import annotations
+
+import heapq
+
+from ridgeline.engine.sequence import Sequence, Status
+
+
+class WaitingQueue:
+    """A heap. Who stopped waiting (admitted as a suspect, aborted, finished by a late token) is skipped at the top."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple, Sequence]] = []
+        self._refused: tuple[Sequence, int, int] | None = None
+
+    def push(self, seq: Sequence) -> None:
+        seq.status = Status.WAITING
+        heapq.heappush(self._heap, (seq.order, seq))
+
+    def head(self) -> Sequence | None:
+        """The next to be admitted."""
+        while self._heap and self._heap[0][1].status is not Status.WAITING:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def refuse(self, seq: Sequence, free_pages: int, num_running: int) -> None:
+        """Remember that `seq` did not fit, so that its prefix is not searched again at every step."""
+        self._refused = seq, free_pages, num_running
+
+    def refused(self, seq: Sequence, free_pages: int, num_running: int) -> bool:
+        """Whether `seq` did not fit, and nothing was given back since."""
+        if self._refused is None or self._refused[0] is not seq:
+            return False
+        _, pages_then, running_then = self._refused
+        return free_pages <= pages_then and 0 < running_then <= num_running
