@@ -64,6 +64,13 @@ def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[np.
         tokenizer.encode_special_tokens = False
 
 
+# The model has learnt code, not conversation: it continues what was said, one message per line.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['content'] }}"
+    "{% if not loop.last %}\n{% endif %}{% endfor %}"
+)
+
+
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     """Write tokenizer.json and tokenizer_config.json in Hugging Face's form."""
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -73,5 +80,6 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
         "eos_token": SEPARATOR,
         "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
