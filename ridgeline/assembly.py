@@ -30,6 +30,7 @@ class Assembly:
     """A running engine and what there is to know about it."""
 
     engine: Engine
+    worker: LocalWorker
     model: ModelConfig
     folder: Path
     device: torch.device
@@ -67,8 +68,9 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
         scheduling_policy=config.scheduling_policy,
         debug_checks=config.debug_checks,
     )
-    engine = Engine(engine_config, memory.layout, LocalWorker(runner), vocab_size=model.spec.vocab_size)
-    return Assembly(engine=engine, model=model, folder=folder, device=device, dtype=dtype, memory=memory)
+    worker = LocalWorker(runner)
+    engine = Engine(engine_config, memory.layout, worker, vocab_size=model.spec.vocab_size)
+    return Assembly(engine=engine, worker=worker, model=model, folder=folder, device=device, dtype=dtype, memory=memory)
 
 
 def choose_device(wanted: str) -> torch.device:

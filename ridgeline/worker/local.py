@@ -74,6 +74,11 @@ class LocalWorker:
         self._failed_plan: int | None = None
         self._thread = ThreadPoolExecutor(1, "ridgeline-cpu") if runner.device.type == "cpu" else None
 
+    @property
+    def runner(self) -> Runner:
+        """What runs the segments; gone after `shutdown`."""
+        return self._runner
+
     def submit(self, plan: StepPlan) -> None:
         ticket = Ticket(plan, Stopwatch(self._runner.device))
         self._pending.append(ticket)
