@@ -1,0 +1,65 @@
+"""`ridgeline profile`: where the time and memory of a real run go."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.request import SamplingParams
+
+if TYPE_CHECKING:
+    from ridgeline.llm import LLM
+
+
+def profile(
+    model: str = typer.Argument(..., help="Model folder or hub id; '' is the embedded model."),
+    prompts: list[str] = typer.Argument(None, metavar="[PROMPT]...", help="Texts to complete; else random tokens."),
+    batch: int = typer.Option(8, help="Requests at once, of random tokens."),
+    input_tokens: int = typer.Option(128, "--input", help="Prompt tokens of each."),
+    output_tokens: int = typer.Option(32, "--output", help="Output tokens of each."),
+    out: Path = typer.Option(..., help="Folder for trace.json, flame.svg, memory.json, summary.txt."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
+    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    load_format: str = typer.Option("auto", help="auto, safetensors, or dummy (random weights)."),
+    ncu: bool = typer.Option(False, "--ncu", help="Also run Nsight Compute on one decode step's kernels."),
+    ncu_kernels: int = typer.Option(20, help="Kernels Nsight Compute looks at."),
+) -> None:
+    """Run a workload under the profilers and write what they saw."""
+    for name, value in (("batch", batch), ("input", input_tokens), ("output", output_tokens)):
+        if value < 1:
+            raise InvalidConfig(f"--{name} is {value}; it must be at least 1.")
+    if out.exists() and not out.is_dir():
+        raise InvalidConfig(f"--out {out} is a file; name a folder.")
+    from ridgeline.llm import LLM  # torch takes seconds to import; --help and usage errors need not wait
+    from ridgeline.measure.ncu import run_ncu
+    from ridgeline.measure.profile import profile as measure
+    from ridgeline.measure.profile import summary
+
+    options: dict[str, Any] = {"device": device, "dtype": dtype, "load_format": load_format}
+    with LLM(model, **options, skip_tokenizer_init=not prompts, enable_prefix_caching=False) as llm:
+        assembly = llm.assembly
+        work = _workload(llm, prompts or [], batch, input_tokens, output_tokens)
+        report = measure(assembly.engine, assembly.worker, work, out)
+        size = f"{len(prompts)} prompts" if prompts else f"batch {batch}, {input_tokens} tokens in"
+        title = f"{model or 'embedded model'}, {assembly.dtype} on {assembly.device}: {size}, {output_tokens} out"
+    text = summary(report, title)
+    if ncu:
+        text += "\n" + run_ncu(model, options, batch=batch, context=input_tokens, kernels=ncu_kernels)
+    (out / "summary.txt").write_text(text)
+    print(text, end="")
+    print(f"written to {out}: summary.txt, trace.json, flame.svg, stacks.txt, memory.json", file=sys.stderr)
+
+
+def _workload(llm: LLM, prompts: list[str], batch: int, inputs: int, outputs: int) -> Any:
+    """The run to profile, the same tokens every time."""
+    params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
+    if prompts:
+        return lambda: llm.generate(prompts, params, use_tqdm=False)
+    draw, vocabulary = random.Random(0), llm.assembly.model.spec.vocab_size
+    ids = [[draw.randrange(vocabulary) for _ in range(inputs)] for _ in range(batch)]
+    return lambda: llm.generate([{"prompt_token_ids": row} for row in ids], params, use_tqdm=False)

@@ -1,0 +1,81 @@
+"""What holds the device's memory, as JSON of our own: torch's snapshot pickles are neither safe nor readable."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HISTORY = 100_000  # allocations remembered, with the Python lines that made them
+
+
+@contextmanager
+def remembering(device: torch.device) -> Iterator[None]:
+    """Have the CUDA allocator remember who allocates, for `snapshot`."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.memory._record_memory_history(max_entries=HISTORY)
+    try:
+        yield
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def snapshot(device: torch.device) -> dict[str, Any]:
+    """Tensors alive by shape and dtype; on CUDA also the allocator's totals and its blocks with who made them.
+
+    All sizes in bytes.
+    """
+    record: dict[str, Any] = {"device": str(device), "tensors": tensors(device)}
+    if device.type == "cuda":
+        stats = torch.cuda.memory_stats(device)
+        record |= {key: stats[f"{key}_bytes.all.{when}"] for key in ("allocated", "reserved") for when in ("peak",)}
+        record["blocks"] = [
+            {"size": block["size"], "state": block["state"], "made_by": _maker(block.get("frames", []))}
+            for segment in torch.cuda.memory._snapshot()["segments"]
+            for block in segment["blocks"]
+        ]
+    return record
+
+
+def tensors(device: torch.device) -> list[dict[str, Any]]:
+    """The device's tensors that own memory, largest first, equal shapes and dtypes together."""
+    seen: set[int] = set()
+    groups: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    sizes: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for thing in gc.get_objects():
+        if type(thing) not in (Tensor, torch.nn.Parameter) or thing.device.type != device.type:
+            continue
+        memory = thing.untyped_storage()
+        if memory.data_ptr() not in seen:
+            seen.add(memory.data_ptr())
+            key = str(thing.dtype).removeprefix("torch."), tuple(thing.shape)
+            groups[key] += 1
+            sizes[key] += memory.nbytes()
+    return [
+        {"dtype": dtype, "shape": list(shape), "count": groups[dtype, shape], "bytes": size}
+        for (dtype, shape), size in sizes.most_common()
+    ]
+
+
+def write_snapshot(path: Path, device: torch.device) -> dict[str, Any]:
+    """Write `snapshot` as JSON and return it."""
+    record = snapshot(device)
+    path.write_text(json.dumps(record, indent=1))
+    return record
+
+
+def _maker(frames: list[dict[str, Any]]) -> str:
+    """The innermost Python line of an allocation that is not torch's own."""
+    for frame in frames:
+        if frame["filename"].endswith(".py") and "/torch/" not in frame["filename"]:
+            return f"{Path(frame['filename']).name}:{frame['line']} {frame['name']}"
+    return ""
