@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from ridgeline.cli import chat, generate, models, profile, train
+from ridgeline.cli import calibrate, chat, generate, models, profile, train
 from ridgeline.core.errors import ContractViolation, RidgelineError
 from ridgeline.version import __version__
 
@@ -22,6 +22,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("models")(models.models)
 app.command("profile")(profile.profile)
+app.command("calibrate")(calibrate.calibrate)
 app.add_typer(train.app, name="train")
 
 

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 
 import torch
 
 from ridgeline.measure.host import bus_probes, launch_probes
+from ridgeline.measure.machine import device_name, driver_version
 from ridgeline.measure.matmul import matmul_probes
 from ridgeline.measure.probes import Bench, Probe, memory_probes
 from ridgeline.measure.timing import FULL, QUICK
+from ridgeline.perf.calibration import Calibration, GemmRate
 
 Measured = tuple[Probe, float]
+
+FIELDS = {  # of the record → probe
+    "write": "write",
+    "copy": "copy",
+    "launch": "launch",
+    "graph_node": "graph node",
+    "host_to_device": "host to device pinned",
+    "device_to_host": "device to host pinned",
+}
 
 
 def probes(device: torch.device, *, quick: bool = False) -> list[Probe]:
@@ -34,3 +46,25 @@ def measure(
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def as_calibration(device: torch.device, measured: Mapping[str, float]) -> Calibration:
+    """What the cost model uses of the measurements (probe name → value)."""
+    kept = {field: measured.get(name) for field, name in FIELDS.items()}
+    gemm = [_gemm_rate(name, value) for name, value in measured.items() if name.startswith("gemm ")]
+    return Calibration(
+        device=device_name(device),
+        read=measured["read"],
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        gemm=tuple(gemm),
+        torch=torch.__version__,
+        driver=driver_version(device),
+        **kept,
+    )
+
+
+def _gemm_rate(name: str, flops: float) -> GemmRate:
+    """From a probe's name, "gemm bfloat16 16x4096x2048"."""
+    _, dtype, shape = name.split()
+    m, n, k = (int(size) for size in shape.split("x"))
+    return GemmRate(m, n, k, dtype, flops)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from ridgeline.measure.calibrate import measure, probes
+from ridgeline.measure.calibrate import as_calibration, measure, probes
 from ridgeline.measure.matmul import operands, precision, product, runs
 from ridgeline.measure.probes import Bench, cpu_threads
 from ridgeline.measure.timing import QUICK, median_seconds
+from ridgeline.perf.calibration import GemmRate, read
 
 CPU = torch.device("cpu")
 
@@ -57,6 +63,42 @@ def test_rates_are_of_a_real_machine() -> None:
     for probe, value in measure(CPU, quick=True):
         low, high = {"B/s": (1e9, 1e12), "FLOP/s": (1e8, 1e14)}[probe.unit]
         assert low < value < high, probe.name
+
+
+def test_the_record_keeps_shapes_and_rates() -> None:
+    record = as_calibration(CPU, {"read": 2e9, "copy": 3e9, "gemm bfloat16 16x4096x2048": 5e12, "read 1 thread": 1e9})
+    assert (record.read, record.copy, record.write) == (2e9, 3e9, None)
+    assert record.gemm == (GemmRate(16, 4096, 2048, "bfloat16", 5e12),)
+    assert record.device
+    assert record.torch == torch.__version__
+
+
+def test_the_command_keeps_what_it_prints(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ridgeline", "calibrate", "--quick", "--json", "--device", "cpu"],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    printed = json.loads(done.stdout)
+    stored = read(Path(printed["path"]))
+    assert Path(printed["path"]).is_relative_to(tmp_path)
+    assert stored.read == printed["measured"]["read"] > 0
+    assert stored.matrix_rates()["float32"] > 0
+
+
+def test_an_unknown_device_is_one_sentence() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ridgeline", "calibrate", "--device", "abacus"],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert b"abacus" in done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.gpu
