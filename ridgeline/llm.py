@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -13,9 +14,12 @@ from typing import Any, TypedDict
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import Headroom
-from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.core.request import Request, RequestStats, SamplingParams
+from ridgeline.interrupts import uninterrupted
+from ridgeline.models.config import ModelConfig
 from ridgeline.progress import BatchBar, LoadingBar
+from ridgeline.text.arguments import integers, listed_params, listed_priorities, listed_prompts, short
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
@@ -81,6 +85,7 @@ class LLM:
             ChatTemplate.from_folder(self.assembly.folder, tokenizer.special_tokens) if tokenizer else None
         )
         model_config = self.assembly.model
+        self._default_params = _default_params(model_config)
         self._limits = RequestLimits(
             max_model_len=self.engine.config.max_model_len,
             vocab_size=model_config.spec.vocab_size,
@@ -90,13 +95,14 @@ class LLM:
         self._running: dict[str, tuple[Job, Completion]] = {}  # by engine request id
         self._stats: dict[str, RequestStats] = {}
         self._num_requests = 0
+        self._is_shut_down = False
         self.last_run = Headroom()  # step time of the newest generate or stream that ended, beside its limit
 
     # ---- what a user calls ------------------------------------------------------------------------------------
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
@@ -108,15 +114,15 @@ class LLM:
         sampling_params: one for all, one per prompt, or None for the model's own defaults. use_tqdm: show progress.
         Raises InvalidRequest, before anything runs, if a prompt or its parameters are wrong.
         """
-        listed = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
-        every = self._params_for(listed, sampling_params)
-        ranks = priority or [0] * len(listed)
+        listed = listed_prompts(prompts)
+        every, ranks = self._params_for(len(listed), sampling_params), listed_priorities(priority, len(listed))
         jobs = [
             self._prepare(prompt, params, priority=rank, cache_salt=cache_salt)
             for prompt, params, rank in zip(listed, every, ranks, strict=True)
         ]
-        with BatchBar(sum(len(job.result.outputs) for job in jobs), shown=use_tqdm) as bar:
-            for piece in self._run(jobs):
+        num_completions = sum(len(job.result.outputs) for job in jobs)
+        with BatchBar(num_completions, shown=use_tqdm) as bar, closing(self._run(jobs)) as pieces:
+            for piece in pieces:
                 bar.advance(len(piece.token_ids), finished=piece.completion.finished)
         return [job.result for job in jobs]
 
@@ -131,7 +137,7 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of {"role", "content"}) or several, through the model's chat template."""
-        many = bool(messages) and not isinstance(messages[0], Mapping)
+        many = isinstance(messages, (list, tuple)) and bool(messages) and not isinstance(messages[0], Mapping)
         prompts = [
             self.chat_prompt(
                 conversation, add_generation_prompt=add_generation_prompt, tools=tools, **(chat_template_kwargs or {})
@@ -149,7 +155,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamOutput]:
         """Complete one prompt, yielding text as soon as it is certain. Leaving the loop early aborts the request."""
-        return self._run([self._prepare(prompt, self._params_for([prompt], sampling_params)[0])])
+        return self._run([self._prepare(prompt, self._params_for(1, sampling_params)[0])])
 
     def get_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
@@ -160,10 +166,11 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What generation_config.json recommends, else `SamplingParams()`."""
-        return SamplingParams(**self.assembly.model.sampling_defaults)  # type: ignore[arg-type]
+        return self._default_params
 
     def shutdown(self) -> None:
         """Stop the worker. The object cannot be used afterwards."""
+        self._is_shut_down = True
         self.engine.shutdown()
 
     def __enter__(self) -> LLM:
@@ -174,16 +181,14 @@ class LLM:
 
     # ---- from prompts to requests -----------------------------------------------------------------------------
 
-    def _params_for(self, prompts: Sequence[Prompt], params: Params) -> Sequence[SamplingParams]:
-        if params is None:
-            params = self.get_default_sampling_params()
-        if isinstance(params, SamplingParams):
-            return [params] * len(prompts)
-        if len(params) != len(prompts):
-            raise InvalidRequest(f"there are {len(prompts)} prompts but {len(params)} sampling_params; give one each.")
-        return params
+    def _params_for(self, num_prompts: int, params: Params) -> Sequence[SamplingParams]:
+        return listed_params(self._default_params if params is None else params, num_prompts)
 
     def _prepare(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Job:
+        if self._is_shut_down:
+            raise InvalidRequest("this LLM has been shut down; build a new one.")
+        if not isinstance(cache_salt, str):
+            raise InvalidRequest(f"cache_salt must be a string, got {short(cache_salt)}.", param="cache_salt")
         text, ids = self._encode(prompt)
         if self._tokenizer is None and params.stop_strings:
             raise InvalidRequest("stop strings need the tokenizer; use stop_token_ids.", param="stop")
@@ -212,39 +217,50 @@ class LLM:
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
             return prompt, self.get_tokenizer().encode(prompt)
-        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
-        if ids is None or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        try:
+            return None, integers(prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None)
+        except TypeError:
             raise InvalidRequest(
-                f"a prompt is a string or {{'prompt_token_ids': [whole numbers]}}, got {str(prompt)[:80]!r}.",
-                param="prompt",
-            )
-        return None, list(ids)
+                f"a prompt is a string or {{'prompt_token_ids': [whole numbers]}}, got {short(prompt)}.", param="prompt"
+            ) from None
 
     # ---- running ----------------------------------------------------------------------------------------------
 
-    def _run(self, jobs: Sequence[Job]) -> Iterator[StreamOutput]:
+    def _run(self, jobs: Sequence[Job]) -> Generator[StreamOutput, None, None]:
         """Step the engine until these jobs are done. Whatever is left when the caller leaves is aborted.
 
         Several runs may be under way at once (streams read in turn): whoever steps delivers to all.
         """
         before = self.engine.headroom
-        for job in jobs:
-            for completion in job.completions:
-                self.engine.add(completion.request)
-                self._running[completion.request.id] = job, completion
         try:
+            with uninterrupted():
+                for job in jobs:
+                    self._start(job)
             while True:
                 for job in jobs:
                     while job.inbox:
                         yield job.inbox.popleft()
                 if all(job.done for job in jobs):
                     return
-                self._step()
+                with uninterrupted():
+                    self._step()
         finally:
-            for completion in (c for job in jobs for c in job.completions if not c.output.finished):
-                completion.output.finish_reason = "abort"
-                self._close(completion)
-            self.last_run = self.engine.headroom.since(before)
+            with uninterrupted():
+                self._leave(jobs)
+                self.last_run = self.engine.headroom.since(before)
+
+    def _start(self, job: Job) -> None:
+        for completion in job.completions:
+            self.engine.add(completion.request)
+            self._running[completion.request.id] = job, completion
+
+    def _leave(self, jobs: Sequence[Job]) -> None:
+        """Abort what is unfinished; whoever leaves last waits for the plans in flight, so that the engine is idle."""
+        for completion in (c for job in jobs for c in job.completions if c.request.id in self._running):
+            completion.output.finish_reason = "abort"
+            self._close(completion)
+        while not self._running and self.engine.has_work:
+            self._step()
 
     def _step(self) -> None:
         for event in self.engine.step():
@@ -266,3 +282,11 @@ class LLM:
 
     def _note_stats(self, request: Request, stats: RequestStats) -> None:
         self._stats[request.id] = stats
+
+
+def _default_params(model: ModelConfig) -> SamplingParams:
+    """Raises ModelLoadError where generation_config.json recommends what cannot be."""
+    try:
+        return SamplingParams(**model.sampling_defaults)  # type: ignore[arg-type]
+    except InvalidRequest as error:
+        raise ModelLoadError(f"generation_config.json is wrong: {error}") from error

@@ -36,7 +36,7 @@ def make_requests(
     _check_ids(params, limits)
     room = limits.max_model_len - len(prompt_token_ids)
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-    base_seed = seed if params.seed is None else params.seed
+    base_seed = seed if params.seed is None else int(params.seed)  # numpy's integers end at 64 bits, seeds do not
     return [
         Request(
             id=f"{request_id}-{i}",
