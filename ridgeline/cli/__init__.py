@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from typing import Any
 
 import typer
 
-from ridgeline.cli import calibrate, chat, generate, models, profile, train
+from ridgeline.cli import calibrate, chat, explain, generate, models, plan, profile, train
 from ridgeline.core.errors import ContractViolation, RidgelineError
 from ridgeline.version import __version__
 
@@ -23,6 +25,8 @@ app.command("chat")(chat.chat)
 app.command("models")(models.models)
 app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
+app.command("explain")(explain.explain)
+app.command("plan")(plan.plan)
 app.add_typer(train.app, name="train")
 
 
@@ -45,6 +49,7 @@ _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__na
 
 def main() -> None:
     """Entry point of the `ridgeline` command."""
+    _prepare_streams()
     try:
         code = app(standalone_mode=False)
     except ContractViolation as error:
@@ -56,10 +61,28 @@ def main() -> None:
         code = _complain(message, 2) if message else 2  # empty: the help was printed instead
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    except BrokenPipeError:  # the reader of our output left
-        sys.stderr.close()
-        code = 0
+    except SystemExit as left:  # click's answer to a broken pipe: the reader of our output left, which is no failure
+        code = 0 if isinstance(left.__context__, BrokenPipeError) else left.code
+        _discard_output()
+    except OSError as error:
+        code = _complain(f"{error.filename or 'the output'} cannot be used: {error.strerror or error}.", 2)
+        _discard_output()
     sys.exit(code)
+
+
+def _prepare_streams() -> None:
+    """A closed stream becomes an empty one, and text that the terminal's encoding lacks is shown with question marks."""
+    sys.stdin = sys.stdin or open(os.devnull)
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _discard_output() -> None:
+    """What is still buffered can no longer be written; at exit Python would try, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _complain(sentence: str, code: int) -> int:

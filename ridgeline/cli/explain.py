@@ -1,0 +1,75 @@
+"""`ridgeline explain`: a step op by op, with what limits each. The model's weights are not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.sizes import basis, print_json, read_config, read_dtype, read_hardware, short
+from ridgeline.perf.explain import ExplainRow, explain_table, step_shape
+
+
+def explain(
+    model: str = typer.Argument(..., help="Folder, config.json or hub id."),
+    gpu: str = typer.Option(..., "--gpu", help="Device, such as H200."),
+    batch: int = typer.Option(1, help="Requests that decode one token each."),
+    context: int = typer.Option(1024, help="Tokens each of them has cached, the new one included."),
+    prefill: int = typer.Option(0, help="Tokens of a prompt that runs in the same step."),
+    dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16, fp8, int8 or int4."),
+    kv_dtype: str = typer.Option(None, help="The KV cache's; default: the activations'."),
+    datasheet: bool = typer.Option(False, "--datasheet", help="The maker's rates even where measured ones are known."),
+    as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
+) -> None:
+    """Explain a step's limit: bytes, FLOPs and time of every op. For a prefill alone give --batch 0."""
+    config, hardware = read_config(model), read_hardware(gpu, datasheet)
+    resolved = read_dtype(dtype, config)
+    shape = step_shape(batch, context, prefill)
+    rows = explain_table(config.spec, shape, hardware, None, dtype=resolved, kv_dtype=kv_dtype)
+    if as_json:
+        print_json({"hardware": hardware.name, "rates": hardware.source, "dtype": resolved, "ops": _records(rows)})
+        return
+    print(basis(hardware, resolved))
+    Console().print(table(rows))
+
+
+def table(rows: Sequence[ExplainRow]) -> Table:
+    """Rows for a terminal; measured columns appear where something was measured."""
+    with_times = any(row.measured is not None for row in rows)
+    found = Table()
+    found.add_column("op", no_wrap=True)
+    for name in ("calls", "bytes", "FLOPs", "FLOP/B", "bound", "µs", "share"):
+        found.add_column(name, justify="right")
+    for name in ("measured", "of limit") if with_times else ():
+        found.add_column(name, justify="right")
+    for row in rows:
+        if row.name == "total":
+            found.add_section()
+        found.add_row(*_cells(row), *(_measured_cells(row) if with_times else ()))
+    return found
+
+
+def _cells(row: ExplainRow) -> list[str]:
+    return [
+        row.name,
+        str(row.count),
+        short(row.bytes, "B"),
+        short(row.flops),
+        f"{row.intensity:.1f}",
+        row.bound,
+        f"{row.limit * 1e6:.1f}",
+        f"{row.share:.1%}",
+    ]
+
+
+def _measured_cells(row: ExplainRow) -> list[str]:
+    if row.measured is None or row.attained is None:
+        return ["", ""]
+    return [f"{row.measured * 1e6:.1f}", f"{row.attained:.0%}"]
+
+
+def _records(rows: Sequence[ExplainRow]) -> list[dict[str, object]]:
+    return [asdict(row) | {"intensity": row.intensity} for row in rows]

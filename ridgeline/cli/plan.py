@@ -1,0 +1,142 @@
+"""`ridgeline plan`: what a deployment will do, from the model's config alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.sizes import basis, print_json, read_config, read_dtype, read_hardware, short
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.perf.planner import Deployment, Plan, Point
+
+
+def plan(
+    model: str = typer.Argument(..., help="Folder, config.json or hub id."),
+    gpu: str = typer.Option(..., "--gpu", help="Device, or several to compare: H200,A100."),
+    tp: int = typer.Option(1, help="Devices that share each layer (tensor parallelism)."),
+    dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16, fp8, int8 or int4."),
+    kv_dtype: str = typer.Option(None, help="The KV cache's; default: the activations'."),
+    input_tokens: int = typer.Option(1024, "--input", help="Tokens of a prompt."),
+    output_tokens: int = typer.Option(256, "--output", help="Tokens of an answer."),
+    slo_ttft: float = typer.Option(None, help="Longest time to the first token, in ms."),
+    slo_itl: float = typer.Option(None, help="Longest mean time between tokens, in ms."),
+    price_per_hour: float = typer.Option(None, help="Price of one device for an hour, in any currency."),
+    utilization: float = typer.Option(0.9, help="Share of the device's memory to use."),
+    datasheet: bool = typer.Option(False, "--datasheet", help="The maker's rates even where measured ones are known."),
+    plot: Path = typer.Option(None, help="Draw throughput over latency into this file."),
+    as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
+) -> None:
+    """Plan a deployment: what fits, how fast it can be, what it costs. Times are the hardware's limit."""
+    config = read_config(model)
+    plans = [
+        Plan(
+            Deployment(
+                model=config.spec,
+                hardware=read_hardware(name, datasheet),
+                input=input_tokens,
+                output=output_tokens,
+                tp=tp,
+                dtype=read_dtype(dtype, config),
+                kv_dtype=kv_dtype,
+                utilization=utilization,
+                slo_ttft=None if slo_ttft is None else slo_ttft / 1e3,
+                slo_itl=None if slo_itl is None else slo_itl / 1e3,
+                price_per_hour=price_per_hour,
+            )
+        )
+        for name in gpu.split(",")
+    ]
+    if as_json:
+        print_json([record(one) for one in plans])
+    else:
+        for one in plans:
+            _print(one)
+    if plot is not None:
+        draw(plans, plot)
+
+
+def record(one: Plan) -> dict[str, Any]:
+    """A plan for machines. Bytes per device, times in seconds."""
+    return {
+        "hardware": one.deployment.hardware.name,
+        "rates": one.deployment.hardware.source,
+        "tp": one.deployment.tp,
+        "dtype": one.precision.name,
+        "kv_dtype": one.kv_dtype,
+        "weight_bytes": one.weights,
+        "kv_bytes_per_token": one.kv_per_token,
+        "kv_bytes_per_request": one.kv_per_request,
+        "blocks": one.blocks,
+        "max_requests": one.max_requests,
+        "crossover_tokens": one.crossover,
+        "chunk": one.chunk,
+        "largest_chunk_within_slo": one.largest_chunk,
+        "best": asdict(one.best) if one.best else None,
+        "points": [asdict(point) for point in one.points()],
+    }
+
+
+def _print(one: Plan) -> None:
+    d = one.deployment
+    print(f"{d.tp} x {basis(d.hardware, d.dtype)}")
+    print(
+        f"per device: weights {short(one.weights, 'B')}, KV {short(one.kv_per_token, 'B', 6)} per token, room for "
+        f"{one.blocks:,} blocks of {d.block_size} tokens: {one.max_requests:,} requests of {d.context:,} tokens"
+    )
+    if one.crossover is None:
+        print("the layers' products stay memory-bound at any step size")
+    else:
+        print(
+            f"the layers' products become compute-bound at {one.crossover} tokens a step; "
+            f"chunks of at least {one.chunk} tokens{_chunk_limit(one)}"
+        )
+    _print_points(one.points(), one.best)
+
+
+def _chunk_limit(one: Plan) -> str:
+    if one.best is None or one.deployment.slo_itl is None:
+        return ""
+    if one.largest_chunk is None:
+        return f", but beside {one.best.batch} requests no chunk keeps every step within the ITL"
+    return f" (a step within the ITL beside {one.best.batch} requests has room for at most {one.largest_chunk})"
+
+
+def _print_points(points: Sequence[Point], best: Point | None) -> None:
+    found = Table()
+    for name in ("batch", "TTFT ms", "step ms", "ITL ms", "output tok/s", "per million"):
+        found.add_column(name, justify="right")
+    for p in points:
+        cost = "" if p.cost_per_million is None else f"{p.cost_per_million:.3g}"
+        marked = f"> {p.batch}" if p == best else str(p.batch)
+        found.add_row(marked, *(f"{t * 1e3:.2f}" for t in (p.ttft, p.step, p.itl)), f"{p.tokens_per_second:,.0f}", cost)
+    Console().print(found)
+    print("> largest batch that fits and meets the SLOs" if best else "no batch meets the SLOs")
+
+
+def draw(plans: Sequence[Plan], path: Path) -> None:
+    """Output tokens per second over mean time between tokens, one line per device. Raises InvalidConfig."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InvalidConfig("--plot needs matplotlib; install ridgeline[train] or matplotlib itself.") from error
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot(xlabel="mean time between tokens, ms", ylabel="output tokens per second")
+    for one in plans:
+        points = one.points()
+        x, y = [p.itl * 1e3 for p in points], [p.tokens_per_second for p in points]
+        axes.plot(x, y, marker="o", label=f"{one.deployment.tp} x {one.deployment.hardware.name}")
+        for p, at in zip(points, zip(x, y, strict=True), strict=True):
+            axes.annotate(str(p.batch), at, textcoords="offset points", xytext=(4, -10), fontsize=7)
+    axes.set(xscale="log", yscale="log", title="Limit by batch size (numbers at the points)")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(f"the plot cannot be written to {path} ({error}).") from error

@@ -1,0 +1,79 @@
+"""What `explain` and `plan` share: reading a config without the model, the hardware, and numbers a person can read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.models import model_config
+from ridgeline.models.config import ModelConfig
+from ridgeline.perf import calibration
+from ridgeline.perf.hardware import Hardware, find
+from ridgeline.perf.precision import precision
+
+
+def read_config(model: str) -> ModelConfig:
+    """From a folder, a config.json, or a hub id (of which only config.json is fetched). Raises ModelLoadError."""
+    path = Path(model).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads((path if path.exists() else _from_hub(model)).read_text())
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"the config of {model!r} cannot be read ({error}).") from error
+    if not isinstance(config, dict):
+        raise ModelLoadError(f"the config of {model!r} must be a JSON object.")
+    return model_config(config)
+
+
+def _from_hub(model: str) -> Path:
+    from huggingface_hub import hf_hub_download  # costs 0.3 s, and local files do not need it
+
+    try:
+        return Path(hf_hub_download(model, "config.json"))
+    except Exception as error:  # the hub client's errors share no base class across its versions
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise ModelLoadError(
+            f"model {model!r} is neither a folder, a config.json nor a hub model that can be reached ({reason})."
+        ) from error
+
+
+def read_hardware(gpu: str, datasheet: bool) -> Hardware:
+    """Rates from this user's calibration of that device if there is one, else as we measured, else the maker's."""
+    hardware = find(gpu)
+    if datasheet:
+        return hardware
+    for name in (hardware.name, *hardware.aliases):
+        for device in (name, f"NVIDIA {name}", f"AMD Instinct {name}"):
+            if (found := calibration.load(device)) is not None:
+                return hardware.with_calibration(found)
+    return hardware.attained()
+
+
+def read_dtype(dtype: str, config: ModelConfig) -> str:
+    """ "auto" is the checkpoint's own. Raises InvalidConfig for an unknown one."""
+    return precision(config.dtype if dtype == "auto" else dtype).name
+
+
+def short(value: float, unit: str = "", digits: int = 3) -> str:
+    """1.36e10, "B" → "13.6 GB"."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.{digits}g} {prefix}{unit}"
+    return f"{value:.{digits}g} {unit}".rstrip()
+
+
+def basis(hardware: Hardware, dtype: str) -> str:
+    """One line: which device, at which rates, from which source."""
+    p = precision(dtype)
+    rate = hardware.rate(p.product_rate)
+    unsure = f"; not confirmed: {', '.join(hardware.unsure)}" if hardware.unsure else ""
+    return (
+        f"{hardware.name}: {short(hardware.bandwidth, 'B/s')}, {short(rate, 'FLOP/s')} in {p.product_rate}, ridge "
+        f"{hardware.ridge(p.product_rate):.0f} FLOP/B ({hardware.source}{unsure})"
+    )
+
+
+def print_json(record: Any) -> None:
+    print(json.dumps(record))

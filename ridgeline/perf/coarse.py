@@ -1,0 +1,44 @@
+"""The coarse limit, by hand on one line: all matrix products as one op, all attention as another.
+
+A lower bound on `roofline.step_limit`: it leaves out activations between ops, norms, rotary, sampling, and lets the
+products of a step overlap freely.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ridgeline.core.cost import Cost, StepShape
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.kernels.attention.cost import visible
+from ridgeline.perf.footprint import parameters
+from ridgeline.perf.hardware import Hardware
+from ridgeline.perf.precision import ITEM_BYTES, dtype_name, precision
+from ridgeline.perf.roofline import seconds
+
+
+def products_cost(model: ModelSpec, shape: StepShape, dtype: str) -> Cost:
+    """All weights multiplied with, read once; two FLOPs per weight and token, in the output layer per sampled row."""
+    p, count = precision(dtype), parameters(model)
+    table = model.vocab_size * model.hidden_size
+    flops = 2.0 * (count.products * float(np.sum(shape.num_tokens_R)) + table * shape.num_sampled)
+    return Cost(count.products * p.weight + table * p.item, flops)
+
+
+def attention_cost(model: ModelSpec, shape: StepShape, kv_dtype: str) -> Cost:
+    """All cached keys and values a row can see, read once; four FLOPs per visible pair and query dimension."""
+    total = Cost(0.0, 0.0)
+    for mixer in (layer.mixer for layer in model.layers):
+        pairs, keys = visible(shape.num_tokens_R, shape.kv_len_R, mixer.window)
+        total += Cost(2 * keys * mixer.kv_size * ITEM_BYTES[dtype_name(kv_dtype)], 4.0 * mixer.q_size * pairs)
+    return total
+
+
+def coarse_limit(
+    model: ModelSpec, shape: StepShape, hardware: Hardware, dtype: str, kv_dtype: str | None = None
+) -> float:
+    """Seconds: limit of the products plus limit of attention."""
+    p = precision(dtype)
+    kv_dtype = kv_dtype or p.other_rate
+    products = seconds(products_cost(model, shape, dtype), hardware, hardware.rate(p.product_rate))
+    return products + seconds(attention_cost(model, shape, kv_dtype), hardware, hardware.rate(p.other_rate))

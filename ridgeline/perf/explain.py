@@ -1,0 +1,109 @@
+"""A step op by op: what each needs, what limits it, and what it was measured to take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ridgeline.core.cost import Cost, StepShape
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.perf.hardware import Hardware
+from ridgeline.perf.precision import precision
+from ridgeline.perf.roofline import bound, op_rate, seconds, step_ops
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainRow:
+    """All calls of one op in a step. limit, measured: seconds; share: of the step's limit; measured None: not known."""
+
+    name: str
+    count: int
+    bytes: float
+    flops: float
+    bound: str
+    limit: float
+    share: float
+    measured: float | None = None
+
+    @property
+    def intensity(self) -> float:
+        return Cost(self.bytes, self.flops).intensity
+
+    @property
+    def attained(self) -> float | None:
+        """Limit ÷ measured."""
+        return self.limit / self.measured if self.measured else None
+
+
+def explain_table(
+    model: ModelSpec,
+    shape: StepShape,
+    hardware: Hardware,
+    measured: Mapping[str, float] | None = None,
+    *,
+    dtype: str = "bfloat16",
+    kv_dtype: str | None = None,
+) -> list[ExplainRow]:
+    """One row per op name in order, then their "total". measured: op name → seconds of one call.
+
+    The total's measured time is given only if every op's is.
+    """
+    p, merged = precision(dtype), dict[str, list[tuple[Cost, float, int]]]()
+    for op in step_ops(model, shape, dtype=dtype, kv_dtype=kv_dtype):
+        limit = seconds(op.cost, hardware, op_rate(op.name, hardware, p))
+        merged.setdefault(op.name, []).append((op.cost, limit, op.count))
+    whole = sum(limit * count for calls in merged.values() for _, limit, count in calls)
+    rows = []
+    for name, calls in merged.items():
+        count = sum(times for _, _, times in calls)
+        cost = _sum([Cost(c.bytes * times, c.flops * times) for c, _, times in calls])
+        limit = sum(limit * times for _, limit, times in calls)
+        one = (measured or {}).get(name)
+        rows.append(
+            ExplainRow(
+                name=name,
+                count=count,
+                bytes=cost.bytes,
+                flops=cost.flops,
+                bound=bound(cost, hardware, op_rate(name, hardware, p)),
+                limit=limit,
+                share=limit / whole if whole else 0.0,
+                measured=None if one is None else one * count,
+            )
+        )
+    return [*rows, _total(rows, whole)]
+
+
+def _total(rows: Sequence[ExplainRow], whole: float) -> ExplainRow:
+    cost = _sum([Cost(row.bytes, row.flops) for row in rows])
+    by_memory = sum(row.limit for row in rows if row.bound == "memory")
+    times = [row.measured for row in rows if row.measured is not None]
+    return ExplainRow(
+        name="total",
+        count=sum(row.count for row in rows),
+        bytes=cost.bytes,
+        flops=cost.flops,
+        bound="memory" if 2 * by_memory >= whole else "compute",
+        limit=whole,
+        share=1.0,
+        measured=sum(times) if len(times) == len(rows) else None,
+    )
+
+
+def _sum(costs: Sequence[Cost]) -> Cost:
+    return Cost(sum(c.bytes for c in costs), sum(c.flops for c in costs))
+
+
+def step_shape(batch: int, context: int, prefill: int = 0) -> StepShape:
+    """`batch` decoding rows with `context` tokens cached once they ran, and a prompt of `prefill` tokens beside them.
+
+    Raises InvalidConfig if there is nothing to run.
+    """
+    if batch < 0 or prefill < 0 or batch + prefill == 0 or (batch and context < 1):
+        raise InvalidConfig(
+            f"a step of {batch} decoding rows at context {context} and a prompt of {prefill} tokens runs nothing; "
+            "give a batch and a context of at least 1, or a prompt."
+        )
+    extra = [prefill] if prefill else []
+    return StepShape([1] * batch + extra, [context] * batch + extra, batch + len(extra))

@@ -1,0 +1,216 @@
+"""What a deployment will do, before it is bought: memory, latencies, throughput and cost from a config alone.
+
+Every step takes its roofline limit; how near an engine comes is what `explain` and the benchmarks tell. The load is a
+closed loop: B requests always running, each `input` + `output` tokens, a new one whenever one ends. A cycle, in which
+every request gives all its tokens, takes B prefills and `output` - 1 decode steps, in turns. An engine that runs chunks
+of prompts inside decode steps can save, per decode step, at most one reading of the weights against this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ridgeline.core.cost import StepShape
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.model_spec import LayerSpec, ModelSpec
+from ridgeline.perf.footprint import check_shape, kv_bytes, kv_bytes_per_token, weight_bytes
+from ridgeline.perf.hardware import Hardware
+from ridgeline.perf.precision import precision
+from ridgeline.perf.roofline import PRODUCTS, Roofline, op_rate, step_ops
+
+LARGEST_STEP = 1 << 16  # tokens; a device whose products stay memory-bound beyond that is reported as such
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What to plan. tp: devices that share each layer; utilization: share of memory to use; slo_*: seconds."""
+
+    model: ModelSpec
+    hardware: Hardware
+    input: int
+    output: int
+    tp: int = 1
+    dtype: str = "bfloat16"
+    kv_dtype: str | None = None
+    block_size: int = 16
+    utilization: float = 0.9
+    slo_ttft: float | None = None
+    slo_itl: float | None = None
+    price_per_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        check_shape(input=self.input, output=self.output, tp=self.tp, block_size=self.block_size)
+        if not 0 < self.utilization <= 1:
+            raise InvalidConfig(f"utilization must be above 0 and at most 1, got {self.utilization!r}.")
+        for name in ("slo_ttft", "slo_itl", "price_per_hour"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise InvalidConfig(f"{name} must be above 0, got {value!r}.")
+
+    @property
+    def context(self) -> int:
+        return self.input + self.output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """At `batch` requests: seconds to the first token, of a decode step, between tokens on average (with the others'
+    prefills between them), output tokens per second, price of a million of them (None: no price given)."""
+
+    batch: int
+    ttft: float
+    step: float
+    itl: float
+    tokens_per_second: float
+    cost_per_million: float | None
+
+
+def shard(model: ModelSpec, tp: int) -> ModelSpec:
+    """What one of `tp` devices computes: heads, feed-forward and vocabulary divided; key/value heads fewer than `tp`
+    are repeated (Megatron-LM, arXiv 1909.08053). Raises InvalidConfig where the shape does not divide."""
+
+    def part(what: str, size: int) -> int:
+        if size % tp:
+            raise InvalidConfig(f"tp {tp} does not divide the model's {size} {what}; choose another tp.")
+        return size // tp
+
+    def layer(spec: LayerSpec) -> LayerSpec:
+        kv_heads = spec.mixer.num_kv_heads
+        kv_heads = 1 if tp % kv_heads == 0 else part("key/value heads", kv_heads)
+        mixer = replace(spec.mixer, num_heads=part("attention heads", spec.mixer.num_heads), num_kv_heads=kv_heads)
+        width = part("feed-forward columns", spec.feed_forward.intermediate_size)
+        return replace(spec, mixer=mixer, feed_forward=replace(spec.feed_forward, intermediate_size=width))
+
+    if tp == 1:
+        return model
+    return replace(model, vocab_size=-(-model.vocab_size // tp), layers=tuple(layer(spec) for spec in model.layers))
+
+
+class Plan:
+    """Answers about one deployment. Bytes are per device. Raises InvalidConfig where the model does not fit."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        d = self.deployment = deployment
+        self.precision = precision(d.dtype)
+        self.kv_dtype = d.kv_dtype or self.precision.other_rate
+        self.part = shard(d.model, d.tp)
+        self._cost = Roofline(self.part, d.hardware, d.dtype, self.kv_dtype)
+        self.weights = weight_bytes(self.part, self.precision)
+        self.activations = self._activations()
+        self.kv_per_token = kv_bytes_per_token(self.part, self.kv_dtype)
+        self.kv_per_request = kv_bytes(
+            self.part, d.context, self.kv_dtype, block_size=d.block_size, max_chunk=self.crossover or d.input
+        )
+        self.kv_budget = d.hardware.memory * d.utilization - self.weights - self.activations
+        self.max_requests = int(max(0.0, self.kv_budget) // self.kv_per_request)
+        if not self.max_requests:
+            raise InvalidConfig(
+                f"on {d.tp} x {d.hardware.name} {max(0.0, self.kv_budget) / 1e9:.1f} GB per device remain for the KV "
+                f"cache after {self.weights / 1e9:.1f} GB of weights, and one request of {d.context} tokens needs "
+                f"{self.kv_per_request / 1e9:.2f} GB; raise --tp, or use a smaller --dtype or --kv-dtype."
+            )
+
+    @property
+    def blocks(self) -> int:
+        """Blocks (of `block_size` tokens in all layers) that fit."""
+        return int(self.kv_budget // (self.deployment.block_size * self.kv_per_token))
+
+    @cached_property
+    def crossover(self) -> int | None:
+        """Tokens in a step from which the layers' products take longer to compute than to read; None: never."""
+        return _smallest(LARGEST_STEP, self._products_compute_bound)
+
+    @cached_property
+    def chunk(self) -> int:
+        """Tokens a prefill chunk should have at least: the next power of two at which weights cost nothing extra."""
+        return 1 << max(4, ((self.crossover or LARGEST_STEP) - 1).bit_length())
+
+    @cached_property
+    def largest_chunk(self) -> int | None:
+        """Largest chunk beside the best batch whose step stays within slo_itl; None: no such limit or no such chunk."""
+        d, best = self.deployment, self.best
+        if d.slo_itl is None or best is None:
+            return None
+        limit = d.slo_itl
+
+        def too_slow(tokens: int) -> bool:
+            return self._mixed(best.batch, tokens) > limit
+
+        first = _smallest(LARGEST_STEP, too_slow)
+        return LARGEST_STEP if first is None else (first - 1 or None)
+
+    @cached_property
+    def best(self) -> Point | None:
+        """The largest batch that fits and meets the SLOs; None: not even one request does."""
+        first_bad = _smallest(self.max_requests, lambda batch: not self.meets(self.point(batch)))
+        batch = self.max_requests if first_bad is None else first_bad - 1
+        return self.point(batch) if batch else None
+
+    def meets(self, point: Point) -> bool:
+        d = self.deployment
+        return (d.slo_ttft is None or point.ttft <= d.slo_ttft) and (d.slo_itl is None or point.itl <= d.slo_itl)
+
+    def points(self) -> list[Point]:
+        """Powers of two up to what fits, what fits, and the best."""
+        batches = {1 << i for i in range(self.max_requests.bit_length())} | {self.max_requests}
+        return [self.point(b) for b in sorted(batches | ({self.best.batch} if self.best else set()))]
+
+    def point(self, batch: int) -> Point:
+        """A request arrives during a decode step, waits for it, then its prompt runs alone."""
+        d = self.deployment
+        step = self._seconds(StepShape(np.ones(batch), np.full(batch, d.input + d.output // 2), batch))
+        prefill = self._seconds(StepShape([d.input], [d.input], 1))
+        cycle = batch * prefill + (d.output - 1) * step
+        rate = batch * d.output / cycle
+        cost = None if d.price_per_hour is None else d.price_per_hour * d.tp / 3600 / rate * 1e6
+        others = (batch - 1) * prefill
+        return Point(
+            batch=batch,
+            ttft=prefill + (step if batch > 1 else 0.0),
+            step=step,
+            itl=step + others / max(1, d.output - 1),
+            tokens_per_second=rate,
+            cost_per_million=cost,
+        )
+
+    def _mixed(self, batch: int, chunk: int) -> float:
+        d = self.deployment
+        context = [d.input + d.output // 2] * batch
+        return self._seconds(StepShape([1] * batch + [chunk], [*context, max(chunk, d.input)], batch))
+
+    def _seconds(self, shape: StepShape) -> float:
+        """The roofline of one device's part, and two all-reduces per layer that nothing hides."""
+        d, tokens = self.deployment, float(np.sum(shape.num_tokens_R))
+        message = tokens * d.model.hidden_size * self.precision.item
+        ring = 2 * (d.tp - 1) / d.tp * message / d.hardware.interconnect
+        return self._cost.step_limit(shape) + 2 * len(d.model.layers) * ring
+
+    def _products_compute_bound(self, tokens: int) -> bool:
+        d = self.deployment
+        ops = step_ops(self.part, StepShape([tokens], [tokens], 1), dtype=d.dtype, kv_dtype=self.kv_dtype)
+        products = [op for op in ops if op.name in PRODUCTS]
+        reading = sum(op.count * op.cost.bytes for op in products) / d.hardware.bandwidth
+        return reading < sum(op.count * op.cost.flops / op_rate(op.name, d.hardware, self.precision) for op in products)
+
+    def _activations(self) -> float:
+        """Room for one step of chunk tokens: residual, norm, widest projection; and float32 logits of 256 rows."""
+        m, item = self.part, self.precision.item
+        widest = max(
+            max(2 * x.mixer.q_size + 2 * x.mixer.kv_size, 3 * x.feed_forward.intermediate_size) for x in m.layers
+        )
+        return self.chunk * (4 * m.hidden_size + widest) * item + 256 * m.vocab_size * 12.0
+
+
+def _smallest(largest: int, holds: Callable[[int], bool]) -> int | None:
+    """Smallest n in 1..largest for which `holds` (false up to some n, true from there); None if none."""
+    if largest < 1 or not holds(largest):
+        return None
+    low, high = 1, largest
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low

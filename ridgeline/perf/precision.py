@@ -1,0 +1,45 @@
+"""How numbers are stored and which matrix rate they run at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.core.errors import InvalidConfig
+
+ITEM_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
+
+_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "float8": "fp8", "w4a16": "int4"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Of a whole model. weight: bytes per weight of the layers' products; item: bytes of everything else.
+
+    product_rate, other_rate: names of `Hardware.matrix` rates for the layers' products, and for attention and the
+    output layer. Quantized models keep embeddings, norms and the output layer in bfloat16, as checkpoints do; int4
+    weights are widened on chip and run at the bfloat16 rate. Scales (one per channel or group) are not counted.
+    """
+
+    name: str
+    weight: float
+    item: float
+    product_rate: str
+    other_rate: str
+
+
+def precision(dtype: str) -> Precision:
+    """The precision called `dtype` (bf16, fp16 and fp32 are understood too). Raises InvalidConfig."""
+    name = dtype_name(dtype)
+    plain = name if ITEM_BYTES[name] >= 2 else "bfloat16"
+    product_rate = name if name in ("fp8", "int8") else plain
+    return Precision(
+        name=name, weight=ITEM_BYTES[name], item=ITEM_BYTES[plain], product_rate=product_rate, other_rate=plain
+    )
+
+
+def dtype_name(dtype: str) -> str:
+    """The full name of a dtype. Raises InvalidConfig."""
+    name = _SHORT.get(dtype.lower(), dtype.lower())
+    if name not in ITEM_BYTES:
+        raise InvalidConfig(f"unknown dtype {dtype!r}; use {', '.join(ITEM_BYTES)}.")
+    return name

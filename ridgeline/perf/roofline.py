@@ -1,0 +1,187 @@
+"""The least time a step can take: every op at the rate of whichever it needs more of, memory or arithmetic.
+
+The roofline of Williams, Waterman and Patterson (CACM 52(4), 2009), op by op: ops wait for one another, so their
+limits add up. Op names are the decoder's: the module for ops with parameters, else the op's own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from ridgeline.core.cost import Cost, OpCost, StepShape
+from ridgeline.core.model_spec import AttentionSpec, LayerSpec, ModelSpec
+from ridgeline.kernels.activation.cost import activation_cost
+from ridgeline.kernels.attention.cost import attention_cost, visible, write_kv_cost
+from ridgeline.kernels.embedding.cost import embedding_cost
+from ridgeline.kernels.gemm.cost import linear_cost
+from ridgeline.kernels.norm.cost import norm_cost
+from ridgeline.kernels.rotary.cost import rope_cost
+from ridgeline.kernels.sampling.cost import sample_cost
+from ridgeline.perf.footprint import layer_products
+from ridgeline.perf.hardware import Hardware
+from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name, precision
+
+PRODUCTS = ("qkv", "out", "gate_up", "up", "down")
+SAMPLED = ("unembed", "sample")  # these run for sampled rows alone, the others for every token
+
+Priced = tuple[str, Cost]
+
+
+def step_ops(model: ModelSpec, shape: StepShape, *, dtype: str, kv_dtype: str | None = None) -> list[OpCost]:
+    """Every op of one step in order of first appearance; equal ones are counted instead of repeated.
+
+    dtype: a `Precision`'s name; kv_dtype: the cache's (default: the activations').
+    """
+    p, kv_item = _sizes(dtype, kv_dtype)
+    tokens, width = int(np.sum(shape.num_tokens_R)), model.hidden_size
+    found: Counter[Priced] = Counter(_embed(model, tokens, p))
+    for layer, times in Counter(model.layers).items():
+        for op in _layer(layer, width, shape, tokens, p, kv_item):
+            found[op] += times
+    first = ("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p, residual=False))
+    rest = ("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p))
+    found[rest] -= 1  # the first layer has no residual to add yet
+    ordered = [(op, times) for op, times in found.items() if times]
+    ordered.insert(2 if model.learned_positions else 1, (first, 1))
+    ordered += [(op, 1) for op in _head(model, tokens, shape.num_sampled, p)]
+    return [OpCost(name, cost, times) for (name, cost), times in ordered]
+
+
+def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
+    yield "embed", embedding_cost(tokens, model.hidden_size, itemsize=p.item)
+    if model.learned_positions:
+        yield "position_embed", embedding_cost(tokens, model.hidden_size, itemsize=p.item)
+
+
+def _layer(
+    layer: LayerSpec, width: int, shape: StepShape, tokens: int, p: Precision, kv_item: float
+) -> Iterator[Priced]:
+    products = {
+        name: linear_cost(tokens, i, o, itemsize=p.item, weight_itemsize=p.weight, bias=bias)
+        for name, (i, o, bias) in layer_products(layer, width).items()
+    }
+    mlp = layer.feed_forward
+    up, activation = ("gate_up", "gated_activation") if mlp.gated else ("up", "activation")
+    yield "mixer_norm", _norm(layer.norm.kind, tokens, width, p)
+    yield "qkv", products["qkv"]
+    yield from _attention(layer.mixer, shape, tokens, p, kv_item)
+    yield "out", products["out"]
+    yield "feed_forward_norm", _norm(layer.norm.kind, tokens, width, p)
+    yield up, products[up]
+    yield (
+        activation,
+        activation_cost(tokens, mlp.intermediate_size, kind=mlp.activation, itemsize=p.item, gated=mlp.gated),
+    )
+    yield "down", products["down"]
+
+
+def _attention(mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision, kv_item: float) -> Iterator[Priced]:
+    heads, kv_heads, dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
+    if mixer.qk_norm is not None:
+        for name, count in (("q_norm", heads), ("k_norm", kv_heads)):
+            yield name, norm_cost(tokens * count, dim, itemsize=p.item, kind=mixer.qk_norm.kind)
+    if mixer.rope is not None:
+        yield "rope", rope_cost(tokens, heads, kv_heads, dim, mixer.rope.rotary_dim, itemsize=p.item)
+    yield "write_kv", write_kv_cost(tokens, kv_heads, dim, itemsize=p.item, kv_itemsize=kv_item)
+    yield (
+        "attention",
+        attention_cost(
+            shape.num_tokens_R,
+            shape.kv_len_R,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=dim,
+            itemsize=p.item,
+            kv_itemsize=kv_item,
+            window=mixer.window,
+        ),
+    )
+
+
+def _head(model: ModelSpec, tokens: int, sampled: int, p: Precision) -> Iterator[Priced]:
+    yield "final_norm", _norm(model.final_norm.kind, tokens, model.hidden_size, p)
+    yield "unembed", linear_cost(sampled, model.hidden_size, model.vocab_size, itemsize=p.item)
+    yield "sample", sample_cost(sampled, model.vocab_size)
+
+
+def _norm(kind: str, tokens: int, width: int, p: Precision, residual: bool = True) -> Cost:
+    return norm_cost(tokens, width, itemsize=p.item, kind="rms" if kind == "rms" else "layer", residual=residual)
+
+
+def _sizes(dtype: str, kv_dtype: str | None) -> tuple[Precision, float]:
+    p = precision(dtype)
+    return p, ITEM_BYTES[dtype_name(kv_dtype)] if kv_dtype else p.item
+
+
+def op_rate(name: str, hardware: Hardware, p: Precision) -> float:
+    """FLOP/s the op called `name` can run at."""
+    return hardware.rate(p.product_rate if name in PRODUCTS else p.other_rate)
+
+
+def seconds(cost: Cost, hardware: Hardware, rate: float) -> float:
+    """max(bytes ÷ bandwidth, FLOPs ÷ rate)."""
+    return max(cost.bytes / hardware.bandwidth, cost.flops / rate)
+
+
+def bound(cost: Cost, hardware: Hardware, rate: float) -> str:
+    """ "memory" or "compute": which of the two takes longer."""
+    return "memory" if cost.bytes / hardware.bandwidth >= cost.flops / rate else "compute"
+
+
+def step_limit(ops: list[OpCost], hardware: Hardware, dtype: str) -> float:
+    """Seconds all ops need one after the other: the slow, plain form of `Roofline.step_limit`."""
+    p = precision(dtype)
+    return sum(op.count * seconds(op.cost, hardware, op_rate(op.name, hardware, p)) for op in ops)
+
+
+class Roofline:
+    """A `core.cost.CostModel` fit for every step: microseconds, since all but attention is linear in two numbers.
+
+    Legend: K ops whose cost is a line in the number of tokens (or sampled rows).
+    """
+
+    def __init__(self, model: ModelSpec, hardware: Hardware, dtype: str, kv_dtype: str | None = None) -> None:
+        p, kv_item = _sizes(dtype, kv_dtype)
+        one, two = (step_ops(model, StepShape([n], [n], n), dtype=dtype, kv_dtype=kv_dtype) for n in (1, 2))
+        pairs = [pair for pair in zip(one, two, strict=True) if pair[0].name != "attention"]
+        self._per_token = _Lines([pair for pair in pairs if pair[0].name not in SAMPLED], hardware, p)
+        self._per_sample = _Lines([pair for pair in pairs if pair[0].name in SAMPLED], hardware, p)
+        mixers = Counter((m.window, m.num_heads, m.num_kv_heads, m.head_dim) for m in (x.mixer for x in model.layers))
+        self._attention = [
+            (
+                window,
+                times * 2 * heads * dim * p.item / hardware.bandwidth,
+                times * 2 * kv_heads * dim * kv_item / hardware.bandwidth,
+                times * 4 * heads * dim / hardware.rate(p.other_rate),
+            )
+            for (window, heads, kv_heads, dim), times in mixers.items()
+        ]
+
+    def step_limit(self, shape: StepShape) -> float:
+        """Seconds the step needs at the least."""
+        new_R, length_R = np.asarray(shape.num_tokens_R, np.float64), np.asarray(shape.kv_len_R, np.float64)
+        tokens = float(new_R.sum())
+        total = self._per_token.seconds(tokens) + self._per_sample.seconds(shape.num_sampled)
+        for window, per_token, per_key, per_pair in self._attention:
+            pairs, keys = visible(new_R, length_R, window)
+            total += max(per_token * tokens + per_key * keys, per_pair * pairs)
+        return total
+
+
+class _Lines:
+    """Ops whose bytes and FLOPs are a + b·n. Built from their costs at n = 1 and n = 2."""
+
+    def __init__(self, pairs: list[tuple[OpCost, OpCost]], hardware: Hardware, p: Precision) -> None:
+        rates = [op_rate(one.name, hardware, p) for one, _ in pairs]
+        slope_K = [one.count * (two.cost.bytes - one.cost.bytes) / hardware.bandwidth for one, two in pairs]
+        start_K = [one.count * one.cost.bytes / hardware.bandwidth for one, _ in pairs]
+        flops_K = [one.count * one.cost.flops / rate for (one, _), rate in zip(pairs, rates, strict=True)]
+        self._slope_K, self._flops_K = np.array(slope_K), np.array(flops_K)
+        self._fixed_K = np.array(start_K) - self._slope_K
+
+    def seconds(self, n: float) -> float:
+        """Sum of the ops' limits; nothing runs, and no weight is read, for n = 0."""
+        return float(np.maximum(self._fixed_K + self._slope_K * n, self._flops_K * n).sum()) if n else 0.0
