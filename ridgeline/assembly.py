@@ -13,10 +13,12 @@ from ridgeline.engine.engine import Engine
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
+from ridgeline.measure.machine import hardware_of
 from ridgeline.models.config import ModelConfig
+from ridgeline.perf.roofline import Roofline
 from ridgeline.worker.loader import Progress, load_weights, read_model_config, resolve_model
 from ridgeline.worker.local import LocalWorker
-from ridgeline.worker.memory import MemoryReport, plan_memory
+from ridgeline.worker.memory import MemoryReport, check_weights_fit, plan_memory
 from ridgeline.worker.runner import Runner
 
 EMBEDDED_MODEL = Path(__file__).parent / "assets" / "embedded"
@@ -45,6 +47,7 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
     model = read_model_config(folder)
     dtype = choose_dtype(config.dtype, model.dtype, device)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
+    check_weights_fit(model.spec, device, dtype=dtype, positions=wanted_len)
     ops = Ops(Platform.of(device))
     decoder = Decoder(model.spec, ops, dtype=getattr(torch, dtype), device=device, max_positions=wanted_len)
     load_weights(decoder, folder, model.weights, load_format=config.load_format, seed=config.seed, progress=progress)
@@ -69,7 +72,14 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
         debug_checks=config.debug_checks,
     )
     worker = LocalWorker(runner)
-    engine = Engine(engine_config, memory.layout, worker, vocab_size=model.spec.vocab_size)
+    hardware = hardware_of(device)
+    engine = Engine(
+        engine_config,
+        memory.layout,
+        worker,
+        vocab_size=model.spec.vocab_size,
+        cost_model=Roofline(model.spec, hardware, dtype) if hardware is not None else None,
+    )
     return Assembly(engine=engine, worker=worker, model=model, folder=folder, device=device, dtype=dtype, memory=memory)
 
 
@@ -77,7 +87,7 @@ def choose_device(wanted: str) -> torch.device:
     """ "auto" takes a GPU when there is one. Raises InvalidConfig for devices that are not here."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = wanted.partition(":")
+    kind, _, index = str(wanted).partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
         raise InvalidConfig(f"unknown device {wanted!r}; use auto, cpu, cuda or cuda:N.")
     if kind == "cuda" and not torch.cuda.is_available():

@@ -19,6 +19,7 @@ def calibrate(
     """Measure memory, matrix products, launches and the bus, and keep the rates for the cost model."""
     from ridgeline.assembly import choose_device  # torch takes seconds to import; --help need not wait
     from ridgeline.measure.calibrate import as_calibration, measure
+    from ridgeline.measure.machine import datasheet
     from ridgeline.perf.calibration import save
     from ridgeline.progress import LoadingBar
 
@@ -31,9 +32,11 @@ def calibrate(
     if as_json:
         print(json.dumps({"measured": values, "calibration": asdict(record), "path": str(path)}))
         return
-    table = Table("quantity", "measured", title=record.device)
+    table = Table("quantity", "measured", "datasheet", "share", title=record.device)
     for probe, value in measured:
-        table.add_row(probe.name, human(value, probe.unit))
+        sheet = datasheet(chosen, probe.name)
+        stated = (human(sheet, probe.unit), f"{100 * value / sheet:.0f} %") if sheet else ("", "")
+        table.add_row(probe.name, human(value, probe.unit), *stated)
     Console().print(table)
     print(f"kept in {path}", file=sys.stderr)
 

@@ -36,15 +36,18 @@ def profile(
     if out.exists() and not out.is_dir():
         raise InvalidConfig(f"--out {out} is a file; name a folder.")
     from ridgeline.llm import LLM  # torch takes seconds to import; --help and usage errors need not wait
+    from ridgeline.measure.machine import hardware_of
     from ridgeline.measure.ncu import run_ncu
+    from ridgeline.measure.profile import op_limits, summary
     from ridgeline.measure.profile import profile as measure
-    from ridgeline.measure.profile import summary
 
     options: dict[str, Any] = {"device": device, "dtype": dtype, "load_format": load_format}
     with LLM(model, **options, skip_tokenizer_init=not prompts, enable_prefix_caching=False) as llm:
         assembly = llm.assembly
         work = _workload(llm, prompts or [], batch, input_tokens, output_tokens)
-        report = measure(assembly.engine, assembly.worker, work, out)
+        hardware = hardware_of(assembly.device)
+        limits = op_limits(assembly.model.spec, hardware, assembly.dtype) if hardware is not None else None
+        report = measure(assembly.engine, assembly.worker, work, out, limits)
         size = f"{len(prompts)} prompts" if prompts else f"batch {batch}, {input_tokens} tokens in"
         title = f"{model or 'embedded model'}, {assembly.dtype} on {assembly.device}: {size}, {output_tokens} out"
     text = summary(report, title)

@@ -1,4 +1,4 @@
-"""Names of the machine at hand, as drivers and systems give them."""
+"""The machine at hand: its names, as drivers and systems give them, and what is known of its rates."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import platform
 from pathlib import Path
 
 import torch
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.perf import calibration
+from ridgeline.perf.hardware import Hardware, find, from_device_name
 
 
 def device_name(device: torch.device) -> str:
@@ -27,3 +31,35 @@ def driver_version(device: torch.device) -> str:
         return ""
     words = version.read_text().split()
     return next((word for word in words if word.count(".") >= 1 and word.replace(".", "").isdigit()), "")
+
+
+def hardware_of(device: torch.device) -> Hardware | None:
+    """What this device attains: by its own calibration, else by what is known of its kind, else None."""
+    name = device_name(device)
+    known = _known(device, name)
+    own = calibration.load(name)
+    if own is not None:
+        return (known or find("CPU")).with_calibration(own)
+    return known.attained() if known is not None else None
+
+
+def datasheet(device: torch.device, quantity: str) -> float | None:
+    """What the maker states for a probe's quantity; None where it states nothing, as for every CPU."""
+    known = _known(device, device_name(device))
+    if known is None:
+        return None
+    if quantity in ("read", "write", "copy"):
+        return known.bandwidth
+    if quantity.startswith("gemm "):
+        return known.matrix.get(quantity.split()[1])
+    return known.pcie if quantity.endswith("pinned") else None
+
+
+def _known(device: torch.device, name: str) -> Hardware | None:
+    """The entry of a GPU we know. CPUs differ too much for one: their limits need a calibration."""
+    if device.type != "cuda":
+        return None
+    try:
+        return from_device_name(name)
+    except InvalidConfig:
+        return None

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from ridgeline.measure.probes import Bench, Probe
 
 SQUARES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
-DTYPES = {"cuda": ("bfloat16", "float16", "tf32", "float32", "float8_e4m3fn"), "cpu": ("float32", "bfloat16", "int8")}
+DTYPES = {"cuda": ("bfloat16", "float16", "tf32", "float32", "fp8"), "cpu": ("float32", "bfloat16", "int8")}
 
 MEMORY_BOUND_BELOW = 512  # tokens; beyond, the weights are reused so often that where they come from does not show
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -30,7 +30,7 @@ def matmul_probes(bench: Bench, *, quick: bool) -> list[Probe]:
     for dtype in (d for d in DTYPES[kind] if runs(d, bench.device)):
         for size in SQUARES[kind][:1] if quick else SQUARES[kind]:
             probes.append(_probe(bench, dtype, size, size, size))
-    skinny = [d for d in ("bfloat16", "float8_e4m3fn") if d in DTYPES[kind] and runs(d, bench.device)]
+    skinny = [d for d in ("bfloat16", "fp8") if d in DTYPES[kind] and runs(d, bench.device)]
     for dtype in skinny:
         for outputs, inputs in PROJECTIONS[kind][:1] if quick else PROJECTIONS[kind]:
             for tokens in (1, 16, 256) if quick or kind == "cpu" else TOKENS:
@@ -52,7 +52,7 @@ def product(dtype: str, x_MK: Tensor, w_NK: Tensor) -> Callable[[], Tensor]:
     """x · wᵀ as the library of the device does it fastest: [M, N]."""
     if dtype == "int8":
         return lambda: torch._int_mm(x_MK, w_NK.T)
-    if dtype.startswith("float8"):
+    if dtype == "fp8":
         one = torch.ones((), device=x_MK.device)
         return lambda: torch._scaled_mm(x_MK, w_NK.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     return lambda: linear(x_MK, w_NK)
@@ -88,4 +88,5 @@ def _probe(bench: Bench, dtype: str, m: int, n: int, k: int) -> Probe:
 def _random(dtype: str, shape: tuple[int, int], device: torch.device) -> Tensor:
     if dtype == "int8":
         return torch.randint(-128, 128, shape, dtype=torch.int8, device=device)
-    return torch.randn(shape, device=device).to(torch.float32 if dtype == "tf32" else getattr(torch, dtype))
+    stored = {"tf32": "float32", "fp8": "float8_e4m3fn"}.get(dtype, dtype)
+    return torch.randn(shape, device=device).to(getattr(torch, stored))

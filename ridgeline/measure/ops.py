@@ -1,12 +1,13 @@
 """Times every op of a step at its real shape, alone: what the step would take without launches and gaps.
 
-A network with one layer of each kind runs one step through the worker's own runner while its ops are written down with
-their arguments. Each is then timed by itself over copies of those arguments, so that weights come from memory as they
-do in a step of many layers.
+A network with one layer of each kind (behind one whose ops do not count: it has no residual to add yet) runs one step
+through the worker's own runner while its ops are written down with their arguments. Each is then timed by itself over
+copies of those arguments, so that weights come from memory as they do in a step of many layers.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -66,10 +67,23 @@ def measure_step_ops(model: ModelSpec, shape: StepShape, device: torch.device, d
     return {name: sum(values) / len(values) for name, values in times.items()}
 
 
+def _but_first(calls: list[Recorded]) -> list[Recorded]:
+    """Without the first call under each name that occurs again."""
+    left = Counter(call.name for call in calls)
+    once = {name for name, count in left.items() if count == 1}
+    seen: set[str] = set()
+    kept = []
+    for call in calls:
+        if call.name in seen | once:
+            kept.append(call)
+        seen.add(call.name)
+    return kept
+
+
 def record_step(model: ModelSpec, shape: StepShape, device: torch.device, dtype: str) -> list[Recorded]:
     """The op calls of one step of a network with one layer of each kind of `model`, in order."""
     kinds = tuple(dict.fromkeys(model.layers))
-    spec = replace(model, layers=kinds)
+    spec = replace(model, layers=(kinds[0], *kinds))
     lengths = [int(length) for length in shape.kv_len_R]
     ops, calls = Ops(Platform.of(device)), list[Recorded]()
     decoder = Decoder(spec, ops, dtype=getattr(torch, dtype), device=device, max_positions=max(lengths) + 1)
@@ -83,7 +97,7 @@ def record_step(model: ModelSpec, shape: StepShape, device: torch.device, dtype:
         if call.name == "attention":
             for cache in call.arguments[1:3]:
                 cache.normal_()
-    return calls
+    return _but_first(calls)
 
 
 def _listen(ops: Ops, names: Mapping[int, str], calls: list[Recorded]) -> None:

@@ -16,11 +16,15 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity
 
 from ridgeline.core.cost import Headroom, StepShape
+from ridgeline.core.model_spec import ModelSpec
 from ridgeline.engine.engine import Engine
 from ridgeline.measure.flame import Sampler, collapsed, svg
 from ridgeline.measure.memory import remembering, write_snapshot
 from ridgeline.measure.ranges import named_ranges
 from ridgeline.measure.tables import Row, idle_rows, kernel_rows, op_rows
+from ridgeline.perf.hardware import Hardware
+from ridgeline.perf.precision import precision
+from ridgeline.perf.roofline import op_rate, seconds, step_ops
 from ridgeline.worker.local import LocalWorker
 
 # A step's shape → least seconds of each of its ops, all its calls together
@@ -73,6 +77,20 @@ def profile(
     )
 
 
+def op_limits(model: ModelSpec, hardware: Hardware, dtype: str) -> OpLimits:
+    """Each op's least seconds in a step, by the roofline."""
+    wide = precision(dtype)
+
+    def limits(shape: StepShape) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        for op in step_ops(model, shape, dtype=dtype):
+            least = op.count * seconds(op.cost, hardware, op_rate(op.name, hardware, wide))
+            totals[op.name] = totals.get(op.name, 0.0) + least
+        return totals
+
+    return limits
+
+
 def _profiler(device: torch.device) -> torch.profiler.profile:
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     everywhere = _ExperimentalConfig(profile_all_threads=True)  # a CPU's work is done by the worker's thread
@@ -84,8 +102,8 @@ def _run_limits(shapes: Sequence[StepShape], limits: OpLimits | None) -> dict[st
     totals: dict[str, float] = {}
     for shape in shapes if limits is not None else ():
         assert limits is not None
-        for name, seconds in limits(shape).items():
-            totals[name] = totals.get(name, 0.0) + seconds
+        for name, least in limits(shape).items():
+            totals[name] = totals.get(name, 0.0) + least
     return totals
 
 

@@ -12,6 +12,7 @@ from ridgeline.core.cost import StepShape
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.measure.ops import Recorded, measure_step_ops, record_step
 from ridgeline.measure.probes import cpu_threads
+from ridgeline.perf.roofline import step_ops
 from ridgeline.worker.loader import read_model_config
 
 CPU = torch.device("cpu")
@@ -81,3 +82,13 @@ def test_more_tokens_take_more_time(spec: Callable[[str], ModelSpec]) -> None:
     assert few.keys() == many.keys()
     assert many["gate_up"] > few["gate_up"] > 0
     assert many["attention"] > few["attention"] > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "mistral", "mixed"])
+def test_ops_are_named_as_in_the_cost_model(spec: Callable[[str], ModelSpec], family: str) -> None:
+    calls = record_step(spec(family), MIXED, CPU, "float32")
+    assert {call.name for call in calls} == {op.name for op in step_ops(spec(family), MIXED, dtype="float32")}
+
+
+def test_the_norm_that_counts_adds_a_residual(spec: Callable[[str], ModelSpec]) -> None:
+    assert one(record_step(spec("llama"), MIXED, CPU, "float32"), "mixer_norm").arguments[1] is not None
