@@ -10,6 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.sizes import basis, print_json, read_config, read_dtype, read_hardware, short
+from ridgeline.core.config import DTYPES
+from ridgeline.core.cost import StepShape
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.model_spec import ModelSpec
 from ridgeline.perf.explain import ExplainRow, explain_table, step_shape
 
 
@@ -22,18 +26,31 @@ def explain(
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16, fp8, int8 or int4."),
     kv_dtype: str = typer.Option(None, help="The KV cache's; default: the activations'."),
     datasheet: bool = typer.Option(False, "--datasheet", help="The maker's rates even where measured ones are known."),
+    measure: bool = typer.Option(False, "--measure", help="Time every op at its shape on this machine."),
+    device: str = typer.Option("auto", help="Where to measure: auto, cpu, cuda or cuda:N."),
     as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
 ) -> None:
     """Explain a step's limit: bytes, FLOPs and time of every op. For a prefill alone give --batch 0."""
     config, hardware = read_config(model), read_hardware(gpu, datasheet)
     resolved = read_dtype(dtype, config)
     shape = step_shape(batch, context, prefill)
-    rows = explain_table(config.spec, shape, hardware, None, dtype=resolved, kv_dtype=kv_dtype)
+    measured = _measure(config.spec, shape, device, resolved) if measure else None
+    rows = explain_table(config.spec, shape, hardware, measured, dtype=resolved, kv_dtype=kv_dtype)
     if as_json:
         print_json({"hardware": hardware.name, "rates": hardware.source, "dtype": resolved, "ops": _records(rows)})
         return
     print(basis(hardware, resolved))
     Console().print(table(rows))
+
+
+def _measure(spec: ModelSpec, shape: StepShape, device: str, dtype: str) -> dict[str, float]:
+    """Seconds of one call of every op. Raises InvalidConfig for a dtype the ops do not run in."""
+    if dtype not in DTYPES:
+        raise InvalidConfig(f"--measure runs the ops, which know {', '.join(DTYPES)}; {dtype} has only limits yet.")
+    from ridgeline.assembly import choose_device  # torch takes seconds to import
+    from ridgeline.measure.ops import measure_step_ops
+
+    return measure_step_ops(spec, shape, choose_device(device), dtype)
 
 
 def table(rows: Sequence[ExplainRow]) -> Table:
