@@ -37,7 +37,7 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     """The architecture config.json names. Raises ModelLoadError if we know none of its names."""
     names = config.get("architectures")
     for name in names if isinstance(names, list) else ():
-        if name in ARCHITECTURES:
+        if isinstance(name, str) and name in ARCHITECTURES:
             return ARCHITECTURES[name]
     known = ", ".join(sorted(ARCHITECTURES))
     raise ModelLoadError(f"config.json names the architectures {names!r}, none of which we know; known: {known}.")
@@ -49,11 +49,12 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
     base.refuse("quantization_config", "only unquantized checkpoints are loaded")
     architecture = architecture_of(config)
     spec = architecture.spec(config)
+    eos_ids = token_ids(generate, "eos_token_id") or token_ids(base, "eos_token_id")
     return ModelConfig(
         spec=spec,
         weights=architecture.weights(spec),
         dtype=checkpoint_dtype(base),
         bos_token_id=next(iter(token_ids(base, "bos_token_id")), None),
-        eos_token_ids=token_ids(generate, "eos_token_id") or token_ids(base, "eos_token_id"),
+        eos_token_ids=tuple(i for i in eos_ids if i < spec.vocab_size),  # others can never come
         sampling_defaults=sampling_defaults(generate),
     )

@@ -23,6 +23,9 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
+MAX_NUMBER = 3.4e38  # what float32 holds
+MAX_INTEGER = 2**24  # far above any real width, vocabulary or context, and no product of a few overflows a size
+
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 # Sampling defaults a checkpoint may bring, under the names `SamplingParams` uses.
@@ -64,15 +67,15 @@ class Config:
 
     def integer(self, name: str, at_least: int = 1) -> int:
         value = self._required(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-            raise _wrong(name, value, f"a whole number of at least {at_least}")
+        if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= MAX_INTEGER:
+            raise _wrong(name, value, f"a whole number of at least {at_least} and at most {MAX_INTEGER}")
         return value
 
     def number(self, name: str) -> float:
         """A number above 0."""
         value = self._required(name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise _wrong(name, value, "a number above 0")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= MAX_NUMBER:
+            raise _wrong(name, value, "a number above 0 that float32 can hold")
         return float(value)
 
     def boolean(self, name: str) -> bool:
@@ -116,7 +119,7 @@ class Config:
 
 
 def _wrong(name: str, value: object, want: str) -> ModelLoadError:
-    return ModelLoadError(f"config.json sets {name} to {value!r}; it must be {want}.")
+    return ModelLoadError(f"config.json sets {name} to {repr(value)[:80]}; it must be {want}.")
 
 
 def rope(config: Config, head_dim: int, layer_type: str = "full_attention") -> RopeSpec:
@@ -132,7 +135,7 @@ def rope(config: Config, head_dim: int, layer_type: str = "full_attention") -> R
         raise ModelLoadError(f"rotary scaling {kind!r} in config.json is not supported; known: default, llama3.")
     scaling = _llama3(config, parameters) if kind == "llama3" else None
     rotary_dim = int(head_dim * fraction)
-    if rotary_dim % 2 or rotary_dim > head_dim:
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise ModelLoadError(
             f"config.json rotates {rotary_dim} of {head_dim} head dimensions; it must be an even share."
         )

@@ -50,6 +50,10 @@ def llama_like(
     num_layers, num_heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
     num_kv_heads = config.integer("num_key_value_heads") if "num_key_value_heads" in config else num_heads
     head_dim = config.integer("head_dim") if "head_dim" in config else config.integer("hidden_size") // num_heads
+    if not head_dim:
+        raise ModelLoadError(
+            f"config.json has hidden_size {config.integer('hidden_size')}, too little for {num_heads} attention heads."
+        )
     if num_heads % num_kv_heads:
         raise ModelLoadError(
             f"config.json has {num_heads} attention heads and {num_kv_heads} key/value heads; "

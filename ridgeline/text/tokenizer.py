@@ -117,7 +117,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read ({error}); copy it again from the model's source.") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} does not hold a JSON object; copy it again from the model's source.")

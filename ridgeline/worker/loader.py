@@ -41,10 +41,14 @@ def resolve_model(model: str | Path, revision: str | None = None) -> Path:
     """
     if not str(model):
         raise ModelLoadError("no model was given; name a folder or a hub id.")
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+    try:
+        folder = Path(model).expanduser()
+        is_folder, exists = folder.is_dir(), folder.exists()
+    except (TypeError, RuntimeError, OSError) as error:  # no text at all, an unknown ~user, a name too long
+        raise ModelLoadError(f"model {str(model)[:80]!r} is no path: {error.args[-1]}.") from error
+    if is_folder:
         return folder
-    if folder.exists():
+    if exists:
         raise ModelLoadError(f"model {str(model)!r} is a file; give the folder that holds config.json.")
     from huggingface_hub import snapshot_download  # costs 0.3 s, and folders do not need it
 
@@ -175,7 +179,10 @@ def _weight_files(folder: Path) -> list[Path]:
         shards = _read_json(index).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise ModelLoadError(f"{index} has no weight_map from tensor names to file names.")
-        return [folder / name for name in sorted(set(shards.values()))]
+        names = sorted(set(shards.values()))
+        if wrong := [name for name in names if not _is_shard_name(name)]:
+            raise ModelLoadError(f"{index} names {wrong[0][:80]!r}, which is no .safetensors file of that folder.")
+        return [folder / name for name in names]
     if not folder.is_dir():
         raise ModelLoadError(f"{folder} is not a folder; give the one that holds config.json and model.safetensors.")
     if any(path for pattern in _PICKLES for path in folder.glob(pattern)):
@@ -184,6 +191,11 @@ def _weight_files(folder: Path) -> list[Path]:
             "convert them first."
         )
     raise ModelLoadError(f"{folder} holds neither model.safetensors nor model.safetensors.index.json.")
+
+
+def _is_shard_name(name: str) -> bool:
+    """Whether it can only be a file beside the index: an index must not point at files elsewhere."""
+    return name.endswith(".safetensors") and name.isprintable() and "/" not in name and len(name) <= 255
 
 
 def _opened(path: Path, stack: ExitStack) -> Any:
@@ -200,7 +212,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelLoadError(f"{path} does not exist; a model folder needs it.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read as json ({error}).") from error
     if not isinstance(content, dict):
         raise ModelLoadError(f"{path} must hold a json object, not {type(content).__name__}.")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ridgeline.core.cache_spec import CacheGroup, CacheLayout
+from ridgeline.core.cache_spec import DTYPE_BYTES, CacheGroup, CacheLayout
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
@@ -63,6 +63,28 @@ def activation_bytes(model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max
     return max_tokens * widest * dtype_bytes + max_seqs * model.vocab_size * 4 * 3 + sampling_tables + WORKSPACE_BYTES
 
 
+def weight_bytes(model: ModelSpec, *, dtype_bytes: int, positions: int) -> int:
+    """Least memory the parameters and the rotary table take, in plain numbers: no size is too large to be counted."""
+    matrices = sum(
+        model.hidden_size * (2 * layer.mixer.q_size + 2 * layer.mixer.kv_size)
+        + model.hidden_size * layer.feed_forward.intermediate_size * (3 if layer.feed_forward.gated else 2)
+        for layer in model.layers
+    )
+    embeddings = model.hidden_size * model.vocab_size * (1 if model.tie_word_embeddings else 2)
+    rope = model.layers[0].mixer.rope
+    return (matrices + embeddings) * dtype_bytes + (positions * rope.rotary_dim * 4 if rope else 0)
+
+
+def check_weights_fit(model: ModelSpec, device: torch.device, *, dtype: str, positions: int) -> None:
+    """Raises InvalidConfig, before anything is allocated, if the model cannot be held at all."""
+    needed, free = weight_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], positions=positions), _physically_free(device)
+    if needed > free:
+        raise InvalidConfig(
+            f"the model needs {_size(needed)} for its weights in {dtype}, and {_size(free)} are free on {device}; "
+            "take a smaller dtype or model, or, if that is not the model's real size, mend its config.json."
+        )
+
+
 def free_memory(device: torch.device, config: LLMConfig) -> int:
     """Bytes this engine may still take on `device`."""
     if device.type == "cuda":
@@ -89,6 +111,10 @@ def plan_memory(
     groups, wanted_len = model.cache_groups, config.max_model_len or model.max_position_embeddings
     dtype_bytes = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
     activations = activation_bytes(model, dtype_bytes=dtype_bytes, max_tokens=max_chunk, max_seqs=max_seqs)
+    if config.kv_cache_memory and config.kv_cache_memory > (free := _physically_free(device)):
+        raise InvalidConfig(
+            f"kv_cache_memory is {_size(config.kv_cache_memory)}, and {_size(free)} are free on {device}; lower it."
+        )
     budget = config.kv_cache_memory or free_memory(device, config) - activations
 
     def layout(pages: int) -> CacheLayout:
@@ -130,6 +156,10 @@ def _longest_fit(layout: CacheLayout, pages: int, wanted: int, max_chunk: int) -
         else:
             high = middle - 1
     return low
+
+
+def _physically_free(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _host_memory()
 
 
 def _host_memory() -> int:
