@@ -91,7 +91,7 @@ def _option(owner: type, field_name: str, text: str, *, unset: bool = False) -> 
     flag = "--" + name.replace("_", "-")
     default = CLI_DEFAULTS.get(field_name, field.default)
     if unset:
-        text += f" [default: {default}]" if default is not None else ""
+        text += f" (default: {default})" if default is not None else ""  # in brackets it would be taken for markup
         kind, default = typing.Optional[kind], None  # noqa: UP045 (typer reads this form)
     elif field_name == "model":
         kind, default = typing.Optional[str], None  # noqa: UP045

@@ -77,7 +77,12 @@ def _recipe() -> ModuleType:
 
 
 def _bytes(megabytes: float | None) -> int | None:
-    return None if megabytes is None else int(megabytes * 1e6)
+    """Raises InvalidConfig for what is no amount."""
+    if megabytes is None:
+        return None
+    if not 0 < megabytes < float("inf"):
+        raise InvalidConfig(f"megabytes of text must be a number above 0, got {megabytes}.")
+    return int(megabytes * 1e6)
 
 
 def _device(name: str) -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,35 @@ def test_every_field_is_an_option_or_deliberately_not() -> None:
 def test_help_does_not_load_torch() -> None:
     code = "import sys, ridgeline.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def shell(command: str, text_model: Path) -> subprocess.CompletedProcess[bytes]:
+    """`$R` is the command line, `$M` the model; the exit code is the first process's of a pipe."""
+    script = f"{command}; exit ${{PIPESTATUS[0]}}"
+    names = {"R": f"{sys.executable} -m ridgeline", "M": str(text_model)}
+    return subprocess.run(
+        ["bash", "-c", script], env={**os.environ, **names}, capture_output=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("$R generate the --model $M --ignore-eos --max-tokens 200 --quiet | head -c 1", 0),
+        ("$R generate the --model $M --max-tokens 2 --quiet >&-", 0),
+        ("$R generate the --model $M --max-tokens 2 2>&-", 0),
+        ("PYTHONIOENCODING=ascii $R generate 'h\u00e9n' --model $M --max-tokens 2 --quiet", 0),
+        ("$R generate - --model $M --max-tokens 2 <&-", 2),
+        ("$R generate the --model $M --max-tokens 2 > /dev/full", 2),
+        ("$R train pretrain --out /etc/passwd --steps 1", 2),
+        ("$R train pretrain --out /nowhere --steps 1 --max-train-mb nan", 2),
+    ],
+)
+def test_streams_that_are_closed_full_or_poor(text_model: Path, command: str, code: int) -> None:
+    done = shell(command, text_model)
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == code, done.stderr
+
+
+def test_help_names_the_defaults() -> None:
+    assert b"(default: 256)" in b" ".join(run("generate", "--help").stdout.replace("│".encode(), b" ").split())
