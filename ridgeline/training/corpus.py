@@ -102,7 +102,7 @@ def _check_held_out(corpus: Corpus, config: CorpusConfig) -> None:
     found |= {d.package for d in corpus.held_out["packages"]}
     missing = sorted({*config.held_out_modules, *config.held_out_packages} - found)
     if missing:
-        raise InvalidConfig(f"held-out {', '.join(missing)} not found among the packages to train on.")
+        raise InvalidConfig(f"held-out {', '.join(missing)} not found among the packages here; pip install them.")
 
 
 def _read(package: Package, config: CorpusConfig, dropped: Counter[str]) -> list[Document]:
