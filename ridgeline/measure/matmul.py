@@ -34,15 +34,16 @@ def matmul_probes(bench: Bench, *, quick: bool) -> list[Probe]:
     for dtype in skinny:
         for outputs, inputs in PROJECTIONS[kind][:1] if quick else PROJECTIONS[kind]:
             for tokens in (1, 16, 256) if quick or kind == "cpu" else TOKENS:
-                probes.append(_probe(bench, dtype, tokens, outputs, inputs))
+                if runs(dtype, bench.device, tokens):
+                    probes.append(_probe(bench, dtype, tokens, outputs, inputs))
     return probes
 
 
-def runs(dtype: str, device: torch.device) -> bool:
-    """Whether this device multiplies matrices of this dtype, found out by doing it."""
+def runs(dtype: str, device: torch.device, tokens: int = 16) -> bool:
+    """Whether this device multiplies so many rows of this dtype, found out by doing it."""
     try:
         with precision(dtype):
-            product(dtype, *operands(dtype, 16, 32, 64, device))()
+            product(dtype, *operands(dtype, tokens, 32, 64, device))()
         return True
     except (RuntimeError, NotImplementedError, ValueError):
         return False

@@ -6,6 +6,7 @@ python -m ridgeline.measure.ncu MODEL BATCH CONTEXT '{"device": "cuda"}'     # t
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import json
 import shutil
@@ -14,6 +15,8 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 METRICS = {
     "gpu__time_duration.sum": "time",
@@ -32,6 +35,8 @@ def run_ncu(model: str, options: Mapping[str, Any], *, batch: int, context: int,
     tool = shutil.which("ncu")
     if tool is None:
         return "Nsight Compute (ncu) is not installed or not on PATH; install it for bandwidth, occupancy and stalls.\n"
+    gc.collect()
+    torch.cuda.empty_cache()  # the child needs the memory
     child = [sys.executable, "-m", "ridgeline.measure.ncu", model, str(batch), str(context), json.dumps(options)]
     command = [tool, "--csv", "--page", "raw", "--clock-control", "none", "--profile-from-start", "off"]
     command += ["--launch-count", str(kernels), "--section", "WarpStateStats", "--metrics", ",".join(METRICS), *child]
@@ -96,8 +101,6 @@ def _number(text: str) -> float:
 
 def _child(model: str, batch: str, context: str, options: str) -> None:
     """Warm up, then one decode step between the marks Nsight Compute looks for."""
-    import torch
-
     from ridgeline.assembly import assemble
     from ridgeline.core.config import LLMConfig
     from ridgeline.core.request import Request, SamplingParams

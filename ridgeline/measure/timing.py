@@ -67,6 +67,7 @@ def _on_cpu(calls: Sequence[Call], effort: Effort) -> float:
 
 def _on_gpu(calls: Sequence[Call], device: torch.device, effort: Effort) -> float:
     stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))  # the data may still be in the making
     with torch.cuda.device(device), torch.cuda.stream(stream):
         _timed(calls, stream, 1)
         estimate = min(_timed(calls, stream, 3))
