@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -56,12 +57,12 @@ def _measure(spec: ModelSpec, shape: StepShape, device: str, dtype: str) -> dict
 def table(rows: Sequence[ExplainRow]) -> Table:
     """Rows for a terminal; measured columns appear where something was measured."""
     with_times = any(row.measured is not None for row in rows)
-    found = Table()
+    found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("op", no_wrap=True)
     for name in ("calls", "bytes", "FLOPs", "FLOP/B", "bound", "µs", "share"):
-        found.add_column(name, justify="right")
+        found.add_column(name, justify="right", no_wrap=True)
     for name in ("measured", "of limit") if with_times else ():
-        found.add_column(name, justify="right")
+        found.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         if row.name == "total":
             found.add_section()

@@ -1,0 +1,70 @@
+"""Costs count what the shapes say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.activation.cost import activation_cost
+from ridgeline.kernels.attention.cost import attention_cost, visible, write_kv_cost
+from ridgeline.kernels.embedding.cost import embedding_cost
+from ridgeline.kernels.gemm.cost import linear_cost
+from ridgeline.kernels.norm.cost import norm_cost
+from ridgeline.kernels.rotary.cost import rope_cost
+from ridgeline.kernels.sampling.cost import sample_cost
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 20)), min_size=1, max_size=4),
+    window=st.none() | st.integers(1, 25),
+)
+def test_what_a_row_sees_equals_a_count_one_by_one(rows: list[tuple[int, int]], window: int | None) -> None:
+    pairs, keys = 0, 0
+    for new, before in rows:
+        seen: set[int] = set()
+        for position in range(before, before + new):
+            visible_keys = range(0 if window is None else max(0, position - window + 1), position + 1)
+            pairs += len(visible_keys)
+            seen.update(visible_keys)
+        keys += len(seen)
+    assert visible([new for new, _ in rows], [new + before for new, before in rows], window) == (pairs, keys)
+
+
+def test_large_batches_do_not_overflow() -> None:
+    import numpy as np
+
+    tokens = np.full(4096, 100_000, np.int32)
+    assert visible(tokens, tokens, None)[0] == 4096 * 100_000 * 100_001 / 2
+
+
+def test_by_hand() -> None:
+    assert embedding_cost(3, 8, itemsize=2) == Cost(3 * (4 + 16 + 16), 0)
+    assert linear_cost(3, 4, 5, itemsize=2, bias=True) == Cost(2 * (12 + 20 + 15 + 5), 3 * 5 * (8 + 1))
+    assert linear_cost(3, 4, 5, itemsize=2, weight_itemsize=0.5) == Cost(10 + 2 * (12 + 15), 120)
+    assert linear_cost(0, 4, 5, itemsize=2) == Cost(0, 0)
+    assert norm_cost(3, 8, itemsize=2) == Cost(2 * (48 + 8), 96)
+    assert norm_cost(3, 8, itemsize=2, kind="layer", residual=True) == Cost(2 * (96 + 16), 24 * 8)
+    assert rope_cost(3, 4, 2, 8, 4, itemsize=2) == Cost(2 * 2 * 3 * 6 * 8 + 3 * 4 * 5, 3 * 3 * 6 * 4)
+    assert activation_cost(3, 8, kind="silu", itemsize=2, gated=True) == Cost(2 * 24 * 3, 24 * 5)
+    assert write_kv_cost(3, 2, 8, itemsize=2, kv_itemsize=1) == Cost(3 * (2 * 2 * 8 * 3 + 4), 0)
+    assert sample_cost(3, 100) == Cost(3 * 408, 300)
+
+
+def test_grouped_heads_share_keys_but_not_arithmetic() -> None:
+    def cost(kv_heads: int) -> Cost:
+        return attention_cost([1], [100], num_heads=8, num_kv_heads=kv_heads, head_dim=16, itemsize=2, kv_itemsize=2)
+
+    queries_and_outputs = 2 * 8 * 16 * 2
+    assert cost(8).flops == cost(2).flops == 4 * 8 * 16 * 100
+    assert cost(8).bytes - queries_and_outputs == 4 * (cost(2).bytes - queries_and_outputs)
+
+
+@pytest.mark.parametrize("module", ["roofline", "planner", "explain", "calibration", "arithmetic", "coarse"])
+def test_no_torch(module: str) -> None:
+    code = f"import sys, ridgeline.perf.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
