@@ -1,0 +1,48 @@
+"""Engines under test. One file each, one tiny protocol; a new one is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ridgeline.core.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How to load a model. dummy: random weights, only config.json is read. extra: the engine's own arguments."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    dummy: bool = False
+    max_model_len: int = 0  # tokens; 0: the model's own
+    memory: float = 0.85  # share of the GPU's memory, where the engine asks for one
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """A loaded engine. It runs every request to its full length: end-of-sequence is ignored."""
+
+    version: str
+    dtype: str  # "bfloat16", …
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], temperature: float) -> list[int]:
+        """Run all prompts, as token ids, together; return how many tokens each got."""
+
+    def stream(self, prompt: Sequence[int], max_tokens: int) -> Iterator[int]:
+        """Run one prompt greedily; yield the number of tokens so far, whenever there are more."""
+
+    def close(self) -> None: ...
+
+
+# Each target takes (model folder or id, LoadOptions). Raises InvalidConfig, saying how, if it is not installed.
+ENGINES = Registry(
+    "benchmark engine",
+    {
+        "ridgeline": "ridgeline.bench.engines.ridgeline:Ridgeline",
+        "vllm": "ridgeline.bench.engines.vllm:VLLM",
+        "transformers": "ridgeline.bench.engines.transformers:Transformers",
+        "llama_cpp": "ridgeline.bench.engines.llama_cpp:LlamaCpp",
+    },
+)

@@ -1,0 +1,152 @@
+"""Every op with its cases, as the kernel benchmark needs them: inputs, tolerance and least cost of each case.
+
+The cases are those the tests use, and beside them the shapes of real models (`REAL`), for machines that can bear them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ridgeline.core.cost import Cost
+from ridgeline.core.plan import Feature
+from ridgeline.kernels.activation import op as activation
+from ridgeline.kernels.activation.cost import activation_cost
+from ridgeline.kernels.attention import op as attention
+from ridgeline.kernels.attention.cost import attention_cost
+from ridgeline.kernels.embedding import op as embedding
+from ridgeline.kernels.embedding.cost import embedding_cost
+from ridgeline.kernels.gemm import op as gemm
+from ridgeline.kernels.gemm.cost import linear_cost
+from ridgeline.kernels.norm import op as norm
+from ridgeline.kernels.norm.cost import norm_cost
+from ridgeline.kernels.op import Op
+from ridgeline.kernels.rotary import op as rotary
+from ridgeline.kernels.rotary.cost import rope_cost
+from ridgeline.kernels.sampling import op as sampling
+from ridgeline.kernels.sampling.cost import sample_cost
+
+MATRIX_OPS = ("linear", "paged_attention")  # limited by the matrix units' rate; the others only by memory
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One op on one case. slack: absolute error float32 sums may leave, in units of 2**-24 (see tests/kernels)."""
+
+    op: Op
+    label: str
+    inputs: Callable[[torch.dtype, torch.device], tuple]
+    cost: Callable[[int], Cost]  # bytes per element → least work
+    slack: int = 16
+    epsilons: int = 4  # of the dtype: an implementation may round an intermediate besides its result
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SampleCase:
+    """Greedy choice in `rows` rows of `vocab_size` logits."""
+
+    rows: int
+    vocab_size: int
+
+    def inputs(self, dtype: torch.dtype, device: torch.device) -> tuple:
+        """Logits are float32 whatever the model's dtype."""
+        generator = torch.Generator(device).manual_seed(0)
+        logits = torch.randn(self.rows, self.vocab_size, generator=generator, device=device)
+        slots = torch.arange(self.rows, device=device)
+        tables = sampling.SamplingTables.empty(self.rows, self.vocab_size, device)
+        return logits, tables, slots, torch.ones_like(slots), Feature.NONE
+
+
+SAMPLE_CASES = (SampleCase(1, 4096), SampleCase(8, 32_000))
+
+# (inputs, outputs) of qkv, output, gate_up and down projections of an 8B model, gate_up of a 1B model
+PROJECTIONS = ((4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096), (2048, 16_384))
+
+REAL: Mapping[str, Sequence[Any]] = {
+    "embedding": (embedding.Case(8192, 128_256, 4096),),
+    "linear": [gemm.Case(t, i, o) for i, o in PROJECTIONS for t in (1, 8, 64, 256, 8192)]
+    + [gemm.Case(t, 4096, 128_256) for t in (1, 64)],
+    "norm": [norm.Case(t, 4096, residual=True) for t in (1, 64, 256, 8192)],
+    "rope": [rotary.Case(t, 32, 8, 128, 128, table_rows=32_768) for t in (1, 64, 256, 8192)],
+    "activation": [activation.Case(t, 28_672, "silu") for t in (1, 64, 256, 8192)],
+    "paged_attention": [
+        attention.Case(rows=((new, cached),) * rows, num_heads=32, num_kv_heads=8, head_dim=128)
+        for rows, new, cached in ((1, 1, 8192), (8, 1, 8192), (64, 1, 1024), (256, 1, 1088), (1, 2048, 2048))
+    ],
+    "sample": [SampleCase(rows, 128_256) for rows in (1, 64, 256)],
+}
+
+
+def subjects(*, real: bool = False) -> Iterator[Subject]:
+    """The ops' own cases, and after them, if wanted, those of real models."""
+
+    def cases(name: str, own: Sequence[Any]) -> list[Any]:
+        return [*own, *(REAL[name] if real else ())]
+
+    for c in cases("embedding", embedding.CASES[:3]):
+        yield Subject(embedding.EMBEDDING, f"{c.tokens} of {c.rows}x{c.width}", c.inputs, _embedding(c))
+    for c in cases("linear", gemm.CASES):
+        label = f"{c.tokens}x{c.out_width}x{c.in_width}" + (" bias" if c.bias else "")
+        yield Subject(gemm.LINEAR, label, c.inputs, _linear(c), slack=c.in_width)
+    for c in cases("norm", norm.CASES):
+        yield Subject(norm.RMS_NORM, _norm_label(c), c.inputs, _norm(c, "rms"))
+    for c in norm.CASES:
+        yield Subject(norm.LAYER_NORM, _norm_label(c), c.layer_inputs, _norm(c, "layer"))
+    for c in cases("rope", rotary.CASES):
+        yield Subject(rotary.ROPE, f"{c.tokens}x({c.heads}+{c.kv_heads})x{c.head_dim}", c.inputs, _rope(c))
+    for c in cases("activation", activation.CASES):
+        label = f"{c.kind} {c.tokens}x{c.width // 2}"
+        yield Subject(activation.GATED_ACTIVATION, label, c.inputs, _activation(c), slack=16 * 16)
+    for c in cases("paged_attention", attention.CASES):
+        yield _attention(c)
+    for c in cases("sample", SAMPLE_CASES):
+        yield Subject(sampling.SAMPLE, f"{c.rows}x{c.vocab_size}", c.inputs, _sample(c))
+
+
+def _sample(c: SampleCase) -> Callable[[int], Cost]:
+    return lambda _: sample_cost(c.rows, c.vocab_size)
+
+
+def _embedding(c: embedding.Case) -> Callable[[int], Cost]:
+    return lambda item: embedding_cost(c.tokens, c.width, itemsize=item)
+
+
+def _linear(c: gemm.Case) -> Callable[[int], Cost]:
+    return lambda item: linear_cost(c.tokens, c.in_width, c.out_width, itemsize=item, bias=c.bias)
+
+
+def _norm(c: norm.Case, kind: Any) -> Callable[[int], Cost]:
+    rows = c.tokens * (c.heads or 1)
+    return lambda item: norm_cost(rows, c.width, itemsize=item, kind=kind, residual=c.residual)
+
+
+def _norm_label(c: norm.Case) -> str:
+    return f"{c.tokens * (c.heads or 1)}x{c.width}" + (" +residual" if c.residual else "")
+
+
+def _rope(c: rotary.Case) -> Callable[[int], Cost]:
+    return lambda item: rope_cost(c.tokens, c.heads, c.kv_heads, c.head_dim, c.rotary_dim, itemsize=item)
+
+
+def _activation(c: activation.Case) -> Callable[[int], Cost]:
+    return lambda item: activation_cost(c.tokens, c.width // 2, kind=c.kind, itemsize=item, gated=True)
+
+
+def _attention(c: attention.Case) -> Subject:
+    new_R, kv_R = zip(*c.rows, strict=True)
+    shape: Any = {"num_heads": c.num_heads, "num_kv_heads": c.num_kv_heads, "head_dim": c.head_dim, "window": c.window}
+    rows = f"{len(new_R)}x {new_R[0]}/{kv_R[0]}" if len(set(c.rows)) == 1 else str(c.rows).replace(" ", "")
+    window = f" window {c.window}" if c.window else ""
+    return Subject(
+        attention.PAGED_ATTENTION,
+        f"{rows} heads {c.num_heads}/{c.num_kv_heads}x{c.head_dim}{window}",
+        lambda dtype, device: attention.make_case(c, dtype, device),
+        lambda item: attention_cost(new_R, kv_R, itemsize=item, kv_itemsize=item, **shape),
+        slack=max(kv_R),
+        epsilons=8,  # two products and the output; the weights sum to one, so the length does not matter
+        options={"scale": c.head_dim**-0.5, "window": c.window},
+    )

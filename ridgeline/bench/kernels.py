@@ -1,0 +1,125 @@
+"""Times every implementation of every op on its cases. What fails the check against the reference gets no speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.bench.kernel_cases import MATRIX_OPS, Subject
+from ridgeline.bench.results import Record
+from ridgeline.core.cost import Cost
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.kernels.op import Implementation, Platform
+from ridgeline.measure.ops import Recorded
+from ridgeline.measure.probes import Bench
+from ridgeline.perf.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One implementation on one case. seconds: median of one call, 0 where it is wrong and `error` says how."""
+
+    subject: Subject
+    implementation: str
+    seconds: float
+    error: str = ""
+
+    def record(self, base: Record, itemsize: int, hardware: Hardware | None) -> Record:
+        """As a result in µs, with the rates reached and where it lies on the roofline."""
+        cost = self.subject.cost(itemsize)
+        limit = kernel_limit(self.subject.op.name, cost, hardware, base.dtype)
+        return Record(
+            engine=base.engine,
+            version=base.version,
+            dtype=base.dtype,
+            machine=base.machine,
+            date=base.date,
+            workload=f"kernel:{self.subject.op.name}",
+            metric=f"{self.subject.label} [{self.implementation}]",
+            value=1e6 * self.seconds,
+            unit="µs",
+            limit=1e6 * limit,
+            samples=(1e6 * self.seconds,),
+            options={"bytes": cost.bytes, "flops": cost.flops},
+        )
+
+
+def kernel_limit(op: str, cost: Cost, hardware: Hardware | None, dtype: str) -> float:
+    """Seconds at the least; 0 if the hardware, or its matrix rate in this dtype, is unknown."""
+    if hardware is None:
+        return 0.0
+    if op not in MATRIX_OPS:
+        return cost.bytes / hardware.bandwidth
+    if dtype not in hardware.matrix:
+        return 0.0
+    return max(cost.bytes / hardware.bandwidth, cost.flops / hardware.matrix[dtype])
+
+
+def time_kernels(subjects: Iterator[Subject], dtype: torch.dtype, bench: Bench, only: str = "") -> Iterator[Timing]:
+    """Check, then time, every implementation that runs here (the reference where there is no other)."""
+    platform = Platform.of(bench.device)
+    for subject in subjects:
+        if only and only not in subject.op.name:
+            continue
+        runnable = [i for i in subject.op.implementations if i.supports(platform)]
+        try:
+            yield from _time(subject, runnable, dtype, bench)
+        except torch.OutOfMemoryError:
+            yield Timing(subject, "all", 0.0, "does not fit into this device's memory")
+
+
+@torch.inference_mode()
+def _time(subject: Subject, runnable: list[Implementation], dtype: torch.dtype, bench: Bench) -> Iterator[Timing]:
+    arguments = subject.inputs(dtype, bench.device)
+    wanted = subject.op.reference(*arguments, **subject.options)
+    loaded = [(i.name, i.load) for i in runnable] or [("reference", lambda: subject.op.reference)]
+    for name, load in loaded:
+        call = Recorded(subject.op.name, load(), arguments, subject.options)
+        try:
+            error = difference(call.again(fresh=False)(), wanted, subject)
+        except (RuntimeError, NotImplementedError) as problem:
+            error = f"{type(problem).__name__}: {str(problem).splitlines()[0]}"
+        yield Timing(subject, name, 0.0 if error else _seconds(call, bench), error)
+
+
+def _seconds(call: Recorded, bench: Bench) -> float:
+    """Over as many copies of the arguments as push each other out of the cache."""
+    rounds: list[Callable[[], object]] = [call.again(fresh=n > 0) for n in range(bench.copies(max(1, call.bytes)))]
+    return bench.seconds(*rounds)
+
+
+def difference(got: Any, wanted: Any, subject: Subject) -> str:
+    """ "" where all of `got` is within tolerance of `wanted`, else one phrase saying how far off it is.
+
+    Tolerance: the subject's epsilons of the dtype, relative and absolute, and its slack for float32 sums. Integers must
+    be equal.
+    """
+    for ours, theirs in zip(_tensors(got), _tensors(wanted), strict=True):
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            return f"is {list(ours.shape)} {ours.dtype}, not {list(theirs.shape)} {theirs.dtype}"
+        if not ours.dtype.is_floating_point:
+            if not torch.equal(ours, theirs):
+                return f"{int((ours != theirs).sum())} of {ours.numel()} values differ"
+            continue
+        tolerance = subject.epsilons * torch.finfo(ours.dtype).eps
+        error = (ours.float() - theirs.float()).abs()
+        allowed = tolerance * theirs.float().abs() + tolerance + subject.slack * 2.0**-24
+        if not bool((error <= allowed).all()):  # NaN is not within
+            return f"off by up to {float(error.max()):.3g}"
+    return ""
+
+
+def _tensors(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def dtype_called(name: str) -> torch.dtype:
+    """Raises InvalidConfig for anything but float32, bfloat16, float16."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise InvalidConfig(f"unknown dtype {name!r}; use {', '.join(known)}.")
+    return known[name]

@@ -1,0 +1,82 @@
+"""What the hardware allows for a workload: the sum of the limits of the fewest steps that can do it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ridgeline.bench.results import Record
+from ridgeline.bench.workloads import Metric, Phase, Workload
+from ridgeline.core.cost import CostModel, StepShape
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.perf import calibration
+from ridgeline.perf.hardware import Hardware, find, from_device_name
+from ridgeline.perf.roofline import Roofline
+
+
+def hardware_named(device: str) -> Hardware | None:
+    """A device by its driver's (or system's) name, at the rates it attains: by its calibration, else by what is known
+    of its kind, else None. By name, because asking the device itself would take memory from the engine under test."""
+    try:
+        known = from_device_name(device)
+    except InvalidConfig:
+        known = None
+    if (own := calibration.load(device)) is not None:
+        return (known or find("CPU")).with_calibration(own)
+    return known.attained() if known is not None and known.name != "CPU" else None
+
+
+def with_limits(
+    records: Iterable[Record], made: Iterable[Workload], spec: ModelSpec, hardware: Hardware | None
+) -> list[Record]:
+    """The records, those of `made` with their limits where the hardware's are known in the record's dtype."""
+    records = list(records)
+    if hardware is None or not records:
+        return records
+    try:
+        model = Roofline(spec, hardware, records[0].dtype)
+    except InvalidConfig:
+        return records
+    limits = {(w.name, name): metric.value for w in made for name, metric in limit_metrics(w, model).items()}
+    return [replace(r, limit=limits.get((r.workload, r.metric), r.limit)) for r in records]
+
+
+def limit_metrics(workload: Workload, model: CostModel) -> dict[str, Metric]:
+    """The workload's figures if every phase ran at its limit, by metric name."""
+    times = {phase.name: phase_limit(phase, model) for phase in workload.phases}
+    return {metric.name: metric for metric in workload.metrics(times)}
+
+
+def phase_limit(phase: Phase, model: CostModel) -> float:
+    """Seconds: all prompts in one step (a beginning they share computed once), then one step per token for whoever
+    is still running. No memory bound on the batch, and every request reads its own cache."""
+    lengths_R = np.array([len(prompt) for prompt in phase.prompts])
+    return model.step_limit(_prefill(phase.prompts, lengths_R)) + sum(
+        model.step_limit(shape) for shape in _decodes(lengths_R, np.array(phase.max_tokens))
+    )
+
+
+def _prefill(prompts: Sequence[Sequence[int]], lengths_R: np.ndarray) -> StepShape:
+    shared = min(_shared(prompts), int(lengths_R.min()) - 1)  # the last token of every prompt has to run
+    new_R = lengths_R - shared
+    new_R[0] = lengths_R[0]
+    return StepShape(new_R, lengths_R, len(prompts))
+
+
+def _decodes(lengths_R: np.ndarray, max_tokens_R: np.ndarray) -> list[StepShape]:
+    shapes = []
+    for step in range(1, int(max_tokens_R.max())):
+        kv_R = lengths_R[max_tokens_R > step] + step
+        shapes.append(StepShape(np.ones_like(kv_R), kv_R, len(kv_R)))
+    return shapes
+
+
+def _shared(prompts: Sequence[Sequence[int]]) -> int:
+    """Tokens that all prompts begin with; 0 for a single prompt, which shares with nobody."""
+    if len(prompts) < 2:
+        return 0
+    first, last = min(map(list, prompts)), max(map(list, prompts))  # in order, so all others agree where these do
+    return next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))

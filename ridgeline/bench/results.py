@@ -1,0 +1,133 @@
+"""Result files: one JSON object per line, each one figure with everything needed to measure it again."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ridgeline.core.errors import InvalidConfig
+
+RESULTS = Path("benchmarks/results")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a figure was measured with. commit "" where git does not say; dirty: the tree differed from the commit."""
+
+    gpu: str = ""
+    driver: str = ""
+    cpu: str = ""
+    torch: str = ""
+    triton: str = ""
+    python: str = ""
+    commit: str = ""
+    dirty: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One figure: `value` in `unit`, made from `samples` (same unit). limit: what the hardware allows; 0 unknown.
+
+    workload: W1…, throughput, latency, startup, or kernel:OP. options: what the run was asked for.
+    """
+
+    engine: str
+    version: str
+    workload: str
+    metric: str
+    value: float
+    unit: str
+    better: str = "lower"
+    samples: tuple[float, ...] = ()
+    limit: float = 0.0
+    model: str = ""
+    dtype: str = ""
+    machine: Machine = Machine()
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """Share of the limit reached, 0 … 1; 0 where the limit is unknown."""
+        if not self.limit or not self.value:
+            return 0.0
+        return self.limit / self.value if self.better == "lower" else self.value / self.limit
+
+    @property
+    def what(self) -> tuple[str, ...]:
+        """What was measured: figures that may be compared with each other agree in this."""
+        scale = str(self.options.get("scale", 1.0))
+        return (self.workload, self.metric, self.unit, self.model, self.dtype, self.machine.gpu, scale)
+
+
+def append(path: Path, records: Iterable[Record]) -> None:
+    """Add lines to `path`, which is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
+
+
+def read(paths: Iterable[Path]) -> list[Record]:
+    """All records of some files, in order. Raises InvalidConfig, naming file and line, for what is not a record."""
+    records = []
+    for path in paths:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidConfig(f"cannot read results from {str(path)!r} ({error}).") from error
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                records.append(_record(line, f"{path}:{number}"))
+    return records
+
+
+def _record(line: str, where: str) -> Record:
+    try:
+        fields = json.loads(line)
+        fields["samples"] = tuple(map(float, fields.get("samples", ())))
+        fields["machine"] = Machine(**fields.get("machine", {}))
+        record = Record(**fields)
+        if not isinstance(record.value, (int, float)) or isinstance(record.value, bool):
+            raise TypeError(f"value {record.value!r} is no number")
+        return record
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidConfig(
+            f"{where} is not a benchmark result ({error}); files come from `ridgeline bench`."
+        ) from error
+
+
+@cache
+def host() -> Machine:
+    """What this machine says about itself, without torch."""
+    commit = _ask("git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD")
+    changes = _ask("git", "-C", str(Path(__file__).parent), "status", "--porcelain", "--untracked-files=no")
+    return Machine(
+        driver=_ask("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0],
+        cpu=_cpu(),
+        python=platform.python_version(),
+        commit=commit,
+        dirty=bool(changes),
+    )
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]} x {len(names)}" if names else platform.processor()
+
+
+def _ask(*command: str) -> str:
+    """A command's output, or nothing if it is not there or fails."""
+    if shutil.which(command[0]) is None:
+        return ""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""

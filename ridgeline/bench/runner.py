@@ -1,0 +1,204 @@
+"""Runs engines, each in a process of its own, and turns what they say into records."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from queue import Empty, Queue
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from ridgeline.bench.engines import LoadOptions
+from ridgeline.bench.results import Machine, Record, host
+from ridgeline.bench.workloads import Size
+from ridgeline.core.errors import InvalidConfig, RidgelineError
+
+ROOT = Path(__file__).parents[2]
+
+
+class BenchmarkFailed(RidgelineError):
+    """The measuring process failed; the sentence says at what, and the tail of its log follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one process does. workloads: names (empty: all, None: none); throughput, latency: their parameters."""
+
+    engine: str
+    model: str
+    options: LoadOptions
+    size: Size
+    workloads: tuple[str, ...] | None = None
+    throughput: Mapping[str, int] | None = None
+    latency: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """How to start the process: which Python, folders put before its module path, and seconds it may take in all."""
+
+    python: str = sys.executable
+    path: tuple[Path, ...] = ()
+    timeout: float = 3600.0
+
+    def environment(self) -> dict[str, str]:
+        own = [str(ROOT)] if (ROOT / "ridgeline").is_dir() else []
+        inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+        return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, self.path), *own, *inherited])}
+
+
+@dataclass
+class Outcome:
+    """Figures in the order they came, and what was left out, with why."""
+
+    records: list[Record] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def run(job: Job, where: Where = Where(), *, label: str = "", model_name: str = "", commit: str = "") -> Outcome:
+    """Run `job`; what it measured before a time-out counts. Raises InvalidConfig or BenchmarkFailed."""
+    outcome, base = Outcome(), None
+    started = {"engine": label or job.engine, "model": model_name or job.model, "options": _asked(job)}
+    with _bar() as bar:
+        task = bar.add_task(f"{started['engine']}: loading")
+        for event in _events(job, where):
+            kind = event.pop("event")
+            if kind == "ready":
+                base = _base(event, started, commit)
+            if kind in ("ready", "first") and base is not None:
+                outcome.records.append(_startup(base, kind, event["seconds"]))
+                bar.update(task, description=f"{started['engine']}: {kind}")
+            elif kind == "metric" and base is not None:
+                outcome.records.append(_figure(base, event))
+            elif kind == "workload":
+                bar.update(task, description=f"{started['engine']}: {event['workload']}")
+            elif kind == "skip":
+                outcome.notes.append(f"{started['engine']} leaves out {event['workload']}: it {event['why']}.")
+            elif kind == "timeout":
+                outcome.notes.append(
+                    f"{started['engine']} was stopped after {where.timeout:g} s, during {event['at']}."
+                )
+    return outcome
+
+
+def _events(job: Job, where: Where) -> Iterator[dict[str, Any]]:
+    """The process' events; `timeout` is the last one if it took too long."""
+    text = json.dumps({**asdict(job), "spawned": time.monotonic()})
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [where.python, "-m", "ridgeline.bench.child", text],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env=where.environment(),
+            start_new_session=True,  # so that a time-out ends the engine's own processes too
+        )
+        try:
+            yield from _read(process, where.timeout, log)
+        finally:
+            _end(process)
+
+
+def _read(process: subprocess.Popen[str], timeout: float, log: IO[str]) -> Iterator[dict[str, Any]]:
+    lines: Queue[str | None] = Queue()
+    threading.Thread(target=_pump, args=(process, lines), daemon=True).start()
+    deadline, at = time.monotonic() + timeout, "loading"
+    while True:
+        try:
+            line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            yield {"event": "timeout", "at": at}
+            return
+        if line is None:
+            raise BenchmarkFailed(f"the measuring process ended during {at}, exit code {process.wait()}.{_tail(log)}")
+        event = json.loads(line)
+        if event["event"] == "done":
+            return
+        if event["event"] == "error":
+            if event["code"] == 2:
+                raise InvalidConfig(event["message"])
+            raise BenchmarkFailed(f"the measuring process failed during {at}: {event['message']}{_tail(log)}")
+        at = event.get("workload", at)
+        yield event
+
+
+def _pump(process: subprocess.Popen[str], lines: Queue[str | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.put(line)
+    lines.put(None)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Give it ten seconds to leave by itself unless it is still busy; then end it and what it started."""
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _tail(log: IO[str], lines: int = 12) -> str:
+    log.seek(0)
+    text = "".join(log.readlines()[-lines:]).rstrip()
+    return f"\n{text}" if text else ""
+
+
+def _base(ready: Mapping[str, Any], started: Mapping[str, Any], commit: str) -> Record:
+    known = host()
+    machine: Machine = replace(
+        known,
+        **{name: ready[name] for name in ("gpu", "torch", "triton", "python")},
+        commit=commit or known.commit,
+        dirty=False if commit else known.dirty,
+    )
+    return Record(
+        **started,
+        version=ready["version"],
+        dtype=ready["dtype"],
+        machine=machine,
+        workload="startup",
+        metric="",
+        value=0.0,
+        unit="s",
+    )
+
+
+def _startup(base: Record, kind: str, seconds: float) -> Record:
+    return replace(base, metric={"ready": "ready", "first": "first token"}[kind], value=seconds, samples=(seconds,))
+
+
+def _figure(base: Record, event: Mapping[str, Any]) -> Record:
+    return replace(
+        base,
+        workload=event["workload"],
+        metric=event["name"],
+        value=event["value"],
+        unit=event["unit"],
+        better=event.get("better", "lower"),
+        samples=tuple(event.get("samples") or (event["value"],)),
+    )
+
+
+def _asked(job: Job) -> dict[str, Any]:
+    """The options that change a figure, without what is empty."""
+    loaded = {name: value for name, value in asdict(job.options).items() if value not in ("auto", 0, False, {})}
+    sizes = {"scale": job.size.scale} if job.size.scale != 1 else {}
+    return {**loaded, **sizes, **(job.throughput or {}), **(job.latency or {})}
+
+
+def _bar() -> Progress:
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())

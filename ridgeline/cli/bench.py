@@ -1,0 +1,228 @@
+"""`ridgeline bench`: measure, compare, tell noise from change, report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ridgeline.core.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from ridgeline.bench.measure import Setup
+
+app = typer.Typer(help="Measure speed, beside the hardware's limit and beside peers.", no_args_is_help=True)
+
+Model = Annotated[str, typer.Option(help="Model folder or hub id; the embedded model when none is given.")]
+Engine = Annotated[str, typer.Option(help="ridgeline, vllm, transformers or llama_cpp.")]
+DType = Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights: only config.json is needed.")]
+Extra = Annotated[str, typer.Option(help="JSON object of further arguments for our engine.")]
+MaxLen = Annotated[int, typer.Option(help="Longest prompt + output, in tokens (0: the model's, at most 32768).", min=0)]
+Timeout = Annotated[float, typer.Option(help="Seconds one engine may take; what it measured by then counts.", min=1)]
+Out = Annotated[Path, typer.Option(help="Results are appended to this file.")]
+Commit = Annotated[str, typer.Option(help="Recorded with the results; default: what git says.")]
+Scale = Annotated[float, typer.Option(help="Factor on request counts and lengths, for small machines.")]
+Only = Annotated[str, typer.Option(help="Workloads, separated by commas: W1, W2, W3 (or W3-b8), W4, W5.")]
+RESULTS = Path("benchmarks/results/results.jsonl")
+
+
+def _setup(**given: Any) -> Setup:
+    from ridgeline.bench.measure import Setup
+
+    return Setup(**{**given, "extra": _object(given.get("extra", ""))})
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        raise InvalidConfig(f"further arguments must be a JSON object, got {text!r} ({error}).") from error
+    if not isinstance(value, dict):
+        raise InvalidConfig(f"further arguments must be a JSON object, got {text!r}.")
+    return value
+
+
+@app.command()
+def throughput(
+    model: Model = "",
+    requests: Annotated[int, typer.Option(min=1, help="Requests, all at once.")] = 64,
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 256,
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens of each output.")] = 128,
+    engine: Engine = "ridgeline",
+    dtype: DType = "auto",
+    device: Device = "auto",
+    dummy: Dummy = False,
+    extra: Extra = "",
+    timeout: Timeout = 3600,
+    out: Out = RESULTS,
+    commit: Commit = "",
+) -> None:
+    """Tokens per second of many requests of one length."""
+    setup = _setup(model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit)
+    shape = {"count": requests, "input_len": input_len, "output_len": output_len}
+    _finish(setup.throughput(engine, shape), out)
+
+
+@app.command()
+def latency(
+    model: Model = "",
+    requests: Annotated[int, typer.Option(min=1, help="Requests, one after the other.")] = 10,
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
+    output_len: Annotated[int, typer.Option(min=2, help="Tokens of each output.")] = 128,
+    engine: Engine = "ridgeline",
+    dtype: DType = "auto",
+    device: Device = "auto",
+    dummy: Dummy = False,
+    extra: Extra = "",
+    timeout: Timeout = 3600,
+    out: Out = RESULTS,
+    commit: Commit = "",
+) -> None:
+    """Batch 1: time to first token and between tokens, percentiles."""
+    setup = _setup(model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit)
+    shape = {"requests": requests, "input_len": input_len, "output_len": output_len}
+    _finish(setup.latency(engine, shape), out)
+
+
+@app.command()
+def startup(
+    model: Model = "",
+    repeats: Annotated[int, typer.Option(min=1, help="Processes started, one after the other.")] = 3,
+    engine: Engine = "ridgeline",
+    dtype: DType = "auto",
+    device: Device = "auto",
+    dummy: Dummy = False,
+    extra: Extra = "",
+    timeout: Timeout = 600,
+    out: Out = RESULTS,
+    commit: Commit = "",
+) -> None:
+    """Process start → engine ready → first tokens."""
+    setup = _setup(model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit)
+    _finish(setup.startup(engine, repeats), out)
+
+
+@app.command()
+def compare(
+    model: Model = "",
+    peer: Annotated[str, typer.Option(help="vllm, transformers, llama_cpp, or none to run us alone.")] = "vllm",
+    peer_path: Annotated[Path | None, typer.Option(help="Folder put first on the peer's module path.")] = None,
+    peer_python: Annotated[str, typer.Option(help="The peer's Python, if it lives in its own environment.")] = "",
+    peer_model: Annotated[str, typer.Option(help="The peer's model, if not the same (a GGUF file).")] = "",
+    peer_extra: Annotated[str, typer.Option(help="JSON object of further arguments for the peer.")] = "",
+    only: Only = "",
+    scale: Scale = 1.0,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    dummy: Dummy = False,
+    extra: Extra = "",
+    max_model_len: MaxLen = 0,
+    timeout: Timeout = 3600,
+    out: Out = RESULTS,
+    commit: Commit = "",
+) -> None:
+    """W1 … W5 through us and a peer in turn, each in its own process, beside the limit."""
+    from ridgeline.bench.measure import Peer
+    from ridgeline.bench.tables import side_by_side
+
+    setup = _setup(
+        model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit,
+        scale=scale, max_model_len=max_model_len,
+    )  # fmt: skip
+    names = tuple(name for name in only.split(",") if name)
+    other = Peer(name=peer, path=peer_path, python=peer_python, model=peer_model, extra=_object(peer_extra))
+    sides = []
+    for outcome in setup.compare(names, other):  # written as soon as one side is done: the other may yet fail
+        _save(outcome, out)
+        sides.append(outcome.records)
+    if len(sides) == 1:
+        sides.append([])
+    Console().print(side_by_side(*sides))
+
+
+@app.command()
+def kernels(
+    op: Annotated[str, typer.Option(help="Only ops whose name contains this.")] = "",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; default: bfloat16 on a GPU.")] = "",
+    device: Device = "auto",
+    real: Annotated[bool | None, typer.Option(help="Shapes of real models too; default: on a GPU.")] = None,
+    out: Out = RESULTS,
+    commit: Commit = "",
+) -> None:
+    """Every op's implementations on the cases its tests use: checked, then timed."""
+    from ridgeline.bench.measure import kernels as measure
+    from ridgeline.bench.results import append
+    from ridgeline.bench.tables import kernels as table
+
+    timings, records = measure(op=op, dtype=dtype, device=device, real=real, commit=commit)
+    append(out, [r for r in records if r.value])
+    Console().print(table(timings, records))
+    if wrong := sum(bool(t.error) for t in timings):
+        Console(stderr=True).print(f"{wrong} of {len(timings)} failed; they have no speed.")
+        raise typer.Exit(1)
+
+
+@app.command()
+def diff(
+    files: Annotated[list[Path] | None, typer.Argument(help="A.jsonl B.jsonl; or one file and --commits.")] = None,
+    commits: Annotated[str, typer.Option(help="Two commits A,B whose results are compared.")] = "",
+    run: Annotated[tuple[str, str] | None, typer.Option(help="Two shell commands, run in turn instead.")] = None,
+    pairs: Annotated[int, typer.Option(min=5, help="How often each command runs.")] = 30,
+    threshold: Annotated[float, typer.Option(min=0, help="Differences up to this share are none.")] = 0.02,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds one run may take.")] = 600,
+) -> None:
+    """Is B faster, slower, or no different? Exit code 1 if anything is slower."""
+    from ridgeline.bench import diff as differ
+    from ridgeline.bench.noise import compare, in_turn
+    from ridgeline.bench.results import read
+    from ridgeline.bench.tables import verdicts
+
+    if run is not None:
+        a, b = (differ.command_seconds(command, timeout) for command in run)
+        found = compare(*in_turn(a, b, pairs), threshold=threshold, paired=True)
+        Console().print(f"B is {found} (median ratio, {pairs} pairs)")
+        raise typer.Exit(int(found.verdict == "slower"))
+    if commits:
+        first, _, second = commits.partition(",")
+        records = read(files or [])
+        sides = differ.of_commit(records, first), differ.of_commit(records, second)
+    elif files and len(files) == 2:
+        sides = read(files[:1]), read(files[1:])
+    else:
+        raise InvalidConfig("give two result files, or files and --commits A,B, or --run 'COMMAND A' 'COMMAND B'.")
+    rows = differ.diff(*sides, threshold=threshold)
+    Console().print(verdicts(rows))
+    raise typer.Exit(int(any(row.comparison and row.comparison.verdict == "slower" for row in rows)))
+
+
+@app.command()
+def report(
+    results: Annotated[list[Path], typer.Argument(help="Result files (.jsonl).")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """One self-contained HTML page: roofline, workloads beside limit and peers, history, tables."""
+    from ridgeline.bench.report import write
+    from ridgeline.bench.results import read
+
+    write(read(results), out)
+    Console().print(f"wrote {out}", soft_wrap=True)
+
+
+def _finish(outcome: Any, out: Path) -> None:
+    from ridgeline.bench.tables import figures
+
+    _save(outcome, out)
+    Console().print(figures(outcome.records))
+
+
+def _save(outcome: Any, out: Path) -> None:
+    from ridgeline.bench.results import append
+
+    append(out, outcome.records)
+    for note in outcome.notes:
+        Console(stderr=True).print(note)
