@@ -39,6 +39,7 @@ class LLMConfig:
     debug_checks: bool = False
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.dtype not in ("auto", *DTYPES):
             raise InvalidConfig(f"unknown dtype {self.dtype!r}; use auto, {', '.join(DTYPES)}.")
         if self.load_format not in ("auto", "safetensors", "dummy"):
@@ -53,6 +54,25 @@ class LLMConfig:
                 raise InvalidConfig(f"{name} must be at least 1, got {value!r}.")
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
+
+    def _check_types(self) -> None:
+        for name in (
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "kv_cache_memory",
+            "block_size",
+            "seed",
+        ):
+            value = getattr(self, name)
+            optional = name not in ("block_size", "seed")
+            if not (isinstance(value, int) and not isinstance(value, bool)) and not (optional and value is None):
+                raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
+        for name in ("enable_prefix_caching", "skip_tokenizer_init", "debug_checks"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidConfig(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        if not isinstance(self.gpu_memory_utilization, (int, float)):
+            raise InvalidConfig(f"gpu_memory_utilization must be a number, got {self.gpu_memory_utilization!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,14 +20,14 @@ class Registry:
         self._entries = dict(entries)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._entries:
+        if name not in self:
             known = ", ".join(sorted(self._entries))
             raise InvalidConfig(f"unknown {self._kind} {name!r}; known: {known}.")
         module, _, attribute = self._entries[name].partition(":")
         return getattr(importlib.import_module(module), attribute)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return isinstance(name, str) and name in self._entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -15,6 +14,8 @@ from ridgeline.core.errors import InvalidRequest
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024  # characters of one stop string
+FLOAT32_TINY, FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 MAX_STOP_IDS = 64  # width of the stop table on the device, the model's own EOS ids included
 MAX_LOGIT_BIAS = 1024  # width of the bias table on the device
 
@@ -54,10 +55,10 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        self._number("temperature", 0.0, math.inf)
+        self._number("temperature", 0.0, FLOAT32_MAX)
         self._number("top_p", 0.0, 1.0, open_low=True)
         self._number("min_p", 0.0, 1.0)
-        self._number("repetition_penalty", 0.0, math.inf, open_low=True)
+        self._number("repetition_penalty", FLOAT32_TINY, FLOAT32_MAX)
         self._number("presence_penalty", -2.0, 2.0)
         self._number("frequency_penalty", -2.0, 2.0)
         self._integer("n", 1, MAX_N)
@@ -67,6 +68,9 @@ class SamplingParams:
         self._integer("logprobs", 0, MAX_LOGPROBS, optional=True)
         self._integer("prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
         self._integer("seed", -(2**63), 2**64 - 1, optional=True)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                self._fail(name, f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             self._fail("min_tokens", f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}")
         if self.temperature == 0 and self.n > 1:
@@ -81,15 +85,30 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def _check_stops(self) -> None:
-        stops = self.stop_strings
-        if len(stops) > MAX_STOP_STRINGS or not all(isinstance(s, str) and s for s in stops):
-            self._fail("stop", f"stop takes at most {MAX_STOP_STRINGS} non-empty strings, got {self.stop!r}")
-        ids = self.stop_token_ids or []
-        if len(ids) > MAX_STOP_IDS - 8 or not all(_is_int(i) and i >= 0 for i in ids):
-            self._fail("stop_token_ids", f"stop_token_ids takes at most {MAX_STOP_IDS - 8} token ids, got {ids!r}")
+        stops = self.stop_strings if isinstance(self.stop, (str, list, tuple, type(None))) else (None,)
+        if len(stops) > MAX_STOP_STRINGS or not all(
+            isinstance(s, str) and 0 < len(s) <= MAX_STOP_LENGTH for s in stops
+        ):
+            self._fail(
+                "stop",
+                f"stop takes at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_LENGTH} characters, "
+                f"got {_shortened(self.stop)}",
+            )
+        ids = [] if self.stop_token_ids is None else self.stop_token_ids
+        if (
+            not isinstance(ids, (list, tuple))
+            or len(ids) > MAX_STOP_IDS - 8
+            or not all(_is_int(i) and i >= 0 for i in ids)
+        ):
+            self._fail(
+                "stop_token_ids",
+                f"stop_token_ids takes a list of at most {MAX_STOP_IDS - 8} token ids, got {_shortened(ids)}",
+            )
 
     def _check_logit_bias(self) -> None:
-        bias = self.logit_bias or {}
+        bias: object = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(bias, dict):
+            self._fail("logit_bias", f"logit_bias maps token ids to -100..100, got {_shortened(bias)}")
         if len(bias) > MAX_LOGIT_BIAS:
             self._fail("logit_bias", f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
         for token, value in bias.items():
@@ -98,10 +117,8 @@ class SamplingParams:
 
     def _number(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
         value = getattr(self, name)
-        if not _is_real(value) or value == math.inf or not low <= value <= high or (open_low and value == low):
-            span = f"{'above' if open_low else 'at least'} {low:g}" + (
-                "" if high == math.inf else f" and at most {high:g}"
-            )
+        if not _is_real(value) or not low <= value <= high or (open_low and value == low):
+            span = f"{'above' if open_low else 'at least'} {low:g} and at most {high:g}"
             self._fail(name, f"{name} must be {span}, got {value!r}")
 
     def _integer(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
@@ -111,11 +128,16 @@ class SamplingParams:
         if not _is_int(value) or not low <= value <= high:
             self._fail(name, f"{name} must be a whole number from {low} to {high}, got {value!r}")
 
-    def _fail(self, name: str, sentence: str) -> None:
+    def _fail(self, name: str, sentence: str) -> NoReturn:
         raise InvalidRequest(sentence + ".", param=name)
 
     def replace(self, **changes: Any) -> SamplingParams:
         return dataclasses.replace(self, **changes)
+
+
+def _shortened(value: object, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + "…"
 
 
 def _is_int(value: object) -> bool:

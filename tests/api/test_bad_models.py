@@ -67,6 +67,14 @@ def test_config_and_weights_that_disagree(copy_of: Callable[[], Path]) -> None:
         ({"kv_cache_memory": 1000, "max_model_len": 200}, "kv_cache_memory"),
         ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, "max_num_batched_tokens"),
         ({"scheduling_policy": "lottery"}, "fcfs, priority"),
+        ({"scheduling_policy": []}, "fcfs, priority"),
+        ({"max_model_len": 3.5}, "max_model_len must be a whole number, got 3.5"),
+        ({"block_size": "16"}, "block_size must be a whole number, got '16'"),
+        ({"max_num_seqs": True}, "max_num_seqs"),
+        ({"kv_cache_memory": 1.5e6}, "kv_cache_memory"),
+        ({"gpu_memory_utilization": "x"}, "gpu_memory_utilization"),
+        ({"enable_prefix_caching": "no"}, "enable_prefix_caching"),
+        ({"seed": "x"}, "seed"),
     ],
 )
 def test_wrong_options(text_model: Path, options: dict, sentence: str) -> None:

@@ -173,6 +173,15 @@ def test_a_wrong_prompt_is_one_sentence_and_the_engine_goes_on(
         {"presence_penalty": 3.0},
         {"frequency_penalty": "x"},
         {"seed": "x"},
+        {"temperature": 1e300},
+        {"repetition_penalty": 1e-300},
+        {"stop": 5},
+        {"stop": {"a": 1}},
+        {"stop": "x" * 2000},
+        {"stop_token_ids": 5},
+        {"logit_bias": [1]},
+        {"ignore_eos": "yes"},
+        {"detokenize": 0},
     ],
 )
 def test_wrong_sampling_parameters_name_themselves_and_their_value(wrong: dict) -> None:
