@@ -29,12 +29,15 @@ def standing_rows(seqs: list[Sequence]) -> Rows:
     return build_rows(seqs, ones, ones)
 
 
+NO_ROWS = standing_rows([])
+
+
 class Draft:
     """The standing decode rows (shared, not copied, when nothing else runs) and the rows besides them."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.standing: tuple[list[Sequence], Rows] = ([], standing_rows([]))
+        self.standing: tuple[list[Sequence], Rows] = ([], NO_ROWS)
         self.published: list[bytes] = []  # hashes of the prompt blocks this plan will write
         self._seqs: list[Sequence] = []
         self._num_tokens: list[int] = []
