@@ -128,7 +128,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def _versions(engine: Engine) -> dict[str, str]:
+def _versions(engine: Engine) -> dict[str, Any]:
     def of(package: str) -> str:
         try:
             return metadata.version(package)
@@ -144,6 +144,7 @@ def _versions(engine: Engine) -> dict[str, str]:
         "triton": of("triton"),
         "python": platform.python_version(),
         "gpu": gpu,
+        "threads": torch.get_num_threads() if torch is not None and not gpu else 0,
     }
 
 

@@ -31,6 +31,7 @@ class Timing:
     def record(self, base: Record, itemsize: int, hardware: Hardware | None) -> Record:
         """As a result in µs, with the rates reached and where it lies on the roofline."""
         cost = self.subject.cost(itemsize)
+        roof = {"bandwidth": hardware.bandwidth, "peak": hardware.matrix.get(base.dtype, 0.0)} if hardware else {}
         limit = kernel_limit(self.subject.op.name, cost, hardware, base.dtype)
         return Record(
             engine=base.engine,
@@ -44,7 +45,7 @@ class Timing:
             unit="µs",
             limit=1e6 * limit,
             samples=(1e6 * self.seconds,),
-            options={"bytes": cost.bytes, "flops": cost.flops},
+            options={"bytes": cost.bytes, "flops": cost.flops, **roof},
         )
 
 

@@ -158,6 +158,8 @@ def _tail(log: IO[str], lines: int = 12) -> str:
 
 def _base(ready: Mapping[str, Any], started: Mapping[str, Any], commit: str) -> Record:
     known = host()
+    if threads := ready.get("threads"):
+        started = {**started, "options": {**started["options"], "threads": threads}}
     machine: Machine = replace(
         known,
         **{name: ready[name] for name in ("gpu", "torch", "triton", "python")},

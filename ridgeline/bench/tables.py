@@ -22,12 +22,12 @@ def figures(records: Sequence[Record]) -> Table:
 def side_by_side(ours: Sequence[Record], theirs: Sequence[Record]) -> Table:
     """Two engines on the same work; the last column is how many times better ours is."""
     names = [records[0].engine if records else "?" for records in (ours, theirs)]
-    table = Table("workload", "metric", "limit", *names, f"{names[0]} is", title=_title(ours))
+    table = Table("workload", "metric", "limit", *names, f"{names[0]} better by", title=_title(ours))
     peers = {(r.workload, r.metric): r for r in theirs}
     for r in ours:
         peer = peers.pop((r.workload, r.metric), None)
         values = number(r.limit, r.unit), number(r.value, r.unit), number(peer.value, r.unit) if peer else ""
-        table.add_row(r.workload, r.metric, *values, f"{advantage(r, peer):.2f}x as good" if peer else "")
+        table.add_row(r.workload, r.metric, *values, f"{advantage(r, peer):.2f}x" if peer else "")
     for r in peers.values():
         table.add_row(r.workload, r.metric, number(r.limit, r.unit), "", number(r.value, r.unit), "")
     return table
@@ -74,4 +74,5 @@ def _title(records: Sequence[Record]) -> str:
     if not records:
         return ""
     r = records[0]
-    return f"{r.model}, {r.dtype}, {r.machine.gpu or r.machine.cpu}"
+    scale = f", scale {r.options['scale']}" if "scale" in r.options else ""
+    return f"{r.model}, {r.dtype}, {r.machine.gpu or r.machine.cpu}{scale}"

@@ -1,0 +1,135 @@
+"""`ridgeline bench`, run as a user runs it, on tiny models."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ridgeline.bench.results import Record, append, read
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def bench(*arguments: str | Path, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ridgeline", "bench", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT, check=False)
+
+
+def test_compare_runs_both_engines_on_the_same_work(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    out = tmp_path / "new" / "r.jsonl"
+    done = bench(
+        "compare", "--model", tiny_model("llama"), "--peer", "transformers", "--device", "cpu",
+        "--scale", "0.02", "--only", "W1,W2,W3-b64,W4,W5", "--out", out,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "W4-1x30000: it needs" in done.stderr, "600 tokens do not fit into 256 positions"
+    records = read([out])
+    figures = [{(r.workload, r.metric) for r in records if r.engine == e} for e in ("ridgeline", "transformers")]
+    assert figures[0] == figures[1]
+    assert {w for w, _ in figures[0]} == {"startup", "W1", "W2", "W3-b64", "W4-1x1024", "W4-1x8192", "W4-8x8192", "W5"}
+    for r in records:
+        assert r.value > 0 or r.metric.startswith(("tpot", "step")), r  # differences of noisy times
+        assert r.machine.torch
+        assert r.machine.python == sys.version.split()[0]
+        assert r.options["scale"] == 0.02
+        assert r.version
+    starts = {r.metric: r.value for r in records if r.workload == "startup" and r.engine == "ridgeline"}
+    assert 0 < starts["ready"] < starts["first token"]
+
+
+def test_throughput_latency_and_startup_append(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    out, common = tmp_path / "r.jsonl", ("--model", tiny_model("llama"), "--device", "cpu")
+    for command, *arguments in (
+        ("throughput", "--requests", "3", "--input-len", "5", "--output-len", "4"),
+        ("latency", "--requests", "2", "--input-len", "5", "--output-len", "4", "--dummy"),
+        ("startup", "--repeats", "2"),
+    ):
+        done = bench(command, *arguments, *common, "--out", out)
+        assert done.returncode == 0, done.stderr
+    records = {(r.workload, r.metric): r for r in read([out])}
+    assert records["throughput", "total"].value == pytest.approx(9 / 4 * records["throughput", "output"].value)
+    assert len(records["latency", "itl p50"].samples) == 2 * 3
+    assert records["latency", "itl p50"].value <= records["latency", "itl p99"].value
+    assert len(records["startup", "ready"].samples) == 2
+
+
+def test_a_run_that_takes_too_long_is_stopped_and_said_so(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    arguments = "--model", tiny_model("llama"), "--device", "cpu", "--peer", "none", "--timeout", "8", "--out", out
+    done = bench("compare", *arguments, "--only", "W2", "--extra", '{"max_num_seqs": 1}', timeout=100)
+    assert done.returncode == 0, done.stderr  # the tiny model has 256 positions, so W2 is left out
+    assert "leaves out W2" in done.stderr
+    slow = bench("compare", *arguments, "--only", "W2,W5", "--scale", "0.1", "--timeout", "1")
+    assert "was stopped after 1 s" in slow.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["compare", "--peer", "nobody", "--only", "W2", "--scale", "0.02"], "nobody"),
+        (["compare", "--only", "W9"], "W9"),
+        (["compare", "--scale", "7"], "7"),
+        (["compare", "--model", "/no/such"], "/no/such"),
+        (["compare", "--extra", "[1]"], "[1]"),
+        (["throughput", "--engine", "llama_cpp"], "llama"),
+        (["kernels", "--op", "frobnicate", "--device", "cpu"], "frobnicate"),
+        (["kernels", "--dtype", "int3", "--device", "cpu"], "int3"),
+        (["diff", "one.jsonl"], "two result files"),
+        (["diff", "/no/a.jsonl", "/no/b.jsonl"], "/no/a.jsonl"),
+        (["diff", "--run", "exit 3", "true"], "exit code 3"),
+        (["report", "/no/such.jsonl"], "/no/such.jsonl"),
+    ],
+)
+def test_mistakes_give_one_sentence_and_exit_code_2(arguments: list[str], word: str, tmp_path: Path) -> None:
+    where = ["--out", str(tmp_path / "r")] if arguments[0] in ("compare", "throughput", "kernels") else []
+    done = bench(*arguments, *where)
+    assert done.returncode == 2, done.stderr
+    assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("sleep") is None, reason="needs sleep")
+def test_diff_runs_two_commands_in_turn() -> None:
+    slower = bench("diff", "--pairs", "7", "--run", "sleep 0.05", "sleep 0.1")
+    assert slower.returncode == 1, slower.stderr
+    assert "slower" in slower.stdout
+    printed = bench("diff", "--pairs", "5", "--run", "echo took; echo 2.0", "sleep 0.05; echo 1.0")
+    assert (printed.returncode, "faster: -50.0 %" in printed.stdout) == (0, True), printed.stdout
+
+
+def record(value: float, samples: tuple[float, ...], **changes: str) -> Record:
+    figure = {"engine": "ridgeline", "version": "1", "workload": "W2", "metric": "tpot", "unit": "ms", **changes}
+    return Record(value=value, samples=samples, **figure)
+
+
+def test_diff_of_files_judges_figures_with_enough_samples(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    times = tuple(1 + 0.001 * n for n in range(9))
+    rate = {"metric": "output", "unit": "tokens/s", "better": "higher"}
+    append(a, [record(1.0, times), record(1.0, times, **rate), record(1.0, (1.0,), metric="ttft")])
+    doubled = tuple(2 * t for t in times)
+    append(b, [record(2.0, doubled), record(2.0, doubled, **rate), record(1.0, (1.0,), metric="ttft")])
+    done = bench("diff", a, b)
+    lines = {word: line for line in done.stdout.splitlines() for word in ("tpot", "output", "ttft") if word in line}
+    assert done.returncode == 1, done.stderr
+    assert "slower: +100.0 %" in lines["tpot"]
+    assert "faster" in lines["output"], "twice the rate is faster"
+    assert "too few samples" in lines["ttft"]
+
+
+def test_results_survive_the_file_and_nonsense_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    append(path, [record(1.5, (1.0, 2.0))])
+    assert read([path]) == [record(1.5, (1.0, 2.0), date=read([path])[0].date)]
+    with path.open("a") as file:
+        file.write(json.dumps({"engine": "x"}) + "\n")
+    done = bench("diff", path, path)
+    assert done.returncode == 2
+    assert f"{path}:2" in done.stderr.replace("\n", "")

@@ -1,0 +1,81 @@
+"""Kernel timings: everything listed passes its check, and what is wrong gets no speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ridgeline.bench.kernel_cases import Subject, subjects
+from ridgeline.bench.kernels import difference, kernel_limit, time_kernels
+from ridgeline.bench.results import Record
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.op import Implementation
+from ridgeline.kernels.ops import OPS
+from ridgeline.measure.probes import Bench
+from ridgeline.measure.timing import Effort
+from ridgeline.perf.hardware import find
+
+CPU = torch.device("cpu")
+BENCH = Bench.of(CPU, Effort(seconds=0.0, repeats=1))
+SMALL = 1 << 20  # bytes
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small ops on two threads of a busy machine wait for each other for whole time slices."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def doubled(x: torch.Tensor, *rest: object) -> torch.Tensor:
+    return 2 * torch.nn.functional.linear(x, *rest)
+
+
+def raising(*_: object) -> torch.Tensor:
+    raise RuntimeError("no such instruction\nat line 3")
+
+
+def small() -> list[Subject]:
+    return [s for s in subjects() if s.cost(4).bytes < SMALL]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_op_is_timed_and_every_implementation_correct(dtype: torch.dtype) -> None:
+    timings = list(time_kernels(iter(small()), dtype, BENCH))
+    assert [t for t in timings if t.error or t.seconds <= 0] == []
+    missing = set(OPS) - {t.subject.op.name for t in timings}
+    assert missing == {"activation", "write_kv"}, "an op without cases here is never measured"
+
+
+def test_an_implementation_that_is_wrong_or_fails_has_no_speed() -> None:
+    subject = next(s for s in small() if s.op.name == "linear")
+    bad = tuple(Implementation(n, f"{__name__}:{n}") for n in ("doubled", "raising"))
+    wrong = replace(subject, op=replace(subject.op, implementations=bad))
+    timings = list(time_kernels(iter([wrong]), torch.float32, BENCH))
+    assert [(t.implementation, t.seconds) for t in timings] == [("doubled", 0.0), ("raising", 0.0)]
+    assert "off by" in timings[0].error
+    assert timings[1].error == "RuntimeError: no such instruction"
+    base = Record(engine="x", version="", workload="", metric="", value=0, unit="", dtype="float32")
+    assert timings[0].record(base, 4, None).value == 0
+
+
+def test_not_a_number_and_other_shapes_are_differences() -> None:
+    subject, x = small()[0], torch.ones(4)
+    assert difference(x, x, subject) == ""
+    assert "off by" in difference(x * float("nan"), x, subject)
+    assert difference(torch.ones(5), x, subject).startswith("is [5]")
+    assert difference(torch.tensor([1, 2]), torch.tensor([1, 3]), subject) == "1 of 2 values differ"
+
+
+def test_limits_of_kernels() -> None:
+    hardware = find("H200").attained()
+    cost = Cost(4.42e12, 1500e12)
+    assert kernel_limit("rms_norm", cost, hardware, "bfloat16") == pytest.approx(1.0)
+    assert kernel_limit("linear", cost, hardware, "bfloat16") == pytest.approx(2.0)
+    assert kernel_limit("linear", cost, hardware, "int3") == 0.0
+    assert kernel_limit("linear", cost, None, "bfloat16") == 0.0

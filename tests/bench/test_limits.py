@@ -1,0 +1,72 @@
+"""Limits of workloads, against hand-counted steps and the published table for one H200."""
+
+from __future__ import annotations
+
+import pytest
+
+from ridgeline.bench.limits import hardware_named, limit_metrics, phase_limit
+from ridgeline.bench.workloads import Phase, Size, workloads
+from ridgeline.core.cost import StepShape
+from ridgeline.models import model_config
+from ridgeline.perf.hardware import find
+from ridgeline.perf.roofline import Roofline
+
+LLAMA_1B = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+}
+
+
+class Ledger:
+    """A cost model that writes the steps down; each costs a second."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[list[int], list[int], int]] = []
+
+    def step_limit(self, shape: StepShape) -> float:
+        self.steps.append(([int(n) for n in shape.num_tokens_R], [int(n) for n in shape.kv_len_R], shape.num_sampled))
+        return 1.0
+
+
+def test_a_phase_is_one_prefill_and_a_step_per_token_for_who_still_runs() -> None:
+    ledger = Ledger()
+    seconds = phase_limit(Phase("x", [[1, 2, 3], [4, 5]], [3, 2]), ledger)
+    assert ledger.steps == [([3, 2], [3, 2], 2), ([1, 1], [4, 3], 2), ([1], [5], 1)]
+    assert seconds == 3.0
+
+
+def test_a_shared_beginning_runs_once_but_every_prompt_runs_its_last_token() -> None:
+    ledger = Ledger()
+    phase_limit(Phase("x", [[7, 8, 1], [7, 8, 2], [7, 8, 9]], [1, 1, 1]), ledger)
+    phase_limit(Phase("x", [[7, 8], [7, 8]], [1, 1]), ledger)
+    assert [step[0] for step in ledger.steps] == [[3, 1, 1], [2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("workload", "metric", "milliseconds"),
+    [("W2", "tpot", 0.56), ("W3-b8", "step b8", 0.62), ("W3-b64", "step b64", 1.08), ("W3-b256", "step b256", 2.91)],
+)
+def test_limits_of_llama_1b_on_an_h200(workload: str, metric: str, milliseconds: float) -> None:
+    """The published ones count products and caches alone; norms, rotary and sampling add up to 15 %."""
+    model = Roofline(model_config(LLAMA_1B).spec, find("H200").attained(), "bfloat16")
+    (made,) = workloads([workload], Size())
+    assert milliseconds * 0.98 <= limit_metrics(made, model)[metric].value <= milliseconds * 1.15
+
+
+def test_hardware_is_found_by_the_drivers_name_and_unknown_machines_have_none() -> None:
+    known = hardware_named("NVIDIA H200")
+    assert known is not None
+    assert known.bandwidth == find("H200").attained().bandwidth
+    assert hardware_named("Some CPU, 3 threads") is None
