@@ -95,7 +95,7 @@ def run(job: Job, where: Where = Where(), *, label: str = "", model_name: str = 
 def _events(job: Job, where: Where) -> Iterator[dict[str, Any]]:
     """The process' events; `timeout` is the last one if it took too long."""
     text = json.dumps({**asdict(job), "spawned": time.monotonic()})
-    with tempfile.TemporaryFile("w+") as log:
+    with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [where.python, "-m", "ridgeline.bench.child", text],
             stdout=subprocess.PIPE,
@@ -111,7 +111,7 @@ def _events(job: Job, where: Where) -> Iterator[dict[str, Any]]:
             _end(process)
 
 
-def _read(process: subprocess.Popen[str], timeout: float, log: IO[str]) -> Iterator[dict[str, Any]]:
+def _read(process: subprocess.Popen[str], timeout: float, log: IO[bytes]) -> Iterator[dict[str, Any]]:
     lines: Queue[str | None] = Queue()
     threading.Thread(target=_pump, args=(process, lines), daemon=True).start()
     deadline, at = time.monotonic() + timeout, "loading"
@@ -122,14 +122,16 @@ def _read(process: subprocess.Popen[str], timeout: float, log: IO[str]) -> Itera
             yield {"event": "timeout", "at": at}
             return
         if line is None:
-            raise BenchmarkFailed(f"the measuring process ended during {at}, exit code {process.wait()}.{_tail(log)}")
+            raise BenchmarkFailed(
+                f"the measuring process ended during {at}, exit code {process.wait()}.{_tail(process, log)}"
+            )
         event = json.loads(line)
         if event["event"] == "done":
             return
         if event["event"] == "error":
             if event["code"] == 2:
                 raise InvalidConfig(event["message"])
-            raise BenchmarkFailed(f"the measuring process failed during {at}: {event['message']}{_tail(log)}")
+            raise BenchmarkFailed(f"the measuring process failed during {at}: {event['message']}{_tail(process, log)}")
         at = event.get("workload", at)
         yield event
 
@@ -150,10 +152,12 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _tail(log: IO[str], lines: int = 12) -> str:
-    log.seek(0)
-    text = "".join(log.readlines()[-lines:]).rstrip()
-    return f"\n{text}" if text else ""
+def _tail(process: subprocess.Popen[str], log: IO[bytes], lines: int = 12) -> str:
+    """The end of the log once the process has ended. The process shares the file's position: read without moving it."""
+    _end(process)
+    size = os.fstat(log.fileno()).st_size
+    text = os.pread(log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
+    return "".join(f"\n{line}" for line in text.splitlines()[-lines:])
 
 
 def _base(ready: Mapping[str, Any], started: Mapping[str, Any], commit: str) -> Record:

@@ -22,11 +22,14 @@ def bench(*arguments: str | Path, timeout: float = 150) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT, check=False)
 
 
-def test_compare_runs_both_engines_on_the_same_work(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", [[], ["--dummy"]], ids=["checkpoint", "dummy"])
+def test_compare_runs_both_engines_on_the_same_work(
+    tiny_model: Callable[[str], Path], tmp_path: Path, weights: list[str]
+) -> None:
     out = tmp_path / "new" / "r.jsonl"
     done = bench(
         "compare", "--model", tiny_model("llama"), "--peer", "transformers", "--device", "cpu",
-        "--scale", "0.02", "--only", "W1,W2,W3-b64,W4,W5", "--out", out,
+        "--scale", "0.02", "--only", "W1,W2,W3-b64,W4,W5", "--out", out, *weights,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "W4-1x30000: it needs" in done.stderr, "600 tokens do not fit into 256 positions"
@@ -102,6 +105,73 @@ def test_diff_runs_two_commands_in_turn() -> None:
     assert "slower" in slower.stdout
     printed = bench("diff", "--pairs", "5", "--run", "echo took; echo 2.0", "sleep 0.05; echo 1.0")
     assert (printed.returncode, "faster: -50.0 %" in printed.stdout) == (0, True), printed.stdout
+
+
+STAND_IN = """
+import os
+from types import SimpleNamespace as N
+__version__ = "0.0.stand-in"
+assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+class SamplingParams:
+    def __init__(self, *, temperature, max_tokens, ignore_eos, detokenize):
+        assert ignore_eos and not detokenize
+        self.max_tokens = max_tokens - int(os.environ.get("SHORT_BY", "0"))
+
+class LLM:
+    def __init__(self, *, model, load_format, skip_tokenizer_init, enable_prefix_caching, max_model_len, **others):
+        assert others.pop("swap_space") == 4 and load_format == "dummy" and max_model_len == 256
+        self.llm_engine = N(model_config=N(dtype="torch.bfloat16"))
+
+    def generate(self, prompts, params, use_tqdm):
+        assert all(p["prompt_token_ids"] for p in prompts)
+        return [N(outputs=[N(token_ids=[0] * p.max_tokens)]) for p in params]
+"""
+
+
+def with_stand_in(model: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """vLLM is not installed where tests run: a module of its name, in a folder only the peer's process sees."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "vllm.py").write_text(STAND_IN)
+    return bench(
+        "compare", "--model", model, "--dummy", "--device", "cpu", "--scale", "0.02", "--only", "W2",
+        "--peer", "vllm", "--peer-path", tmp_path / "site", "--peer-extra", '{"swap_space": 4}',
+        "--out", tmp_path / "r.jsonl",
+    )  # fmt: skip
+
+
+def test_vllm_is_called_as_its_offline_api_wants_from_the_folder_given(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    done = with_stand_in(tiny_model("llama"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    theirs = [r for r in read([tmp_path / "r.jsonl"]) if r.engine == "vllm"]
+    assert {(r.version, r.dtype) for r in theirs} == {("0.0.stand-in", "bfloat16")}
+    assert {r.workload for r in theirs} == {"startup", "W2"}
+
+
+def test_an_engine_that_cuts_requests_short_has_no_figures(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "SHORT_BY", "1")
+    done = with_stand_in(tiny_model("llama"), tmp_path)
+    assert done.returncode == 2
+    assert "asked for 2 tokens and got 1" in done.stderr
+    assert "vllm" not in {r.engine for r in read([tmp_path / "r.jsonl"]) if r.workload != "startup"}
+
+
+def test_a_failing_engine_shows_the_end_of_its_log_and_keeps_what_came_before(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "r.jsonl"
+    done = bench(
+        "compare", "--model", tiny_model("llama"), "--peer", "transformers", "--device", "cpu",
+        "--scale", "0.02", "--only", "W2", "--out", out, "--peer-extra", '{"attn_implementation": "none such"}',
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "failed during loading" in done.stderr
+    assert "raise ValueError" in done.stderr, "the measuring process' own log"
+    assert {r.engine for r in read([out])} == {"ridgeline"}
 
 
 def record(value: float, samples: tuple[float, ...], **changes: str) -> Record:

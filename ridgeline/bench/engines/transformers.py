@@ -25,10 +25,12 @@ class Transformers:
         cuda = options.device.startswith("cuda") or (options.device == "auto" and torch.cuda.is_available())
         self.device = torch.device("cuda" if cuda else "cpu")
         factory: Any = transformers.AutoModelForCausalLM
-        arguments = {"dtype": _dtype(options.dtype), **options.extra}
+        config = transformers.AutoConfig.from_pretrained(model)
+        dtype = config.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+        arguments = {"dtype": dtype or torch.float32, **options.extra}
         if options.dummy:
             with self.device:
-                self.model = factory.from_config(transformers.AutoConfig.from_pretrained(model), **arguments)
+                self.model = factory.from_config(config, **arguments)
         else:
             self.model = factory.from_pretrained(model, **arguments)
         self.model = self.model.to(self.device).eval()
@@ -99,7 +101,3 @@ def _batches(order: list[int], prompts: Sequence[Sequence[int]], max_tokens: Seq
             batch = []
         batch.append(i)
     yield batch
-
-
-def _dtype(name: str) -> Any:
-    return name if name == "auto" else getattr(torch, name)
