@@ -78,7 +78,8 @@ class Setup:
     def startup(self, engine: str, repeats: int) -> Outcome:
         """Each repeat is a process of its own; a figure is the median of all."""
         outcomes = [self._run(self._job(engine)) for _ in range(repeats)]
-        merged = Outcome(notes=[note for outcome in outcomes for note in outcome.notes])
+        notes = [note for outcome in outcomes for note in outcome.notes]
+        merged = Outcome(notes=notes, failed=any(outcome.failed for outcome in outcomes))
         for metric in ("ready", "first token"):
             found = [r for outcome in outcomes for r in outcome.records if r.metric == metric]
             samples = tuple(sorted(r.value for r in found))

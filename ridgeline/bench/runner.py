@@ -60,36 +60,46 @@ class Where:
 
 @dataclass
 class Outcome:
-    """Figures in the order they came, and what was left out, with why."""
+    """Figures in the order they came, and what was left out, with why. failed: the engine broke off with an error."""
 
     records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    failed: bool = False
 
 
-def run(job: Job, where: Where = Where(), *, label: str = "", model_name: str = "", commit: str = "") -> Outcome:
-    """Run `job`; what it measured before a time-out counts. Raises InvalidConfig or BenchmarkFailed."""
-    outcome, base = Outcome(), None
-    started = {"engine": label or job.engine, "model": model_name or job.model, "options": _asked(job)}
+def run(job: Job, where: Where = Where(), *, model_name: str = "", commit: str = "") -> Outcome:
+    """Run `job`. What it measured before it took too long or failed counts, and a note says what happened.
+
+    Raises InvalidConfig for what cannot run at all, BenchmarkFailed if the engine failed before it was ready.
+    """
+    outcome = Outcome()
     with _bar() as bar:
-        task = bar.add_task(f"{started['engine']}: loading")
-        for event in _events(job, where):
-            kind = event.pop("event")
-            if kind == "ready":
-                base = _base(event, started, commit)
-            if kind in ("ready", "first") and base is not None:
-                outcome.records.append(_startup(base, kind, event["seconds"]))
-                bar.update(task, description=f"{started['engine']}: {kind}")
-            elif kind == "metric" and base is not None:
-                outcome.records.append(_figure(base, event))
-            elif kind == "workload":
-                bar.update(task, description=f"{started['engine']}: {event['workload']}")
-            elif kind == "skip":
-                outcome.notes.append(f"{started['engine']} leaves out {event['workload']}: it {event['why']}.")
-            elif kind == "timeout":
-                outcome.notes.append(
-                    f"{started['engine']} was stopped after {where.timeout:g} s, during {event['at']}."
-                )
+        task = bar.add_task(f"{job.engine}: loading")
+        try:
+            for event in _events(job, where):
+                _take(event, outcome, job, model_name=model_name, commit=commit)
+                bar.update(task, description=f"{job.engine}: {event.get('workload', event['event'])}")
+        except BenchmarkFailed as error:
+            if not outcome.records:
+                raise
+            outcome.failed = True
+            outcome.notes.append(str(error))
     return outcome
+
+
+def _take(event: Mapping[str, Any], outcome: Outcome, job: Job, *, model_name: str, commit: str) -> None:
+    """Turn one event into what it adds to the outcome. The first record, of "ready", tells the later ones the rest."""
+    kind = event["event"]
+    if kind == "ready":
+        outcome.records.append(_ready(event, job, model_name or job.model, commit))
+    elif kind == "first":
+        outcome.records.append(_startup(outcome.records[0], "first token", event["seconds"]))
+    elif kind == "metric":
+        outcome.records.append(_figure(outcome.records[0], event))
+    elif kind == "skip":
+        outcome.notes.append(f"{job.engine} leaves out {event['workload']}: it {event['why']}.")
+    elif kind == "timeout":
+        outcome.notes.append(f"{job.engine} was stopped after {event['seconds']:g} s, during {event['at']}.")
 
 
 def _events(job: Job, where: Where) -> Iterator[dict[str, Any]]:
@@ -119,7 +129,7 @@ def _read(process: subprocess.Popen[str], timeout: float, log: IO[bytes]) -> Ite
         try:
             line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
         except Empty:
-            yield {"event": "timeout", "at": at}
+            yield {"event": "timeout", "at": at, "seconds": timeout}
             return
         if line is None:
             raise BenchmarkFailed(
@@ -160,30 +170,32 @@ def _tail(process: subprocess.Popen[str], log: IO[bytes], lines: int = 12) -> st
     return "".join(f"\n{line}" for line in text.splitlines()[-lines:])
 
 
-def _base(ready: Mapping[str, Any], started: Mapping[str, Any], commit: str) -> Record:
+def _ready(event: Mapping[str, Any], job: Job, model_name: str, commit: str) -> Record:
     known = host()
-    if threads := ready.get("threads"):
-        started = {**started, "options": {**started["options"], "threads": threads}}
     machine: Machine = replace(
         known,
-        **{name: ready[name] for name in ("gpu", "torch", "triton", "python")},
+        **{name: event[name] for name in ("gpu", "torch", "triton", "python")},
         commit=commit or known.commit,
         dirty=False if commit else known.dirty,
     )
-    return Record(
-        **started,
-        version=ready["version"],
-        dtype=ready["dtype"],
+    threads = {"threads": event["threads"]} if event["threads"] else {}
+    blank = Record(
+        engine=job.engine,
+        version=event["version"],
+        model=model_name,
+        dtype=event["dtype"],
         machine=machine,
+        options={**_asked(job), **threads},
         workload="startup",
         metric="",
         value=0.0,
         unit="s",
     )
+    return _startup(blank, "ready", event["seconds"])
 
 
-def _startup(base: Record, kind: str, seconds: float) -> Record:
-    return replace(base, metric={"ready": "ready", "first": "first token"}[kind], value=seconds, samples=(seconds,))
+def _startup(base: Record, metric: str, seconds: float) -> Record:
+    return replace(base, metric=metric, value=seconds, samples=(seconds,))
 
 
 def _figure(base: Record, event: Mapping[str, Any]) -> Record:

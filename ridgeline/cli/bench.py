@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -136,13 +137,15 @@ def compare(
     )  # fmt: skip
     names = tuple(name for name in only.split(",") if name)
     other = Peer(name=peer, path=peer_path, python=peer_python, model=peer_model, extra=_object(peer_extra))
-    sides = []
+    sides, failed = [], False
     for outcome in setup.compare(names, other):  # written as soon as one side is done: the other may yet fail
         _save(outcome, out)
         sides.append(outcome.records)
+        failed |= outcome.failed
     if len(sides) == 1:
         sides.append([])
     Console().print(side_by_side(*sides))
+    raise typer.Exit(int(failed))
 
 
 @app.command()
@@ -218,6 +221,7 @@ def _finish(outcome: Any, out: Path) -> None:
 
     _save(outcome, out)
     Console().print(figures(outcome.records))
+    raise typer.Exit(int(outcome.failed))
 
 
 def _save(outcome: Any, out: Path) -> None:
@@ -225,4 +229,4 @@ def _save(outcome: Any, out: Path) -> None:
 
     append(out, outcome.records)
     for note in outcome.notes:
-        Console(stderr=True).print(note)
+        print(f"ridgeline: {note}", file=sys.stderr)
