@@ -55,6 +55,7 @@ def real(_: int, work: float) -> str:
     return compare(*in_turn(lambda: run(200), lambda: run(round(200 * work)), 60), paired=True).verdict
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("work", "verdict"), [(1.05, "slower"), (1.0, "no difference")])
 def test_real_noise_of_this_cpu(work: float, verdict: str) -> None:
     assert verdicts(real, work) == [verdict] * TRIALS
