@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.interrupts import uninterrupted
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture
+def llm(text_model: Path) -> Iterator[LLM]:
+    """One LLM for each test: what a failing one leaves behind is nobody else's."""
+    with LLM(text_model, device="cpu", block_size=4, max_num_batched_tokens=64, debug_checks=True) as built:
+        yield built
 
 
 @pytest.fixture(autouse=True)
@@ -85,17 +93,28 @@ def test_the_engine_is_idle_after_a_stop_string(llm: LLM) -> None:
     assert not llm.engine.has_work
 
 
+@pytest.fixture
+def pythons_ctrl_c() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also in a process that was started with it ignored, as background jobs are."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("pythons_ctrl_c")
 @pytest.mark.parametrize("after", [0.0, 0.01, 0.03, 0.1])
 def test_ctrl_c_ends_a_batch_and_nothing_else(llm: LLM, after: float) -> None:
     def run_until_interrupted() -> None:
         threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)).start()
-        while True:
+        give_up = time.monotonic() + 30
+        while time.monotonic() < give_up:
             llm.generate(["the quick"] * 40, PARAMS.replace(max_tokens=200))
 
     with pytest.raises(KeyboardInterrupt):
         run_until_interrupted()
 
 
+@pytest.mark.usefixtures("pythons_ctrl_c")
 @pytest.mark.parametrize(("times", "survived"), [(1, [1]), (2, [1])])
 def test_ctrl_c_is_held_back_once_and_a_second_comes_through(times: int, survived: list[int]) -> None:
     done = []
