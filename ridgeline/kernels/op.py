@@ -38,6 +38,11 @@ def anywhere(platform: Platform) -> bool:
     return True
 
 
+def on_gpu(platform: Platform) -> bool:
+    """For Triton: NVIDIA from Ampere on, and AMD. (On a CPU its interpreter runs them when asked for by name.)"""
+    return platform.device_type == "cuda" and not platform.arch.startswith(("sm_5", "sm_6", "sm_7"))
+
+
 @dataclass(frozen=True)
 class Implementation:
     """One way to run an op: `target` is "module:function", imported only when chosen."""
@@ -60,15 +65,15 @@ class Op:
     implementations: tuple[Implementation, ...] = ()
 
     def choose(self, platform: Platform, wanted: str | None = None) -> Callable[..., Any]:
-        """The first implementation that supports `platform`, or the one named `wanted`."""
+        """The first implementation that supports `platform`, or the one named `wanted`, wherever that may run."""
         if wanted == "reference":
             return self.reference
         for implementation in self.implementations:
-            if wanted in (None, implementation.name) and implementation.supports(platform):
+            if wanted == implementation.name or (wanted is None and implementation.supports(platform)):
                 return implementation.load()
         if wanted is not None:
             known = ", ".join(["reference", *(i.name for i in self.implementations)])
-            raise InvalidConfig(f"op {self.name} has no implementation {wanted!r} for {platform}; known: {known}.")
+            raise InvalidConfig(f"op {self.name} has no implementation {wanted!r}; known: {known}.")
         return self.reference
 
 

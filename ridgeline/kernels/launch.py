@@ -1,0 +1,42 @@
+"""What all Triton kernels share about being launched.
+
+Programmatic dependent launch: on Hopper and later a kernel may start while the one before it drains, so its launch, its
+index arithmetic and its first weight loads cost nothing. The rules a kernel with `PDL: tl.constexpr` keeps:
+
+    1. before touching anything an earlier kernel wrote or reads (all but weights), every program waits (`gdc_wait`);
+    2. it always waits, even if it needs nothing: whoever follows trusts that everything before it is complete;
+    3. it lets its successor start (`gdc_launch_dependents`) as early as that does not cost it its own resources.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any
+
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def dependent_launch(device: torch.device) -> bool:
+    """Whether kernels on `device` may overlap with the one before (NVIDIA, compute capability ≥ 9.0)."""
+    if device.type != "cuda" or INTERPRETED or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def launch_options(device: torch.device) -> dict[str, Any]:
+    """Keyword arguments for a kernel that has a `PDL: tl.constexpr` parameter."""
+    if dependent_launch(device):
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
+
+
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors (compute units) of a GPU; 4 for the interpreter, to exercise the same code."""
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
