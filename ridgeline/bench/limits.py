@@ -51,26 +51,26 @@ def limit_metrics(workload: Workload, model: CostModel) -> dict[str, Metric]:
 
 
 def phase_limit(phase: Phase, model: CostModel) -> float:
-    """Seconds: all prompts in one step (a beginning they share computed once), then one step per token for whoever
-    is still running. No memory bound on the batch, and every request reads its own cache."""
-    lengths_R = np.array([len(prompt) for prompt in phase.prompts])
-    return model.step_limit(_prefill(phase.prompts, lengths_R)) + sum(
-        model.step_limit(shape) for shape in _decodes(lengths_R, np.array(phase.max_tokens))
+    """Seconds: all prompts in one step, then one step per token for whoever is still running; a beginning they share
+    is computed once, and read once a step. No memory bound on the batch."""
+    lengths_R, shared = np.array([len(prompt) for prompt in phase.prompts]), _shared(phase.prompts)
+    return model.step_limit(_prefill(lengths_R, shared)) + sum(
+        model.step_limit(shape) for shape in _decodes(lengths_R, np.array(phase.max_tokens), shared)
     )
 
 
-def _prefill(prompts: Sequence[Sequence[int]], lengths_R: np.ndarray) -> StepShape:
-    shared = min(_shared(prompts), int(lengths_R.min()) - 1)  # the last token of every prompt has to run
-    new_R = lengths_R - shared
+def _prefill(lengths_R: np.ndarray, shared: int) -> StepShape:
+    known = min(shared, int(lengths_R.min()) - 1)  # the last token of every prompt has to run
+    new_R = lengths_R - known
     new_R[0] = lengths_R[0]
-    return StepShape(new_R, lengths_R, len(prompts))
+    return StepShape(new_R, lengths_R, len(lengths_R), shared)
 
 
-def _decodes(lengths_R: np.ndarray, max_tokens_R: np.ndarray) -> list[StepShape]:
+def _decodes(lengths_R: np.ndarray, max_tokens_R: np.ndarray, shared: int) -> list[StepShape]:
     shapes = []
     for step in range(1, int(max_tokens_R.max())):
         kv_R = lengths_R[max_tokens_R > step] + step
-        shapes.append(StepShape(np.ones_like(kv_R), kv_R, len(kv_R)))
+        shapes.append(StepShape(np.ones_like(kv_R), kv_R, len(kv_R), shared))
     return shapes
 
 

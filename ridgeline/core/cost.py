@@ -40,11 +40,15 @@ class OpCost:
 
 
 class StepShape(NamedTuple):
-    """What decides a step's cost. Per row R: tokens run, and tokens cached once they are; rows that sample."""
+    """What decides a step's cost. Per row R: tokens run, and tokens cached once they are; rows that sample.
+
+    shared: how many cached tokens all rows begin with, whose keys and values one read could serve.
+    """
 
     num_tokens_R: np.ndarray | Sequence[int]
     kv_len_R: np.ndarray | Sequence[int]
     num_sampled: int
+    shared: int = 0
 
 
 class CostModel(Protocol):

@@ -97,6 +97,7 @@ def _attention(mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision
             itemsize=p.item,
             kv_itemsize=kv_item,
             window=mixer.window,
+            shared=shape.shared,
         ),
     )
 
@@ -166,7 +167,7 @@ class Roofline:
         tokens = float(new_R.sum())
         total = self._per_token.seconds(tokens) + self._per_sample.seconds(shape.num_sampled)
         for window, per_token, per_key, per_pair in self._attention:
-            pairs, keys = visible(new_R, length_R, window)
+            pairs, keys = visible(new_R, length_R, window, shape.shared)
             total += max(per_token * tokens + per_key * keys, per_pair * pairs)
         return total
 

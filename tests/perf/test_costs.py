@@ -22,17 +22,22 @@ from ridgeline.kernels.sampling.cost import sample_cost
 @given(
     rows=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 20)), min_size=1, max_size=4),
     window=st.none() | st.integers(1, 25),
+    shared=st.integers(0, 15),
 )
-def test_what_a_row_sees_equals_a_count_one_by_one(rows: list[tuple[int, int]], window: int | None) -> None:
-    pairs, keys = 0, 0
+def test_what_a_row_sees_equals_a_count_one_by_one(
+    rows: list[tuple[int, int]], window: int | None, shared: int
+) -> None:
+    pairs, keys, common = 0, 0, set[int]()
     for new, before in rows:
         seen: set[int] = set()
         for position in range(before, before + new):
             visible_keys = range(0 if window is None else max(0, position - window + 1), position + 1)
             pairs += len(visible_keys)
             seen.update(visible_keys)
-        keys += len(seen)
-    assert visible([new for new, _ in rows], [new + before for new, before in rows], window) == (pairs, keys)
+        common |= {key for key in seen if key < shared}
+        keys += len({key for key in seen if key >= shared})
+    lengths = [new + before for new, before in rows]
+    assert visible([new for new, _ in rows], lengths, window, shared) == (pairs, keys + len(common))
 
 
 def test_large_batches_do_not_overflow() -> None:
@@ -62,6 +67,24 @@ def test_grouped_heads_share_keys_but_not_arithmetic() -> None:
     queries_and_outputs = 2 * 8 * 16 * 2
     assert cost(8).flops == cost(2).flops == 4 * 8 * 16 * 100
     assert cost(8).bytes - queries_and_outputs == 4 * (cost(2).bytes - queries_and_outputs)
+
+
+def test_a_shared_beginning_is_read_once_but_multiplied_by_every_row() -> None:
+    """Four rows, each its 10 tokens after 100 shared ones; a key and value of 2 heads x 16 in 2 bytes are 128 bytes."""
+
+    def cost(shared: int) -> Cost:
+        return attention_cost(
+            [1] * 4, [110] * 4, num_heads=8, num_kv_heads=2, head_dim=16, itemsize=2, kv_itemsize=2, shared=shared
+        )
+
+    queries_and_outputs = 2 * 4 * 8 * 16 * 2
+    assert cost(0) == Cost(queries_and_outputs + 128 * 4 * 110, 4 * 8 * 16 * 4 * 110)
+    assert cost(100) == Cost(queries_and_outputs + 128 * (100 + 4 * 10), cost(0).flops)
+
+
+def test_of_a_shared_beginning_only_what_windows_reach_is_read() -> None:
+    """A window of 8: at 20 tokens 12 … 19 are seen, at 17 tokens 9 … 16. Of the first 15 that is 12-14 and 9-14."""
+    assert visible([1, 1], [20, 17], 8, shared=15) == (16, 5 + 2 + 6)
 
 
 @pytest.mark.parametrize("module", ["roofline", "planner", "explain", "calibration", "arithmetic", "coarse"])

@@ -71,9 +71,13 @@ def test_the_exact_limit_is_above_the_coarse_one_but_not_far(name: str, work: st
     sampled=st.integers(0, 8),
     name=st.sampled_from(NAMES),
     dtypes=st.sampled_from([("bfloat16", None), ("float16", "fp8"), ("fp8", None), ("int4", "fp8")]),
+    shared=st.integers(0, 500),
 )
-def test_fast_equals_slow(rows: list[tuple[int, int]], sampled: int, name: str, dtypes: tuple[str, str | None]) -> None:
-    at = StepShape([new for new, _ in rows], [new + before for new, before in rows], min(sampled, len(rows)))
+def test_fast_equals_slow(
+    rows: list[tuple[int, int]], sampled: int, name: str, dtypes: tuple[str, str | None], shared: int
+) -> None:
+    lengths = [new + before for new, before in rows]
+    at = StepShape([new for new, _ in rows], lengths, min(sampled, len(rows)), min(shared, *lengths))
     dtype, kv_dtype = dtypes
     slow = step_limit(step_ops(spec(name), at, dtype=dtype, kv_dtype=kv_dtype), H200, dtype)
     assert Roofline(spec(name), H200, dtype, kv_dtype).step_limit(at) == pytest.approx(slow, rel=1e-9)

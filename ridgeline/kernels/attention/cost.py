@@ -27,32 +27,49 @@ def attention_cost(
     itemsize: float,
     kv_itemsize: float,
     window: int | None = None,
+    shared: int = 0,
 ) -> Cost:
     """Queries read, outputs written, every cached key and value a row can see read once (grouped heads share it).
 
     Scores never touch memory (FlashAttention, arXiv 2205.14135). FLOPs are the two products: 4 D per head and visible
-    (query, key) pair, nothing for what causality or the window hides; the softmax runs on other units meanwhile. Rows
-    that share a prefix could share its read, which a step's shape does not tell. Block tables (4 bytes a block) are
-    left out.
+    (query, key) pair, nothing for what causality or the window hides; the softmax runs on other units meanwhile. The
+    `shared` tokens all rows begin with are read once for all (as in Hydragen, arXiv 2402.05099), their FLOPs stay.
+    Block tables (4 bytes a block) are left out.
     """
-    pairs, keys = visible(num_tokens_R, kv_len_R, window)
+    pairs, keys = visible(num_tokens_R, kv_len_R, window, shared)
     tokens = float(np.sum(num_tokens_R))
     moved = 2 * tokens * num_heads * head_dim * itemsize + 2 * keys * num_kv_heads * head_dim * kv_itemsize
     return Cost(moved, 4.0 * head_dim * num_heads * pairs)
 
 
-def visible(num_tokens_R: ArrayLike, kv_len_R: ArrayLike, window: int | None) -> tuple[float, float]:
-    """(query-key pairs, keys) that are seen, summed over the rows.
+def visible(num_tokens_R: ArrayLike, kv_len_R: ArrayLike, window: int | None, shared: int = 0) -> tuple[float, float]:
+    """(query-key pairs, keys) that are seen, summed over the rows; the first `shared` keys, which are all rows', once.
 
     A query at position p sees min(p + 1, window) keys. A row's n queries together see min(kv_len, n + window - 1).
     """
     new_R, length_R = np.asarray(num_tokens_R, np.float64), np.asarray(kv_len_R, np.float64)
     pairs = new_R @ length_R - (new_R @ new_R - new_R.sum()) / 2
+    seen_R = length_R if window is None else np.minimum(length_R, new_R + window - 1)
+    seen_R = np.where(new_R > 0, seen_R, 0)
+    keys = float(seen_R.sum()) - _repeated(length_R, seen_R, shared)
     if window is None:
-        return float(pairs), float(length_R[new_R > 0].sum())
+        return float(pairs), keys
     # Query i of 0..n-1 (oldest first) loses the keys beyond the window: max(0, kv_len - n + 1 + i - window).
     last_R = np.maximum(length_R - window, 0)
     first_R = np.maximum(length_R - new_R + 1 - window, 0)
     cut_R = np.minimum(new_R, last_R - first_R + 1) * (first_R + last_R) / 2
-    keys_R = np.where(new_R > 0, np.minimum(length_R, new_R + window - 1), 0)
-    return float(pairs - cut_R.sum()), float(keys_R.sum())
+    return float(pairs - cut_R.sum()), keys
+
+
+def _repeated(length_R: np.ndarray, seen_R: np.ndarray, shared: int) -> float:
+    """How many of the first `shared` keys that rows see were counted before, for a row that sees them too.
+
+    A row sees its newest `seen_R`, an interval; the union of all, by their starts, has no key twice.
+    """
+    if not shared:
+        return 0.0
+    order = np.argsort(length_R - seen_R)
+    start_R, end_R = (length_R - seen_R)[order], np.minimum(length_R[order], shared)
+    covered_R = np.concatenate(([0.0], np.maximum.accumulate(end_R)[:-1]))
+    union = np.maximum(end_R - np.maximum(start_R, covered_R), 0).sum()
+    return float(np.maximum(end_R - start_R, 0).sum() - union)
