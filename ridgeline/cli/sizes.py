@@ -44,11 +44,21 @@ def read_hardware(gpu: str, datasheet: bool) -> Hardware:
     hardware = find(gpu)
     if datasheet:
         return hardware
+    if hardware.name == "CPU":
+        return _this_cpu() or hardware
     for name in (hardware.name, *hardware.aliases):
         for device in (name, f"NVIDIA {name}", f"AMD Instinct {name}"):
             if (found := calibration.load(device)) is not None:
                 return hardware.with_calibration(found)
     return hardware.attained()
+
+
+def _this_cpu() -> Hardware | None:
+    """This machine's processor by its calibration, which the engine too looks up by its name; None without one."""
+    from ridgeline.assembly import choose_device  # torch takes seconds to import; it knows the number of threads
+    from ridgeline.measure.machine import hardware_of
+
+    return hardware_of(choose_device("cpu"))
 
 
 def read_dtype(dtype: str, config: ModelConfig) -> str:

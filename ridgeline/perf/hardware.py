@@ -71,7 +71,11 @@ class Hardware:
 
     def _at(self, rates: Rates) -> Hardware:
         matrix = {**self.matrix, **rates.matrix}
-        return replace(self, bandwidth=rates.bandwidth, matrix=matrix, measured=rates, source=rates.source)
+        sure = {"bandwidth", "matrix", *(f"matrix.{dtype}" for dtype in rates.matrix)}
+        unsure = tuple(name for name in self.unsure if name not in sure)
+        return replace(
+            self, bandwidth=rates.bandwidth, matrix=matrix, measured=rates, source=rates.source, unsure=unsure
+        )
 
 
 def _matrix(half: float, **others: float) -> dict[str, float]:

@@ -7,10 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from ridgeline.cli import app
+from ridgeline.cli.sizes import read_hardware
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.measure.machine import device_name
+from ridgeline.perf.calibration import Calibration, GemmRate, save
 from ridgeline.perf.explain import explain_table, step_shape
 from ridgeline.perf.footprint import kv_bytes, parameters
 from ridgeline.perf.hardware import find
@@ -125,6 +129,19 @@ def test_explain_as_json() -> None:
     record = json.loads(result.stdout)
     assert record["ops"][-1]["name"] == "total"
     assert record["ops"][-1]["limit"] == pytest.approx(0.01378, rel=1e-3)
+
+
+def test_the_cpu_is_this_machines_by_its_calibration() -> None:
+    assert read_hardware("cpu", datasheet=False) == find("CPU")
+    gemm = (GemmRate(64, 64, 64, "float32", 3e11),)
+    save(Calibration(device=device_name(torch.device("cpu")), read=33e9, date="2026-11-21", gemm=gemm))
+    mine = read_hardware("cpu", datasheet=False)
+    assert (mine.bandwidth, mine.rate("float32"), mine.unsure) == (33e9, 3e11, ("memory", "interconnect"))
+    assert read_hardware("cpu", datasheet=True) == find("CPU")
+    small = str(CONFIGS / "qwen3-0.6b.json")
+    for verb in ("explain", "plan"):
+        result = CliRunner().invoke(app, [verb, small, "--gpu", "CPU", "--dtype", "float32"])
+        assert "33 GB/s, 300 GFLOP/s in float32" in result.stdout
 
 
 def test_plan_as_json_and_as_a_picture(tmp_path: Path) -> None:
