@@ -1,6 +1,9 @@
 """Rotary position embedding, halves rotated (NeoX order). Su et al., arXiv 2104.09864.
 
-Legend: T tokens, H query heads, G key/value heads, D head width, P rows of the table, R rotated width (R <= D).
+`rope` rotates and nothing else. `rope_kv` is everything between a fused q, k, v projection and the attention.
+
+Legend: T tokens, H query heads, G key/value heads, D head width, P rows of the table (of a cache: tokens per block),
+R rotated width (R <= D), X = (H + 2G) * D columns of the fused projection, N cache blocks.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.op import Op
+from ridgeline.kernels.attention.op import write_kv_reference
+from ridgeline.kernels.norm.op import rms_norm
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 
 def rope(q_THD: Tensor, k_TGD: Tensor, cos_sin_PR: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,4 +62,109 @@ CASES = (
     Case(64, 32, 8, 128, 128, table_rows=4096),
 )
 
+def rope_kv(
+    qkv_TX: Tensor,
+    q_norm_D: Tensor | None,
+    k_norm_D: Tensor | None,
+    eps: float,
+    cos_sin_PR: Tensor | None,
+    positions_T: Tensor,
+    k_cache_NGPD: Tensor,
+    v_cache_NGPD: Tensor,
+    place_T: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+) -> Tensor:
+    """Normalise queries and keys per head, rotate them, store keys and values: rotated queries [T, H, D], contiguous.
+
+    qkv_TX: rows q | k | v, columns contiguous. q_norm_D, k_norm_D: RMSNorm weights, or both None. cos_sin_PR as in
+    `rope`, or None. place_T: block * P + offset; tokens that share a place (padding, in the null block) leave either
+    one's key there.
+    """
+    q_THD, k_TGD, v_TGD = split_heads(qkv_TX, num_heads, num_kv_heads)
+    if q_norm_D is not None and k_norm_D is not None:
+        q_THD, k_TGD = rms_norm(q_THD, None, q_norm_D, eps)[0], rms_norm(k_TGD, None, k_norm_D, eps)[0]
+    if cos_sin_PR is not None:
+        q_THD, k_TGD = rope(q_THD, k_TGD, cos_sin_PR, positions_T)
+    write_kv_reference(k_TGD, v_TGD, k_cache_NGPD, v_cache_NGPD, place_T)
+    return q_THD.contiguous()
+
+
+def split_heads(qkv_TX: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Views q [T, H, D], k [T, G, D], v [T, G, D] of a fused projection."""
+    heads = (num_heads, num_kv_heads, num_kv_heads)
+    q_THD, k_TGD, v_TGD = qkv_TX.unflatten(-1, (sum(heads), -1)).split(heads, dim=1)
+    return q_THD, k_TGD, v_TGD
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedCase:
+    """`rotary_dim` None: no rotation. The caches are strided views of one allocation, as the worker keeps them."""
+
+    tokens: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int | None
+    norm: bool = False
+    block_size: int = 16
+    table_rows: int = 128
+
+    def inputs(
+        self, dtype: torch.dtype, device: torch.device, seed: int = 0
+    ) -> tuple[
+        Tensor, Tensor | None, Tensor | None, float, Tensor | None, Tensor, Tensor, Tensor, Tensor, int, int
+    ]:
+        """Fresh caches are full of NaN; the first token in four is padding that points into the null block."""
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+        num_blocks = 2 + -(-self.tokens // self.block_size)
+        cache = torch.full(
+            (num_blocks, 2, self.kv_heads, self.block_size, self.head_dim), torch.nan, dtype=dtype, device=device
+        )
+        order = torch.randperm((num_blocks - 1) * self.block_size, generator=generator, device=device)
+        place_T = self.block_size + order[: self.tokens]
+        padding_T = torch.arange(self.tokens, device=device) % 4 == 0
+        place_T = torch.where(padding_T & (self.tokens > 1), torch.zeros_like(place_T), place_T)
+        table = None
+        if self.rotary_dim is not None:
+            angles = torch.rand(self.table_rows, self.rotary_dim // 2, generator=generator, device=device) * 6.3
+            table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        return (
+            normal(self.tokens, (self.heads + 2 * self.kv_heads) * self.head_dim),
+            normal(self.head_dim) if self.norm else None,
+            normal(self.head_dim) if self.norm else None,
+            1e-6,
+            table,
+            torch.randint(self.table_rows, (self.tokens,), generator=generator, device=device),
+            cache[:, 0],
+            cache[:, 1],
+            place_T,
+            self.heads,
+            self.kv_heads,
+        )
+
+
+FUSED_CASES = (
+    FusedCase(tokens=1, heads=4, kv_heads=4, head_dim=16, rotary_dim=16),
+    FusedCase(tokens=5, heads=12, kv_heads=12, head_dim=64, rotary_dim=None),
+    FusedCase(tokens=7, heads=14, kv_heads=2, head_dim=64, rotary_dim=64, block_size=4),
+    FusedCase(tokens=5, heads=4, kv_heads=2, head_dim=80, rotary_dim=32),
+    FusedCase(tokens=6, heads=6, kv_heads=1, head_dim=96, rotary_dim=96),
+    FusedCase(tokens=9, heads=16, kv_heads=8, head_dim=128, rotary_dim=128, norm=True),
+    FusedCase(tokens=3, heads=5, kv_heads=3, head_dim=48, rotary_dim=24, norm=True),
+    FusedCase(tokens=33, heads=32, kv_heads=8, head_dim=64, rotary_dim=64, table_rows=4096),
+)
+
 ROPE = Op("rope", rope)
+ROPE_KV = Op(
+    "rope_kv",
+    rope_kv,
+    (
+        Implementation("triton", "ridgeline.kernels.rotary.triton:rope_kv", on_gpu),
+        Implementation("torch", "ridgeline.kernels.rotary.native:rope_kv"),
+    ),
+)

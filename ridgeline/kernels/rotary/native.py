@@ -1,0 +1,31 @@
+"""Rotary ops composed of what torch has. Legend as in op.py."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ridgeline.kernels.attention.op import write_kv_reference
+from ridgeline.kernels.norm.native import rms_norm
+from ridgeline.kernels.rotary.op import rope, split_heads
+
+
+def rope_kv(
+    qkv_TX: Tensor,
+    q_norm_D: Tensor | None,
+    k_norm_D: Tensor | None,
+    eps: float,
+    cos_sin_PR: Tensor | None,
+    positions_T: Tensor,
+    k_cache_NGPD: Tensor,
+    v_cache_NGPD: Tensor,
+    place_T: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+) -> Tensor:
+    q_THD, k_TGD, v_TGD = split_heads(qkv_TX, num_heads, num_kv_heads)
+    if q_norm_D is not None and k_norm_D is not None:
+        q_THD, k_TGD = rms_norm(q_THD, None, q_norm_D, eps)[0], rms_norm(k_TGD, None, k_norm_D, eps)[0]
+    if cos_sin_PR is not None:
+        q_THD, k_TGD = rope(q_THD, k_TGD, cos_sin_PR, positions_T)
+    write_kv_reference(k_TGD, v_TGD, k_cache_NGPD, v_cache_NGPD, place_T)
+    return q_THD.contiguous()

@@ -1,0 +1,129 @@
+"""One launch from the fused projection to rotated queries and a filled cache. Legend as in op.py.
+
+A program takes one token and HEADS heads of one kind (queries, keys or values). A head is held as three pieces: the two
+halves that rotate into each other, and the rest, so every access is contiguous and no lane needs its partner's value
+from another thread. Between the norm and the rotation values are rounded to the activations' dtype, as by separate ops.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.kernels.launch import launch_options
+
+
+@triton.jit
+def _rope_kv(
+    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, positions_ptr, place_ptr, q_ptr, k_cache_ptr, v_cache_ptr,
+    eps, qkv_stride, k_stride_N, k_stride_G, k_stride_P, v_stride_N, v_stride_G, v_stride_P,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
+    HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    NORM: tl.constexpr, ROTATE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """HEADS, HALF, REST: powers of two that cover the heads of a program, R / 2 and D - R (REST 0: nothing there)."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    q_groups: tl.constexpr = (H + HEADS - 1) // HEADS
+    k_groups: tl.constexpr = (G + HEADS - 1) // HEADS
+    r: tl.constexpr = R // 2
+    is_q = group < q_groups
+    is_v = group >= q_groups + k_groups
+    first = tl.where(is_q, group, tl.where(is_v, group - q_groups - k_groups, group - q_groups)) * HEADS
+    head = first + tl.arange(0, HEADS)[:, None]
+    inside = head < tl.where(is_q, H, G)
+    column = head + tl.where(is_q, 0, tl.where(is_v, H + G, H))
+    half = tl.arange(0, HALF)[None, :]
+    in_half = inside & (half < r)
+    x_ptr = qkv_ptr + token * qkv_stride + column * D
+    a = tl.load(x_ptr + half, mask=in_half, other=0)
+    b = tl.load(x_ptr + r + half, mask=in_half, other=0)
+    if REST > 0:
+        rest = R + tl.arange(0, REST)[None, :]
+        in_rest = inside & (rest < D)
+        c = tl.load(x_ptr + rest, mask=in_rest, other=0)
+    if is_v:
+        place = tl.load(place_ptr + token)
+        out_ptr = v_cache_ptr + (place // P) * v_stride_N + (place % P) * v_stride_P + head * v_stride_G
+        tl.store(out_ptr + half, a, mask=in_half)
+        tl.store(out_ptr + r + half, b, mask=in_half)
+        if REST > 0:
+            tl.store(out_ptr + rest, c, mask=in_rest)
+    else:
+        dtype: tl.constexpr = a.dtype
+        if ROTATE:
+            angle_ptr = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * R
+            cos = tl.load(angle_ptr + half, mask=half < r, other=0)
+            sin = tl.load(angle_ptr + r + half, mask=half < r, other=0)
+        if NORM:
+            a32 = a.to(tl.float32)
+            b32 = b.to(tl.float32)
+            total = tl.sum(a32 * a32 + b32 * b32, 1)
+            if REST > 0:
+                c32 = c.to(tl.float32)
+                total += tl.sum(c32 * c32, 1)
+            scale = tl.rsqrt(total / D + eps)[:, None]
+            weight_ptr = q_norm_ptr if is_q else k_norm_ptr
+            a = (a32 * scale * tl.load(weight_ptr + half, mask=half < r, other=0)).to(dtype)
+            b = (b32 * scale * tl.load(weight_ptr + r + half, mask=half < r, other=0)).to(dtype)
+            if REST > 0:
+                c = (c32 * scale * tl.load(weight_ptr + rest, mask=rest < D, other=0)).to(dtype)
+        if ROTATE:
+            a32 = a.to(tl.float32)
+            b32 = b.to(tl.float32)
+            a = (a32 * cos - b32 * sin).to(dtype)
+            b = (b32 * cos + a32 * sin).to(dtype)
+        if is_q:
+            out_ptr = q_ptr + token * (H * D) + head * D
+            tl.store(out_ptr + half, a, mask=in_half)
+            tl.store(out_ptr + r + half, b, mask=in_half)
+            if REST > 0:
+                tl.store(out_ptr + rest, c, mask=in_rest)
+        else:
+            place = tl.load(place_ptr + token)
+            out_ptr = k_cache_ptr + (place // P) * k_stride_N + (place % P) * k_stride_P + head * k_stride_G
+            tl.store(out_ptr + half, a, mask=in_half)
+            tl.store(out_ptr + r + half, b, mask=in_half)
+            if REST > 0:
+                tl.store(out_ptr + rest, c, mask=in_rest)
+
+
+def config(tokens: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
+    """(heads per program, warps)."""
+    heads = min(8, triton.next_power_of_2(num_kv_heads))
+    return heads, max(1, min(4, heads * head_dim // 512))
+
+
+def rope_kv(
+    qkv_TX: Tensor,
+    q_norm_D: Tensor | None,
+    k_norm_D: Tensor | None,
+    eps: float,
+    cos_sin_PR: Tensor | None,
+    positions_T: Tensor,
+    k_cache_NGPD: Tensor,
+    v_cache_NGPD: Tensor,
+    place_T: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+) -> Tensor:
+    tokens, head_dim = qkv_TX.shape[0], k_cache_NGPD.shape[-1]
+    q_THD = torch.empty(tokens, num_heads, head_dim, dtype=qkv_TX.dtype, device=qkv_TX.device)
+    rotated = head_dim if cos_sin_PR is None else cos_sin_PR.shape[-1]
+    heads, warps = config(tokens, num_kv_heads, head_dim)
+    groups = -(-num_heads // heads) + 2 * -(-num_kv_heads // heads)
+    _rope_kv[(tokens, groups)](
+        qkv_TX, q_norm_D, k_norm_D, cos_sin_PR, positions_T, place_T, q_THD, k_cache_NGPD, v_cache_NGPD,
+        eps, qkv_TX.stride(0), *k_cache_NGPD.stride()[:3], *v_cache_NGPD.stride()[:3],
+        H=num_heads, G=num_kv_heads, D=head_dim, R=rotated, P=k_cache_NGPD.shape[2],
+        HEADS=heads, HALF=triton.next_power_of_2(rotated // 2),
+        REST=triton.next_power_of_2(head_dim - rotated) if rotated < head_dim else 0,
+        NORM=q_norm_D is not None, ROTATE=cos_sin_PR is not None,
+        num_warps=warps, **launch_options(qkv_TX.device),
+    )  # fmt: skip
+    return q_THD
