@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -47,6 +48,7 @@ def _workloads(records: Sequence[Record]) -> Iterable[str]:
         yield "<h2>Workloads</h2><p>A full bar is the hardware's limit; where that is unknown, the best engine.</p>"
     for title, group in _grouped(latest(records), _setting).items():
         rows = []
+        group.sort(key=lambda r: _natural(r.workload))
         for figures in _grouped(group, lambda r: r.what).values():
             for index, r in enumerate(sorted(figures, key=lambda r: r.engine)):
                 cells = (r.workload, r.metric) if index == 0 else ("", "")
@@ -108,15 +110,16 @@ def _case(r: Record) -> str:
 
 
 def _history(records: Sequence[Record]) -> Iterable[str]:
-    """Figures measured more than once, by date."""
-    series = {key: group for key, group in _grouped(records, lambda r: (r.engine, *r.what)).items() if len(group) > 1}
+    """Figures measured at more than one time, by date; a case that one run measured twice has no history."""
+    groups = _grouped(records, lambda r: (r.engine, *r.what))
+    series = {key: group for key, group in groups.items() if group[0].date != group[-1].date}
     if series:
         yield '<h2>History</h2><div class="many">'
-    for group in series.values():
-        last = group[-1]
+    for group in sorted(series.values(), key=lambda group: _natural(group[-1].workload)):
+        last, ends = group[-1], (group[0].date[:10], group[-1].date[:10])
         points = [Point(n, r.value, f"{r.date} {_commit(r)}: {number(r.value, r.unit)}") for n, r in enumerate(group)]
         name = f"{last.engine} · {last.workload} {last.metric} · {last.model} {last.dtype}"
-        yield f"<figure>{history(points, last.unit)}<figcaption>{escape(name)}</figcaption></figure>"
+        yield f"<figure>{history(points, last.unit, ends)}<figcaption>{escape(name)}</figcaption></figure>"
     if series:
         yield "</div>"
 
@@ -131,6 +134,11 @@ def _everything(records: Sequence[Record]) -> str:
 def _cells(r: Record) -> tuple[str, ...]:
     engine, value = f"{r.engine} {r.version}", number(r.value, r.unit)
     return r.date, _commit(r), engine, r.workload, r.metric, value, r.model, r.dtype, _device(r), r.machine.torch
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """A sort key by which W3-b8 comes before W3-b64."""
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
 
 
 def _setting(r: Record) -> Group:

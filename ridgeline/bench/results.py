@@ -76,7 +76,8 @@ def append(path: Path, records: Iterable[Record]) -> None:
 
 
 def read(paths: Iterable[Path]) -> list[Record]:
-    """All records of some files, in order. Raises InvalidConfig, naming file and line, for what is not a record."""
+    """All records of some files, in order; a line that names its `kind` is another sort of measurement (a calibration)
+    and left out. Raises InvalidConfig, naming file and line, for what is not a record."""
     records = []
     for path in paths:
         try:
@@ -84,14 +85,16 @@ def read(paths: Iterable[Path]) -> list[Record]:
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidConfig(f"cannot read results from {str(path)!r} ({error}).") from error
         for number, line in enumerate(lines, start=1):
-            if line.strip():
-                records.append(_record(line, f"{path}:{number}"))
+            if line.strip() and (record := _record(line, f"{path}:{number}")):
+                records.append(record)
     return records
 
 
-def _record(line: str, where: str) -> Record:
+def _record(line: str, where: str) -> Record | None:
     try:
         fields = json.loads(line)
+        if "kind" in fields:
+            return None
         fields["samples"] = tuple(map(float, fields.get("samples", ())))
         fields["machine"] = Machine(**fields.get("machine", {}))
         record = Record(**fields)

@@ -52,17 +52,19 @@ def roofline(points: Sequence[Point], bandwidth: float, peak: float) -> str:
     return _svg(parts, WIDTH, HEIGHT, "roofline")
 
 
-def history(points: Sequence[Point], unit: str) -> str:
-    """Values in their order, evenly spaced, from zero: a small line."""
+def history(points: Sequence[Point], unit: str, ends: tuple[str, str]) -> str:
+    """Values in their order, evenly spaced, from zero: a small line; `ends` are the dates of the first and the last."""
     width, height, left, base = 360, 120, 64, 104
     top = max(p.y for p in points) or 1.0
-    step = (width - left - 16) / max(1, len(points) - 1)
-    places = [(left + n * step, base - (base - 12) * p.y / top) for n, p in enumerate(points)]
+    step = (width - left - 24) / max(1, len(points) - 1)
+    places = [(left + 8 + n * step, base - (base - 12) * p.y / top) for n, p in enumerate(points)]
     parts = [
         f'<line class="axis" x1="{left}" y1="{base}" x2="{width - 8}" y2="{base}"/>',
         f'<text x="{left - 6}" y="16" text-anchor="end">{si(top)}</text>',
         f'<text x="{left - 6}" y="30" text-anchor="end">{escape(unit)}</text>',
         f'<text x="{left - 6}" y="{base}" text-anchor="end">0</text>',
+        f'<text x="{left}" y="{base + 15}">{escape(ends[0])}</text>',
+        f'<text x="{width - 8}" y="{base + 15}" text-anchor="end">{escape(ends[1])}</text>',
         f'<polyline class="line" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in places)}"/>',
     ]
     parts += [_dot(a, b, p) for (a, b), p in zip(places, points, strict=True)]
@@ -71,7 +73,16 @@ def history(points: Sequence[Point], unit: str) -> str:
 
 def si(value: float) -> str:
     """1.5e9 → "1.5 G"."""
-    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ")):
+    for factor, prefix in (
+        (1e15, "P"),
+        (1e12, "T"),
+        (1e9, "G"),
+        (1e6, "M"),
+        (1e3, "k"),
+        (1.0, ""),
+        (1e-3, "m"),
+        (1e-6, "µ"),
+    ):
         if abs(value) >= factor:
             return f"{value / factor:.3g} {prefix}".rstrip()
     return f"{value:.3g}"

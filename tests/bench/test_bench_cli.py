@@ -208,7 +208,10 @@ def test_results_survive_the_file_and_nonsense_names_its_line(tmp_path: Path) ->
     append(path, [record(1.5, (1.0, 2.0))])
     assert read([path]) == [record(1.5, (1.0, 2.0), date=read([path])[0].date)]
     with path.open("a") as file:
+        file.write(json.dumps({"kind": "calibration", "device": "x"}) + "\n")
+    assert len(read([path])) == 1, "calibrations may lie beside results"
+    with path.open("a") as file:
         file.write(json.dumps({"engine": "x"}) + "\n")
     done = bench("diff", path, path)
     assert done.returncode == 2
-    assert f"{path}:2" in done.stderr.replace("\n", "")
+    assert f"{path}:3" in done.stderr.replace("\n", "")

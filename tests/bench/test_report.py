@@ -99,8 +99,20 @@ def test_every_kernel_with_arithmetic_is_a_dot_under_the_roof() -> None:
 def test_figures_measured_twice_have_a_history_and_names_are_escaped() -> None:
     body = render(RECORDS)
     assert body.count("<figcaption>") == 1, "only our tpot"
+    assert re.findall(r">(2026-[\d-]+)</text>", body) == ["2026-01-01", "2026-01-02"]
     assert "&lt;2e+09&gt;" in body
     assert "<2e+09>" not in body
+
+
+def test_one_run_is_no_history_even_if_it_measured_a_case_twice() -> None:
+    assert "History" not in render([kernel("linear", 2e9, 2e7, 9.0), kernel("linear", 2e9, 2e7, 9.1)])
+
+
+def test_workloads_stand_in_their_order_whatever_ran_first() -> None:
+    names = ["startup", "W3-b64", "W3-b8", "W4-1x8192", "W4-1x30000", "W1"]
+    body = render([record("ridgeline", 1.0, 1, workload=name) for name in names])
+    rows = re.findall(r"<tr><td>([\w-]+)</td>", body[: body.index("All results")])
+    assert rows == ["W1", "W3-b8", "W3-b64", "W4-1x8192", "W4-1x30000", "startup"]
 
 
 def test_no_results_is_one_sentence(tmp_path: Path) -> None:
@@ -110,7 +122,7 @@ def test_no_results_is_one_sentence(tmp_path: Path) -> None:
         write(RECORDS, tmp_path / "no" / "r.html")
 
 
-@pytest.mark.parametrize(("value", "text"), [(1.5e9, "1.5 G"), (2.0, "2"), (3e-5, "30 µ"), (0.0, "0")])
+@pytest.mark.parametrize(("value", "text"), [(1e15, "1 P"), (1.5e9, "1.5 G"), (2.0, "2"), (3e-5, "30 µ"), (0.0, "0")])
 def test_si(value: float, text: str) -> None:
     assert si(value) == text
 
