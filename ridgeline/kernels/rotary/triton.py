@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.launch import launch_options
 
 
@@ -127,3 +128,31 @@ def rope_kv(
         num_warps=warps, **launch_options(qkv_TX.device),
     )  # fmt: skip
     return q_THD
+
+
+def _aot(heads: int, kv_heads: int, head_dim: int, rotated: int, *, norm: bool, rotate: bool = True) -> AotKernel:
+    pointers = ("qkv", "q_norm", "k_norm", "cos_sin", "positions", "place", "q", "k_cache", "v_cache")
+    kinds = {"positions": "*i64", "place": "*i64", "cos_sin": "*fp32"}
+    signature = {f"{name}_ptr": kinds.get(name, "*bf16") for name in pointers}
+    strides = ["qkv_stride", *(f"{cache}_stride_{axis}" for cache in "kv" for axis in "NGP")]
+    signature |= {"eps": "fp32"} | dict.fromkeys(strides, "i32:16")
+    group, warps = config(1, kv_heads, head_dim)
+    constants = {
+        "H": heads, "G": kv_heads, "D": head_dim, "R": rotated, "P": 16, "HEADS": group,
+        "HALF": triton.next_power_of_2(rotated // 2),
+        "REST": triton.next_power_of_2(head_dim - rotated) if rotated < head_dim else 0,
+        "NORM": norm, "ROTATE": rotate,
+    }  # fmt: skip
+    absent = (() if norm else ("q_norm_ptr", "k_norm_ptr")) + (() if rotate else ("cos_sin_ptr",))
+    for name in absent:
+        del signature[name]
+        constants[name] = None
+    return AotKernel(_rope_kv, signature, constants, num_warps=warps, hot=True)
+
+
+AOT = (
+    _aot(32, 8, 64, 64, norm=False),
+    _aot(16, 8, 128, 128, norm=True),
+    _aot(32, 32, 80, 32, norm=False),
+    _aot(12, 12, 64, 64, norm=False, rotate=False),
+)

@@ -1,0 +1,211 @@
+"""Compile Triton kernels ahead of time, without a GPU, and say what the machine code uses.
+
+A module with kernels lists what is worth compiling in a module-level `AOT`, next to the device code:
+
+    AOT = (
+        AotKernel(_kernel, {"x_ptr": "*bf16", "n": "i32:16", "eps": "fp32"}, {"BLOCK": 1024}, num_warps=8, hot=True),
+    )
+
+- `signature`: every argument that is not constexpr, in order. Pointers are taken as divisible by 16, as torch's
+  allocations are; integers are not, unless they say so ("i32:16"). Tensor descriptors: "tensordesc<bf16[64,64]>".
+- `constexprs`: all of them but `PDL`, which is switched on with its launch option where the architecture has it.
+  An argument that is None at run time is a constexpr of value None.
+- `hot`: must not spill. `tensor_cores`: must use them.
+- `archs`: which architectures; by default all of `ARCHS`.
+
+The list is found by `kernels()`, which imports every module of an op's folder, so nothing has to be registered. Keep it
+short: one entry per code path that differs, at the shapes of a real model; all of them times five architectures are
+compiled by the tests.
+
+    python -m ridgeline.kernels.aot --arch sm_90 --match rope
+
+prints one line per kernel. Run it without TRITON_INTERPRET: an interpreted kernel cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import pkgutil
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
+TENSOR_CORE_INSTRUCTIONS = re.compile(r"\b(HGMMA|QGMMA|HMMA|IMMA|QMMA|OMMA|UTCHMMA|UTCQMMA|v_mfma_\w+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    num_warps: int = 4
+    num_stages: int = 3
+    hot: bool = False
+    tensor_cores: bool = False
+    archs: tuple[str, ...] = ARCHS
+
+
+class AotKernel:
+    """A kernel with the types and constants of one compilation; see the module's text."""
+
+    def __init__(self, fn: Any, signature: Mapping[str, str], constexprs: Mapping[str, Any], **options: Any) -> None:
+        self.fn = fn
+        self.signature = dict(signature)
+        self.constexprs = dict(constexprs)
+        self.options = Options(**options)
+
+    @property
+    def name(self) -> str:
+        shown = ",".join(f"{k}={v}" for k, v in self.constexprs.items() if v is not None)
+        types = ",".join(sorted({t[1:] for t in self.signature.values() if t.startswith("*")}))
+        return f"{self.fn.__name__.lstrip('_')}[{types};{shown};warps={self.options.num_warps}]"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one compilation gave. registers: per thread. spilled: bytes per thread in local memory (GPU: VGPRs)."""
+
+    kernel: str
+    arch: str
+    seconds: float
+    registers: int = 0
+    spilled: int = 0
+    shared: int = 0
+    hot: bool = False
+    tensor_cores: bool = False
+    instructions: dict[str, int] = field(default_factory=dict)
+    error: str = ""
+
+
+def kernels() -> list[AotKernel]:
+    """All entries of all `AOT` lists under ridgeline.kernels."""
+    import ridgeline.kernels as package
+
+    modules = (
+        importlib.import_module(info.name)
+        for info in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+        if info.name != __name__
+    )
+    return [kernel for module in modules for kernel in getattr(module, "AOT", ())]
+
+
+def build(kernel: AotKernel, arch: str) -> Any:
+    """Triton's compiled kernel for "sm_90", "gfx942", …"""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    nvidia = arch.startswith("sm_")
+    target = GPUTarget("cuda", int(arch[3:]), 32) if nvidia else GPUTarget("hip", arch, 64)
+    constexprs, options = dict(kernel.constexprs), {"num_warps": kernel.options.num_warps}
+    options["num_stages"] = kernel.options.num_stages if nvidia else min(2, kernel.options.num_stages)
+    names = kernel.fn.arg_names
+    if "PDL" in names:
+        constexprs["PDL"] = nvidia and target.arch >= 90
+        if constexprs["PDL"]:
+            options["launch_pdl"] = True
+    missing = [name for name in names if name not in kernel.signature and name not in constexprs]
+    unknown = [name for name in (*kernel.signature, *constexprs) if name not in names]
+    if missing or unknown:
+        raise ValueError(f"{kernel.name}: arguments without a type: {missing}; types without an argument: {unknown}")
+    types = {name: kernel.signature.get(name, "constexpr").partition(":")[0] for name in names}
+    divisible = {
+        (names.index(name),): [["tt.divisibility", 16]]
+        for name, kind in kernel.signature.items()
+        if kind.startswith("*") or kind.endswith(":16")
+    }
+    constants = {(names.index(name),): value for name, value in constexprs.items()}
+    source = ASTSource(fn=kernel.fn, signature=types, constexprs=constants, attrs=divisible)
+    return triton.compile(source, target=target, options=options)
+
+
+def report(kernel: AotKernel, arch: str) -> Report:
+    """Compile and disassemble; a failure becomes the report's `error`."""
+    started, options = time.perf_counter(), kernel.options
+    try:
+        compiled = build(kernel, arch)
+    except Exception as error:
+        seconds = time.perf_counter() - started
+        return Report(kernel.name, arch, seconds, error=f"{type(error).__name__}: {error}"[:2000])
+    if arch.startswith("sm_"):
+        registers, spilled, listing = _nvidia(compiled.asm["cubin"], options.tensor_cores)
+    else:
+        listing = compiled.asm["amdgcn"]
+        registers = int(_first(r"\.vgpr_count:\s+(\d+)", listing))
+        spilled = int(_first(r"\.vgpr_spill_count:\s+(\d+)", listing))
+    counts: dict[str, int] = {}
+    for name in TENSOR_CORE_INSTRUCTIONS.findall(listing):
+        counts[name] = counts.get(name, 0) + 1
+    return Report(
+        kernel.name, arch, time.perf_counter() - started, registers, spilled,
+        compiled.metadata.shared, options.hot, options.tensor_cores, counts,
+    )  # fmt: skip
+
+
+def _nvidia(cubin: bytes, disassemble: bool) -> tuple[int, int, str]:
+    """(registers, bytes of stack per thread, disassembly if wanted) by the tools in Triton's own package."""
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+
+        def run(tool: str, option: str) -> str:
+            return subprocess.run([tools / tool, option, file.name], capture_output=True, text=True, check=True).stdout
+
+        usage = run("cuobjdump", "-res-usage")
+        listing = run("nvdisasm", "-c") if disassemble else ""
+    return int(_first(r"REG:(\d+)", usage)), int(_first(r"STACK:(\d+)", usage)), listing
+
+
+def _first(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"no {pattern} in the compiler's output")
+    return found[1]
+
+
+def _compile_one(task: tuple[int, str]) -> Report:
+    index, arch = task
+    return report(kernels()[index], arch)
+
+
+def compile_all(archs: tuple[str, ...] = ARCHS, match: str = "", processes: int = 2) -> Iterator[Report]:
+    """Every kernel whose name contains `match`, for every one of `archs` it is meant for."""
+    found = kernels()
+    tasks = [
+        (index, arch)
+        for index, kernel in enumerate(found)
+        for arch in archs
+        if arch in kernel.options.archs and match in kernel.name
+    ]
+    with ProcessPoolExecutor(processes) as pool:
+        yield from pool.map(_compile_one, tasks)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compile Triton kernels without a GPU.")
+    parser.add_argument("--arch", action="append", choices=ARCHS, help="default: all")
+    parser.add_argument("--match", default="", help="only kernels whose name contains this")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    arguments = parser.parse_args()
+    for result in compile_all(tuple(arguments.arch or ARCHS), arguments.match, arguments.processes):
+        if arguments.json:
+            print(json.dumps(asdict(result)), flush=True)
+            continue
+        used = f"{result.registers} registers, {result.spilled} spilled, {result.shared} B shared"
+        found = " ".join(f"{name} {count}" for name, count in result.instructions.items())
+        print(f"{result.seconds:5.2f} s {result.arch:7s} {result.kernel}: {result.error or used} {found}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
