@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.activation import op as activation
+from ridgeline.kernels.norm import op as norm
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.rotary import op as rotary
 
@@ -47,3 +49,88 @@ def test_rope_kv(name: str, case: rotary.FusedCase, dtype: torch.dtype, device: 
     for place in (6, 7):
         assert_close(ours[place][1:], theirs[place][1:], 8)
     assert torch.equal(ours[0], inputs[0])
+
+
+NORM_CASES = (
+    *norm.CASES,
+    norm.Case(1, 8192, residual=True),
+    norm.Case(3, 1, eps=1e-5),
+    norm.Case(9, 3072, residual=True, eps=1e-5),
+    norm.Case(7, 80, heads=5, residual=True),
+)
+BIG_NORM_CASES = (norm.Case(8192, 2048, residual=True), norm.Case(256, 4096, residual=True), norm.Case(700, 16384))
+
+
+def poisoned(*shapes: tuple[int, ...], device: str, dtype: torch.dtype) -> None:
+    """Leave NaN in the memory that the allocator is about to hand out."""
+    for x in [torch.full(shape, torch.nan, device=device, dtype=dtype) for shape in shapes]:
+        del x
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same values as a view of wider rows."""
+    wide = torch.full((*x.shape[:-1], x.shape[-1] + 8), torch.nan, dtype=x.dtype, device=x.device)
+    wide[..., :-8] = x
+    return wide[..., :-8]
+
+
+@pytest.mark.parametrize(
+    ("case", "device"),
+    [
+        *((case, "cpu") for case in NORM_CASES),
+        *(pytest.param(case, "cuda", marks=pytest.mark.gpu) for case in (*NORM_CASES, *BIG_NORM_CASES)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layer", [False, True], ids=["rms", "layer"])
+@pytest.mark.parametrize("views", [False, True], ids=["dense", "strided"])
+def test_norms(case: norm.Case, dtype: torch.dtype, layer: bool, views: bool, device: str) -> None:
+    op = norm.LAYER_NORM if layer else norm.RMS_NORM
+    x, residual, *rest = (case.layer_inputs if layer else case.inputs)(dtype, torch.device(device))
+    if views:
+        x, residual = strided(x), None if residual is None else strided(residual)
+    before = x.clone()
+    poisoned(x.shape, x.shape, device=device, dtype=dtype)
+    y, total = op.choose(Platform.of(torch.device(device)), "triton")(x, residual, *rest)
+    want_y, want_total = op.reference(x, residual, *rest)
+    if residual is None:
+        assert total is x
+    assert_close(total, want_total, 1)
+    # a sum that rounded differently moves y by an epsilon (by twice that beside a mean close to it)
+    assert_close(y, want_y, 4 if dtype == torch.float32 else 6, slack=16)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "device"),
+    [
+        *((rows, width, "cpu") for rows, width in ((1, 64), (7, 352), (3, 2000), (33, 1024))),
+        *(
+            pytest.param(rows, width, "cuda", marks=pytest.mark.gpu)
+            for rows, width in ((1, 64), (7, 352), (256, 14336), (8192, 16384), (1, 28672))
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_activations(rows: int, width: int, kind: str, dtype: torch.dtype, gated: bool, device: str) -> None:
+    op = activation.GATED_ACTIVATION if gated else activation.ACTIVATION
+    x, _ = activation.Case(rows, width, kind).inputs(dtype, torch.device(device))
+    poisoned((rows, width // 2 if gated else width), device=device, dtype=dtype)
+    run = op.choose(Platform.of(torch.device(device)), "triton")
+    assert_close(run(x, kind), op.reference(x, kind), 4, slack=256 if gated else 16)
+    assert_close(run(strided(x), kind), op.reference(x, kind), 4, slack=256 if gated else 16)
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+def test_activations_hold_at_the_ends_of_the_range(kind: str) -> None:
+    x = torch.tensor([[-1e4, -100.0, -20.0, -0.0, 0.0, 20.0, 100.0, 1e4]])
+    ours = activation.ACTIVATION.choose(Platform(device_type="cpu"), "triton")(x, kind)
+    assert_close(ours, activation.ACTIVATION.reference(x, kind), 4)
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    with pytest.raises(ValueError, match="swoosh"):
+        activation.ACTIVATION.choose(Platform(device_type="cpu"), "triton")(torch.ones(1, 2), "swoosh")

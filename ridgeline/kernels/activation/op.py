@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.op import Implementation, Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 
 def activation(x_TF: Tensor, kind: str) -> Tensor:
@@ -53,9 +53,19 @@ CASES = tuple(
     for tokens, width in ((1, 64), (7, 352), (64, 6144))
 )
 
-ACTIVATION = Op("activation", activation, (Implementation("torch", "ridgeline.kernels.activation.native:activation"),))
+ACTIVATION = Op(
+    "activation",
+    activation,
+    (
+        Implementation("triton", "ridgeline.kernels.activation.triton:activation", on_gpu),
+        Implementation("torch", "ridgeline.kernels.activation.native:activation"),
+    ),
+)
 GATED_ACTIVATION = Op(
     "gated_activation",
     gated_activation,
-    (Implementation("torch", "ridgeline.kernels.activation.native:gated_activation"),),
+    (
+        Implementation("triton", "ridgeline.kernels.activation.triton:gated_activation", on_gpu),
+        Implementation("torch", "ridgeline.kernels.activation.native:gated_activation"),
+    ),
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.op import Implementation, Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 
 def rms_norm(x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -69,5 +69,19 @@ CASES = (
     Case(8, 4096, residual=True),
 )
 
-RMS_NORM = Op("rms_norm", rms_norm, (Implementation("torch", "ridgeline.kernels.norm.native:rms_norm"),))
-LAYER_NORM = Op("layer_norm", layer_norm, (Implementation("torch", "ridgeline.kernels.norm.native:layer_norm"),))
+RMS_NORM = Op(
+    "rms_norm",
+    rms_norm,
+    (
+        Implementation("triton", "ridgeline.kernels.norm.triton:rms_norm", on_gpu),
+        Implementation("torch", "ridgeline.kernels.norm.native:rms_norm"),
+    ),
+)
+LAYER_NORM = Op(
+    "layer_norm",
+    layer_norm,
+    (
+        Implementation("triton", "ridgeline.kernels.norm.triton:layer_norm", on_gpu),
+        Implementation("torch", "ridgeline.kernels.norm.native:layer_norm"),
+    ),
+)

@@ -1,0 +1,94 @@
+"""Activations, plain and gated, in one kernel: read once, computed in float32, written once. Legend as in op.py."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.kernels.activation import native
+from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.launch import launch_options
+
+KINDS = ("silu", "gelu", "gelu_tanh")
+
+
+@triton.jit
+def activate(x, KIND: tl.constexpr):
+    """`KIND` of float32 values, for this file and for epilogues of matrix products."""
+    if KIND == "silu":
+        y = x * tl.sigmoid(x)
+    elif KIND == "gelu":
+        y = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    else:
+        tl.static_assert(KIND == "gelu_tanh")
+        # (1 + tanh(u)) / 2 = sigmoid(2u), here with u = sqrt(2 / pi) * (x + 0.044715 x^3)
+        y = x * tl.sigmoid(1.5957691216057308 * x * (1 + 0.044715 * x * x))
+    return y
+
+
+@triton.jit
+def _activation(
+    x_ptr, y_ptr, row_stride,
+    F: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    blocks: tl.constexpr = (F + BLOCK - 1) // BLOCK
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    mask = column < F
+    x = tl.load(x_ptr + row * row_stride + column, mask=mask, other=0)
+    if GATED:
+        up = tl.load(x_ptr + row * row_stride + F + column, mask=mask, other=0)
+        y = activate(x.to(tl.float32), KIND) * up.to(tl.float32)
+    else:
+        y = activate(x.to(tl.float32), KIND)
+    tl.store(y_ptr + row * F + column, y.to(x.dtype), mask=mask)
+
+
+def config(rows: int, width: int) -> tuple[int, int]:
+    """(BLOCK, warps): 8 elements per thread; few rows are cut finer, to reach more multiprocessors."""
+    block = min(triton.next_power_of_2(width), 512 if rows <= 32 else 1024)
+    return block, max(1, block // 256)
+
+
+def _launch(x: Tensor, kind: str, gated: bool) -> Tensor:
+    if kind not in KINDS:
+        raise ValueError(f"unknown activation {kind!r}")
+    columns = x.shape[-1]
+    width = columns // 2 if gated else columns
+    y = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
+    rows = x if x.ndim == 2 else x.reshape(-1, columns)
+    block, warps = config(rows.shape[0], width)
+    _activation[(rows.shape[0] * triton.cdiv(width, block),)](
+        rows, y, rows.stride(0), F=width, BLOCK=block, KIND=kind, GATED=gated,
+        num_warps=warps, **launch_options(x.device),
+    )  # fmt: skip
+    return y
+
+
+def activation(x_TF: Tensor, kind: str) -> Tensor:
+    """Where a gradient is wanted, torch's own kernels run: these have none."""
+    if torch.is_grad_enabled() and x_TF.requires_grad:
+        return native.activation(x_TF, kind)
+    return _launch(x_TF, kind, gated=False)
+
+
+def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
+    """As `activation`."""
+    if torch.is_grad_enabled() and x_T2F.requires_grad:
+        return native.gated_activation(x_T2F, kind)
+    return _launch(x_T2F, kind, gated=True)
+
+
+def _aot(width: int, kind: str, *, gated: bool) -> AotKernel:
+    block, warps = config(8192, width)
+    signature = {"x_ptr": "*bf16", "y_ptr": "*bf16", "row_stride": "i32:16"}
+    constants = {"F": width, "BLOCK": block, "KIND": kind, "GATED": gated}
+    return AotKernel(_activation, signature, constants, num_warps=warps, hot=True)
+
+
+AOT = (_aot(8192, "silu", gated=True), _aot(3072, "gelu_tanh", gated=False), _aot(14336, "gelu", gated=True))
