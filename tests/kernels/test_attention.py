@@ -7,13 +7,28 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ridgeline.kernels.attention.op import CASES, PAGED_ATTENTION, WRITE_KV, Case, make_case
+from ridgeline.kernels.attention.op import (
+    CASES,
+    PAGED_ATTENTION,
+    WIDE_CASES,
+    WRITE_KV,
+    Case,
+    RaggedBatch,
+    make_case,
+    options_of,
+)
+from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.op import Platform
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 IMPLEMENTATIONS = [implementation.name for implementation in PAGED_ATTENTION.implementations]
 EXACT = 1e-6
+
+
+def skip_what_the_interpreter_gets_wrong(name: str, dtype: torch.dtype, device: str) -> None:
+    if name == "triton" and device == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter multiplies the bits of bfloat16")
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -24,6 +39,17 @@ def tolerance(dtype: torch.dtype) -> float:
 
 def scale_of(case: Case) -> float:
     return case.head_dim**-0.5
+
+
+def poisoned(case: Case, q_THD: torch.Tensor, caches: list, batch: RaggedBatch, device: str) -> list[torch.Tensor]:
+    """The caches as strided halves of one buffer, with NaN wherever no query may look."""
+    visible = torch.zeros(caches[0].shape[0], case.block_size, dtype=torch.bool)
+    for row, (new, length) in enumerate(case.rows):
+        first = 0 if case.window is None else max(0, length - new - case.window + 1)
+        for p in range(first, length if new else 0):
+            visible[batch.block_table_SC[batch.slots_R[row], p // case.block_size].long(), p % case.block_size] = True
+    units = torch.stack(caches, 1).masked_fill(~visible.to(device)[:, None, None, :, None], torch.nan)
+    return [units[:, 0], units[:, 1]]
 
 
 def dense(case: Case, dtype: torch.dtype) -> torch.Tensor:
@@ -59,6 +85,7 @@ def test_the_reference_is_dense_attention(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_implementations_equal_the_reference(name: str, case: Case, dtype: torch.dtype, device: str) -> None:
+    skip_what_the_interpreter_gets_wrong(name, dtype, device)
     arguments = make_case(case, dtype, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
     options = {"scale": scale_of(case), "window": case.window}
@@ -117,6 +144,76 @@ def test_a_stopped_row_beside_others_stays_finite_and_disturbs_nobody(
     out = attend(q_THD, k_cache, v_cache, replace(batch, kv_len_R=lengths), scale=scale_of(case), window=window)
     assert out.isfinite().all()
     assert torch.allclose(out[[0, 2]], expected[[0, 2]], atol=8 * EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *WIDE_CASES], ids=str)
+def test_triton_does_all_the_op_says_and_reads_nothing_unseen(case: Case, dtype: torch.dtype, device: str) -> None:
+    """Queries as a strided view with rows to spare, caches as halves of one buffer, NaN around, no host lengths."""
+    skip_what_the_interpreter_gets_wrong("triton", dtype, device)
+    q_THD, *caches, batch = make_case(case, dtype, torch.device(device))
+    options = options_of(case, dtype, torch.device(device))
+    expected = PAGED_ATTENTION.reference(q_THD, *caches, batch, **options)
+    tokens = len(q_THD)
+    spare = 0 if all(new == 1 for new, _ in case.rows) else 3
+    wide_THD = torch.full((tokens + spare, case.num_heads + 2, case.head_dim), torch.nan, dtype=dtype, device=device)
+    wide_THD[:tokens, 1:-1] = q_THD
+    batch = replace(batch, kv_len_R=batch.kv_len_R.int(), num_tokens_R=None, kv_bound_R=None)
+    attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
+    out = attend(wide_THD[:, 1:-1], *poisoned(case, q_THD, caches, batch, device), batch, **options)[:tokens]
+    worst = (out.double() - expected.double()).abs().max().item()
+    assert worst <= tolerance(dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("window", [None, 300])
+def test_layers_share_a_schedule(window: int | None, device: str) -> None:
+    """Twice the same: a schedule is as good as new after a layer has used it."""
+    case = Case(rows=((1, 900), (2, 700), (40, 300), (1, 1)), window=window)
+    q_THD, k_cache, v_cache, batch = make_case(case, torch.float32, torch.device(device))
+    schedule = make_schedule(
+        batch.start_R1,
+        batch.kv_len_R,
+        batch.slots_R,
+        num_tokens=len(q_THD),
+        num_heads=case.num_heads,
+        num_kv_heads=case.num_kv_heads,
+        window=window,
+    )
+    attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
+    options = options_of(case, torch.float32, torch.device(device))
+    expected = attend(q_THD, k_cache, v_cache, batch, **options)
+    for _ in range(2):
+        assert torch.equal(attend(q_THD, k_cache, v_cache, replace(batch, schedule=schedule), **options), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_items_and_tiles_cover_every_row_once(device: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    counts = torch.tensor([1, 0, 300, 3, 1, 64, 0, 4, 5, 1])
+    lengths = counts + torch.randint(0, 3000, counts.shape, generator=generator)
+    start = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+    slots = torch.randperm(len(counts), generator=generator)
+    schedule = make_schedule(
+        start.to(device),
+        lengths.to(device),
+        slots.to(device),
+        num_tokens=int(start[-1]) + 7,
+        num_heads=8,
+        num_kv_heads=2,
+    )
+    num_items, num_tiles = schedule.counts_2.tolist()
+    items, tiles = schedule.items_I8[:num_items].tolist(), schedule.tiles_J4[:num_tiles].tolist()
+    for row, slot in enumerate(slots.tolist()):
+        first, count, length = int(start[row]), int(counts[row]), int(lengths[row])
+        own = [(index, item) for index, item in enumerate(items) if item[0] == slot]
+        keys = [key for _, item in own for key in range(item[4], item[5])]
+        assert keys == (list(range(length)) if 0 < count <= schedule.few else [])
+        assert all(item[1:4] == [first, count, length] and item[6:] == [own[0][0], len(own)] for _, item in own)
+        tokens = sorted(t + i for s, t, n, _ in tiles if s == slot for i in range(n))
+        assert tokens == (list(range(first, first + count)) if count > schedule.few else [])
+        assert all(position - token == length - count - first for s, token, _, position in tiles if s == slot)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -12,7 +12,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.op import Implementation, Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A step's attention cut into pieces of work, made on the device once and shared by all layers of a cache group.
+
+    items_I8: stretches of a short row's keys (split-KV), each (slot, first token, tokens, kv_len, first key, end key,
+    first item of the row, items of the row). tiles_J4: query tiles of long rows, each (slot, first token, tokens,
+    position of the first). counts_2: how many of either there are; the tables are as long as there can be at most.
+    arrivals: zeros, one per item and key head, for finding a row's last item. All int32 on the device.
+    few: rows with up to so many tokens are items. tile_tokens: most tokens of a tile. window: what it was made for.
+    """
+
+    items_I8: Tensor
+    tiles_J4: Tensor
+    counts_2: Tensor
+    arrivals: Tensor
+    few: int
+    tile_tokens: int
+    window: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,16 +40,21 @@ class RaggedBatch:
     """Which queries the rows bring and where their keys lie.
 
     Device: slots_R; block_table_SC (block ids by slot); start_R1 (first query of each row, then T); kv_len_R (tokens in
-    the cache after this step's were written). Host: num_tokens_R, and kv_bound_R ≥ kv_len_R to size work by.
-    A row's queries are its last num_tokens positions.
+    the cache after this step's were written); integers of 4 or 8 bytes. A row's queries are its last num_tokens
+    positions. schedule, if made already, is what `schedule.make_schedule` made of these for the same window and heads.
+
+    Host: num_tokens_R, and kv_bound_R ≥ kv_len_R to size work by. Both are None where the host cannot know (a captured
+    graph); then T == R means that every row has one token, and otherwise rows may have none, tokens from start_R1[R]
+    on belong to no row, and their outputs are undefined.
     """
 
     slots_R: Tensor
     block_table_SC: Tensor
     start_R1: Tensor
     kv_len_R: Tensor
-    num_tokens_R: np.ndarray
-    kv_bound_R: np.ndarray
+    num_tokens_R: np.ndarray | None = None
+    kv_bound_R: np.ndarray | None = None
+    schedule: Schedule | None = None
 
 
 def write_kv_reference(
@@ -50,10 +75,13 @@ def paged_attention_reference(
     *,
     scale: float,
     window: int | None = None,
+    sinks_H: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """softmax(scale · q kᵀ + mask) v for every row on its own, in float32. Returns [T, H, D] in q's dtype.
 
-    A query at position p sees positions max(0, p - window + 1) … p.
+    A query at position p sees positions max(0, p - window + 1) … p. sinks_H: one more logit per head that takes its
+    part of the softmax and carries no value. softcap: logits x become softcap · tanh(x / softcap), sinks do not.
     """
     out_THD = torch.empty_like(q_THD)
     num_kv_heads, block_size, head_dim = k_cache_NGPD.shape[1:]
@@ -71,10 +99,20 @@ def paged_attention_reference(
             visible_QL &= key_L > position_Q - window
         k_HLD, v_HLD = (x.repeat_interleave(heads_per_kv, dim=0) for x in (k_GLD, v_GLD))
         scores_HQL = scale * q_THD[first:last].float().transpose(0, 1) @ k_HLD.transpose(1, 2)
-        weights_HQL = scores_HQL.masked_fill(~visible_QL, -torch.inf).softmax(-1)
+        if softcap is not None:
+            scores_HQL = softcap * torch.tanh(scores_HQL / softcap)
+        weights_HQL = _softmax(scores_HQL.masked_fill(~visible_QL, -torch.inf), sinks_H)
         seen_HLD = v_HLD.masked_fill(~visible_QL.any(0)[None, :, None], 0)  # never let unwritten memory in
         out_THD[first:last] = (weights_HQL @ seen_HLD).transpose(0, 1).to(q_THD.dtype)
     return out_THD
+
+
+def _softmax(scores_HQL: Tensor, sinks_H: Tensor | None) -> Tensor:
+    """Over the keys, and the head's sink if there is one, whose own weight is dropped."""
+    if sinks_H is None:
+        return scores_HQL.softmax(-1)
+    sinks_HQ1 = sinks_H.float()[:, None, None].expand(-1, scores_HQL.shape[1], 1)
+    return torch.cat((scores_HQL, sinks_HQ1), -1).softmax(-1)[..., :-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +125,8 @@ class Case:
     head_dim: int = 16
     block_size: int = 16
     window: int | None = None
+    sinks: bool = False
+    softcap: float | None = None
 
 
 CASES = (
@@ -98,6 +138,25 @@ CASES = (
     Case(rows=((1, 70), (1, 13), (1, 200)), window=16, num_heads=8, num_kv_heads=8),
     Case(rows=((5, 300), (1, 257)), num_heads=8, num_kv_heads=1, head_dim=64, block_size=32),
 )
+WIDE_CASES = (  # what the plain implementation need not do: sinks, soft caps; shapes of real models, other head dims
+    Case(rows=((1, 700), (1, 1), (1, 1300)), num_heads=6, head_dim=80),
+    Case(rows=((1, 2000),), num_heads=3, num_kv_heads=1, head_dim=96, block_size=1, window=900, sinks=True),
+    Case(rows=((3, 600), (0, 9), (4, 4), (1, 300)), num_heads=8, head_dim=32, softcap=5.0, sinks=True),
+    Case(rows=((150, 290), (0, 1), (2, 515), (33, 700)), num_heads=8, window=70, sinks=True, block_size=2),
+    Case(rows=((70, 70), (200, 401)), num_heads=2, head_dim=128, softcap=20.0, block_size=256),
+    Case(rows=((1, 520), (17, 300)), num_heads=2, num_kv_heads=1, head_dim=256, block_size=64, window=300),
+)
+
+
+def options_of(case: Case, dtype: torch.dtype, device: torch.device, seed: int = 1) -> dict:
+    """The keyword arguments of a case."""
+    options = {"scale": case.head_dim**-0.5, "window": case.window}
+    if case.softcap is not None:
+        options["softcap"] = case.softcap
+    if case.sinks:
+        generator = torch.Generator().manual_seed(seed)
+        options["sinks_H"] = torch.randn(case.num_heads, generator=generator).to(device, dtype)
+    return options
 
 
 def make_case(case: Case, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
@@ -132,5 +191,8 @@ WRITE_KV = Op("write_kv", write_kv_reference)
 PAGED_ATTENTION = Op(
     "paged_attention",
     paged_attention_reference,
-    (Implementation("sdpa", "ridgeline.kernels.attention.sdpa:paged_attention"),),
+    (
+        Implementation("triton", "ridgeline.kernels.attention.triton:paged_attention", on_gpu),
+        Implementation("sdpa", "ridgeline.kernels.attention.sdpa:paged_attention"),
+    ),
 )

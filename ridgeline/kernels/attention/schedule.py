@@ -1,0 +1,193 @@
+"""Attention's work list, made on the device so that a captured graph serves rows of any length.
+
+Rows with few tokens are bound by reading their keys: these are cut into items of about equal length, just enough to
+fill the GPU (split-KV, as in Flash-Decoding). Longer rows are bound by arithmetic and cut into query tiles. The host
+sizes the tables and the grids by what there can be at most; programs beyond the counts leave at once.
+
+A later shared-prefix form fits in here: an item is a stretch of keys with the queries that attend to it, so queries of
+several rows with equal first blocks need only another kind of item.
+
+Legend: R rows, I items, J tiles, T tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.attention.op import Schedule
+from ridgeline.kernels.launch import launch_options, num_multiprocessors
+
+KEY_TILE = 128  # items begin and end at multiples of it (but for the last), so kernels' key tiles must divide it
+MIN_CHUNK = 256  # fewer keys than this are not worth another item
+DOT_ROWS = 16  # rows of the smallest matrix product: heads of a group times tokens of an item
+TILE_ROWS = 128  # the same of a query tile
+
+
+def make_schedule(
+    start_R1: Tensor,
+    kv_len_R: Tensor,
+    slots_R: Tensor,
+    *,
+    num_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    window: int | None = None,
+) -> Schedule:
+    """One small kernel: what the layers with these heads and this window will work through. num_tokens is T."""
+    device, num_rows = kv_len_R.device, len(slots_R)
+    group = num_heads // num_kv_heads
+    decode_only = num_tokens == num_rows
+    few = 1 if decode_only else max(1, DOT_ROWS // group)
+    tile_tokens = max(1, TILE_ROWS // group)
+    target = item_target(num_rows, num_kv_heads, device)
+    max_items = target + num_rows
+    max_tiles = 0 if decode_only else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
+    rows = triton.next_power_of_2(num_rows)
+    items_each = max(1, min(16, 16384 // rows))
+    item_programs = triton.cdiv(max_items, items_each)
+    schedule = Schedule(
+        items_I8=torch.empty(max_items, 8, dtype=torch.int32, device=device),
+        tiles_J4=torch.empty(max_tiles, 4, dtype=torch.int32, device=device),
+        counts_2=torch.empty(2, dtype=torch.int32, device=device),
+        arrivals=torch.empty(max_items * num_kv_heads, dtype=torch.int32, device=device),
+        few=few,
+        tile_tokens=tile_tokens,
+        window=window,
+    )
+    _schedule_kernel[(item_programs + triton.cdiv(max_tiles, items_each),)](
+        start_R1,
+        kv_len_R,
+        slots_R,
+        schedule.items_I8,
+        schedule.tiles_J4,
+        schedule.counts_2,
+        schedule.arrivals,
+        num_rows,
+        max_items,
+        max_tiles,
+        item_programs,
+        target,
+        window or 0,
+        FEW=few,
+        TILE_TOKENS=tile_tokens,
+        KEY_TILE=KEY_TILE,
+        MIN_CHUNK=MIN_CHUNK,
+        NUM_KV_HEADS=num_kv_heads,
+        KV_HEADS=triton.next_power_of_2(num_kv_heads),
+        ROWS=rows,
+        ITEMS=items_each,
+        WINDOW=window is not None,
+        **launch_options(device),
+    )
+    return schedule
+
+
+def item_target(num_rows: int, num_kv_heads: int, device: torch.device) -> int:
+    """How many items to cut the short rows' keys into, if they were one. Each item is a program per key head."""
+    return max(2 * num_multiprocessors(device) // num_kv_heads, 2 * num_rows, 1)
+
+
+@triton.jit
+def _schedule_kernel(
+    start_ptr,
+    kv_len_ptr,
+    slots_ptr,
+    items_ptr,
+    tiles_ptr,
+    counts_ptr,
+    arrivals_ptr,
+    num_rows,
+    max_items,
+    max_tiles,
+    item_programs,
+    target,
+    window,
+    FEW: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    MIN_CHUNK: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    ITEMS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Every program counts all rows' pieces and writes ITEMS entries of one table: the first programs items, the rest
+    tiles. An entry's row is the number of rows whose pieces all come before it."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    program = tl.program_id(0)
+    makes_items = program < item_programs
+    row_R = tl.arange(0, ROWS)
+    real_R = row_R < num_rows
+    first_R = tl.load(start_ptr + row_R, mask=real_R, other=0).to(tl.int32)
+    tokens_R = tl.load(start_ptr + row_R + 1, mask=real_R, other=0).to(tl.int32) - first_R
+    kv_len_R = tl.load(kv_len_ptr + row_R, mask=real_R, other=0).to(tl.int32)
+    span_R = kv_len_R - _first_key(kv_len_R, tokens_R, window, KEY_TILE, WINDOW)
+    short_R = (tokens_R > 0) & (tokens_R <= FEW)
+    total = tl.sum(tl.where(short_R, span_R, 0))
+    chunk = tl.maximum(MIN_CHUNK, tl.cdiv(tl.cdiv(total, target), KEY_TILE) * KEY_TILE)
+    items_R = tl.where(short_R, tl.cdiv(span_R, chunk), 0)
+    tiles_R = tl.where(tokens_R > FEW, tl.cdiv(tokens_R, TILE_TOKENS), 0)
+    pieces_R = tl.where(makes_items, items_R, tiles_R)
+    end_R = tl.cumsum(pieces_R, 0)
+    count = tl.sum(pieces_R)
+    if program == 0:
+        tl.store(counts_ptr, tl.sum(items_R))
+        tl.store(counts_ptr + 1, tl.sum(tiles_R))
+
+    entry_I = tl.where(makes_items, program, program - item_programs) * ITEMS + tl.arange(0, ITEMS)
+    before_IR = end_R[None, :] <= entry_I[:, None]
+    row_I = tl.sum(before_IR.to(tl.int32), 1)
+    first_entry_I = tl.max(tl.where(before_IR, end_R[None, :], 0), 1)
+    real_I = entry_I < count
+    slot_I = tl.load(slots_ptr + row_I, mask=real_I, other=0).to(tl.int32)
+    token_I = tl.load(start_ptr + row_I, mask=real_I, other=0).to(tl.int32)
+    tokens_I = tl.load(start_ptr + row_I + 1, mask=real_I, other=0).to(tl.int32) - token_I
+    kv_len_I = tl.load(kv_len_ptr + row_I, mask=real_I, other=0).to(tl.int32)
+    piece_I = entry_I - first_entry_I
+    if makes_items:
+        first_key_I = _first_key(kv_len_I, tokens_I, window, KEY_TILE, WINDOW)
+        span_I = kv_len_I - first_key_I
+        pieces_I = tl.maximum(tl.cdiv(span_I, chunk), 1)
+        # A row's items are equally long: never more than chunk, so the last is not empty.
+        even_I = tl.cdiv(tl.cdiv(span_I, pieces_I), KEY_TILE) * KEY_TILE
+        begin_I = first_key_I + piece_I * even_I
+        item_I = items_ptr + entry_I * 8
+        tl.store(item_I, slot_I, mask=real_I)
+        tl.store(item_I + 1, token_I, mask=real_I)
+        tl.store(item_I + 2, tokens_I, mask=real_I)
+        tl.store(item_I + 3, kv_len_I, mask=real_I)
+        tl.store(item_I + 4, begin_I, mask=real_I)
+        tl.store(item_I + 5, tl.minimum(begin_I + even_I, kv_len_I), mask=real_I)
+        tl.store(item_I + 6, first_entry_I, mask=real_I)
+        tl.store(item_I + 7, pieces_I, mask=real_I)
+        head_G = tl.arange(0, KV_HEADS)
+        arrivals_IG = arrivals_ptr + entry_I[:, None] * NUM_KV_HEADS + head_G[None, :]
+        tl.store(
+            arrivals_IG,
+            tl.zeros((ITEMS, KV_HEADS), tl.int32),
+            mask=(entry_I < max_items)[:, None] & (head_G < NUM_KV_HEADS)[None, :],
+        )
+    else:
+        # The last tile sees most keys and starts first, so that short ones fill the end.
+        offset_I = (tl.cdiv(tokens_I, TILE_TOKENS) - 1 - piece_I) * TILE_TOKENS
+        tile_I = tiles_ptr + entry_I * 4
+        tl.store(tile_I, slot_I, mask=real_I)
+        tl.store(tile_I + 1, token_I + offset_I, mask=real_I)
+        tl.store(tile_I + 2, tl.minimum(tokens_I - offset_I, TILE_TOKENS), mask=real_I)
+        tl.store(tile_I + 3, kv_len_I - tokens_I + offset_I, mask=real_I)
+
+
+@triton.jit
+def _first_key(kv_len, tokens, window, KEY_TILE: tl.constexpr, WINDOW: tl.constexpr):
+    """Where a row's visible keys begin, rounded down to a tile."""
+    if WINDOW:
+        return tl.maximum(kv_len - tokens - window + 1, 0) // KEY_TILE * KEY_TILE
+    return kv_len * 0

@@ -1,0 +1,140 @@
+"""Paged attention in Triton: short rows by split keys, long rows by query tiles, from one work list made on the device.
+
+Reads nothing on the host but shapes, so a captured graph serves any lengths. Legend as in op.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from ridgeline.kernels.attention.op import RaggedBatch, Schedule
+from ridgeline.kernels.attention.schedule import KEY_TILE, TILE_ROWS, make_schedule
+from ridgeline.kernels.attention.triton_common import LOG2E
+from ridgeline.kernels.attention.triton_decode import decode_kernel
+from ridgeline.kernels.attention.triton_prefill import prefill_kernel
+from ridgeline.kernels.launch import launch_options
+
+COMBINED = 8192  # float32 values of row parts that a program holds at once when it adds them up
+
+
+@dataclass(frozen=True)
+class Config:
+    """Keys per tile, and the compiler's options."""
+
+    tile: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_config(head_dim: int, itemsize: int) -> Config:
+    """Key tiles of 16 KiB: two programs' worth of stages fit a multiprocessor."""
+    tile = max(16, min(KEY_TILE, 16384 // (triton.next_power_of_2(head_dim) * itemsize)))
+    return Config(tile, num_warps=4, num_stages=3)
+
+
+def prefill_config(head_dim: int, itemsize: int) -> Config:
+    """Tiles that leave the accumulator and the scores in registers."""
+    if itemsize > 2:
+        return Config(32, num_warps=8, num_stages=2)
+    return Config(64 if head_dim > 128 else 128, num_warps=8, num_stages=2)
+
+
+def paged_attention(
+    q_THD: Tensor,
+    k_cache_NGPD: Tensor,
+    v_cache_NGPD: Tensor,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    sinks_H: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """As `op.paged_attention_reference`; what a query does not see may be NaN. Block sizes are powers of two, both
+    caches have the same strides, and elements of a head lie side by side. Returns a contiguous [T, H, D]."""
+    (num_tokens, num_heads, head_dim), (_, num_kv_heads, block_size, _) = q_THD.shape, k_cache_NGPD.shape
+    if k_cache_NGPD.stride() != v_cache_NGPD.stride() or k_cache_NGPD.stride(3) != 1 or q_THD.stride(2) != 1:
+        raise ValueError("paged attention: caches of equal strides and contiguous heads expected")
+    schedule = batch.schedule
+    if schedule is None:
+        schedule = make_schedule(
+            batch.start_R1,
+            batch.kv_len_R,
+            batch.slots_R,
+            num_tokens=num_tokens,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            window=window,
+        )
+    elif schedule.window != window:
+        raise ValueError(f"paged attention: window {window}, schedule made for {schedule.window}")
+    out_THD = q_THD.new_empty(q_THD.shape)
+    group = num_heads // num_kv_heads
+    tensors = q_THD, k_cache_NGPD, v_cache_NGPD, out_THD, batch.block_table_SC
+    numbers = (
+        (scale * LOG2E.value, softcap or 0.0, window or 0)
+        + (q_THD.stride(0), q_THD.stride(1), *k_cache_NGPD.stride()[:3], batch.block_table_SC.stride(0))
+    )
+    shared = {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "DIM": max(16, triton.next_power_of_2(head_dim)),
+        "BLOCK_SIZE": block_size,
+        "WINDOW": window is not None,
+        "SINKS": sinks_H is not None,
+        "SOFTCAP": softcap is not None,
+        **launch_options(q_THD.device),
+    }
+    sinks = sinks_H if sinks_H is not None else schedule.counts_2  # any pointer: it is not read
+    _decode(schedule, tensors, sinks, numbers, shared)
+    if len(schedule.tiles_J4):
+        _prefill(schedule, tensors, sinks, numbers, shared)
+    return out_THD
+
+
+def _decode(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, shared: dict[str, Any]) -> None:
+    q_THD, k_cache_NGPD = tensors[:2]
+    config = decode_config(q_THD.shape[2], k_cache_NGPD.element_size())
+    group, kv_heads, heads = shared["GROUP"], shared["NUM_KV_HEADS"], triton.next_power_of_2(shared["GROUP"])
+    parts = len(schedule.items_I8) * kv_heads * schedule.few * group
+    decode_kernel[(len(schedule.items_I8) * kv_heads,)](
+        *tensors,
+        schedule.items_I8,
+        schedule.counts_2,
+        schedule.arrivals,
+        torch.empty(parts, q_THD.shape[2], dtype=torch.float32, device=q_THD.device),
+        torch.empty(parts, dtype=torch.float32, device=q_THD.device),
+        sinks,
+        *numbers,
+        FEW=schedule.few,
+        QUERIES=max(16, triton.next_power_of_2(schedule.few * group)),
+        TILE=config.tile,
+        HEADS=heads,
+        PARTS=max(1, min(32, COMBINED // (heads * shared["DIM"]))),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **shared,
+    )
+
+
+def _prefill(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, shared: dict[str, Any]) -> None:
+    q_THD, k_cache_NGPD = tensors[:2]
+    config = prefill_config(q_THD.shape[2], k_cache_NGPD.element_size())
+    prefill_kernel[(len(schedule.tiles_J4) * shared["NUM_KV_HEADS"],)](
+        *tensors,
+        schedule.tiles_J4,
+        schedule.counts_2,
+        sinks,
+        *numbers,
+        QUERIES=max(TILE_ROWS, triton.next_power_of_2(shared["GROUP"])),
+        TILE=config.tile,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **shared,
+    )

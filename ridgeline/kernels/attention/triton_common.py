@@ -1,0 +1,39 @@
+"""What the decode and prefill kernels share: finding a tile's keys in the cache, and their logits.
+
+Legend: N keys of a tile, P tokens per block.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-1e30)  # a running maximum begins here: finite, so that differences never are inf - inf
+
+
+@triton.jit
+def load_blocks(table_ptr, start, end, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Ids of the blocks that hold keys start … start + TILE: one id if a block holds all, else one per key [N]."""
+    if BLOCK_SIZE % TILE == 0:
+        return tl.load(table_ptr + start // BLOCK_SIZE, mask=start < end, other=0)
+    else:
+        key_N = start + tl.arange(0, TILE)
+        return tl.load(table_ptr + key_N // BLOCK_SIZE, mask=key_N < end, other=0)
+
+
+@triton.jit
+def place(blocks, key_N, stride_block, stride_token, BLOCK_SIZE: tl.constexpr):
+    """Offsets [N] of keys in the cache: 64 bits, a cache has more than 2³¹ elements."""
+    return blocks.to(tl.int64) * stride_block + (key_N % BLOCK_SIZE) * stride_token
+
+
+@triton.jit
+def logits(scores, scale, softcap, SOFTCAP: tl.constexpr):
+    """Scaled, capped and in base 2: the softmax is then taken with exp2. scale: log2(e) times the op's."""
+    if SOFTCAP:
+        x = scores * (scale / (LOG2E * softcap))
+        tanh = 1 - 2 / (tl.exp2(x * (2 * LOG2E)) + 1)
+        return tanh * (softcap * LOG2E)
+    else:
+        return scores * scale

@@ -1,0 +1,194 @@
+"""Attention of short rows: each program reads one stretch of a row's keys for all queries that share a key head.
+
+Bound by reading keys. The products are computed transposed, keys (64 and more) as the rows of the matrix product and
+the few queries as its columns, so no tensor-core rows idle and the warps share the keys instead of repeating them.
+The program that finishes a row last adds up the row's parts, in the order of the keys.
+
+Legend: M queries (tokens x heads of a group) padded, N keys of a tile, D head dim padded, C parts, J heads of a group.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.attention.triton_common import LOG2E, LOWEST, load_blocks, logits, place
+
+
+@triton.jit
+def decode_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    table_ptr,
+    items_ptr,
+    counts_ptr,
+    arrivals_ptr,
+    parts_ptr,
+    part_lse_ptr,
+    sinks_ptr,
+    scale,
+    softcap,
+    window,
+    stride_q_token,
+    stride_q_head,
+    stride_block,
+    stride_head,
+    stride_token,
+    stride_table,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FEW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
+    HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """parts [items, G, FEW, GROUP, HEAD_DIM] and part_lse [items, G, FEW, GROUP], float32: the row's parts if several.
+
+    QUERIES, DIM, HEADS: FEW · GROUP, HEAD_DIM, GROUP rounded up. PARTS: how many parts to add up at once.
+    """
+    item, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
+    m_M = tl.arange(0, QUERIES)
+    d_D = tl.arange(0, DIM)
+    n_N = tl.arange(0, TILE)
+    token_M, head_M = m_M // GROUP, g * GROUP + m_M % GROUP
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    count = tl.load(counts_ptr)
+    item_ptr = items_ptr + item * 8
+    slot, first_token, tokens = tl.load(item_ptr), tl.load(item_ptr + 1), tl.load(item_ptr + 2)
+    kv_len, begin, end = tl.load(item_ptr + 3), tl.load(item_ptr + 4), tl.load(item_ptr + 5)
+    first_item, num_parts = tl.load(item_ptr + 6), tl.load(item_ptr + 7)
+    if item >= count:
+        return
+
+    real_M = token_M < tokens
+    position_M = kv_len - tokens + token_M
+    inside_D = d_D < HEAD_DIM
+    q_DM = tl.load(
+        q_ptr + (first_token + token_M).to(tl.int64)[None, :] * stride_q_token + head_M[None, :] * stride_q_head
+        + d_D[:, None],
+        mask=real_M[None, :] & inside_D[:, None],
+        other=0,
+    )
+    table_ptr += slot.to(tl.int64) * stride_table
+    k_ptr += g * stride_head
+    v_ptr += g * stride_head
+    seen = begin
+    if WINDOW:
+        seen = tl.maximum(begin, kv_len - tokens - window + 1)
+
+    max_M = tl.full((QUERIES,), LOWEST, tl.float32)
+    sum_M = tl.zeros((QUERIES,), tl.float32)
+    acc_DM = tl.zeros((DIM, QUERIES), tl.float32)
+    if SINKS:
+        if item == first_item:
+            max_M = tl.load(sinks_ptr + head_M, mask=real_M, other=0).to(tl.float32) * LOG2E
+            sum_M += 1
+    blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
+    for start in range(begin, end, TILE):
+        key_N = start + n_N
+        readable_N = key_N < end
+        if WINDOW:
+            readable_N = readable_N & (key_N >= seen)
+        place_N = place(blocks, key_N, stride_block, stride_token, BLOCK_SIZE)
+        readable_ND = readable_N[:, None] & inside_D[None, :]
+        k_ND = tl.load(k_ptr + place_N[:, None] + d_D[None, :], mask=readable_ND, other=0)
+        v_ND = tl.load(v_ptr + place_N[:, None] + d_D[None, :], mask=readable_ND, other=0)
+        blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
+        x_NM = logits(tl.dot(k_ND, q_DM, input_precision="ieee"), scale, softcap, SOFTCAP)
+        visible_NM = readable_N[:, None]
+        if FEW > 1:
+            visible_NM = visible_NM & (key_N[:, None] <= position_M[None, :])
+            if WINDOW:
+                visible_NM = visible_NM & (key_N[:, None] > position_M[None, :] - window)
+        x_NM = tl.where(visible_NM, x_NM, -float("inf"))
+        new_max_M = tl.maximum(max_M, tl.max(x_NM, 0))
+        p_NM = tl.exp2(x_NM - new_max_M[None, :])
+        shrink_M = tl.exp2(max_M - new_max_M)
+        sum_M = sum_M * shrink_M + tl.sum(p_NM, 0)
+        acc_DM *= shrink_M[None, :]
+        acc_DM = tl.dot(tl.trans(v_ND), p_NM.to(v_ND.dtype), acc_DM, input_precision="ieee")
+        max_M = new_max_M
+
+    acc_DM *= tl.where(sum_M > 0, 1 / sum_M, 0)[None, :]
+    stored_DM = real_M[None, :] & inside_D[:, None]
+    out_ptr += first_token.to(tl.int64) * (NUM_KV_HEADS * GROUP * HEAD_DIM)
+    out_M = (token_M * NUM_KV_HEADS * GROUP + head_M) * HEAD_DIM
+    if num_parts == 1:
+        tl.store(out_ptr + out_M[None, :] + d_D[:, None], acc_DM.to(out_ptr.dtype.element_ty), mask=stored_DM)
+    else:
+        part_M = (item.to(tl.int64) * NUM_KV_HEADS + g) * (FEW * GROUP) + m_M
+        tl.store(parts_ptr + part_M[None, :] * HEAD_DIM + d_D[:, None], acc_DM, mask=stored_DM)
+        tl.store(part_lse_ptr + part_M, max_M + tl.log2(sum_M), mask=real_M)
+        tl.debug_barrier()  # all threads' stores come before the one thread's atomic, which releases them
+        arrived = tl.atomic_add(arrivals_ptr + first_item * NUM_KV_HEADS + g, 1, sem="acq_rel")
+        if arrived == num_parts - 1:
+            tl.debug_barrier()
+            tl.store(arrivals_ptr + first_item * NUM_KV_HEADS + g, 0)  # for the next layer
+            for token in range(tokens):
+                _combine(
+                    out_ptr + (token * NUM_KV_HEADS + g) * (GROUP * HEAD_DIM),
+                    parts_ptr,
+                    part_lse_ptr,
+                    (first_item.to(tl.int64) * NUM_KV_HEADS + g) * (FEW * GROUP) + token * GROUP,
+                    NUM_KV_HEADS * FEW * GROUP,
+                    num_parts,
+                    GROUP,
+                    HEAD_DIM,
+                    HEADS,
+                    DIM,
+                    PARTS,
+                )
+
+
+@triton.jit
+def _combine(
+    out_ptr,
+    parts_ptr,
+    part_lse_ptr,
+    first,
+    stride_part,
+    num_parts,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """One token's outputs of a group's heads: the parts' outputs weighted by their shares of the softmax."""
+    j_J, d_D, c_C = tl.arange(0, HEADS), tl.arange(0, DIM), tl.arange(0, PARTS)
+    inside_JD = (j_J < GROUP)[:, None] & (d_D < HEAD_DIM)[None, :]
+    max_J = tl.full((HEADS,), LOWEST, tl.float32)
+    sum_J = tl.zeros((HEADS,), tl.float32)
+    acc_JD = tl.zeros((HEADS, DIM), tl.float32)
+    for start in range(0, num_parts, PARTS):
+        real_C = start + c_C < num_parts
+        row_CJ = first + (start + c_C)[:, None] * stride_part + j_J[None, :]
+        real_CJ = real_C[:, None] & (j_J < GROUP)[None, :]
+        lse_CJ = tl.load(part_lse_ptr + row_CJ, mask=real_CJ, other=-float("inf"), cache_modifier=".cg")
+        part_CJD = tl.load(
+            parts_ptr + row_CJ[:, :, None] * HEAD_DIM + d_D[None, None, :],
+            mask=real_C[:, None, None] & inside_JD[None, :, :],
+            other=0,
+            cache_modifier=".cg",
+        )
+        new_max_J = tl.maximum(max_J, tl.max(lse_CJ, 0))
+        weight_CJ = tl.exp2(lse_CJ - new_max_J[None, :])
+        shrink_J = tl.exp2(max_J - new_max_J)
+        sum_J = sum_J * shrink_J + tl.sum(weight_CJ, 0)
+        acc_JD = acc_JD * shrink_J[:, None] + tl.sum(weight_CJ[:, :, None] * part_CJD, 0)
+        max_J = new_max_J
+    acc_JD = acc_JD / sum_J[:, None]
+    tl.store(out_ptr + j_J[:, None] * HEAD_DIM + d_D[None, :], acc_JD.to(out_ptr.dtype.element_ty), mask=inside_JD)

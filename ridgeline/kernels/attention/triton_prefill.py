@@ -1,0 +1,173 @@
+"""Attention of long rows: FlashAttention-2 (arXiv 2307.08691) over a tile of queries, keys read through the table.
+
+Bound by arithmetic. A tile packs all heads of a group beside its tokens, so every key is read once per group, and few
+tokens are beside the diagonal. Keys that all queries of the tile see need no mask; the others come before (a window's
+edge) and after (the diagonal).
+
+Legend: M queries (tokens x heads of a group) padded, N keys of a tile, D head dim padded.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.attention.triton_common import LOG2E, LOWEST, load_blocks, logits, place
+
+
+@triton.jit
+def prefill_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    table_ptr,
+    tiles_ptr,
+    counts_ptr,
+    sinks_ptr,
+    scale,
+    softcap,
+    window,
+    stride_q_token,
+    stride_q_head,
+    stride_block,
+    stride_head,
+    stride_token,
+    stride_table,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    tile, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
+    m_M = tl.arange(0, QUERIES)
+    d_D = tl.arange(0, DIM)
+    token_M, head_M = m_M // GROUP, g * GROUP + m_M % GROUP
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    count = tl.load(counts_ptr + 1)
+    tile_ptr = tiles_ptr + tile * 4
+    slot, first_token = tl.load(tile_ptr), tl.load(tile_ptr + 1)
+    tokens, position = tl.load(tile_ptr + 2), tl.load(tile_ptr + 3)
+    if tile >= count:
+        return
+
+    real_MD = (token_M < tokens)[:, None] & (d_D < HEAD_DIM)[None, :]
+    q_M = (first_token + token_M).to(tl.int64) * stride_q_token + head_M * stride_q_head
+    q_MD = tl.load(q_ptr + q_M[:, None] + d_D[None, :], mask=real_MD, other=0)
+    position_M = position + tl.minimum(token_M, tokens - 1)
+    table_ptr += slot.to(tl.int64) * stride_table
+    k_ptr += g * stride_head
+    v_ptr += g * stride_head
+
+    max_M = tl.full((QUERIES,), LOWEST, tl.float32)
+    sum_M = tl.zeros((QUERIES,), tl.float32)
+    acc_MD = tl.zeros((QUERIES, DIM), tl.float32)
+    if SINKS:
+        max_M = tl.load(sinks_ptr + head_M).to(tl.float32) * LOG2E
+        sum_M += 1
+
+    end = position + tokens
+    first_key = 0
+    first_full = 0
+    end_full = (position + 1) // TILE * TILE
+    if WINDOW:
+        first_key = tl.maximum(position - window + 1, 0)
+        first_full = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), TILE) * TILE, end_full)
+        max_M, sum_M, acc_MD = _attend(
+            max_M, sum_M, acc_MD, q_MD, k_ptr, v_ptr, table_ptr, position_M,
+            first_key // TILE * TILE, first_full, first_key, end, scale, softcap, window, stride_block, stride_token,
+            HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, True,
+        )  # fmt: skip
+    max_M, sum_M, acc_MD = _attend(
+        max_M, sum_M, acc_MD, q_MD, k_ptr, v_ptr, table_ptr, position_M,
+        first_full, end_full, first_key, end, scale, softcap, window, stride_block, stride_token,
+        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, False,
+    )  # fmt: skip
+    max_M, sum_M, acc_MD = _attend(
+        max_M, sum_M, acc_MD, q_MD, k_ptr, v_ptr, table_ptr, position_M,
+        end_full, end, first_key, end, scale, softcap, window, stride_block, stride_token,
+        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, True,
+    )  # fmt: skip
+
+    acc_MD = acc_MD / sum_M[:, None]
+    out_M = ((first_token + token_M).to(tl.int64) * (NUM_KV_HEADS * GROUP) + head_M) * HEAD_DIM
+    tl.store(out_ptr + out_M[:, None] + d_D[None, :], acc_MD.to(out_ptr.dtype.element_ty), mask=real_MD)
+
+
+@triton.jit
+def _attend(
+    max_M,
+    sum_M,
+    acc_MD,
+    q_MD,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    position_M,
+    begin,
+    stop,
+    first_key,
+    end,
+    scale,
+    softcap,
+    window,
+    stride_block,
+    stride_token,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Key tiles begin … stop. Only keys first_key … end are read, which matters where MASKED only."""
+    n_N, d_D = tl.arange(0, TILE), tl.arange(0, DIM)
+    inside_D = d_D < HEAD_DIM
+    blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
+    for start in range(begin, stop, TILE):
+        key_N = start + n_N
+        place_ND = place(blocks, key_N, stride_block, stride_token, BLOCK_SIZE)[:, None] + d_D[None, :]
+        if MASKED:
+            readable_N = (key_N < end) & (key_N >= first_key)
+            k_ND = tl.load(k_ptr + place_ND, mask=readable_N[:, None] & inside_D[None, :], other=0)
+            v_ND = tl.load(v_ptr + place_ND, mask=readable_N[:, None] & inside_D[None, :], other=0)
+        elif HEAD_DIM == DIM:
+            k_ND = tl.load(k_ptr + place_ND)
+            v_ND = tl.load(v_ptr + place_ND)
+        else:
+            k_ND = tl.load(k_ptr + place_ND, mask=inside_D[None, :], other=0)
+            v_ND = tl.load(v_ptr + place_ND, mask=inside_D[None, :], other=0)
+        blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
+        x_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
+        if MASKED:
+            x_MN = logits(x_MN, scale, softcap, SOFTCAP)
+            visible_MN = key_N[None, :] <= position_M[:, None]
+            if WINDOW:
+                visible_MN = visible_MN & (key_N[None, :] > position_M[:, None] - window)
+            x_MN = tl.where(visible_MN, x_MN, -float("inf"))
+            new_max_M = tl.maximum(max_M, tl.max(x_MN, 1))
+            p_MN = tl.exp2(x_MN - new_max_M[:, None])
+        elif SOFTCAP:
+            x_MN = logits(x_MN, scale, softcap, SOFTCAP)
+            new_max_M = tl.maximum(max_M, tl.max(x_MN, 1))
+            p_MN = tl.exp2(x_MN - new_max_M[:, None])
+        else:  # scaling and subtraction in one instruction
+            new_max_M = tl.maximum(max_M, tl.max(x_MN, 1) * scale)
+            p_MN = tl.exp2(x_MN * scale - new_max_M[:, None])
+        shrink_M = tl.exp2(max_M - new_max_M)
+        sum_M = sum_M * shrink_M + tl.sum(p_MN, 1)
+        acc_MD *= shrink_M[:, None]
+        acc_MD = tl.dot(p_MN.to(v_ND.dtype), v_ND, acc_MD, input_precision="ieee")
+        max_M = new_max_M
+    return max_M, sum_M, acc_MD
