@@ -1,4 +1,7 @@
-"""Linear map. Legend: T tokens, I inputs, O outputs."""
+"""Linear map, alone or with the norm before it and the gated activation behind it.
+
+Legend: T tokens, I inputs, O outputs, F outputs of a gated pair.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.op import Implementation, Op
+from ridgeline.kernels.activation.op import gated_activation
+from ridgeline.kernels.norm.op import rms_norm
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -16,6 +21,26 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     if bias_O is not None:
         y_TO = y_TO + bias_O.float()
     return y_TO.to(x_TI.dtype)
+
+
+def norm_linear(
+    x_TI: Tensor,
+    residual_TI: Tensor | None,
+    norm_weight_I: Tensor,
+    eps: float,
+    weight_OI: Tensor,
+    bias_O: Tensor | None,
+    gate: str | None,
+) -> tuple[Tensor, Tensor]:
+    """(y, s) with s = x + residual rounded to x's dtype (or x itself), y = rms_norm(s) · weightᵀ + bias: [T, O].
+
+    gate ("silu", "gelu", "gelu_tanh"): the weight holds F gate rows, then F up rows; y = act(gate) * up: [T, F].
+    In float32 from s to the rounding of y. An implementation may round the normalised s and the gated pair as well.
+    """
+    s_TI = x_TI if residual_TI is None else x_TI + residual_TI
+    n_TI, _ = rms_norm(s_TI.float(), None, norm_weight_I, eps)
+    y_TO = linear(n_TI, weight_OI, bias_O)
+    return (gated_activation(y_TO, gate) if gate else y_TO).to(x_TI.dtype), s_TI
 
 
 @dataclass(frozen=True)
@@ -37,16 +62,67 @@ class Case:
         return x_TI, weight_OI, normal(self.out_width).to(dtype) if self.bias else None
 
 
+@dataclass(frozen=True)
+class NormCase:
+    """`out_width` counts the result's columns: the weight has twice as many rows where the op is gated."""
+
+    tokens: int
+    in_width: int
+    out_width: int
+    bias: bool = False
+    residual: bool = True
+    gate: str | None = None
+    eps: float = 1e-6
+
+    def inputs(
+        self, dtype: torch.dtype, device: torch.device, seed: int = 0
+    ) -> tuple[Tensor, Tensor | None, Tensor, float, Tensor, Tensor | None, str | None]:
+        """A small x, so that eps counts in one of the cases, and a norm weight around one."""
+        generator = torch.Generator(device).manual_seed(seed)
+        rows = self.out_width * (2 if self.gate else 1)
+        x_TI, weight_OI, bias_O = Case(self.tokens, self.in_width, rows, self.bias).inputs(dtype, device, seed)
+        residual_TI = torch.randn(x_TI.shape, generator=generator, device=device).to(dtype) if self.residual else None
+        norm_weight_I = (1 + 0.3 * torch.randn(self.in_width, generator=generator, device=device)).to(dtype)
+        return x_TI, residual_TI, norm_weight_I, self.eps, weight_OI, bias_O, self.gate
+
+
 CASES = (
     Case(1, 64, 64),
+    Case(1, 200, 48),
     Case(3, 64, 192, bias=True),
+    Case(2, 1032, 100),
+    Case(7, 36, 20),
+    Case(8, 1024, 160),
     Case(17, 768, 2304, bias=True),
-    Case(1, 4096, 6144),
+    Case(1, 4096, 192),
     Case(256, 1024, 3072),
+)
+
+NORM_CASES = (
+    NormCase(1, 64, 64, residual=False),
+    NormCase(1, 1024, 96, gate="silu"),
+    NormCase(2, 200, 48, bias=True),
+    NormCase(3, 96, 36, bias=True, gate="gelu", eps=0.5),
+    NormCase(7, 36, 20),
+    NormCase(8, 1024, 160, gate="silu"),
+    NormCase(17, 328, 72, bias=True, gate="gelu_tanh"),
+    NormCase(40, 512, 96, residual=False),
+    NormCase(300, 64, 64, gate="silu"),
 )
 
 LINEAR = Op(
     "linear",
     linear,
-    (Implementation("torch", "torch.nn.functional:linear"),),
+    (
+        Implementation("triton", "ridgeline.kernels.gemm.triton:linear", on_gpu),
+        Implementation("torch", "torch.nn.functional:linear"),
+    ),
+)
+NORM_LINEAR = Op(
+    "norm_linear",
+    norm_linear,
+    (
+        Implementation("triton", "ridgeline.kernels.gemm.triton:norm_linear", on_gpu),
+        Implementation("torch", "ridgeline.kernels.gemm.native:norm_linear"),
+    ),
 )

@@ -1,0 +1,100 @@
+"""Linear maps: every cut of both kernels against the reference, not only the one that would be chosen.
+
+Tolerances: 4 epsilons of the dtype (the result's rounding and an intermediate's), to which a product of I terms of order
+one adds I · 2**-24 for float32 sums. Where x is rounded before the product (normalised, times its weight), that adds I
+roundings whose errors average out: their sum has a standard deviation of ε/√3 · |y| ~ ε, so 8 ε covers 6 deviations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.gemm.choose import Rows, Tiles, choose
+from ridgeline.kernels.gemm.op import CASES, LINEAR, NORM_CASES, NORM_LINEAR, Case, NormCase
+from ridgeline.kernels.op import Platform
+
+triton = pytest.importorskip("triton")
+
+from ridgeline.kernels.gemm import triton as implementation  # noqa: E402
+
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+CUTS = [
+    Rows(rows=1, tokens=1, block=256, warps=1),
+    Rows(rows=2, tokens=4, block=1024, warps=4),
+    Rows(rows=4, tokens=2, block=512, warps=2),
+    Tiles(rows=16, tokens=16, block=64, stages=3, warps=4),
+    Tiles(rows=64, tokens=16, block=128, stages=4, warps=4),
+    Tiles(rows=16, tokens=32, block=32, stages=2, warps=2, split=3),
+    Tiles(rows=128, tokens=64, block=64, stages=3, warps=8, split=2),
+]
+ROOM = 4
+
+
+def assert_close(got: Tensor, want: Tensor, inputs: int, epsilons: int = 4) -> None:
+    assert got.dtype == want.dtype
+    eps = torch.finfo(got.dtype).eps
+    torch.testing.assert_close(got.double(), want.double(), rtol=4 * eps, atol=epsilons * eps + 4 * inputs * 2.0**-24)
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory is NaN: what a kernel leaves unwritten, or reads before writing, shows."""
+    empty = torch.empty
+
+    def nan(*shape: int, **options: object) -> Tensor:
+        fresh = empty(*shape, **options)
+        return fresh.fill_(torch.nan) if fresh.is_floating_point() else fresh
+
+    monkeypatch.setattr(torch, "empty", nan)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES if c.in_width * c.out_width < 70_000], ids=str)
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_every_cut_multiplies(
+    cut: Rows | Tiles, case: Case, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case.tokens > cut.tokens:
+        case = replace(case, tokens=cut.tokens)
+    x_TI, weight_OI, bias_O = case.inputs(dtype, torch.device(device))
+    expected = LINEAR.reference(x_TI, weight_OI, bias_O)
+    poisoned(monkeypatch)
+    y_TO, _ = implementation.launch(cut, x_TI, None, None, 0.0, weight_OI, bias_O, None)
+    assert_close(y_TO, expected, case.in_width)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", NORM_CASES, ids=str)
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_every_cut_normalises(
+    cut: Rows | Tiles, case: NormCase, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case.tokens > cut.tokens:
+        case = replace(case, tokens=cut.tokens)
+    arguments = case.inputs(dtype, torch.device(device))
+    expected, expected_s = NORM_LINEAR.reference(*arguments)
+    poisoned(monkeypatch)
+    y_TO, s_TI = implementation.launch(cut, *arguments)
+    assert_close(s_TI, expected_s, 1)
+    assert_close(y_TO, expected, case.in_width, epsilons=ROOM * 8 if case.gate else 8)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", NORM_CASES, ids=str)
+@pytest.mark.parametrize("name", [i.name for i in NORM_LINEAR.implementations])
+def test_implementations_equal_the_reference(name: str, case: NormCase, dtype: torch.dtype, device: str) -> None:
+    arguments = case.inputs(dtype, torch.device(device))
+    y_TO, s_TI = NORM_LINEAR.choose(Platform.of(torch.device(device)), name)(*arguments)
+    expected, expected_s = NORM_LINEAR.reference(*arguments)
+    assert_close(s_TI, expected_s, 1)
+    assert_close(y_TO, expected, case.in_width, epsilons=ROOM * 8 if case.gate else 8)
