@@ -10,7 +10,8 @@ A module with kernels lists what is worth compiling in a module-level `AOT`, nex
   allocations are; integers are not, unless they say so ("i32:16"). Tensor descriptors: "tensordesc<bf16[64,64]>".
 - `constexprs`: all of them but `PDL`, which is switched on with its launch option where the architecture has it.
   An argument that is None at run time is a constexpr of value None.
-- `hot`: must not spill. `tensor_cores`: must use them.
+- `hot`: must not spill. `tensor_cores`: the instruction that sm_90 must use, "HGMMA" (of a warpgroup) or "HMMA" (of a
+  warp, for few rows); other architectures must then use any of theirs.
 - `archs`: which architectures; by default all of `ARCHS`.
 
 The list is found by `kernels()`, which imports every module of an op's folder, so nothing has to be registered. Keep it
@@ -48,7 +49,7 @@ class Options:
     num_warps: int = 4
     num_stages: int = 3
     hot: bool = False
-    tensor_cores: bool = False
+    tensor_cores: str = ""
     archs: tuple[str, ...] = ARCHS
 
 
@@ -70,7 +71,10 @@ class AotKernel:
 
 @dataclass(frozen=True)
 class Report:
-    """What one compilation gave. registers: per thread. spilled: bytes per thread in local memory (GPU: VGPRs)."""
+    """What one compilation gave. registers: per thread. spilled: bytes of stack per thread (AMD: vector registers).
+
+    instructions: how often each tensor-core instruction occurs; looked for only where they are expected.
+    """
 
     kernel: str
     arch: str
@@ -79,7 +83,7 @@ class Report:
     spilled: int = 0
     shared: int = 0
     hot: bool = False
-    tensor_cores: bool = False
+    tensor_cores: str = ""
     instructions: dict[str, int] = field(default_factory=dict)
     error: str = ""
 
@@ -135,7 +139,7 @@ def report(kernel: AotKernel, arch: str) -> Report:
         seconds = time.perf_counter() - started
         return Report(kernel.name, arch, seconds, error=f"{type(error).__name__}: {error}"[:2000])
     if arch.startswith("sm_"):
-        registers, spilled, listing = _nvidia(compiled.asm["cubin"], options.tensor_cores)
+        registers, spilled, listing = _nvidia(compiled.asm["cubin"], bool(options.tensor_cores))
     else:
         listing = compiled.asm["amdgcn"]
         registers = int(_first(r"\.vgpr_count:\s+(\d+)", listing))

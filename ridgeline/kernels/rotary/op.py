@@ -62,6 +62,7 @@ CASES = (
     Case(64, 32, 8, 128, 128, table_rows=4096),
 )
 
+
 def rope_kv(
     qkv_TX: Tensor,
     q_norm_D: Tensor | None,
@@ -112,9 +113,7 @@ class FusedCase:
 
     def inputs(
         self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[
-        Tensor, Tensor | None, Tensor | None, float, Tensor | None, Tensor, Tensor, Tensor, Tensor, int, int
-    ]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, float, Tensor | None, Tensor, Tensor, Tensor, Tensor, int, int]:
         """Fresh caches are full of NaN; the first token in four is padding that points into the null block."""
         generator = torch.Generator(device).manual_seed(seed)
 

@@ -39,13 +39,15 @@ def _rope_kv(
     head = first + tl.arange(0, HEADS)[:, None]
     inside = head < tl.where(is_q, H, G)
     column = head + tl.where(is_q, 0, tl.where(is_v, H + G, H))
-    half = tl.arange(0, HALF)[None, :]
+    # Offsets of full shape even where all heads load the same (angles, weights): every load then gets one layout, and
+    # nothing moves between threads. The repeated loads hit the first-level cache.
+    half = tl.broadcast_to(tl.arange(0, HALF)[None, :], (HEADS, HALF))
     in_half = inside & (half < r)
     x_ptr = qkv_ptr + token * qkv_stride + column * D
     a = tl.load(x_ptr + half, mask=in_half, other=0)
     b = tl.load(x_ptr + r + half, mask=in_half, other=0)
     if REST > 0:
-        rest = R + tl.arange(0, REST)[None, :]
+        rest = R + tl.broadcast_to(tl.arange(0, REST)[None, :], (HEADS, REST))
         in_rest = inside & (rest < D)
         c = tl.load(x_ptr + rest, mask=in_rest, other=0)
     if is_v:

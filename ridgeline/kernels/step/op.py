@@ -1,0 +1,193 @@
+"""What a step does beside the network: inputs from the slots before it, slots advanced after it.
+
+Both ops read nothing back and depend on shapes alone, so they can be captured with the step. Rows and tokens may be
+padded: rows beyond the batch name a stopped slot that no request uses and have no tokens; tokens beyond the last row's
+belong to nobody.
+
+Legend: T tokens, R rows, S slots, C columns of a block table, E stop ids of a slot, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.cache_spec import NULL_BLOCK
+from ridgeline.core.plan import Finish
+from ridgeline.kernels.op import Implementation, Op, on_gpu
+
+
+class StepInputs(NamedTuple):
+    """token_ids_T, positions_T, places (one [T] per table) and kv_len_R are int64; active_R is bool."""
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    places: list[Tensor]
+    kv_len_R: Tensor
+    active_R: Tensor
+
+
+def step_inputs(
+    slots_R: Tensor,
+    start_R1: Tensor,
+    override_T: Tensor,
+    kv_len_S: Tensor,
+    last_token_S: Tensor,
+    stopped_S: Tensor,
+    block_tables: Sequence[Tensor],
+    block_size: int,
+) -> StepInputs:
+    """Row r owns tokens start_R1[r] … start_R1[r + 1] - 1 and goes on where its slot's cache ends.
+
+    slots_R, start_R1, override_T: int32. A token's id is its override, or the slot's last token where that is negative.
+    place = block * block_size + offset by each of `block_tables` ([S, C] int32). kv_len_R: tokens cached after it,
+    0 for rows without tokens. Stopped rows write to the null block, from position 0, and have kv_len 1, so that their
+    attention stays defined. Tokens of no row: token 0, position 0, place 0.
+    """
+    slots_R = slots_R.long()
+    starts_R, counts_R = start_R1[:-1].long(), start_R1.diff().long()
+    token_T = torch.arange(len(override_T), device=override_T.device)
+    row_T = torch.searchsorted(start_R1[1:].long(), token_T, right=True).clamp(max=len(slots_R) - 1)
+    owned_T = token_T < start_R1[-1]
+    active_R = ~stopped_S[slots_R]
+    length_R = kv_len_S[slots_R]
+    live_T = owned_T & active_R[row_T]
+    positions_T = torch.where(live_T, length_R[row_T] + token_T - starts_R[row_T], 0)
+    given_T = torch.where(override_T >= 0, override_T.long(), last_token_S[slots_R[row_T]])
+    places = []
+    for table_SC in block_tables:
+        block_T = torch.where(live_T, table_SC[slots_R[row_T], positions_T // block_size], NULL_BLOCK)
+        places.append(block_T * block_size + positions_T % block_size)
+    kv_len_R = torch.where(active_R, length_R + counts_R, 1)
+    return StepInputs(
+        torch.where(owned_T, given_T, 0), positions_T, places, torch.where(counts_R > 0, kv_len_R, 0), active_R
+    )
+
+
+def step_advance(
+    token_R: Tensor,
+    samples_R: Tensor,
+    slots_R: Tensor,
+    kv_len_R: Tensor,
+    active_R: Tensor,
+    stop_ids_SE: Tensor,
+    max_len_S: Tensor,
+    kv_len_S: Tensor,
+    last_token_S: Tensor,
+    stopped_S: Tensor,
+    output_count_SV: Tensor | None,
+    out_token_R: Tensor,
+    out_finish_R: Tensor,
+) -> None:
+    """Take the tokens drawn into the slots, find who has finished; in place.
+
+    A row emits if it is active and samples_R (bool) says so: out_token_R (int32) is its token, else -1; out_finish_R
+    (int8) its `Finish` code: STOP if the token is one of its stop ids (-1: unused), else LENGTH once the slot holds
+    max_len tokens, the new one included. kv_len_R, active_R: of `step_inputs`. Rows that are not active change nothing.
+    """
+    slots_R, token_R = slots_R.long(), token_R.long()
+    emits_R = active_R & samples_R
+    stops_R = (stop_ids_SE[slots_R] == token_R[:, None]).any(1)
+    full_R = kv_len_R + 1 >= max_len_S[slots_R]
+    finish_R = torch.where(stops_R, Finish.STOP, torch.where(full_R, Finish.LENGTH, Finish.NONE))
+    finish_R = torch.where(emits_R, finish_R, Finish.NONE)
+    out_token_R.copy_(torch.where(emits_R, token_R, -1))
+    out_finish_R.copy_(finish_R)
+    # Inactive rows may share a slot, with each other but never with an active row, so rewriting it is harmless.
+    kv_len_S[slots_R] = torch.where(active_R & (kv_len_R > 0), kv_len_R, kv_len_S[slots_R])
+    last_token_S[slots_R] = torch.where(emits_R, token_R, last_token_S[slots_R])
+    stopped_S[slots_R] |= finish_R != Finish.NONE
+    if output_count_SV is not None:
+        counted_R = emits_R.to(output_count_SV.dtype)
+        output_count_SV.index_put_((slots_R, torch.where(emits_R, token_R, 0)), counted_R, accumulate=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Tokens of each row (None: of a row whose slot is stopped, with one token), padding, cache groups."""
+
+    counts: tuple[int | None, ...]
+    padded_rows: int = 0
+    padded_tokens: int = 0
+    groups: int = 1
+    block_size: int = 16
+    vocab_size: int = 1000
+    stop_ids: int = 8
+
+    def tables(self, device: torch.device, seed: int = 0) -> dict[str, Tensor]:
+        """The slots by field, block tables aside: as many as rows, two unused and the dummy, which is the last."""
+        generator = torch.Generator().manual_seed(seed)
+        slots = len(self.counts) + 3
+        numbers = torch.stack(
+            [
+                torch.randint(0, 100, (slots,), generator=generator),
+                torch.randint(0, self.vocab_size, (slots,), generator=generator),
+                torch.randint(60, 160, (slots,), generator=generator),
+            ]
+        ).to(device)
+        kv_len_S, last_token_S, max_len_S = numbers
+        stop_ids_SE = torch.randint(-1, self.vocab_size, (slots, self.stop_ids), generator=generator).clamp(min=-1)
+        stop_ids_SE[:, -2:] = -1
+        return {
+            "kv_len_S": kv_len_S,
+            "last_token_S": last_token_S,
+            "max_len_S": max_len_S,
+            "stop_ids_SE": stop_ids_SE.to(device),
+            "stopped_S": torch.ones(slots, dtype=torch.bool, device=device),
+            "output_count_SV": torch.zeros(slots, self.vocab_size, dtype=torch.int32, device=device),
+        }
+
+    def inputs(self, device: torch.device, seed: int = 0) -> tuple[dict[str, Tensor], list]:
+        """(tables, arguments of `step_inputs`). Half of the tokens, and all but the first of a row, are overridden."""
+        generator = torch.Generator().manual_seed(seed)
+        tables = self.tables(device, seed)
+        counts = [1 if count is None else count for count in self.counts] + [0] * self.padded_rows
+        tokens, dummy = sum(counts) + self.padded_tokens, len(self.counts) + 2
+        slots_R = [*torch.randperm(dummy, generator=generator)[: len(self.counts)].tolist()]
+        for slot, count in zip(slots_R, self.counts, strict=True):
+            tables["stopped_S"][slot] = count is None
+        starts = torch.tensor([0, *counts]).cumsum(0)
+        override_T = torch.randint(0, self.vocab_size, (tokens,), generator=generator, dtype=torch.int32)
+        single = starts[:-1][torch.tensor(counts) > 0]
+        override_T[single[torch.rand(len(single), generator=generator) < 0.5]] = -1
+        columns = -(-(100 + max(counts)) // self.block_size)
+        block_tables = [
+            torch.randint(1, 9999, (dummy + 1, columns), generator=generator, dtype=torch.int32).to(device)
+            for _ in range(self.groups)
+        ]
+        slots = torch.tensor(slots_R + [dummy] * self.padded_rows, dtype=torch.int32, device=device)
+        names = ("kv_len_S", "last_token_S", "stopped_S")
+        return tables, [
+            slots, starts.int().to(device), override_T.to(device), *(tables[n] for n in names), block_tables,
+            self.block_size,
+        ]  # fmt: skip
+
+
+CASES = (
+    Case(counts=(1,)),
+    Case(counts=(1, 1, None, 1), padded_rows=4, padded_tokens=4),
+    Case(counts=(7, 0, 40, 1, None, 300), groups=2, block_size=4),
+    Case(counts=(33, 1, 1), padded_rows=13, padded_tokens=29, groups=3),
+    Case(counts=(None, None), padded_tokens=1),
+)
+
+STEP_INPUTS = Op(
+    "step_inputs",
+    step_inputs,
+    (
+        Implementation("triton", "ridgeline.kernels.step.triton:step_inputs", on_gpu),
+        Implementation("torch", "ridgeline.kernels.step.op:step_inputs"),
+    ),
+)
+STEP_ADVANCE = Op(
+    "step_advance",
+    step_advance,
+    (
+        Implementation("triton", "ridgeline.kernels.step.triton:step_advance", on_gpu),
+        Implementation("torch", "ridgeline.kernels.step.op:step_advance"),
+    ),
+)

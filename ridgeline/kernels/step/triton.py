@@ -1,0 +1,196 @@
+"""A step's bookkeeping, one launch on either side of the network. Legend as in op.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.launch import launch_options
+from ridgeline.kernels.step.op import StepInputs
+
+MAX_GROUPS = 4  # cache groups; a kernel's arguments are fixed, so each group has its own
+
+
+@triton.jit
+def _place(table_ptr, place_ptr, slot, stride, position, live, token, mask, P: tl.constexpr):
+    block = tl.load(table_ptr + slot * stride + position // P, mask=live, other=0).to(tl.int64)
+    tl.store(place_ptr + token, block * P + position % P, mask=mask)
+
+
+@triton.jit
+def _step_inputs(
+    slots_ptr, start_ptr, override_ptr, kv_len_ptr, last_token_ptr, stopped_ptr,
+    table0_ptr, table1_ptr, table2_ptr, table3_ptr, stride0, stride1, stride2, stride3,
+    token_ids_ptr, positions_ptr, place0_ptr, place1_ptr, place2_ptr, place3_ptr, new_len_ptr, active_ptr,
+    num_rows, num_tokens,
+    P: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (r, c) takes every num_programs(1)-th block of row r's tokens; r == num_rows takes those of no row."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0)
+    owned = row < num_rows
+    start = tl.load(start_ptr + row)
+    end = num_tokens
+    slot = tl.zeros((), tl.int64)
+    length = tl.zeros((), tl.int64)
+    last_token = tl.zeros((), tl.int64)
+    active = owned
+    if owned:
+        end = tl.load(start_ptr + row + 1)
+        slot = tl.load(slots_ptr + row).to(tl.int64)
+        active = tl.load(stopped_ptr + slot) == 0
+        length = tl.load(kv_len_ptr + slot)
+        last_token = tl.load(last_token_ptr + slot)
+        if tl.program_id(1) == 0:
+            tl.store(active_ptr + row, active)
+            new_len = tl.where(active, length + (end - start), 1)
+            tl.store(new_len_ptr + row, tl.where(end > start, new_len, 0))
+    for first in range(start + tl.program_id(1) * BLOCK, end, BLOCK * tl.num_programs(1)):
+        token = first + tl.arange(0, BLOCK)
+        mask = token < end
+        given = tl.load(override_ptr + token, mask=token < tl.where(owned, end, start), other=-1).to(tl.int64)
+        tl.store(token_ids_ptr + token, tl.where(given >= 0, given, last_token), mask=mask)
+        live = token < tl.where(active, end, start)
+        position = tl.where(live, length + (token - start), 0)
+        tl.store(positions_ptr + token, position, mask=mask)
+        _place(table0_ptr, place0_ptr, slot, stride0, position, live, token, mask, P)
+        if GROUPS > 1:
+            _place(table1_ptr, place1_ptr, slot, stride1, position, live, token, mask, P)
+        if GROUPS > 2:
+            _place(table2_ptr, place2_ptr, slot, stride2, position, live, token, mask, P)
+        if GROUPS > 3:
+            _place(table3_ptr, place3_ptr, slot, stride3, position, live, token, mask, P)
+
+
+def inputs_config(rows: int, tokens: int) -> tuple[int, int]:
+    """(BLOCK, programs per row): short rows take one small block, a long prompt is shared by several programs."""
+    if tokens <= 2 * rows:
+        return 32, 1
+    return 256, max(1, min(16, tokens // 512))
+
+
+def step_inputs(
+    slots_R: Tensor,
+    start_R1: Tensor,
+    override_T: Tensor,
+    kv_len_S: Tensor,
+    last_token_S: Tensor,
+    stopped_S: Tensor,
+    block_tables: Sequence[Tensor],
+    block_size: int,
+) -> StepInputs:
+    """Raises ValueError for more than MAX_GROUPS block tables."""
+    groups, rows, tokens = len(block_tables), len(slots_R), len(override_T)
+    if not 1 <= groups <= MAX_GROUPS:
+        raise ValueError(f"{groups} block tables; from 1 to {MAX_GROUPS} are supported")
+    by_token = torch.empty(2 + groups, tokens, dtype=torch.int64, device=slots_R.device).unbind()
+    token_ids_T, positions_T, *places = by_token
+    kv_len_R = torch.empty(rows, dtype=torch.int64, device=slots_R.device)
+    active_R = torch.empty(rows, dtype=torch.bool, device=slots_R.device)
+    tables = (*block_tables, *[block_tables[0]] * (MAX_GROUPS - groups))
+    block, programs = inputs_config(rows, tokens)
+    _step_inputs[(rows + 1, programs)](
+        slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S,
+        *tables, *(table.stride(0) for table in tables),
+        token_ids_T, positions_T, *places, *[places[0]] * (MAX_GROUPS - groups), kv_len_R, active_R,
+        rows, tokens, P=block_size, GROUPS=groups, BLOCK=block,
+        num_warps=max(1, block // 128), **launch_options(slots_R.device),
+    )  # fmt: skip
+    return StepInputs(token_ids_T, positions_T, places, kv_len_R, active_R)
+
+
+@triton.jit
+def _step_advance(
+    token_ptr, samples_ptr, slots_ptr, new_len_ptr, active_ptr, stop_ids_ptr, max_len_ptr,
+    kv_len_ptr, last_token_ptr, stopped_ptr, count_ptr, out_token_ptr, out_finish_ptr,
+    num_rows, stop_stride, count_stride,
+    E: tl.constexpr, STOPS: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows per program; STOPS: power of two that covers the E stop ids. Codes as in `Finish`."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    mask = row < num_rows
+    slot = tl.load(slots_ptr + row, mask=mask, other=0).to(tl.int64)
+    token = tl.load(token_ptr + row, mask=mask, other=0).to(tl.int64)
+    new_len = tl.load(new_len_ptr + row, mask=mask, other=0)
+    active = mask & (tl.load(active_ptr + row, mask=mask, other=0) != 0)
+    emits = active & (tl.load(samples_ptr + row, mask=mask, other=0) != 0)
+    column = tl.arange(0, STOPS)[None, :]
+    stop_ids = tl.load(
+        stop_ids_ptr + slot[:, None] * stop_stride + column, mask=emits[:, None] & (column < E), other=-1
+    )
+    stops = tl.sum((stop_ids == token[:, None]).to(tl.int32), 1) > 0
+    full = new_len + 1 >= tl.load(max_len_ptr + slot, mask=emits, other=0)
+    finish = tl.where(emits, tl.where(stops, 1, tl.where(full, 2, 0)), 0)
+    tl.store(out_token_ptr + row, tl.where(emits, token, -1).to(tl.int32), mask=mask)
+    tl.store(out_finish_ptr + row, finish.to(tl.int8), mask=mask)
+    tl.store(kv_len_ptr + slot, new_len, mask=active & (new_len > 0))
+    tl.store(last_token_ptr + slot, token, mask=emits)
+    tl.store(stopped_ptr + slot, finish != 0, mask=emits & (finish != 0))
+    if COUNT:
+        tl.atomic_add(count_ptr + slot * count_stride + token, 1, mask=emits, sem="relaxed")
+
+
+def step_advance(
+    token_R: Tensor,
+    samples_R: Tensor,
+    slots_R: Tensor,
+    kv_len_R: Tensor,
+    active_R: Tensor,
+    stop_ids_SE: Tensor,
+    max_len_S: Tensor,
+    kv_len_S: Tensor,
+    last_token_S: Tensor,
+    stopped_S: Tensor,
+    output_count_SV: Tensor | None,
+    out_token_R: Tensor,
+    out_finish_R: Tensor,
+) -> None:
+    rows, width = len(slots_R), stop_ids_SE.shape[1]
+    together = 8
+    _step_advance[(triton.cdiv(rows, together),)](
+        token_R, samples_R, slots_R, kv_len_R, active_R, stop_ids_SE, max_len_S,
+        kv_len_S, last_token_S, stopped_S, output_count_SV, out_token_R, out_finish_R,
+        rows, stop_ids_SE.stride(0), 0 if output_count_SV is None else output_count_SV.stride(0),
+        E=width, STOPS=triton.next_power_of_2(width), ROWS=together, COUNT=output_count_SV is not None,
+        num_warps=1, **launch_options(slots_R.device),
+    )  # fmt: skip
+
+
+def _aot_inputs(groups: int, rows: int, tokens: int) -> AotKernel:
+    block, _ = inputs_config(rows, tokens)
+    rows_of = ("table{}_ptr", "stride{}", "place{}_ptr")
+    tables, strides, places = ([name.format(i) for i in range(MAX_GROUPS)] for name in rows_of)
+    signature = {"slots_ptr": "*i32", "start_ptr": "*i32", "override_ptr": "*i32"}
+    signature |= {"kv_len_ptr": "*i64", "last_token_ptr": "*i64", "stopped_ptr": "*i1"}
+    signature |= dict.fromkeys(tables, "*i32") | dict.fromkeys(strides, "i32")
+    signature |= dict.fromkeys(("token_ids_ptr", "positions_ptr", *places, "new_len_ptr"), "*i64")
+    signature |= {"active_ptr": "*i1", "num_rows": "i32", "num_tokens": "i32"}
+    constants = {"P": 16, "GROUPS": groups, "BLOCK": block}
+    return AotKernel(_step_inputs, signature, constants, num_warps=max(1, block // 128), hot=True)
+
+
+def _aot_advance(*, count: bool) -> AotKernel:
+    kinds = {
+        "token_ptr": "*i64", "samples_ptr": "*i1", "slots_ptr": "*i32", "new_len_ptr": "*i64", "active_ptr": "*i1",
+        "stop_ids_ptr": "*i64", "max_len_ptr": "*i64", "kv_len_ptr": "*i64", "last_token_ptr": "*i64",
+        "stopped_ptr": "*i1", "count_ptr": "*i32", "out_token_ptr": "*i32", "out_finish_ptr": "*i8",
+        "num_rows": "i32", "stop_stride": "i32:16", "count_stride": "i32",
+    }  # fmt: skip
+    constants: dict[str, int | None] = {"E": 64, "STOPS": 64, "ROWS": 8, "COUNT": count}
+    if not count:
+        del kinds["count_ptr"]
+        constants["count_ptr"] = None
+    return AotKernel(_step_advance, kinds, constants, num_warps=1, hot=True)
+
+
+AOT = (_aot_inputs(1, 256, 256), _aot_inputs(2, 8, 8192), _aot_advance(count=False), _aot_advance(count=True))

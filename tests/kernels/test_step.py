@@ -1,0 +1,132 @@
+"""What a step does beside the network: the plain versions row by row, the kernels against the plain versions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.core.plan import Finish
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.step.op import CASES, STEP_ADVANCE, STEP_INPUTS, Case, StepInputs
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+IMPLEMENTATIONS = ["reference", *(implementation.name for implementation in STEP_INPUTS.implementations)]
+BIG = (
+    Case(counts=(1,) * 256, padded_rows=3, padded_tokens=3),
+    Case(counts=(8000, 1, None, 100), padded_rows=4, padded_tokens=91),
+    Case(counts=(1,) * 700 + (None,) * 24, padded_rows=300, padded_tokens=300, groups=4),
+)
+CASES_AND_DEVICES = [
+    *((case, "cpu") for case in CASES),
+    *(pytest.param(case, "cuda", marks=pytest.mark.gpu) for case in (*CASES, *BIG)),
+]
+
+
+def chosen(op, name: str, device: str):
+    if name == "triton":
+        pytest.importorskip("triton")
+    return op.choose(Platform.of(torch.device(device)), name)
+
+
+def by_hand(slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S, tables, size) -> StepInputs:
+    """One token after the other, on the host."""
+    tokens = len(override_T)
+    ids, positions, places = [0] * tokens, [0] * tokens, [[0] * tokens for _ in tables]
+    lengths, active = [], []
+    starts = start_R1.tolist()
+    for row, slot in enumerate(slots_R.tolist()):
+        count, cached = starts[row + 1] - starts[row], int(kv_len_S[slot])
+        runs = not bool(stopped_S[slot])
+        active.append(runs)
+        lengths.append((cached + count if runs else 1) if count else 0)
+        for i in range(count):
+            t, position = starts[row] + i, cached + i if runs else 0
+            ids[t] = int(override_T[t]) if override_T[t] >= 0 else int(last_token_S[slot])
+            positions[t] = position
+            for group, table in enumerate(tables):
+                block = int(table[slot, position // size]) if runs else 0
+                places[group][t] = block * size + position % size
+    return StepInputs(
+        torch.tensor(ids), torch.tensor(positions), [torch.tensor(p) for p in places],
+        torch.tensor(lengths), torch.tensor(active),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "device"), CASES_AND_DEVICES, ids=str)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_inputs_are_those_made_by_hand(name: str, case: Case, device: str) -> None:
+    _, arguments = case.inputs(torch.device(device))
+    got = chosen(STEP_INPUTS, name, device)(*arguments)
+    want = by_hand(*([a.cpu() for a in x] if isinstance(x, list) else x if isinstance(x, int) else x.cpu()
+                     for x in arguments))  # fmt: skip
+    for field in ("token_ids_T", "positions_T", "kv_len_R", "active_R"):
+        assert torch.equal(getattr(got, field).cpu(), getattr(want, field)), field
+    for ours, theirs in zip(got.places, want.places, strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+
+
+def drawn(case: Case, tables: dict[str, Tensor], slots_R: Tensor, device: str) -> tuple[Tensor, Tensor]:
+    """Tokens (every third row draws its slot's first stop id) and which rows sample (most)."""
+    generator = torch.Generator().manual_seed(1)
+    token_R = torch.randint(0, case.vocab_size, (len(slots_R),), generator=generator).to(device)
+    stops_R = tables["stop_ids_SE"][slots_R.long(), 0]
+    third_R = (torch.arange(len(slots_R), device=device) % 3 == 0) & (stops_R >= 0)
+    samples_R = torch.rand(len(slots_R), generator=generator) < 0.8
+    return torch.where(third_R, stops_R, token_R), samples_R.to(device)
+
+
+@pytest.mark.parametrize(("case", "device"), CASES_AND_DEVICES, ids=str)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("penalties", [False, True])
+def test_slots_advance_row_by_row(name: str, case: Case, penalties: bool, device: str) -> None:
+    tables, arguments = case.inputs(torch.device(device))
+    slots_R = arguments[0]
+    inputs = STEP_INPUTS.reference(*arguments)
+    token_R, samples_R = drawn(case, tables, slots_R, device)
+    want = {field: table.cpu().clone() for field, table in tables.items()}
+    want_token, want_finish = [], []
+    for row, slot in enumerate(slots_R.tolist()):
+        token, length = int(token_R[row]), int(inputs.kv_len_R[row])
+        active = bool(inputs.active_R[row])
+        emits = active and bool(samples_R[row])
+        finish = Finish.NONE
+        if emits and token in want["stop_ids_SE"][slot].tolist():
+            finish = Finish.STOP
+        elif emits and length + 1 >= want["max_len_S"][slot]:
+            finish = Finish.LENGTH
+        want_token.append(token if emits else -1)
+        want_finish.append(finish)
+        if active and length:
+            want["kv_len_S"][slot] = length
+        if emits:
+            want["last_token_S"][slot] = token
+            want["stopped_S"][slot] |= finish != Finish.NONE
+            want["output_count_SV"][slot, token] += penalties
+    out_token_R = torch.full((len(slots_R),), 77, dtype=torch.int32, device=device)
+    out_finish_R = torch.full((len(slots_R),), 77, dtype=torch.int8, device=device)
+    chosen(STEP_ADVANCE, name, device)(
+        token_R, samples_R, slots_R, inputs.kv_len_R, inputs.active_R, tables["stop_ids_SE"], tables["max_len_S"],
+        tables["kv_len_S"], tables["last_token_S"], tables["stopped_S"],
+        tables["output_count_SV"] if penalties else None, out_token_R, out_finish_R,
+    )  # fmt: skip
+    assert out_token_R.tolist() == want_token
+    assert out_finish_R.tolist() == want_finish
+    for field, table in want.items():
+        assert torch.equal(tables[field].cpu(), table), field
+
+
+def test_the_cases_see_every_way_to_finish() -> None:
+    seen = set()
+    for case in (*CASES, *BIG[2:]):
+        tables, arguments = case.inputs(torch.device("cpu"))
+        inputs = STEP_INPUTS.reference(*arguments)
+        token_R, samples_R = drawn(case, tables, arguments[0], "cpu")
+        out = torch.zeros(len(token_R), dtype=torch.int32)
+        finish_R = torch.zeros(len(token_R), dtype=torch.int8)
+        STEP_ADVANCE.reference(
+            token_R, samples_R, arguments[0], inputs.kv_len_R, inputs.active_R, tables["stop_ids_SE"],
+            tables["max_len_S"], tables["kv_len_S"], tables["last_token_S"], tables["stopped_S"], None, out, finish_R,
+        )  # fmt: skip
+        seen |= set(finish_R.tolist())
+    assert seen == {Finish.NONE, Finish.STOP, Finish.LENGTH}
