@@ -1,8 +1,9 @@
 """Linear maps: every cut of both kernels against the reference, not only the one that would be chosen.
 
-Tolerances: 4 epsilons of the dtype (the result's rounding and an intermediate's), to which a product of I terms of order
-one adds I · 2**-24 for float32 sums. Where x is rounded before the product (normalised, times its weight), that adds I
-roundings whose errors average out: their sum has a standard deviation of ε/√3 · |y| ~ ε, so 8 ε covers 6 deviations.
+Tolerances: 4 epsilons of the dtype (the result's rounding and an intermediate's), to which a product of I terms of
+order one adds I · 2**-24 for float32 sums. Where x is rounded before the product (normalised, times its weight), that
+adds I roundings whose errors average out: their sum has a standard deviation of ε/√3 · |y| ~ ε, so 8 ε covers 6 of them;
+a gated pair multiplies two such values of up to about four.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.gemm.choose import Rows, Tiles, choose
+from ridgeline.kernels.gemm.choose import Rows, Tiles
 from ridgeline.kernels.gemm.op import CASES, LINEAR, NORM_CASES, NORM_LINEAR, Case, NormCase
 from ridgeline.kernels.op import Platform
 

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def summed(x_ptr, residual_ptr, x_offsets, residual_offsets, mask, RESIDUAL: tl.constexpr):  # type: ignore[no-untyped-def]
+def summed(x_ptr, residual_ptr, x_offsets, residual_offsets, mask, RESIDUAL: tl.constexpr):
     """x + residual rounded to x's dtype, or x itself; 0 where `mask` is false."""
     s = tl.load(x_ptr + x_offsets, mask=mask, other=0.0)
     if RESIDUAL:
@@ -16,7 +16,7 @@ def summed(x_ptr, residual_ptr, x_offsets, residual_offsets, mask, RESIDUAL: tl.
 
 
 @triton.jit
-def gated(gate, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def gated(gate, up, KIND: tl.constexpr):
     """act(gate) * up in float32 (the activations as in kernels/activation/op.py)."""
     if KIND == "silu":
         return gate * tl.sigmoid(gate) * up

@@ -13,8 +13,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.gemm.blocks import gated, summed
 
 
-@triton.jit(do_not_specialize=["T"])
-def rows_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["tokens"])
+def rows_kernel(
     x_ptr,
     residual_ptr,
     norm_ptr,
@@ -24,10 +24,10 @@ def rows_kernel(  # type: ignore[no-untyped-def]
     s_ptr,
     x_stride,
     residual_stride,
-    T,
-    O,
+    tokens,
+    outputs,
     eps,
-    I: tl.constexpr,
+    inputs: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -45,16 +45,16 @@ def rows_kernel(  # type: ignore[no-untyped-def]
     token_T = tl.arange(0, TOKENS)
     input_B = tl.arange(0, BLOCK)
     # Rows past the end repeat the last one: no mask on the loads that matter
-    row_R11 = tl.minimum(row_R, O - 1).to(tl.int64)[:, None, None]
-    weights_R1B = weight_ptr + row_R11 * I + input_B[None, None, :]
-    ups_R1B = weights_R1B + O.to(tl.int64) * I
+    row_R11 = tl.minimum(row_R, outputs - 1).to(tl.int64)[:, None, None]
+    weights_R1B = weight_ptr + row_R11 * inputs + input_B[None, None, :]
+    ups_R1B = weights_R1B + outputs.to(tl.int64) * inputs
     token_1T1 = token_T[None, :, None]
-    valid_1T1 = token_1T1 < T
+    valid_1T1 = token_1T1 < tokens
 
     # Weights are never written by a kernel: the first ones are under way while the kernel before drains
-    valid_11B = (input_B < I)[None, None, :]
+    valid_11B = (input_B < inputs)[None, None, :]
     w_R1B = tl.load(weights_R1B, mask=valid_11B, other=0.0)
-    if GATE:
+    if GATE != "":
         u_R1B = tl.load(ups_R1B, mask=valid_11B, other=0.0)
     if NORM:
         n_11B = tl.load(norm_ptr + input_B[None, None, :], mask=valid_11B, other=0.0)
@@ -64,9 +64,9 @@ def rows_kernel(  # type: ignore[no-untyped-def]
     acc_RTB = tl.zeros((ROWS, TOKENS, BLOCK), tl.float32)
     up_RTB = tl.zeros((ROWS, TOKENS, BLOCK), tl.float32)
     squares_1TB = tl.zeros((1, TOKENS, BLOCK), tl.float32)
-    for start in tl.static_range(0, I, BLOCK):
+    for start in tl.static_range(0, inputs, BLOCK):
         input_11B = start + input_B[None, None, :]
-        mask_1TB = valid_1T1 & (input_11B < I)
+        mask_1TB = valid_1T1 & (input_11B < inputs)
         s_1TB = summed(
             x_ptr,
             residual_ptr,
@@ -78,34 +78,34 @@ def rows_kernel(  # type: ignore[no-untyped-def]
         a_1TB = s_1TB.to(tl.float32)
         if NORM:
             if RESIDUAL:
-                tl.store(s_ptr + token_1T1 * I + input_11B, s_1TB, mask=mask_1TB & (first + token_1T1 * 0 == 0))
+                tl.store(s_ptr + token_1T1 * inputs + input_11B, s_1TB, mask=mask_1TB & (first + token_1T1 * 0 == 0))
             squares_1TB += a_1TB * a_1TB
             a_1TB *= n_11B.to(tl.float32)
         acc_RTB += w_R1B.to(tl.float32) * a_1TB
-        if GATE:
+        if GATE != "":
             up_RTB += u_R1B.to(tl.float32) * a_1TB
-        if start + BLOCK < I:
-            valid_11B = input_11B + BLOCK < I
+        if start + BLOCK < inputs:
+            valid_11B = input_11B + BLOCK < inputs
             w_R1B = tl.load(weights_R1B + (start + BLOCK), mask=valid_11B, other=0.0)
-            if GATE:
+            if GATE != "":
                 u_R1B = tl.load(ups_R1B + (start + BLOCK), mask=valid_11B, other=0.0)
             if NORM:
                 n_11B = tl.load(norm_ptr + BLOCK + input_11B, mask=valid_11B, other=0.0)
 
     scale_1T = tl.full((1, TOKENS), 1.0, tl.float32)
     if NORM:
-        scale_1T = tl.rsqrt(tl.sum(squares_1TB, 2) / I + eps)
+        scale_1T = tl.rsqrt(tl.sum(squares_1TB, 2) / inputs + eps)
     y_RT = tl.sum(acc_RTB, 2) * scale_1T
-    kept_R = row_R < O
+    kept_R = row_R < outputs
     if BIAS:
         y_RT += tl.load(bias_ptr + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
-    if GATE:
+    if GATE != "":
         up_RT = tl.sum(up_RTB, 2) * scale_1T
         if BIAS:
-            up_RT += tl.load(bias_ptr + O + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
+            up_RT += tl.load(bias_ptr + outputs + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
         y_RT = gated(y_RT, up_RT, GATE)
     tl.store(
-        y_ptr + token_T[None, :] * O.to(tl.int64) + row_R[:, None],
+        y_ptr + token_T[None, :] * outputs.to(tl.int64) + row_R[:, None],
         y_RT.to(y_ptr.dtype.element_ty),
-        mask=kept_R[:, None] & (token_T[None, :] < T),
+        mask=kept_R[:, None] & (token_T[None, :] < tokens),
     )

@@ -1,8 +1,8 @@
 """Up to a hundred tokens times a matrix on the matrix units: each program owns a tile of weight rows and all tokens.
 
-The weight tile is the left operand, since it has the many rows that the matrix units want; the tokens, padded to a tile,
-are the columns. Where a matrix has too few tiles for the device, SPLIT programs share a tile's inputs; the last of them
-to arrive adds up all parts in their order, so the result does not depend on who that was.
+The weight tile is the left operand, since it has the many rows that the matrix units want; the tokens, padded to a
+tile, are the columns. Where a matrix has too few tiles for the device, SPLIT programs share a tile's inputs; the last
+of them to arrive adds up all parts in their order, so the result does not depend on who that was.
 With a norm the scale is applied to the sums, as in rows.py. Legend: R weight rows, T tokens, B inputs of one block.
 """
 
@@ -16,15 +16,15 @@ from ridgeline.kernels.gemm.blocks import gated, summed
 
 
 @triton.jit
-def _tokens(  # type: ignore[no-untyped-def]
+def _tokens(
     x_ptr,
     residual_ptr,
     norm_ptr,
     s_ptr,
     x_stride,
     residual_stride,
-    T,
-    I,
+    tokens,
+    inputs,
     input_B,
     tile,
     squares_T,
@@ -37,9 +37,9 @@ def _tokens(  # type: ignore[no-untyped-def]
     """(the right operand [B, T], squares_T + Σ s²) for the inputs `input_B`."""
     token_1T = tl.arange(0, TOKENS)[None, :]
     input_B1 = input_B[:, None]
-    mask_BT = token_1T < T
+    mask_BT = token_1T < tokens
     if not WHOLE:
-        mask_BT = mask_BT & (input_B1 < I)
+        mask_BT = mask_BT & (input_B1 < inputs)
     s_BT = summed(
         x_ptr,
         residual_ptr,
@@ -50,8 +50,8 @@ def _tokens(  # type: ignore[no-untyped-def]
     )
     if NORM:
         if RESIDUAL:
-            tl.store(s_ptr + token_1T * I + input_B1, s_BT, mask=mask_BT & (tile + token_1T * 0 == 0))
-        n_B = tl.load(norm_ptr + input_B, mask=input_B < I, other=0.0)
+            tl.store(s_ptr + token_1T * inputs + input_B1, s_BT, mask=mask_BT & (tile + token_1T * 0 == 0))
+        n_B = tl.load(norm_ptr + input_B, mask=input_B < inputs, other=0.0)
         a_BT = s_BT.to(tl.float32)
         squares_T += tl.sum(a_BT * a_BT, 0)
         s_BT = (a_BT * n_B.to(tl.float32)[:, None]).to(s_BT.dtype)
@@ -59,16 +59,13 @@ def _tokens(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _weights(weights_RB, inputs_1B, I, WHOLE: tl.constexpr, DOT: tl.constexpr):  # type: ignore[no-untyped-def]
-    if WHOLE:
-        w_RB = tl.load(weights_RB)
-    else:
-        w_RB = tl.load(weights_RB, mask=inputs_1B < I, other=0.0)
+def _weights(weights_RB, input_1B, inputs, WHOLE: tl.constexpr, DOT: tl.constexpr):
+    w_RB = tl.load(weights_RB) if WHOLE else tl.load(weights_RB, mask=input_1B < inputs, other=0.0)
     return w_RB.to(DOT)
 
 
-@triton.jit(do_not_specialize=["T"])
-def tiles_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["tokens"])
+def tiles_kernel(
     x_ptr,
     residual_ptr,
     norm_ptr,
@@ -80,16 +77,16 @@ def tiles_kernel(  # type: ignore[no-untyped-def]
     arrivals_ptr,
     x_stride,
     residual_stride,
-    T,
-    O,
-    I,
+    tokens,
+    outputs,
+    inputs,
     eps,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     SPLIT: tl.constexpr,
-    WHOLE: tl.constexpr,  # I is a multiple of BLOCK * SPLIT: no masks along the inputs
+    WHOLE: tl.constexpr,  # inputs is a multiple of BLOCK * SPLIT: no masks along the inputs
     DOT: tl.constexpr,  # dtype of the operands
     NORM: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -105,18 +102,18 @@ def tiles_kernel(  # type: ignore[no-untyped-def]
     row_R = tile * ROWS + tl.arange(0, ROWS)
     token_T = tl.arange(0, TOKENS)
     # Rows past the end repeat the last one: no mask on the loads that matter
-    row_R1 = tl.minimum(row_R, O - 1).to(tl.int64)[:, None]
-    steps = tl.cdiv(I, BLOCK * SPLIT)
+    row_R1 = tl.minimum(row_R, outputs - 1).to(tl.int64)[:, None]
+    steps = tl.cdiv(inputs, BLOCK * SPLIT)
     begin = part * steps * BLOCK
-    end = tl.minimum(begin + steps * BLOCK, I)
+    end = tl.minimum(begin + steps * BLOCK, inputs)
     input_B = begin + tl.arange(0, BLOCK)
-    weights_RB = weight_ptr + row_R1 * I + input_B[None, :]
-    ups = O.to(tl.int64) * I
+    weights_RB = weight_ptr + row_R1 * inputs + input_B[None, :]
+    ups = outputs.to(tl.int64) * inputs
 
     # Weights are never written by a kernel: the first ones are under way while the kernel before drains
-    w_RB = _weights(weights_RB, input_B[None, :], I, WHOLE, DOT)
-    if GATE:
-        u_RB = _weights(weights_RB + ups, input_B[None, :], I, WHOLE, DOT)
+    w_RB = _weights(weights_RB, input_B[None, :], inputs, WHOLE, DOT)
+    if GATE != "":
+        u_RB = _weights(weights_RB + ups, input_B[None, :], inputs, WHOLE, DOT)
     if PDL:
         gdc_wait()
 
@@ -124,21 +121,21 @@ def tiles_kernel(  # type: ignore[no-untyped-def]
     up_RT = tl.zeros((ROWS, TOKENS), tl.float32)
     squares_T = tl.zeros((TOKENS,), tl.float32)
     x_BT, squares_T = _tokens(
-        x_ptr, residual_ptr, norm_ptr, s_ptr, x_stride, residual_stride, T, I, input_B, tile, squares_T,
+        x_ptr, residual_ptr, norm_ptr, s_ptr, x_stride, residual_stride, tokens, inputs, input_B, tile, squares_T,
         TOKENS, NORM, RESIDUAL, WHOLE, DOT,
     )  # fmt: skip
     acc_RT = tl.dot(w_RB, x_BT, acc_RT, input_precision="ieee")
-    if GATE:
+    if GATE != "":
         up_RT = tl.dot(u_RB, x_BT, up_RT, input_precision="ieee")
     for start in tl.range(BLOCK, end - begin, BLOCK, num_stages=STAGES):
-        w_RB = _weights(weights_RB + start, start + input_B[None, :], I, WHOLE, DOT)
+        w_RB = _weights(weights_RB + start, start + input_B[None, :], inputs, WHOLE, DOT)
         x_BT, squares_T = _tokens(
-            x_ptr, residual_ptr, norm_ptr, s_ptr, x_stride, residual_stride, T, I, start + input_B, tile,
+            x_ptr, residual_ptr, norm_ptr, s_ptr, x_stride, residual_stride, tokens, inputs, start + input_B, tile,
             squares_T, TOKENS, NORM, RESIDUAL, WHOLE, DOT,
         )  # fmt: skip
         acc_RT = tl.dot(w_RB, x_BT, acc_RT, input_precision="ieee")
-        if GATE:
-            u_RB = _weights(weights_RB + ups + start, start + input_B[None, :], I, WHOLE, DOT)
+        if GATE != "":
+            u_RB = _weights(weights_RB + ups + start, start + input_B[None, :], inputs, WHOLE, DOT)
             up_RT = tl.dot(u_RB, x_BT, up_RT, input_precision="ieee")
 
     mine = True
@@ -148,7 +145,7 @@ def tiles_kernel(  # type: ignore[no-untyped-def]
         tile_ptr = parts_ptr + tile.to(tl.int64) * (SPLIT * size)
         part_ptr = tile_ptr + part * size
         tl.store(part_ptr + place_RT, acc_RT)
-        if GATE:
+        if GATE != "":
             tl.store(part_ptr + ROWS * TOKENS + place_RT, up_RT)
         if NORM:
             tl.store(part_ptr + 2 * ROWS * TOKENS + token_T, squares_T)
@@ -162,25 +159,25 @@ def tiles_kernel(  # type: ignore[no-untyped-def]
             for other in tl.static_range(SPLIT):
                 part_ptr = tile_ptr + other * size
                 acc_RT += tl.load(part_ptr + place_RT, cache_modifier=".cg")
-                if GATE:
+                if GATE != "":
                     up_RT += tl.load(part_ptr + ROWS * TOKENS + place_RT, cache_modifier=".cg")
                 if NORM:
                     squares_T += tl.load(part_ptr + 2 * ROWS * TOKENS + token_T, cache_modifier=".cg")
 
     if mine:
-        kept_R = row_R < O
+        kept_R = row_R < outputs
         if NORM:
-            scale_T = tl.rsqrt(squares_T / I + eps)
+            scale_T = tl.rsqrt(squares_T / inputs + eps)
             acc_RT *= scale_T[None, :]
             up_RT *= scale_T[None, :]
         if BIAS:
             acc_RT += tl.load(bias_ptr + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
-        if GATE:
+        if GATE != "":
             if BIAS:
-                up_RT += tl.load(bias_ptr + O + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
+                up_RT += tl.load(bias_ptr + outputs + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
             acc_RT = gated(acc_RT, up_RT, GATE)
         tl.store(
-            y_ptr + token_T[None, :] * O.to(tl.int64) + row_R[:, None],
+            y_ptr + token_T[None, :] * outputs.to(tl.int64) + row_R[:, None],
             acc_RT.to(y_ptr.dtype.element_ty),
-            mask=kept_R[:, None] & (token_T[None, :] < T),
+            mask=kept_R[:, None] & (token_T[None, :] < tokens),
         )

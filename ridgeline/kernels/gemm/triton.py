@@ -82,7 +82,7 @@ def launch(
     strides = x_TI.stride(0), residual.stride(0)
     if isinstance(plan, Rows):
         rows_kernel[(programs,)](
-            x_TI, residual, norm_weight, weight_OI, bias, y_TO, s_TI, *strides, tokens, outputs, eps, I=inputs,
+            x_TI, residual, norm_weight, weight_OI, bias, y_TO, s_TI, *strides, tokens, outputs, eps, inputs=inputs,
             **cut, **flags,
         )  # fmt: skip
         return y_TO, s_TI
