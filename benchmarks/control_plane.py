@@ -26,6 +26,7 @@ from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.runner import Forwarded, Runner
+from ridgeline.worker.segments import Scores
 
 PARTS = ("schedule", "prepare", "update")
 
@@ -84,14 +85,17 @@ class Bench:
         assert plan is not None
         started = time.perf_counter()
         with torch.inference_mode():
-            batch = self.runner.prepare(plan)
+            self.runner.prepare(plan)
+            inputs = self.runner.inputs(plan)
         times["prepare"] = time.perf_counter() - started
-        logits = torch.randn(len(batch.rows.sampling_rows_N), 64, device=self.runner.device)
-        sampled = self.runner.sample(Forwarded(batch, logits, {}), {})
+        lengths = torch.from_numpy(plan.kv_bound_R.astype(np.int64)).to(self.runner.device)
+        logits = torch.randn(len(plan.rows), 64, device=self.runner.device)
+        scores = Scores(~self.runner.slots.stopped_S[inputs.slots_R], lengths, logits)
+        outcome = self.runner.sample(Forwarded(plan, inputs, scores, None, {}), {}).outcome
         result = StepResult(
             plan_id=plan.id,
-            tokens_RK=sampled.token_R.cpu().numpy()[:, None].astype(np.int32),
-            finish_R=sampled.finish_R.cpu().numpy(),
+            tokens_RK=outcome.token_R.cpu().numpy()[:, None],
+            finish_R=outcome.finish_R.cpu().numpy(),
         )
         started = time.perf_counter()
         self.scheduler.update(result)

@@ -10,7 +10,7 @@ import torch
 from ridgeline.core.config import EngineConfig, LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.engine.engine import Engine
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.op import Platform, on_gpu
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.measure.machine import hardware_of
@@ -48,7 +48,7 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
     dtype = choose_dtype(config.dtype, model.dtype, device)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     check_weights_fit(model.spec, device, dtype=dtype, positions=wanted_len)
-    ops = Ops(Platform.of(device))
+    ops = Ops(Platform.of(device), config.kernels)
     decoder = Decoder(model.spec, ops, dtype=getattr(torch, dtype), device=device, max_positions=wanted_len)
     load_weights(decoder, folder, model.weights, load_format=config.load_format, seed=config.seed, progress=progress)
     decoder.requires_grad_(False)
@@ -63,6 +63,8 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
         max_chunk=max_tokens,
     )
     runner = Runner(decoder, ops, memory.layout, num_slots=max_seqs, max_model_len=memory.max_model_len)
+    if on_gpu(ops.platform) and not config.enforce_eager:
+        runner.capture(max_rows=max_seqs, max_tokens=max_tokens, progress=progress)
     engine_config = EngineConfig(
         max_model_len=memory.max_model_len,
         max_num_seqs=max_seqs,

@@ -34,6 +34,7 @@ ENGINE_HELP = {
     "scheduling_policy": "fcfs or priority.",
     "seed": "Seed for requests that bring none.",
     "load_format": "auto, safetensors, or dummy (random weights).",
+    "enforce_eager": "Launch ops one by one instead of replaying CUDA graphs.",
     "debug_checks": "Compare engine and device state at every step (slow).",
 }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,9 @@ class LLMConfig:
     model: folder or hub id. dtype: "auto" (the checkpoint's own), or one of DTYPES. device: "auto", "cpu", "cuda",
     "cuda:1". max_model_len: longest prompt + output, in tokens. max_num_seqs: requests running at once.
     max_num_batched_tokens: tokens one step runs at most. gpu_memory_utilization: share of the device's memory to use
-    in all; kv_cache_memory: bytes for the KV cache, instead. block_size: tokens per cache block.
+    in all; kv_cache_memory: bytes for the KV cache, instead. block_size: tokens per cache block. enforce_eager: launch
+    ops one by one instead of replaying CUDA graphs (slower; starts sooner). kernels: op → implementation, where the
+    platform's first choice is not wanted ("reference" always exists).
     """
 
     model: str | Path = ""
@@ -36,6 +39,8 @@ class LLMConfig:
     seed: int = 0
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     skip_tokenizer_init: bool = False
+    enforce_eager: bool = False
+    kernels: Mapping[str, str] = field(default_factory=dict)
     debug_checks: bool = False
 
     def __post_init__(self) -> None:
@@ -68,7 +73,7 @@ class LLMConfig:
             optional = name not in ("block_size", "seed")
             if not (isinstance(value, int) and not isinstance(value, bool)) and not (optional and value is None):
                 raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
-        for name in ("enable_prefix_caching", "skip_tokenizer_init", "debug_checks"):
+        for name in ("enable_prefix_caching", "skip_tokenizer_init", "enforce_eager", "debug_checks"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfig(f"{name} must be True or False, got {getattr(self, name)!r}.")
         if not isinstance(self.gpu_memory_utilization, (int, float)):

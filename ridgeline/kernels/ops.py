@@ -5,37 +5,51 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.op import Overrides, Platform, load_op
 
 OPS = {
     "embedding": "ridgeline.kernels.embedding.op:EMBEDDING",
     "linear": "ridgeline.kernels.gemm.op:LINEAR",
+    "norm_linear": "ridgeline.kernels.gemm.op:NORM_LINEAR",
     "rms_norm": "ridgeline.kernels.norm.op:RMS_NORM",
     "layer_norm": "ridgeline.kernels.norm.op:LAYER_NORM",
     "rope": "ridgeline.kernels.rotary.op:ROPE",
+    "rope_kv": "ridgeline.kernels.rotary.op:ROPE_KV",
     "gated_activation": "ridgeline.kernels.activation.op:GATED_ACTIVATION",
     "activation": "ridgeline.kernels.activation.op:ACTIVATION",
-    "write_kv": "ridgeline.kernels.attention.op:WRITE_KV",
+    "attention_schedule": "ridgeline.kernels.attention.op:ATTENTION_SCHEDULE",
     "paged_attention": "ridgeline.kernels.attention.op:PAGED_ATTENTION",
     "sample": "ridgeline.kernels.sampling.op:SAMPLE",
+    "step_inputs": "ridgeline.kernels.step.op:STEP_INPUTS",
+    "step_advance": "ridgeline.kernels.step.op:STEP_ADVANCE",
 }
 
 
 class Ops:
-    """One chosen function per op. `overrides`: op name → implementation name ("reference" always exists)."""
+    """One chosen function per op. `overrides`: op name → implementation name ("reference" always exists).
+
+    Raises InvalidConfig for names that do not exist.
+    """
 
     embedding: Callable[..., Any]
     linear: Callable[..., Any]
+    norm_linear: Callable[..., Any]
     rms_norm: Callable[..., Any]
     layer_norm: Callable[..., Any]
     rope: Callable[..., Any]
+    rope_kv: Callable[..., Any]
     gated_activation: Callable[..., Any]
     activation: Callable[..., Any]
-    write_kv: Callable[..., Any]
+    attention_schedule: Callable[..., Any]
     paged_attention: Callable[..., Any]
     sample: Callable[..., Any]
+    step_inputs: Callable[..., Any]
+    step_advance: Callable[..., Any]
 
     def __init__(self, platform: Platform, overrides: Overrides | None = None) -> None:
+        if unknown := sorted(set(overrides or ()) - OPS.keys()):
+            raise InvalidConfig(f"there is no op {unknown[0]!r}; known: {', '.join(OPS)}.")
         self.platform = platform
         for name, target in OPS.items():
             setattr(self, name, load_op(target).choose(platform, (overrides or {}).get(name)))

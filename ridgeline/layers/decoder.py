@@ -5,6 +5,8 @@ Legend: T tokens of all sequences of a step in a row, N tokens to score, M model
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +22,7 @@ from ridgeline.layers.rotary import Rotary
 
 
 class Layer(nn.Module):
-    """A mixer and a feed-forward, each behind a norm. The residual addition happens inside the next norm."""
+    """A mixer and a feed-forward. The norm before each, and the residual addition, happen inside its first product."""
 
     def __init__(self, index: int, spec: LayerSpec, width: int, rotary: Rotary | None, build: Build) -> None:
         super().__init__()
@@ -33,10 +35,19 @@ class Layer(nn.Module):
         self, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: MixerState
     ) -> tuple[Tensor, Tensor]:
         """(what this layer adds to the residual, the residual before it)."""
-        x_TM, residual_TM = self.mixer_norm(x_TM, residual_TM)
-        x_TM = self.mixer(x_TM, positions_T, state)
-        x_TM, residual_TM = self.feed_forward_norm(x_TM, residual_TM)
-        return self.feed_forward(x_TM), residual_TM
+        x_TM, residual_TM = self.mixer(self.mixer_norm, x_TM, residual_TM, positions_T, state)
+        return self.feed_forward(self.feed_forward_norm, x_TM, residual_TM)
+
+
+class Hidden(NamedTuple):
+    """What the layers leave for scoring; index it like the tokens it belongs to."""
+
+    x_NM: Tensor
+    residual_NM: Tensor | None
+
+    def at(self, index: Tensor | slice) -> Hidden:
+        """Some tokens of it."""
+        return Hidden(self.x_NM[index], None if self.residual_NM is None else self.residual_NM[index])
 
 
 class Decoder(nn.Module):
@@ -68,20 +79,19 @@ class Decoder(nn.Module):
             Layer(index, layer, width, rotaries[layer.mixer.rope], build) for index, layer in enumerate(spec.layers)
         )
         self.final_norm = Norm(spec.final_norm, width, build)
-        self.unembed = None if spec.tie_word_embeddings else Linear(width, (spec.vocab_size,), False, build)
+        tied = self.embed.weight if spec.tie_word_embeddings else None
+        self.unembed = Linear(width, (spec.vocab_size,), False, build, tied=tied)
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, state: MixerState) -> Tensor:
-        """Hidden states after the final norm: [T, M]."""
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, state: MixerState) -> Hidden:
+        """The last layer's output, not yet added to its residual: [T, M] each."""
         x_TM = self.embed(token_ids_T)
         if self.position_embed is not None:
             x_TM = x_TM + self.position_embed(positions_T)
         residual_TM: Tensor | None = None
         for layer in self.layers:
             x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, state)
-        return self.final_norm(x_TM, residual_TM)[0]
+        return Hidden(x_TM, residual_TM)
 
-    def logits(self, hidden_NM: Tensor) -> Tensor:
-        """Scores of every vocabulary entry: [N, V] in the model's dtype."""
-        if self.unembed is not None:
-            return self.unembed(hidden_NM)
-        return self.ops.linear(hidden_NM, self.embed.weight, None)
+    def logits(self, hidden: Hidden) -> Tensor:
+        """Scores of every vocabulary entry, after the final norm: [N, V] in the model's dtype."""
+        return self.unembed.normed(self.final_norm, hidden.x_NM, hidden.residual_NM)[0]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from ridgeline.core.model_spec import MLPSpec
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
+from ridgeline.layers.norm import Norm
 
 
 class GatedMLP(nn.Module):
@@ -15,12 +16,12 @@ class GatedMLP(nn.Module):
     def __init__(self, spec: MLPSpec, width: int, build: Build) -> None:
         super().__init__()
         self.kind = spec.activation
-        self.ops = build.ops
         self.gate_up = Linear(width, (spec.intermediate_size, spec.intermediate_size), spec.bias, build)
         self.down = Linear(spec.intermediate_size, (width,), spec.bias, build)
 
-    def forward(self, x_TM: Tensor) -> Tensor:
-        return self.down(self.ops.gated_activation(self.gate_up(x_TM), self.kind))
+    def forward(self, norm: Norm, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
+        y_TF, residual_TM = self.gate_up.normed(norm, x_TM, residual_TM, gate=self.kind)
+        return self.down(y_TF), residual_TM
 
 
 class MLP(nn.Module):
@@ -33,10 +34,11 @@ class MLP(nn.Module):
         self.up = Linear(width, (spec.intermediate_size,), spec.bias, build)
         self.down = Linear(spec.intermediate_size, (width,), spec.bias, build)
 
-    def forward(self, x_TM: Tensor) -> Tensor:
-        return self.down(self.ops.activation(self.up(x_TM), self.kind))
+    def forward(self, norm: Norm, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
+        y_TF, residual_TM = self.up.normed(norm, x_TM, residual_TM)
+        return self.down(self.ops.activation(y_TF, self.kind)), residual_TM
 
 
 def feed_forward(spec: MLPSpec, width: int, build: Build) -> nn.Module:
-    """The module for `spec`: [T, M] → [T, M]."""
+    """The module for `spec`: (norm, x, residual) → (what it adds to the residual, the residual before it)."""
     return (GatedMLP if spec.gated else MLP)(spec, width, build)

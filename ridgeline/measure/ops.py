@@ -27,9 +27,11 @@ from ridgeline.kernels.ops import OPS, Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.measure.probes import Bench
 from ridgeline.measure.timing import Effort
+from ridgeline.perf.explain import JOINT
 from ridgeline.worker.runner import Runner
 
 BLOCK_SIZE = 16
+UNPRICED = ("step_inputs", "attention_schedule", "step_advance")  # bookkeeping of some hundred bytes
 EFFORT = Effort(seconds=0.1, repeats=7)
 
 
@@ -105,8 +107,9 @@ def _listen(ops: Ops, names: Mapping[int, str], calls: list[Recorded]) -> None:
 
     def listening(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            weights = [names[id(a)] for a in arguments if id(a) in names]
-            calls.append(Recorded(step_name(op, weights[0] if weights else ""), function, arguments, options))
+            name = step_name(op, arguments, names)
+            if name not in UNPRICED:
+                calls.append(Recorded(name, function, arguments, options))
             return function(*arguments, **options)
 
         return call
@@ -115,14 +118,22 @@ def _listen(ops: Ops, names: Mapping[int, str], calls: list[Recorded]) -> None:
         setattr(ops, op, listening(op, getattr(ops, op)))
 
 
-def step_name(op: str, weight: str) -> str:
-    """The cost model's name for a call of `op` with the decoder's parameter `weight` ("" if it has none)."""
-    module = weight.rpartition(".")[0].rpartition(".")[2]
-    if op == "linear":
-        return "unembed" if module == "embed" else module
-    if op == "embedding":
-        return module
-    return module or {"paged_attention": "attention"}.get(op, op)
+def step_name(op: str, arguments: tuple, names: Mapping[int, str]) -> str:
+    """The cost model's name for a call of `op`; of a fused op the names of its parts, joined.
+
+    names: id of a decoder's parameter → its name.
+    """
+    modules = [names[id(a)].split(".")[-2] for a in arguments if id(a) in names]
+    if op == "norm_linear":
+        norm, product = modules
+        gate = arguments[6] if len(arguments) > 6 else None
+        return JOINT.join([norm, "unembed" if product == "embed" else product, *(["gated_activation"] if gate else [])])
+    if op == "rope_kv":
+        rotated = arguments[4] is not None
+        return JOINT.join([*modules, *(["rope"] if rotated else []), "write_kv"])
+    if op == "linear" and modules == ["embed"]:
+        return "unembed"
+    return modules[0] if modules else {"paged_attention": "attention"}.get(op, op)
 
 
 def _weight_names(decoder: nn.Module) -> dict[int, str]:

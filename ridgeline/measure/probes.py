@@ -79,7 +79,7 @@ def memory_probes(bench: Bench, threads: int | None = None) -> list[Probe]:
     return [
         Probe(f"read{suffix}", "B/s", rate(lambda x, y: x.sum(), 1)),
         Probe(f"write{suffix}", "B/s", rate(lambda x, y: y.fill_(1.5), 1)),
-        # A kernel, not `copy_`: captured in a graph that is a memcpy node, which copy engines run at two thirds the rate.
+        # A kernel, not `copy_`: captured, that is a memcpy node, which copy engines run at two thirds of the rate.
         Probe(f"copy{suffix}", "B/s", rate(lambda x, y: torch.neg(x, out=y), 2)),
     ]
 

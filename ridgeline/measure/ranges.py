@@ -23,7 +23,7 @@ HOST, SEGMENT, LAYER, OP = "engine ", "segment ", "layer ", "op "  # prefixes of
 def named_ranges(engine: Engine, worker: LocalWorker) -> Iterator[list[StepShape]]:
     """Ranges for the engine's calls, the two segments, every layer and op, in torch's profiler and (CUDA) as NVTX.
 
-    Yields the shapes of the steps that run meanwhile. Work inside a replayed graph shows under its segment only.
+    Yields the shapes of the steps that run meanwhile. Graphs are not replayed meanwhile: their ops have no names.
     """
     shapes: list[StepShape] = []
     runner = worker.runner
@@ -38,6 +38,7 @@ def named_ranges(engine: Engine, worker: LocalWorker) -> Iterator[list[StepShape
             (runner, "sample", SEGMENT + "sample"),
         ):
             _replace(undo, owner, name, _ranged(getattr(owner, name), label, cuda))
+        _replace(undo, runner, "_graphs", None)
         _replace(undo, runner, "forward", _noting(runner.forward, shapes))
         for index, layer in enumerate(runner.decoder.layers):
             _replace(undo, layer, "forward", _ranged(layer.forward, f"{LAYER}{index}", cuda))
@@ -71,8 +72,7 @@ def _ranged(function: Callable[..., Any], label: str, cuda: bool) -> Callable[..
 
 def _ranged_op(function: Callable[..., Any], op: str, weights: dict[int, str]) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
-        weight = next((weights[id(a)] for a in arguments if id(a) in weights), "")
-        with torch.profiler.record_function(OP + step_name(op, weight)):
+        with torch.profiler.record_function(OP + step_name(op, arguments, weights)):
             return function(*arguments, **options)
 
     return call

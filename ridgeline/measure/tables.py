@@ -11,6 +11,7 @@ from typing import Any
 from torch._C._autograd import DeviceType
 
 from ridgeline.measure.ranges import HOST, LAYER, OP, SEGMENT
+from ridgeline.perf.explain import JOINT
 
 Interval = tuple[float, float]  # start and end in µs of the profiler's clock
 
@@ -48,7 +49,13 @@ def op_rows(events: Iterable[Any], limits: Mapping[str, float], *, cuda: bool) -
         if event.device_type == DeviceType.CPU and event.name.startswith(OP):
             totals[event.name.removeprefix(OP)][0] += event.device_time_total if cuda else event.cpu_time_total
             totals[event.name.removeprefix(OP)][1] += 1
-    return _sorted(Row(name, us / 1e6, int(calls), limits.get(name)) for name, (us, calls) in totals.items())
+    return _sorted(Row(name, us / 1e6, int(calls), _limit(name, limits)) for name, (us, calls) in totals.items())
+
+
+def _limit(name: str, limits: Mapping[str, float]) -> float | None:
+    """Of a fused op: what its parts need."""
+    parts = name.split(JOINT)
+    return sum(limits[part] for part in parts) if all(part in limits for part in parts) else None
 
 
 def idle_rows(events: Iterable[Any], *, cuda: bool) -> tuple[float, list[Row]]:

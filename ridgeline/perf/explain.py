@@ -12,6 +12,8 @@ from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.precision import precision
 from ridgeline.perf.roofline import bound, op_rate, seconds, step_ops
 
+JOINT = " + "  # between the names of ops that run as one
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainRow:
@@ -47,16 +49,18 @@ def explain_table(
 ) -> list[ExplainRow]:
     """One row per op name in order, then their "total". measured: op name → seconds of one call.
 
-    The total's measured time is given only if every op's is.
+    Ops that run fused (measured under their joined names) make one row; its limit is what the parts need. The total's
+    measured time is given only if every op's is.
     """
     p, merged = precision(dtype), dict[str, list[tuple[Cost, float, int]]]()
+    fused = {part: joint for joint in measured or () for part in joint.split(JOINT)}
     for op in step_ops(model, shape, dtype=dtype, kv_dtype=kv_dtype):
         limit = seconds(op.cost, hardware, op_rate(op.name, hardware, p))
-        merged.setdefault(op.name, []).append((op.cost, limit, op.count))
+        merged.setdefault(fused.get(op.name, op.name), []).append((op.cost, limit, op.count))
     whole = sum(limit * count for calls in merged.values() for _, limit, count in calls)
     rows = []
     for name, calls in merged.items():
-        count = sum(times for _, _, times in calls)
+        count = sum(times for _, _, times in calls) // (name.count(JOINT) + 1)
         cost = _sum([Cost(c.bytes * times, c.flops * times) for c, _, times in calls])
         limit = sum(limit * times for _, limit, times in calls)
         one = (measured or {}).get(name)
@@ -66,7 +70,7 @@ def explain_table(
                 count=count,
                 bytes=cost.bytes,
                 flops=cost.flops,
-                bound=bound(cost, hardware, op_rate(name, hardware, p)),
+                bound=bound(cost, hardware, max(op_rate(part, hardware, p) for part in name.split(JOINT))),
                 limit=limit,
                 share=limit / whole if whole else 0.0,
                 measured=None if one is None else one * count,

@@ -86,7 +86,7 @@ def _nats(decoder: Decoder, batch: Sequence[Window], device: torch.device) -> fl
         inputs_BL[row, : len(w.inputs)] = torch.from_numpy(w.inputs)
         targets_BL[row, w.first : len(w.targets)] = torch.from_numpy(w.targets[w.first :])
     positions_N = torch.arange(length, device=device).repeat(len(batch))
-    hidden_NM = decoder(inputs_BL.flatten().to(device), positions_N, DenseCausal(decoder.spec, len(batch)))
+    hidden_NM = decoder(inputs_BL.flatten().to(device), positions_N, DenseCausal(len(batch)))
     targets_N = targets_BL.flatten().to(device)
     return float(_cross_entropy(decoder.logits(hidden_NM), targets_N))
 

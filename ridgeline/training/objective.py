@@ -14,11 +14,11 @@ from ridgeline.core.model_spec import MLPSpec, ModelSpec
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import OPS, Ops
 from ridgeline.layers.attention import DenseCausal
-from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.decoder import Decoder, Hidden
 
 # Plain torch throughout: our fast kernels are made for inference and have no backward pass.
 _TRAINING_OPS = dict.fromkeys(OPS, "reference") | dict.fromkeys(
-    ("linear", "embedding", "activation", "gated_activation"), "torch"
+    ("linear", "norm_linear", "embedding", "activation", "gated_activation"), "torch"
 )
 
 
@@ -36,7 +36,7 @@ class NextTokenLoss(nn.Module):
     def __init__(self, decoder: Decoder, *, batch_size: int, chunk: int, bf16: bool) -> None:
         super().__init__()
         self.decoder = decoder
-        self.state = DenseCausal(decoder.spec, batch_size)
+        self.state = DenseCausal(batch_size)
         self.chunk = chunk
         self.bf16 = bf16
 
@@ -46,16 +46,17 @@ class NextTokenLoss(nn.Module):
         batch, length = inputs_BS.shape
         positions_N = torch.arange(length, device=tokens_BS1.device).repeat(batch)
         with torch.autocast(tokens_BS1.device.type, torch.bfloat16, enabled=self.bf16):
-            hidden_NM = self.decoder(inputs_BS.flatten(), positions_N, self.state)
-            total = hidden_NM.new_zeros((), dtype=torch.float32)
-            for hidden_CM, targets_C in zip(hidden_NM.split(self.chunk), targets_N.split(self.chunk), strict=True):
+            hidden = self.decoder(inputs_BS.flatten(), positions_N, self.state)
+            total = torch.zeros((), device=tokens_BS1.device)
+            for start in range(0, len(targets_N), self.chunk):
+                chunk = slice(start, start + self.chunk)
                 total = total + checkpoint(
-                    self._sum, hidden_CM, targets_C, use_reentrant=False, preserve_rng_state=False
+                    self._sum, hidden.at(chunk), targets_N[chunk], use_reentrant=False, preserve_rng_state=False
                 )
         return total / len(targets_N)
 
-    def _sum(self, hidden_CM: Tensor, targets_C: Tensor) -> Tensor:
-        return F.cross_entropy(self.decoder.logits(hidden_CM).float(), targets_C, reduction="sum")
+    def _sum(self, hidden: Hidden, targets_C: Tensor) -> Tensor:
+        return F.cross_entropy(self.decoder.logits(hidden).float(), targets_C, reduction="sum")
 
 
 def training_flops_per_token(spec: ModelSpec, length: int) -> float:

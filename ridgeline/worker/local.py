@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
 from ridgeline.worker.runner import DeviceLogprobs, Forwarded, Runner, Sampled
+from ridgeline.worker.segments import Outcome
 from ridgeline.worker.stopwatch import Stopwatch
 
 T = TypeVar("T")
@@ -40,11 +41,10 @@ class HostCopy:
     """A step's outcome on its way to the host."""
 
     def __init__(self, sampled: Sampled) -> None:
-        device = sampled.token_R.device
+        packed = sampled.outcome.packed
         self._sampled = sampled
-        self._token_R = _start_copy(sampled.token_R)
-        self._finish_R = _start_copy(sampled.finish_R)
-        self._done = torch.cuda.Event() if device.type == "cuda" else None
+        self._outcome = Outcome(_start_copy(packed))
+        self._done = torch.cuda.Event() if packed.is_cuda else None
         if self._done is not None:
             self._done.record()
 
@@ -52,13 +52,13 @@ class HostCopy:
         """Wait for the copy; raises whatever the device reports."""
         if self._done is not None:
             self._done.synchronize()
-        sampled, rows = self._sampled, np.flatnonzero(plan.rows.num_logits_R)
+        sampled, rows = self._sampled, len(plan.rows)
         prompts = sampled.forwarded.prompt_logprobs
         return StepResult(
             plan_id=plan.id,
-            tokens_RK=self._token_R.numpy()[:, None].astype(np.int32),
-            finish_R=self._finish_R.numpy(),
-            logprobs=_to_host(sampled.logprobs, rows, len(plan.rows)) if sampled.logprobs else None,
+            tokens_RK=self._outcome.token_R.numpy()[:rows, None],
+            finish_R=self._outcome.finish_R.numpy()[:rows],
+            logprobs=_to_host(sampled.logprobs) if sampled.logprobs else None,
             prompt_logprobs={row: _to_host(scores) for row, scores in prompts.items()},
             elapsed=watch.seconds(),
         )
@@ -157,16 +157,6 @@ def _start_copy(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-def _to_host(logprobs: DeviceLogprobs, rows_N: np.ndarray | None = None, num_rows: int = 0) -> StepLogprobs:
-    """Copy to the host; with `rows_N`, spread the N scored rows over all rows of the plan."""
-
-    def copied(tensor: Tensor) -> np.ndarray:
-        array: np.ndarray = tensor.cpu().numpy()
-        if rows_N is None:
-            return array
-        spread = np.zeros((num_rows, *array.shape[1:]), array.dtype)
-        spread[rows_N] = array
-        return spread
-
+def _to_host(logprobs: DeviceLogprobs) -> StepLogprobs:
     parts = (logprobs.logprob_N, logprobs.rank_N, logprobs.top_ids_NL, logprobs.top_logprobs_NL)
-    return StepLogprobs(*(copied(part) for part in parts))
+    return StepLogprobs(*(part.cpu().numpy() for part in parts))

@@ -7,6 +7,7 @@ counts. Legend: S slots, C columns of a block table, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,8 +17,10 @@ from ridgeline.core.cache_spec import NULL_BLOCK
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Assign, Delta, Feature, SetBlocks, features_of
 from ridgeline.kernels.sampling.op import SamplingTables
+from ridgeline.worker.upload import upload
 
-# float parameter → its table
+_INTS = ("kv_len", "last_token", "max_len", "top_k", "seed", "min_len")  # rows of ints_IS
+# float parameter → its table, in the order of the rows of floats_FS
 _FLOATS = {
     "temperature": "temperature_S",
     "top_p": "top_p_S",
@@ -35,19 +38,29 @@ class Slots:
 
     def __init__(self, num_slots: int, num_groups: int, max_blocks: int, vocab_size: int, device: torch.device) -> None:
         self.device = device
+        self.dummy = num_slots  # a slot that is always stopped: padding rows are its
+        num_slots += 1
         self.generations = np.zeros(num_slots, np.int32)  # of the request in the slot, 0 when it is free
         self.forms: dict[int, Assign] = {}  # host copy of the full form each slot was last assigned
-        self.kv_len_S, self.last_token_S, self.max_len_S = torch.zeros(3, num_slots, dtype=torch.int64, device=device)
+        self._ints_IS = torch.zeros(len(_INTS), num_slots, dtype=torch.int64, device=device)
+        self._floats_FS = torch.zeros(len(_FLOATS), num_slots, dtype=torch.float32, device=device)
+        self.kv_len_S, self.last_token_S, self.max_len_S, top_k_S, seed_S, min_len_S = self._ints_IS
         self.stopped_S = torch.ones(num_slots, dtype=torch.bool, device=device)
         self.block_tables_SC = [
             torch.full((num_slots, max_blocks), NULL_BLOCK, dtype=torch.int32, device=device) for _ in range(num_groups)
         ]
-        self.sampling = SamplingTables.empty(num_slots, vocab_size, device)
+        floats = dict(zip(_FLOATS.values(), self._floats_FS, strict=True))
+        empty = SamplingTables.empty(num_slots, vocab_size, device)
+        for name, table_S in floats.items():
+            table_S.copy_(getattr(empty, name))
+        self.sampling = replace(empty, top_k_S=top_k_S, seed_S=seed_S, min_len_S=min_len_S, **floats)
+        self._biased: set[int] = set()  # slots whose row of the bias table is not empty
 
     def reset(self) -> None:
         """Forget every slot; the plan that asked for it carries the full forms of those that live on."""
         self.forms.clear()
         self.generations.fill(0)
+        self._biased.update(range(self.dummy))  # who knows what is there
         self.stopped_S.fill_(True)
 
     def apply(self, deltas: Sequence[Delta]) -> None:
@@ -75,46 +88,42 @@ class Slots:
         for group, table_SC in enumerate(self.block_tables_SC):
             entries = [(slot, column, block) for (g, slot, column), block in blocks.items() if g == group]
             if entries:
-                slot, column, block = torch.from_numpy(np.array(entries, np.int32).T.copy()).to(self.device)
+                places = np.array(entries, np.int64).T
+                slot, column, block = upload([places[0], places[1], places[2].astype(np.int32)], self.device)
                 table_SC[slot, column] = block
 
     def _assign(self, forms: list[Assign]) -> None:
         for form in forms:
             self.forms[form.slot] = form
             self.generations[form.slot] = form.generation
-        slots = self._ints([form.slot for form in forms])
-        last = [max(0, form.last_token or 0) for form in forms]
-        self.kv_len_S[slots] = self._ints([form.kv_len for form in forms])
-        self.last_token_S[slots] = self._ints(last)
-        self.max_len_S[slots] = self._ints([form.max_total_tokens for form in forms])
-        self.stopped_S[slots] = False
-        self._assign_sampling(forms, slots)
-
-    def _assign_sampling(self, forms: list[Assign], slots: Tensor) -> None:
-        tables = self.sampling
-        numbers = [[getattr(form.params, name) for name in _FLOATS] for form in forms]
-        columns = torch.tensor(numbers, dtype=torch.float32).to(self.device).unbind(1)
-        for table, column in zip(_FLOATS.values(), columns, strict=True):
-            getattr(tables, table)[slots] = column
-        tables.top_k_S[slots] = self._ints([max(0, form.params.top_k) for form in forms])
-        tables.seed_S[slots] = self._ints([_as_int64(form.seed) for form in forms])
-        tables.min_len_S[slots] = self._ints([len(form.prompt) + form.params.min_tokens for form in forms])
-        width = tables.stop_ids_SE.shape[1]
-        tables.stop_ids_SE[slots] = self._ints([_padded(sorted(form.stop_ids), width) for form in forms])
-        tables.bias_ids_SB[slots] = -1  # what the slot's last request left would count beside a biased row
-        tables.bias_SB[slots] = 0
+        width = self.sampling.stop_ids_SE.shape[1]
+        slots, ints_In, floats_Fn, stop_ids_nE = upload(
+            [
+                np.array([form.slot for form in forms], np.int64),
+                np.array([_numbers(form) for form in forms], np.int64).T,
+                np.array([[getattr(form.params, name) for name in _FLOATS] for form in forms], np.float32).T,
+                np.array([_padded(sorted(form.stop_ids), width) for form in forms], np.int64),
+            ],
+            self.device,
+        )
+        self._ints_IS[:, slots] = ints_In
+        self._floats_FS[:, slots] = floats_Fn
+        self.sampling.stop_ids_SE[slots] = stop_ids_nE
+        self.stopped_S.index_fill_(0, slots, False)
         for form in forms:
             features = features_of(form.params, masked=False)
-            if features & Feature.BIAS:
+            if form.slot in self._biased or features & Feature.BIAS:
                 self._assign_bias(form)
             if features & Feature.PENALTY:
                 self._count_tokens(form)
 
     def _assign_bias(self, form: Assign) -> None:
-        bias, tables = form.params.logit_bias or {}, self.sampling
+        bias, tables = form.params.logit_bias or {}, self.sampling  # empty: the slot's last request had one
         width = tables.bias_SB.shape[1]
         tables.bias_ids_SB[form.slot] = self._ints(_padded(list(bias), width))
         tables.bias_SB[form.slot] = torch.tensor(_padded([float(b) for b in bias.values()], width, 0.0)).to(self.device)
+
+        (self._biased.add if bias else self._biased.discard)(form.slot)
 
     def _count_tokens(self, form: Assign) -> None:
         seen_V, count_V = self.sampling.prompt_seen_SV[form.slot], self.sampling.output_count_SV[form.slot]
@@ -153,6 +162,20 @@ class Slots:
 
     def _ints(self, values: list) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.device)
+
+
+def _numbers(form: Assign) -> list[int]:
+    """The form's `_INTS`."""
+    last_token = max(0, form.last_token or 0)
+    min_len = len(form.prompt) + form.params.min_tokens
+    return [
+        form.kv_len,
+        last_token,
+        form.max_total_tokens,
+        max(0, form.params.top_k),
+        _as_int64(form.seed),
+        min_len,
+    ]
 
 
 def _padded(values: list, width: int, filler: float = -1) -> list:

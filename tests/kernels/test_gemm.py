@@ -2,7 +2,7 @@
 
 Tolerances: 4 epsilons of the dtype (the result's rounding and an intermediate's), to which a product of I terms of
 order one adds I · 2**-24 for float32 sums. Where x is rounded before the product (normalised, times its weight), that
-adds I roundings whose errors average out: their sum has a standard deviation of ε/√3 · |y| ~ ε, so 8 ε covers 6 of them;
+adds I roundings whose errors average out: their sum has a standard deviation of ε/√3 · |y| ~ ε, so 8 ε covers six;
 a gated pair multiplies two such values of up to about four.
 """
 

@@ -33,21 +33,28 @@ def run(own: Rig) -> None:
 
 def test_a_profile_of_a_run(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     with rig(tiny_model("llama"), debug_checks=False) as own:
-        report = profile(own.engine, own.worker, lambda: run(own), tmp_path, lambda shape: {"qkv": 1e-9})
+        limits = {"mixer_norm": 1e-9, "qkv": 2e-9}
+        report = profile(own.engine, own.worker, lambda: run(own), tmp_path, lambda shape: limits)
         steps = report.steps
         assert steps >= 6
-        assert {row.name: row.calls for row in report.ops if row.name in ("qkv", "unembed")} == {
-            "qkv": 2 * steps,  # two layers
-            "unembed": steps,
-        }
-        assert next(row for row in report.ops if row.name == "qkv").limit == pytest.approx(steps * 1e-9)
-        assert next(row for row in report.ops if row.name == "down").limit is None
+        ops = {row.name: row for row in report.ops}
+        assert ops["mixer_norm + qkv"].calls == 2 * steps  # two layers
+        assert ops["final_norm + unembed"].calls == steps
+        assert ops["mixer_norm + qkv"].limit == pytest.approx(steps * 3e-9)
+        assert ops["down"].limit is None
         assert any(row.name in ("aten::mm", "aten::addmm") for row in report.kernels)
         assert 0 < report.headroom.elapsed <= report.wall
         assert sum(row.seconds for row in report.idle) < report.span
         trace = json.loads((tmp_path / "trace.json").read_text())
         names = {event.get("name") for event in trace["traceEvents"]}
-        assert {"segment forward", "segment sample", "layer 0", "layer 1", "op qkv", "engine schedule"} <= names
+        assert {
+            "segment forward",
+            "segment sample",
+            "layer 0",
+            "layer 1",
+            "op mixer_norm + qkv",
+            "engine schedule",
+        } <= names
         weights = sum(p.untyped_storage().nbytes() for p in own.runner.decoder.parameters())
         alive = json.loads((tmp_path / "memory.json").read_text())["tensors"]
         assert sum(entry["bytes"] for entry in alive) > weights

@@ -34,5 +34,5 @@ def dense_logits(decoder: Decoder, ids_BS: Tensor) -> Tensor:
     """[B, S, V] logits of every position of B sequences."""
     batch, length = ids_BS.shape
     positions_T = torch.arange(length).repeat(batch)
-    hidden_TM = decoder(ids_BS.flatten(), positions_T, DenseCausal(decoder.spec, batch))
+    hidden_TM = decoder(ids_BS.flatten(), positions_T, DenseCausal(batch))
     return decoder.logits(hidden_TM).unflatten(0, (batch, length))

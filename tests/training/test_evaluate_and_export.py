@@ -23,7 +23,7 @@ from tests.training.conftest import TEXTS
 def straightforward_bits(decoder: Decoder, ids: list[int]) -> float:
     """-log2 p of every token after the first, each given everything before it."""
     tokens = torch.tensor(ids)
-    hidden = decoder(tokens[:-1], torch.arange(len(ids) - 1), DenseCausal(decoder.spec, 1))
+    hidden = decoder(tokens[:-1], torch.arange(len(ids) - 1), DenseCausal(1))
     logprobs = decoder.logits(hidden).double().log_softmax(-1)
     return -logprobs.gather(1, tokens[1:, None]).sum().item() / math.log(2)
 
@@ -82,7 +82,7 @@ def test_an_exported_model_gives_equal_logits_in_transformers(
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     ids = torch.tensor([tokenizer.encode(TEXTS[0]).ids])
     with torch.inference_mode():
-        hidden = decoder(ids[0], torch.arange(ids.shape[1]), DenseCausal(decoder.spec, 1))
+        hidden = decoder(ids[0], torch.arange(ids.shape[1]), DenseCausal(1))
         # float32 throughout; logits are sums of 64 products after two layers of such sums.
         torch.testing.assert_close(decoder.logits(hidden), theirs(ids).logits[0], rtol=1e-4, atol=1e-4)
     assert theirs.generation_config.eos_token_id == 0

@@ -130,7 +130,7 @@ def test_a_stopped_row_writes_to_the_null_block_only(tiny_model: Callable[[str],
     with rig(folder) as own:
         scheduler, layout = own.engine.scheduler, own.engine.layout
         scheduler.add(ask("a", PROMPT, stop_ids=frozenset([stop])))
-        units = own.runner._state._views[0][0]._base
+        units = own.runner.segments.state._views[0][0]._base
         for expected_token in (stop, -1):
             plan = scheduler.schedule()
             assert plan is not None

@@ -7,6 +7,7 @@ D head dim, C columns of the block table.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -187,7 +188,16 @@ def make_case(case: Case, dtype: torch.dtype, device: torch.device, seed: int = 
     return (*(x.to(device, dtype) for x in (q_THD, k, v)), batch)
 
 
+def no_schedule(*tensors: Tensor, **shape: Any) -> None:
+    """For implementations that need none."""
+
+
 WRITE_KV = Op("write_kv", write_kv_reference)
+ATTENTION_SCHEDULE = Op(
+    "attention_schedule",
+    no_schedule,
+    (Implementation("triton", "ridgeline.kernels.attention.schedule:make_schedule", on_gpu),),
+)
 PAGED_ATTENTION = Op(
     "paged_attention",
     paged_attention_reference,

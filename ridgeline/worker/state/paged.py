@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.cache_spec import CacheLayout
-from ridgeline.core.model_spec import ModelSpec
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.ops import Ops
+from ridgeline.layers.attention import Attention
 
 
 class PagedCache:
@@ -39,9 +39,8 @@ class PagedCache:
 class PagedState:
     """`MixerState` of one step: writes the step's keys and values, then attends to all that is cached."""
 
-    def __init__(self, cache: PagedCache, model: ModelSpec, ops: Ops) -> None:
+    def __init__(self, cache: PagedCache, ops: Ops) -> None:
         self._views = cache.views()
-        self._mixers = [layer.mixer for layer in model.layers]
         self._group_of = {layer: g for g, group in enumerate(cache.layout.groups) for layer in group.layers}
         self._ops = ops
         self._batches: Sequence[RaggedBatch] = ()
@@ -51,10 +50,23 @@ class PagedState:
         """The step to come: per cache group, the ragged batch and the place of each token (int64 [T])."""
         self._batches, self._places = batches, places
 
-    def attend(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
-        mixer, group = self._mixers[layer], self._group_of[layer]
-        k_cache, v_cache = self._views[layer]
-        self._ops.write_kv(k_TGD, v_TGD, k_cache, v_cache, self._places[group])
-        return self._ops.paged_attention(
-            q_THD, k_cache, v_cache, self._batches[group], scale=mixer.scale, window=mixer.window
+    def attend(self, mixer: Attention, qkv_TX: Tensor, positions_T: Tensor) -> Tensor:
+        spec, group = mixer.spec, self._group_of[mixer.layer]
+        k_cache, v_cache = self._views[mixer.layer]
+        q_THD = self._ops.rope_kv(
+            qkv_TX,
+            mixer.q_norm.weight if mixer.q_norm is not None else None,
+            mixer.k_norm.weight if mixer.k_norm is not None else None,
+            mixer.q_norm.eps if mixer.q_norm is not None else 0.0,
+            mixer.rotary.cos_sin_PR if mixer.rotary is not None else None,
+            positions_T,
+            k_cache,
+            v_cache,
+            self._places[group],
+            spec.num_heads,
+            spec.num_kv_heads,
         )
+        out_THD = self._ops.paged_attention(
+            q_THD, k_cache, v_cache, self._batches[group], scale=spec.scale, window=spec.window
+        )
+        return out_THD.flatten(1)

@@ -1,0 +1,176 @@
+"""Segments captured as CUDA graphs, one pair per bucket of rows and tokens: a step then costs the host two launches.
+
+A decode bucket has one token for each of R rows. A mixed bucket has T tokens for up to R rows, prompts and decodes
+beside each other. A plan runs in the smallest bucket that holds it; what is missing is padding (see inputs.py). How
+work is split inside attention is decided on the device, so nothing here depends on lengths.
+
+All graphs share one pool of memory: they run one at a time, and what a graph leaves is used up before the next starts.
+"""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.plan import Feature, StepPlan
+from ridgeline.worker.inputs import StepInputs
+from ridgeline.worker.segments import SAMPLING, Outcome, Scores, Segments
+
+T = TypeVar("T")
+
+MIXED_TOKENS = (16, 32, 64, 128, 256, 512)
+FEW_ROWS = 8  # mixed buckets come for this many rows and for all
+CAPTURED_FEATURES = (Feature.NONE, Feature.RANDOM, Feature.RANDOM | Feature.FILTER)
+UNCAPTURED = Feature.PROMPT_LOGPROBS  # needs more of the forward segment than a graph leaves
+
+Progress = Callable[[str, float], None]
+
+
+class Graph:
+    """One bucket."""
+
+    def __init__(self, segments: Segments, num_rows: int, num_tokens: int, device: torch.device) -> None:
+        self.inputs = StepInputs(num_rows, num_tokens, segments.slots.dummy, device)
+        self._segments = segments
+        self._forward, self._samples = torch.cuda.CUDAGraph(), dict[Feature, tuple[torch.cuda.CUDAGraph, Outcome]]()
+        self._scores: Scores | None = None
+
+    def capture(self, pool: Any) -> None:
+        """Run everything once, so that kernels are compiled and loaded, then record it."""
+        segments, inputs = self._segments, self.inputs
+        scores = segments.forward(inputs)
+        for features in CAPTURED_FEATURES:
+            segments.sample(inputs, scores, features)
+        del scores
+        scores = _record(self._forward, pool, partial(segments.forward, inputs))
+        for features in CAPTURED_FEATURES:
+            graph = torch.cuda.CUDAGraph()
+            outcome = _record(graph, pool, partial(segments.sample, inputs, scores, features))
+            self._samples[features] = graph, Outcome(borrowed(outcome.packed))
+        self._scores = Scores(borrowed(scores.active_R), borrowed(scores.kv_len_R), borrowed(scores.logits_RV))
+
+    def forward(self) -> Scores:
+        assert self._scores is not None
+        self._forward.replay()
+        return self._scores
+
+    def sample(self, features: Feature) -> Outcome | None:
+        """None where these features were not captured."""
+        graph, outcome = self._samples.get(features & SAMPLING, (None, None))
+        if graph is not None:
+            graph.replay()
+        return outcome
+
+
+class Graphs:
+    """All buckets for up to `max_rows` rows."""
+
+    def __init__(self, segments: Segments, device: torch.device, max_rows: int, max_tokens: int) -> None:
+        self._device = device
+        self._row_buckets = row_buckets(max_rows)
+        tokens = [t for t in MIXED_TOKENS if t <= max_tokens]
+        shapes = {(rows, rows) for rows in self._row_buckets} | {(_few(max_rows, t), t) for t in tokens}
+        shapes |= {(_many(max_rows, t), t) for t in tokens}
+        self._token_buckets, self._max_rows = tokens, max_rows
+        self._graphs = {shape: Graph(segments, *shape, device) for shape in shapes}
+
+    @torch.inference_mode()
+    def capture(self, progress: Progress | None = None) -> None:
+        """Record every bucket, the largest first: smaller ones then fit into the memory it used."""
+        pool = torch.cuda.graph_pool_handle()
+        ordered = sorted(self._graphs.items(), key=lambda item: (item[0][1], item[0][0]), reverse=True)
+        with _side_stream(self._device), _no_garbage_collection():
+            for done, (_, graph) in enumerate(ordered):
+                if progress is not None:
+                    progress("capturing graphs", done / len(ordered))
+                graph.capture(pool)
+
+    def find(self, plan: StepPlan) -> Graph | None:
+        """The smallest bucket that holds the plan."""
+        rows, tokens = len(plan.rows), plan.num_tokens
+        if plan.rows.features & UNCAPTURED:
+            return None
+        if rows == tokens:
+            return self._graphs.get((shape := _at_least(self._row_buckets, rows), shape))
+        bucket = _at_least(self._token_buckets, tokens)
+        few = _few(self._max_rows, bucket)
+        return self._graphs.get((few if rows <= few else _many(self._max_rows, bucket), bucket))
+
+
+def row_buckets(max_rows: int) -> list[int]:
+    """1, 2, 4, 8, 16, …, max_rows: a step in a bucket too large wastes little, and each bucket costs start-up time."""
+    return sorted({min(rows, max_rows) for rows in (1, 2, 4, *range(8, max_rows + 8, 8))})
+
+
+def _few(max_rows: int, tokens: int) -> int:
+    return _unequal(min(FEW_ROWS, max_rows), tokens)
+
+
+def _many(max_rows: int, tokens: int) -> int:
+    return _unequal(min(max_rows, tokens), tokens)
+
+
+def _unequal(rows: int, tokens: int) -> int:
+    """As many rows as tokens would mean one token each."""
+    return rows + (rows == tokens)
+
+
+def _at_least(buckets: Sequence[int], wanted: int) -> int:
+    """The smallest bucket for `wanted`; 0, which no graph has, beyond the largest."""
+    index = bisect_left(buckets, wanted)
+    return buckets[index] if index < len(buckets) else 0
+
+
+def _record(graph: torch.cuda.CUDAGraph, pool: Any, work: Callable[[], T]) -> T:
+    """Not `torch.cuda.graph`: it collects garbage and synchronizes every time, which takes longer than the capture."""
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        return work()
+    finally:
+        graph.capture_end()
+
+
+@contextmanager
+def _side_stream(device: torch.device) -> Iterator[None]:
+    """Capturing is not allowed on the default stream."""
+    torch.cuda.synchronize(device)
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        yield
+    torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A collection in the middle of a capture may free what the graph uses."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class _Memory:
+    """A piece of device memory for `torch.as_tensor`."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def borrowed(tensor: Tensor) -> Tensor:
+    """The same memory without owning it: a graph's outputs stay readable, and other graphs may still reuse it."""
+    flat = torch.as_tensor(_Memory(tensor.data_ptr(), tensor.nbytes), device=tensor.device)
+    return flat.view(tensor.dtype).view(tensor.shape)

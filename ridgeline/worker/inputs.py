@@ -1,0 +1,62 @@
+"""What the host says about a step: which slots run, how many tokens each, and the tokens the device cannot know.
+
+It is one int32 array and one copy. While the set of rows does not change a decode step needs none at all: inputs and
+positions come from the slots.
+
+Legend: T tokens of the step, R rows. Both may be padded, so that a captured graph serves many steps: a padding row
+belongs to a slot that is always stopped.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ridgeline.core.plan import Rows, StepPlan
+
+
+class StepInputs:
+    """slots_R; start_R1 (first token of each row, then their number); samples_R (whether the row emits a
+    token); override_T (the span's token, or -1: the slot's last token). With as many tokens as rows every row has one.
+    """
+
+    def __init__(self, num_rows: int, num_tokens: int, dummy_slot: int, device: torch.device) -> None:
+        self.num_rows, self.num_tokens, self._dummy_slot = num_rows, num_tokens, dummy_slot
+        self._sizes = (num_rows, num_rows + 1, -(-num_rows // 4), num_tokens)
+        self._packed = torch.empty(sum(self._sizes), dtype=torch.int32, device=device)
+        self.slots_R, self.start_R1, samples, self.override_T = self._packed.split(self._sizes)
+        self.samples_R = samples.view(torch.bool)[:num_rows]
+        self._rows: Rows | None = None  # those it holds, if it holds no spans
+        self._load(self._pack(None))
+
+    def holds(self, plan: StepPlan) -> bool:
+        """Whether it already says what the plan says."""
+        return not plan.spans and plan.rows is self._rows
+
+    def load(self, plan: StepPlan) -> None:
+        """Take the plan's rows and spans over, unless they are here already."""
+        if not self.holds(plan):
+            self._load(self._pack(plan))
+            self._rows = None if plan.spans else plan.rows
+
+    def _load(self, packed: np.ndarray) -> None:
+        source = torch.from_numpy(packed)
+        if self._packed.is_cuda:
+            source = source.pin_memory()
+        self._packed.copy_(source, non_blocking=True)
+
+    def _pack(self, plan: StepPlan | None) -> np.ndarray:
+        packed = np.zeros(sum(self._sizes), np.int32)
+        slots_R, start_R1, samples, override_T = np.split(packed, np.cumsum(self._sizes[:-1]))
+        rows = 0 if plan is None else len(plan.rows)
+        slots_R[rows:] = self._dummy_slot
+        override_T.fill(-1)
+        if plan is not None:
+            slots_R[:rows] = plan.rows.slots_R
+            np.cumsum(plan.rows.num_tokens_R, out=start_R1[1 : rows + 1])
+            samples.view(np.bool_)[:rows] = plan.rows.num_logits_R > 0
+            for row, token_ids in plan.spans:
+                override_T[start_R1[row] : start_R1[row] + len(token_ids)] = token_ids
+        one_each = self.num_rows == self.num_tokens
+        start_R1[rows:] = np.arange(rows, self.num_rows + 1) if one_each else start_R1[rows]
+        return packed

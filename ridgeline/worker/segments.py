@@ -1,0 +1,139 @@
+"""The two segments of a step on the device: forward (tokens in, scores out) and sample (scores in, tokens out, slots
+advanced). Both read and write device memory alone and never look at a value, so each can be captured as a graph.
+
+Legend: T tokens of the step, R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.plan import Feature
+from ridgeline.kernels.attention.op import RaggedBatch
+from ridgeline.kernels.ops import Ops
+from ridgeline.layers.decoder import Decoder, Hidden
+from ridgeline.worker.inputs import StepInputs
+from ridgeline.worker.slots import Slots
+from ridgeline.worker.state.paged import PagedCache, PagedState
+
+SAMPLING = Feature.RANDOM | Feature.FILTER | Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS  # the kernel's part
+
+
+@dataclass(frozen=True)
+class HostLengths:
+    """What the host knows of a step's rows; ops that size their work on the host need it. None inside a graph."""
+
+    num_tokens_R: np.ndarray
+    kv_bound_R: np.ndarray
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the forward segment leaves. active_R: rows the device has not stopped. kv_len_R: tokens cached after the
+    step (1 for stopped rows, so that their attention stays defined). logits_RV: of every row's last token.
+    """
+
+    active_R: Tensor
+    kv_len_R: Tensor
+    logits_RV: Tensor
+    hidden: Hidden | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the sample segment leaves, in one piece for the copy to the host: token_R int32 (-1: none), then finish_R
+    int8 (`Finish` codes)."""
+
+    packed: Tensor
+
+    @staticmethod
+    def empty(num_rows: int, device: torch.device) -> Outcome:
+        return Outcome(torch.empty(5 * num_rows, dtype=torch.uint8, device=device))
+
+    @property
+    def token_R(self) -> Tensor:
+        return self.packed[: 4 * (len(self.packed) // 5)].view(torch.int32)
+
+    @property
+    def finish_R(self) -> Tensor:
+        return self.packed[4 * (len(self.packed) // 5) :].view(torch.int8)
+
+
+class Segments:
+    """The model, its cache and the slots, as two functions of a step's inputs."""
+
+    def __init__(self, decoder: Decoder, ops: Ops, layout: CacheLayout, slots: Slots) -> None:
+        parameter = next(decoder.parameters())
+        self.decoder = decoder
+        self.slots = slots
+        self._ops = ops
+        self._block_size = layout.block_size
+        self._mixers = [decoder.spec.layers[group.layers[0]].mixer for group in layout.groups]  # one stands for all
+        self.state = PagedState(PagedCache(layout, parameter.dtype, parameter.device), ops)
+
+    def forward(self, inputs: StepInputs, lengths: HostLengths | None = None) -> Scores:
+        """Run the network and score every row's last token."""
+        slots = self.slots
+        token_ids_T, positions_T, places, kv_len_R, active_R = self._ops.step_inputs(
+            inputs.slots_R,
+            inputs.start_R1,
+            inputs.override_T,
+            slots.kv_len_S,
+            slots.last_token_S,
+            slots.stopped_S,
+            slots.block_tables_SC,
+            self._block_size,
+        )
+        batches = [
+            RaggedBatch(
+                slots_R=inputs.slots_R,
+                block_table_SC=table_SC,
+                start_R1=inputs.start_R1,
+                kv_len_R=kv_len_R,
+                num_tokens_R=lengths.num_tokens_R if lengths else None,
+                kv_bound_R=lengths.kv_bound_R if lengths else None,
+                schedule=self._ops.attention_schedule(
+                    inputs.start_R1,
+                    kv_len_R,
+                    inputs.slots_R,
+                    num_tokens=inputs.num_tokens,
+                    num_heads=mixer.num_heads,
+                    num_kv_heads=mixer.num_kv_heads,
+                    window=mixer.window,
+                ),
+            )
+            for table_SC, mixer in zip(slots.block_tables_SC, self._mixers, strict=True)
+        ]
+        self.state.begin(batches, places)
+        hidden = self.decoder(token_ids_T, positions_T, self.state)
+        one_each = inputs.num_rows == inputs.num_tokens
+        last = hidden if one_each else hidden.at((inputs.start_R1[1:] - 1).clamp(min=0))
+        return Scores(active_R, kv_len_R, self.decoder.logits(last), hidden)
+
+    def sample(self, inputs: StepInputs, scores: Scores, features: Feature, mask_RV: Tensor | None = None) -> Outcome:
+        """Draw a token for every row that emits one and advance the slots."""
+        slots, outcome = self.slots, Outcome.empty(inputs.num_rows, inputs.slots_R.device)
+        token_R = self._ops.sample(
+            scores.logits_RV, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING, mask_RV
+        )
+        self._ops.step_advance(
+            token_R,
+            inputs.samples_R,
+            inputs.slots_R,
+            scores.kv_len_R,
+            scores.active_R,
+            slots.sampling.stop_ids_SE,
+            slots.max_len_S,
+            slots.kv_len_S,
+            slots.last_token_S,
+            slots.stopped_S,
+            slots.sampling.output_count_SV if features & Feature.PENALTY else None,
+            outcome.token_R,
+            outcome.finish_R,
+        )
+        return outcome
