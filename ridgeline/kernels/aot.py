@@ -9,10 +9,13 @@ A module with kernels lists what is worth compiling in a module-level `AOT`, nex
 - `signature`: every argument that is not constexpr, in order. Pointers are taken as divisible by 16, as torch's
   allocations are; integers are not, unless they say so ("i32:16"). Tensor descriptors: "tensordesc<bf16[64,64]>".
 - `constexprs`: all of them but `PDL`, which is switched on with its launch option where the architecture has it.
-  An argument that is None at run time is a constexpr of value None.
+  An argument that is None at run time is a constexpr of value None, one that is always 1 a constexpr of value 1.
 - `hot`: must not spill. `tensor_cores`: the instruction that sm_90 must use, "HGMMA" (of a warpgroup) or "HMMA" (of a
   warp, for few rows); other architectures must then use any of theirs.
 - `archs`: which architectures; by default all of `ARCHS`.
+
+A plain tuple (kernel, signature, constexprs) will do where no option is needed. Gluon kernels are welcome too; give them
+the architectures that they are for.
 
 The list is found by `kernels()`, which imports every module of an op's folder, so nothing has to be registered. Keep it
 short: one entry per code path that differs, at the shapes of a real model; all of them times five architectures are
@@ -58,7 +61,7 @@ class AotKernel:
 
     def __init__(self, fn: Any, signature: Mapping[str, str], constexprs: Mapping[str, Any], **options: Any) -> None:
         self.fn = fn
-        self.signature = dict(signature)
+        self.signature = {name: kind for name, kind in signature.items() if kind != "constexpr"}
         self.constexprs = dict(constexprs)
         self.options = Options(**options)
 
@@ -97,7 +100,8 @@ def kernels() -> list[AotKernel]:
         for info in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
         if info.name != __name__
     )
-    return [kernel for module in modules for kernel in getattr(module, "AOT", ())]
+    entries = [entry for module in modules for entry in getattr(module, "AOT", ())]
+    return [AotKernel(*entry) if isinstance(entry, tuple) else entry for entry in entries]
 
 
 def build(kernel: AotKernel, arch: str) -> Any:
@@ -126,7 +130,10 @@ def build(kernel: AotKernel, arch: str) -> Any:
         if kind.startswith("*") or kind.endswith(":16")
     }
     constants = {(names.index(name),): value for name, value in constexprs.items()}
-    source = ASTSource(fn=kernel.fn, signature=types, constexprs=constants, attrs=divisible)
+    source_of = ASTSource
+    if kernel.fn.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as source_of
+    source = source_of(fn=kernel.fn, signature=types, constexprs=constants, attrs=divisible)
     return triton.compile(source, target=target, options=options)
 
 

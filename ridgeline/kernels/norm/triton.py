@@ -15,7 +15,7 @@ from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.norm import native
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _norm(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, rows, inner,
     x_outer, x_inner, residual_outer, residual_inner, eps,

@@ -155,6 +155,7 @@ FUSED_CASES = (
     FusedCase(tokens=6, heads=6, kv_heads=1, head_dim=96, rotary_dim=96),
     FusedCase(tokens=9, heads=16, kv_heads=8, head_dim=128, rotary_dim=128, norm=True),
     FusedCase(tokens=3, heads=5, kv_heads=3, head_dim=48, rotary_dim=24, norm=True),
+    FusedCase(tokens=301, heads=14, kv_heads=2, head_dim=16, rotary_dim=8),
     FusedCase(tokens=33, heads=32, kv_heads=8, head_dim=64, rotary_dim=64, table_rows=4096),
 )
 

@@ -1,8 +1,8 @@
 """One launch from the fused projection to rotated queries and a filled cache. Legend as in op.py.
 
-A program takes one token and HEADS heads of one kind (queries, keys or values). A head is held as three pieces: the two
-halves that rotate into each other, and the rest, so every access is contiguous and no lane needs its partner's value
-from another thread. Between the norm and the rotation values are rounded to the activations' dtype, as by separate ops.
+A program takes HEADS heads of one kind (queries, keys or values) of TOKENS tokens. A head is held as three pieces: the
+two halves that rotate into each other, and the rest, so every access is contiguous and no thread needs a partner's
+value. Between the norm and the rotation values are rounded to the activations' dtype, as by separate ops.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from torch import Tensor
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.launch import launch_options
 
+MAX_TOKENS = 4  # per program
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["num_tokens"])
 def _rope_kv(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, positions_ptr, place_ptr, q_ptr, k_cache_ptr, v_cache_ptr,
-    eps, qkv_stride, k_stride_N, k_stride_G, k_stride_P, v_stride_N, v_stride_G, v_stride_P,
+    num_tokens, eps, qkv_stride, k_stride_N, k_stride_G, k_stride_P, v_stride_N, v_stride_G, v_stride_P,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
-    HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     NORM: tl.constexpr, ROTATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """HEADS, HALF, REST: powers of two that cover the heads of a program, R / 2 and D - R (REST 0: nothing there)."""
+    """All powers of two: TOKENS and HEADS of a program; HALF and REST cover R / 2 and D - R (REST 0: nothing there)."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    token = tl.program_id(0).to(tl.int64)
+    row = tl.arange(0, TOKENS * HEADS)[:, None]
+    token = tl.program_id(0).to(tl.int64) * TOKENS + row // HEADS
     group = tl.program_id(1)
     q_groups: tl.constexpr = (H + HEADS - 1) // HEADS
     k_groups: tl.constexpr = (G + HEADS - 1) // HEADS
@@ -36,22 +39,23 @@ def _rope_kv(
     is_q = group < q_groups
     is_v = group >= q_groups + k_groups
     first = tl.where(is_q, group, tl.where(is_v, group - q_groups - k_groups, group - q_groups)) * HEADS
-    head = first + tl.arange(0, HEADS)[:, None]
-    inside = head < tl.where(is_q, H, G)
+    head = first + row % HEADS
+    in_batch = token < num_tokens
+    inside = in_batch & (head < tl.where(is_q, H, G))
     column = head + tl.where(is_q, 0, tl.where(is_v, H + G, H))
     # Offsets of full shape even where all heads load the same (angles, weights): every load then gets one layout, and
     # nothing moves between threads. The repeated loads hit the first-level cache.
-    half = tl.broadcast_to(tl.arange(0, HALF)[None, :], (HEADS, HALF))
+    half = tl.broadcast_to(tl.arange(0, HALF)[None, :], (TOKENS * HEADS, HALF))
     in_half = inside & (half < r)
     x_ptr = qkv_ptr + token * qkv_stride + column * D
     a = tl.load(x_ptr + half, mask=in_half, other=0)
     b = tl.load(x_ptr + r + half, mask=in_half, other=0)
     if REST > 0:
-        rest = R + tl.broadcast_to(tl.arange(0, REST)[None, :], (HEADS, REST))
+        rest = R + tl.broadcast_to(tl.arange(0, REST)[None, :], (TOKENS * HEADS, REST))
         in_rest = inside & (rest < D)
         c = tl.load(x_ptr + rest, mask=in_rest, other=0)
     if is_v:
-        place = tl.load(place_ptr + token)
+        place = tl.load(place_ptr + token, mask=in_batch, other=0)
         out_ptr = v_cache_ptr + (place // P) * v_stride_N + (place % P) * v_stride_P + head * v_stride_G
         tl.store(out_ptr + half, a, mask=in_half)
         tl.store(out_ptr + r + half, b, mask=in_half)
@@ -60,7 +64,7 @@ def _rope_kv(
     else:
         dtype: tl.constexpr = a.dtype
         if ROTATE:
-            angle_ptr = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * R
+            angle_ptr = cos_sin_ptr + tl.load(positions_ptr + token, mask=in_batch, other=0).to(tl.int64) * R
             cos = tl.load(angle_ptr + half, mask=half < r, other=0)
             sin = tl.load(angle_ptr + r + half, mask=half < r, other=0)
         if NORM:
@@ -88,7 +92,7 @@ def _rope_kv(
             if REST > 0:
                 tl.store(out_ptr + rest, c, mask=in_rest)
         else:
-            place = tl.load(place_ptr + token)
+            place = tl.load(place_ptr + token, mask=in_batch, other=0)
             out_ptr = k_cache_ptr + (place // P) * k_stride_N + (place % P) * k_stride_P + head * k_stride_G
             tl.store(out_ptr + half, a, mask=in_half)
             tl.store(out_ptr + r + half, b, mask=in_half)
@@ -96,10 +100,12 @@ def _rope_kv(
                 tl.store(out_ptr + rest, c, mask=in_rest)
 
 
-def config(tokens: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
-    """(heads per program, warps)."""
-    heads = min(8, triton.next_power_of_2(num_kv_heads))
-    return heads, max(1, min(4, heads * head_dim // 512))
+def config(tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int, int]:
+    """(TOKENS, HEADS, warps). Programs start at about one per nanosecond, so of many tokens each takes several."""
+    heads = min(8, triton.next_power_of_2(num_heads))
+    programs = tokens * (num_heads + 2 * num_kv_heads) // heads
+    together = max(1, min(MAX_TOKENS, triton.next_power_of_2(programs // 512 + 1) // 2))
+    return together, heads, max(1, min(4, together * heads * head_dim // 128))
 
 
 def rope_kv(
@@ -118,13 +124,13 @@ def rope_kv(
     tokens, head_dim = qkv_TX.shape[0], k_cache_NGPD.shape[-1]
     q_THD = torch.empty(tokens, num_heads, head_dim, dtype=qkv_TX.dtype, device=qkv_TX.device)
     rotated = head_dim if cos_sin_PR is None else cos_sin_PR.shape[-1]
-    heads, warps = config(tokens, num_kv_heads, head_dim)
+    together, heads, warps = config(tokens, num_heads, num_kv_heads, head_dim)
     groups = -(-num_heads // heads) + 2 * -(-num_kv_heads // heads)
-    _rope_kv[(tokens, groups)](
+    _rope_kv[(triton.cdiv(tokens, together), groups)](
         qkv_TX, q_norm_D, k_norm_D, cos_sin_PR, positions_T, place_T, q_THD, k_cache_NGPD, v_cache_NGPD,
-        eps, qkv_TX.stride(0), *k_cache_NGPD.stride()[:3], *v_cache_NGPD.stride()[:3],
+        tokens, eps, qkv_TX.stride(0), *k_cache_NGPD.stride()[:3], *v_cache_NGPD.stride()[:3],
         H=num_heads, G=num_kv_heads, D=head_dim, R=rotated, P=k_cache_NGPD.shape[2],
-        HEADS=heads, HALF=triton.next_power_of_2(rotated // 2),
+        TOKENS=together, HEADS=heads, HALF=triton.next_power_of_2(rotated // 2),
         REST=triton.next_power_of_2(head_dim - rotated) if rotated < head_dim else 0,
         NORM=q_norm_D is not None, ROTATE=cos_sin_PR is not None,
         num_warps=warps, **launch_options(qkv_TX.device),
@@ -132,15 +138,17 @@ def rope_kv(
     return q_THD
 
 
-def _aot(heads: int, kv_heads: int, head_dim: int, rotated: int, *, norm: bool, rotate: bool = True) -> AotKernel:
+def _aot(
+    tokens: int, heads: int, kv_heads: int, head_dim: int, rotated: int, *, norm: bool, rotate: bool = True
+) -> AotKernel:
     pointers = ("qkv", "q_norm", "k_norm", "cos_sin", "positions", "place", "q", "k_cache", "v_cache")
     kinds = {"positions": "*i64", "place": "*i64", "cos_sin": "*fp32"}
     signature = {f"{name}_ptr": kinds.get(name, "*bf16") for name in pointers}
     strides = ["qkv_stride", *(f"{cache}_stride_{axis}" for cache in "kv" for axis in "NGP")]
-    signature |= {"eps": "fp32"} | dict.fromkeys(strides, "i32:16")
-    group, warps = config(1, kv_heads, head_dim)
+    signature |= {"num_tokens": "i32", "eps": "fp32"} | dict.fromkeys(strides, "i32:16")
+    together, group, warps = config(tokens, heads, kv_heads, head_dim)
     constants = {
-        "H": heads, "G": kv_heads, "D": head_dim, "R": rotated, "P": 16, "HEADS": group,
+        "H": heads, "G": kv_heads, "D": head_dim, "R": rotated, "P": 16, "TOKENS": together, "HEADS": group,
         "HALF": triton.next_power_of_2(rotated // 2),
         "REST": triton.next_power_of_2(head_dim - rotated) if rotated < head_dim else 0,
         "NORM": norm, "ROTATE": rotate,
@@ -153,8 +161,10 @@ def _aot(heads: int, kv_heads: int, head_dim: int, rotated: int, *, norm: bool, 
 
 
 AOT = (
-    _aot(32, 8, 64, 64, norm=False),
-    _aot(16, 8, 128, 128, norm=True),
-    _aot(32, 32, 80, 32, norm=False),
-    _aot(12, 12, 64, 64, norm=False, rotate=False),
+    _aot(1, 32, 8, 64, 64, norm=False),
+    _aot(8192, 32, 8, 64, 64, norm=False),
+    _aot(1, 16, 8, 128, 128, norm=True),
+    _aot(8192, 16, 8, 128, 128, norm=True),
+    _aot(256, 32, 32, 80, 32, norm=False),
+    _aot(1, 12, 12, 64, 64, norm=False, rotate=False),
 )

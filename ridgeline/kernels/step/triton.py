@@ -14,6 +14,7 @@ from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.step.op import StepInputs
 
 MAX_GROUPS = 4  # cache groups; a kernel's arguments are fixed, so each group has its own
+TOGETHER = 4  # rows that a program advances
 
 
 @triton.jit
@@ -22,7 +23,7 @@ def _place(table_ptr, place_ptr, slot, stride, position, live, token, mask, P: t
     tl.store(place_ptr + token, block * P + position % P, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
 def _step_inputs(
     slots_ptr, start_ptr, override_ptr, kv_len_ptr, last_token_ptr, stopped_ptr,
     table0_ptr, table1_ptr, table2_ptr, table3_ptr, stride0, stride1, stride2, stride3,
@@ -73,7 +74,7 @@ def inputs_config(rows: int, tokens: int) -> tuple[int, int]:
     """(BLOCK, programs per row): short rows take one small block, a long prompt is shared by several programs."""
     if tokens <= 2 * rows:
         return 32, 1
-    return 256, max(1, min(16, tokens // 512))
+    return 1024, max(1, min(16, tokens // 1024, 2048 // (rows + 1)))
 
 
 def step_inputs(
@@ -106,7 +107,7 @@ def step_inputs(
     return StepInputs(token_ids_T, positions_T, places, kv_len_R, active_R)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _step_advance(
     token_ptr, samples_ptr, slots_ptr, new_len_ptr, active_ptr, stop_ids_ptr, max_len_ptr,
     kv_len_ptr, last_token_ptr, stopped_ptr, count_ptr, out_token_ptr, out_finish_ptr,
@@ -156,12 +157,11 @@ def step_advance(
     out_finish_R: Tensor,
 ) -> None:
     rows, width = len(slots_R), stop_ids_SE.shape[1]
-    together = 8
-    _step_advance[(triton.cdiv(rows, together),)](
+    _step_advance[(triton.cdiv(rows, TOGETHER),)](
         token_R, samples_R, slots_R, kv_len_R, active_R, stop_ids_SE, max_len_S,
         kv_len_S, last_token_S, stopped_S, output_count_SV, out_token_R, out_finish_R,
         rows, stop_ids_SE.stride(0), 0 if output_count_SV is None else output_count_SV.stride(0),
-        E=width, STOPS=triton.next_power_of_2(width), ROWS=together, COUNT=output_count_SV is not None,
+        E=width, STOPS=triton.next_power_of_2(width), ROWS=TOGETHER, COUNT=output_count_SV is not None,
         num_warps=1, **launch_options(slots_R.device),
     )  # fmt: skip
 
@@ -186,7 +186,7 @@ def _aot_advance(*, count: bool) -> AotKernel:
         "stopped_ptr": "*i1", "count_ptr": "*i32", "out_token_ptr": "*i32", "out_finish_ptr": "*i8",
         "num_rows": "i32", "stop_stride": "i32:16", "count_stride": "i32",
     }  # fmt: skip
-    constants: dict[str, int | None] = {"E": 64, "STOPS": 64, "ROWS": 8, "COUNT": count}
+    constants: dict[str, int | None] = {"E": 64, "STOPS": 64, "ROWS": TOGETHER, "COUNT": count}
     if not count:
         del kinds["count_ptr"]
         constants["count_ptr"] = None
