@@ -29,6 +29,7 @@ from ridgeline.engine import masks
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.draft import Draft, InFlight, standing_rows
 from ridgeline.engine.logprobs import row_entries
+from ridgeline.engine.pace import Pace
 from ridgeline.engine.policy import POLICIES, Policy
 from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
 from ridgeline.engine.slots import SlotTable
@@ -57,6 +58,7 @@ class Scheduler:
         self._standing: tuple[list[Sequence], Rows] | None = None  # rows of _decoding; None when the set changed
         self._deltas: list[Delta] = []  # what the next plan tells the worker, in order
         self._suspects: dict[Sequence, None] = {}
+        self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs)
         self._failed: list[InFlight] = []
         self._unsent: list[TokenEvent] = []  # ends that no result brought
         self._reset = True  # the first plan too finds a worker in an unknown state
@@ -109,7 +111,7 @@ class Scheduler:
             return None
         if self.in_flight and not self.in_flight[-1].masks_given:
             return None  # what the next plan needs is not sampled before the masks are there
-        draft = Draft(self.config.max_num_batched_tokens)
+        draft = Draft(self._pace.tokens)
         if self._suspects:
             self._run_a_suspect(draft)
         else:
@@ -185,7 +187,7 @@ class Scheduler:
         return all(draft.budget > 0 and self._add_chunk(draft, seq) for seq in in_order)
 
     def _admit(self, draft: Draft) -> None:
-        while draft.budget > 0 and self.slots.num_free and (seq := self._waiting.head()):
+        while draft.budget > 0 and self.num_running < self._pace.rows and (seq := self._waiting.head()):
             room = self.cache.pool.free_pages, self.num_running
             if seq.last_plan > self._retired or self._waiting.refused(seq, *room):
                 break
@@ -322,6 +324,7 @@ class Scheduler:
             events = self._note_failure(record, result)
         else:
             self._retired = result.plan_id
+            self._pace.went_well()
             events = self._accept(record, result)
         unsent, self._unsent = self._unsent, []
         return events + unsent
@@ -410,6 +413,8 @@ class Scheduler:
         self._failed.append(record)
         if result.error is None:
             return []  # only dropped: nobody here is to blame
+        if result.out_of_memory and self._pace.shrink(record.plan):
+            return []  # nor here: together they were too many
         alive = [seq for seq in record.seqs if seq.status is not Status.FINISHED]
         if len(alive) == 1 and alive[0] in self._suspects:
             self._finish(alive[0])

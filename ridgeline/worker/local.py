@@ -33,6 +33,7 @@ class Ticket:
     forwarded: Forwarded | None = None
     outcome: HostCopy | None = None
     error: str | None = None
+    out_of_memory: bool = False
     dropped: bool = False
     launched: Future | None = None
 
@@ -101,7 +102,9 @@ class LocalWorker:
             result = self._guard(ticket, lambda: outcome.result(ticket.plan, ticket.watch))
         if result is not None:
             return result
-        return StepResult(plan_id=ticket.plan.id, error=ticket.error, dropped=ticket.dropped)
+        return StepResult(
+            plan_id=ticket.plan.id, error=ticket.error, out_of_memory=ticket.out_of_memory, dropped=ticket.dropped
+        )
 
     def shutdown(self) -> None:
         """Finish what was submitted, then let go of weights and cache. The worker cannot be used afterwards."""
@@ -140,7 +143,10 @@ class LocalWorker:
         except Exception as error:  # whatever it is, it must not end the engine
             self._failed_plan = ticket.plan.id
             ticket.error = f"{type(error).__name__}: {error}"
-            return None
+            ticket.out_of_memory = isinstance(error, torch.OutOfMemoryError)
+        if ticket.out_of_memory and torch.cuda.is_available():
+            torch.cuda.empty_cache()  # what is left may be in pieces
+        return None
 
     def _run(self, action: Callable[[], None]) -> Future:
         if self._thread is not None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ridgeline.core.errors import InvalidRequest
 from tests.driving import Rig, alone, ask, rig
@@ -120,6 +121,41 @@ def test_a_request_that_breaks_every_step_ends_alone(folder: Path) -> None:
         assert (outcomes["b"].finish_reason, outcomes["b"].error) == ("error", "RuntimeError: an odd token")
         assert [outcomes[name].tokens for name in "ac"] == [expected["a"], expected["c"]]
         assert own.engine.scheduler.cache.pool.free_pages == own.engine.scheduler.cache.pool.num_pages
+
+
+@pytest.mark.parametrize("most", [1, 3, 7])
+def test_steps_shrink_until_they_fit_and_everybody_gets_their_tokens(
+    folder: Path, most: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A device with memory for `most` tokens a step: first a chunk of prompts is too large, then decodes beside it."""
+    requests = [ask("a", PROMPT * 2), ask("b", PROMPT[::-1], temperature=1, seed=3), ask("c", PROMPT[:3])]
+    expected = {request.id: alone(folder, request) for request in requests}
+    with rig(folder) as own:
+        forward = own.runner.forward
+
+        def cramped(plan):
+            if plan.num_tokens > most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return forward(plan)
+
+        own.runner.forward = cramped  # type: ignore[method-assign]
+        outcomes = own.run(*requests)
+        assert own.errors
+        assert {name: outcome.tokens for name, outcome in outcomes.items()} == expected
+        assert own.engine.scheduler.cache.pool.free_pages == own.engine.scheduler.cache.pool.num_pages
+    assert "ran out of memory in a step of 32 tokens; its requests start over in steps of at most 16" in caplog.text
+
+
+def test_a_request_that_does_not_fit_alone_ends_alone(folder: Path) -> None:
+    with rig(folder) as own:
+
+        def full(plan):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        own.runner.forward = full  # type: ignore[method-assign]
+        outcomes = own.run(ask("a", PROMPT), ask("b", PROMPT))
+        assert {outcome.finish_reason for outcome in outcomes.values()} == {"error"}
+        assert "out of memory" in (outcomes["a"].error or "")
 
 
 @pytest.mark.parametrize("family", ["llama", "mixed"])

@@ -1,0 +1,43 @@
+"""How large steps may be: as configured, smaller for a while after the device ran out of memory."""
+
+from __future__ import annotations
+
+import logging
+
+from ridgeline.core.plan import StepPlan
+
+logger = logging.getLogger(__name__)
+
+GOOD_STEPS = 1024  # after so many the step may double again
+
+
+class Pace:
+    """tokens: of one step at most. rows: requests running at once at most."""
+
+    def __init__(self, max_tokens: int, max_rows: int) -> None:
+        self._full = max_tokens, max_rows
+        self.tokens, self.rows = self._full
+        self._good = 0
+
+    def shrink(self, plan: StepPlan) -> bool:
+        """The plan did not fit into the device's memory: plan half of it from now on. False if that cannot be."""
+        if plan.num_tokens == 1:
+            return False
+        self._good = 0
+        self.tokens = plan.num_tokens // 2
+        self.rows = min(self.rows, self.tokens)
+        logger.warning(
+            "the device ran out of memory in a step of %d tokens; its requests start over in steps of at most %d",
+            plan.num_tokens,
+            self.tokens,
+        )
+        return True
+
+    def went_well(self) -> None:
+        """A step is done."""
+        if (self.tokens, self.rows) == self._full:
+            return
+        self._good += 1
+        if self._good >= GOOD_STEPS:
+            self._good = 0
+            self.tokens, self.rows = min(2 * self.tokens, self._full[0]), min(2 * self.rows, self._full[1])
