@@ -14,8 +14,8 @@ A module with kernels lists what is worth compiling in a module-level `AOT`, nex
   warp, for few rows); other architectures must then use any of theirs.
 - `archs`: which architectures; by default all of `ARCHS`.
 
-A plain tuple (kernel, signature, constexprs) will do where no option is needed. Gluon kernels are welcome too; give them
-the architectures that they are for.
+A plain tuple (kernel, signature, constexprs) will do where no option is needed. Gluon kernels are welcome too; give
+them the architectures that they are for.
 
 The list is found by `kernels()`, which imports every module of an op's folder, so nothing has to be registered. Keep it
 short: one entry per code path that differs, at the shapes of a real model; all of them times five architectures are

@@ -6,6 +6,8 @@ truncates, so one rounding is worth one epsilon instead of a half.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -134,3 +136,19 @@ def test_activations_hold_at_the_ends_of_the_range(kind: str) -> None:
 def test_an_unknown_activation_is_refused() -> None:
     with pytest.raises(ValueError, match="swoosh"):
         activation.ACTIVATION.choose(Platform(device_type="cpu"), "triton")(torch.ones(1, 2), "swoosh")
+
+
+def test_programs_have_shapes_that_the_compiler_takes() -> None:
+    """Powers of two, and at most 32 warps: the interpreter would not mind others."""
+    from ridgeline.kernels.activation import triton as activations
+    from ridgeline.kernels.norm import triton as norms
+    from ridgeline.kernels.rotary import triton as rotaries
+    from ridgeline.kernels.step import triton as steps
+
+    numbers: list[int] = []
+    for tokens, width in product((1, 7, 33, 300, 8192), (1, 16, 48, 80, 96, 128, 768, 3072, 28672)):
+        numbers += norms.config(width) + activations.config(tokens, width) + steps.inputs_config(width, tokens)[:1]
+        for heads, kv_heads in ((1, 1), (5, 3), (14, 2), (32, 32)):
+            numbers += rotaries.config(tokens, heads, kv_heads, width)
+        assert max(norms.config(width)[-1], activations.config(tokens, width)[-1]) <= 32
+    assert all(number > 0 and number & (number - 1) == 0 for number in numbers)

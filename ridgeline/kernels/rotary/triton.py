@@ -105,7 +105,7 @@ def config(tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> tup
     heads = min(8, triton.next_power_of_2(num_heads))
     programs = tokens * (num_heads + 2 * num_kv_heads) // heads
     together = max(1, min(MAX_TOKENS, triton.next_power_of_2(programs // 512 + 1) // 2))
-    return together, heads, max(1, min(4, together * heads * head_dim // 128))
+    return together, heads, min(4, triton.next_power_of_2(max(1, together * heads * head_dim // 128)))
 
 
 def rope_kv(
