@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.gemm.blocks import gated, summed
+from ridgeline.kernels.activation.triton import activate
+from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.gemm.blocks import summed
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -39,7 +40,7 @@ def rows_kernel(
 ):
     """y [T, O]; s [T, I] with a norm. GATE: "" or the activation; the weight's rows are then O gates and O ups."""
     if PDL:
-        gdc_launch_dependents()
+        tl.extra.cuda.gdc_launch_dependents()
     first = tl.program_id(0) * ROWS
     row_R = first + tl.arange(0, ROWS)
     token_T = tl.arange(0, TOKENS)
@@ -59,7 +60,7 @@ def rows_kernel(
     if NORM:
         n_11B = tl.load(norm_ptr + input_B[None, None, :], mask=valid_11B, other=0.0)
     if PDL:
-        gdc_wait()
+        tl.extra.cuda.gdc_wait()
 
     acc_RTB = tl.zeros((ROWS, TOKENS, BLOCK), tl.float32)
     up_RTB = tl.zeros((ROWS, TOKENS, BLOCK), tl.float32)
@@ -103,9 +104,25 @@ def rows_kernel(
         up_RT = tl.sum(up_RTB, 2) * scale_1T
         if BIAS:
             up_RT += tl.load(bias_ptr + outputs + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
-        y_RT = gated(y_RT, up_RT, GATE)
+        y_RT = activate(y_RT, GATE) * up_RT
     tl.store(
         y_ptr + token_T[None, :] * outputs.to(tl.int64) + row_R[:, None],
         y_RT.to(y_ptr.dtype.element_ty),
         mask=kept_R[:, None] & (token_T[None, :] < tokens),
     )
+
+
+def _aot(inputs: int, rows: int, tokens: int, block: int, warps: int, *, norm: bool, gate: str) -> AotKernel:
+    pointers = ("x_ptr", "residual_ptr", "norm_ptr", "weight_ptr", "bias_ptr", "y_ptr", "s_ptr")
+    signature = dict.fromkeys(pointers, "*bf16") | dict.fromkeys(("x_stride", "residual_stride"), "i32:16")
+    signature |= {"tokens": "i32", "outputs": "i32:16", "eps": "fp32"}
+    cut = {"inputs": inputs, "ROWS": rows, "TOKENS": tokens, "BLOCK": block}
+    flags = {"NORM": norm, "RESIDUAL": norm, "BIAS": False, "GATE": gate}
+    return AotKernel(rows_kernel, signature, cut | flags, num_warps=warps, hot=True)
+
+
+AOT = (
+    _aot(14_336, 1, 1, 4096, 4, norm=False, gate=""),
+    _aot(4096, 1, 1, 4096, 4, norm=True, gate="silu"),
+    _aot(1024, 2, 2, 1024, 4, norm=True, gate=""),
+)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.gemm.blocks import gated, summed
+from ridgeline.kernels.activation.triton import activate
+from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.gemm.blocks import summed
 
 
 @triton.jit
@@ -96,7 +97,7 @@ def tiles_kernel(
 ):
     """y [T, O]; s [T, I] with a norm. parts: float32 [tiles, SPLIT, 2R + 1, T]; arrivals: zeros, left as zeros."""
     if PDL:
-        gdc_launch_dependents()
+        tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     part = tl.program_id(1)
     row_R = tile * ROWS + tl.arange(0, ROWS)
@@ -115,7 +116,7 @@ def tiles_kernel(
     if GATE != "":
         u_RB = _weights(weights_RB + ups, input_B[None, :], inputs, WHOLE, DOT)
     if PDL:
-        gdc_wait()
+        tl.extra.cuda.gdc_wait()
 
     acc_RT = tl.zeros((ROWS, TOKENS), tl.float32)
     up_RT = tl.zeros((ROWS, TOKENS), tl.float32)
@@ -175,9 +176,28 @@ def tiles_kernel(
         if GATE != "":
             if BIAS:
                 up_RT += tl.load(bias_ptr + outputs + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
-            acc_RT = gated(acc_RT, up_RT, GATE)
+            acc_RT = activate(acc_RT, GATE) * up_RT
         tl.store(
             y_ptr + token_T[None, :] * outputs.to(tl.int64) + row_R[:, None],
             acc_RT.to(y_ptr.dtype.element_ty),
             mask=kept_R[:, None] & (token_T[None, :] < tokens),
         )
+
+
+def _aot(
+    rows: int, tokens: int, block: int, stages: int, warps: int, split: int, *, norm: bool, gate: str, unit: str
+) -> AotKernel:
+    pointers = ("x_ptr", "residual_ptr", "norm_ptr", "weight_ptr", "bias_ptr", "y_ptr", "s_ptr")
+    signature = dict.fromkeys(pointers, "*bf16") | {"parts_ptr": "*fp32", "arrivals_ptr": "*i32"}
+    signature |= dict.fromkeys(("x_stride", "residual_stride", "outputs", "inputs"), "i32:16")
+    signature |= {"tokens": "i32", "eps": "fp32"}
+    cut = {"ROWS": rows, "TOKENS": tokens, "BLOCK": block, "STAGES": stages, "SPLIT": split, "WHOLE": True}
+    flags = {"DOT": tl.bfloat16, "NORM": norm, "RESIDUAL": norm, "BIAS": False, "GATE": gate}
+    return AotKernel(tiles_kernel, signature, cut | flags, num_warps=warps, hot=True, tensor_cores=unit)
+
+
+AOT = (
+    _aot(16, 16, 256, 4, 4, 1, norm=False, gate="", unit="HMMA"),
+    _aot(64, 64, 64, 4, 4, 2, norm=False, gate="", unit="HGMMA"),
+    _aot(32, 16, 64, 3, 4, 1, norm=True, gate="silu", unit="HMMA"),
+)

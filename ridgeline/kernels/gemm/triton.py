@@ -1,6 +1,7 @@
 """Linear maps of a few tokens at the memory's rate, of many by the library. Legend: T tokens, I inputs, O outputs.
 
-Both kernels share their workspace between launches, so all launches of one device belong on one stream.
+Where a gradient is wanted, torch's own kernels run: these have none. Programs that share a tile count their arrivals in
+memory that all launches use, so the launches on one device belong on one stream.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from ridgeline.kernels.activation.triton import gated_activation
 from ridgeline.kernels.gemm import native
 from ridgeline.kernels.gemm.choose import Rows, Tiles, choose
 from ridgeline.kernels.gemm.rows import rows_kernel
 from ridgeline.kernels.gemm.tiles import tiles_kernel
 from ridgeline.kernels.launch import INTERPRETED, launch_options
+from ridgeline.kernels.norm.triton import rms_norm
 
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -25,8 +28,8 @@ _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16:
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """x · weightᵀ + bias: [T, O] in the dtype of `x_TI`; sums in float32."""
     outputs, inputs = weight_OI.shape
-    plan = choose(len(x_TI), inputs, outputs) if x_TI.stride(-1) == 1 else None
-    if plan is None:
+    plan = choose(len(x_TI), inputs, outputs)
+    if plan is None or _needs_gradient(x_TI, weight_OI, bias_O) or not _packed(x_TI):
         return F.linear(x_TI, weight_OI, bias_O)
     return launch(plan, x_TI, None, None, 0.0, weight_OI, bias_O, None)[0]
 
@@ -42,11 +45,13 @@ def norm_linear(
 ) -> tuple[Tensor, Tensor]:
     """As `ridgeline.kernels.gemm.op.norm_linear`."""
     outputs, inputs = weight_OI.shape
-    plan = None
-    if x_TI.stride(-1) == 1 and (residual_TI is None or residual_TI.stride(-1) == 1):
-        plan = choose(len(x_TI), inputs, outputs // 2 if gate else outputs, gated=gate is not None)
-    if plan is None:
+    if _needs_gradient(x_TI, residual_TI, norm_weight_I, weight_OI, bias_O):
         return native.norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
+    plan = choose(len(x_TI), inputs, outputs // 2 if gate else outputs, gated=gate is not None)
+    if plan is None or not _packed(x_TI) or not _packed(residual_TI):
+        n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
+        y_TO = linear(n_TI, weight_OI, bias_O)
+        return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
     return launch(plan, x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
 
 
@@ -100,6 +105,14 @@ def launch(
         DOT=_DTYPES[operands], **cut, **flags,
     )  # fmt: skip
     return y_TO, s_TI
+
+
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _packed(x_TI: Tensor | None) -> bool:
+    return x_TI is None or x_TI.stride(-1) == 1
 
 
 @cache
