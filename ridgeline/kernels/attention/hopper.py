@@ -1,0 +1,515 @@
+"""Prefill attention over the paged cache for Hopper: bulk tensor copies, warpgroup MMA, specialised warps.
+
+A work item is a tile of 128 queries of one row and one head. One producer warp streams key and value tiles, block by
+block, into two rings of shared memory; two consumer warpgroups own 64 queries each and run FlashAttention-3's schedule
+(arXiv 2407.08608): the next tile's scores are computed while this tile's softmax runs, and the two groups take turns at
+the tensor cores. Keys are visited from the newest to the oldest, so tiles that need a mask come first.
+
+Legend as in op.py; I work items; a table entry is (slot, first query, queries, position of the first query).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ridgeline.kernels.attention.gluon_names import load_tile, viewed
+from ridgeline.kernels.attention.op import RaggedBatch
+from ridgeline.kernels.launch import num_multiprocessors
+
+QUERIES = 128  # of one work item: two warpgroups with 64 each
+PANEL = gl.constexpr(64)  # columns in one swizzled panel of shared memory: 128 bytes of a 16-bit type
+LOG2E = 1.4426950408889634
+CACHED_BYTES = 24 << 20  # keys and values worked on at a time, about half of the second-level cache
+
+
+def supports(arch: str, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
+    """Whether `prefill_attention` can run: Hopper, 16-bit types, heads of 64 or 128, blocks of 8, 16, … 256 tokens."""
+    blocks = 8 <= block_size <= 256 and block_size & (block_size - 1) == 0
+    return arch == "sm_90" and dtype in (torch.bfloat16, torch.float16) and head_dim in (64, 128) and blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillItems:
+    """What there is to do in a step, the same for all its layers. table_I4 and count_1 (how many of its entries are
+    filled) lie on the device, `limit` bounds the count on the host."""
+
+    table_I4: Tensor
+    count_1: Tensor
+    limit: int
+
+
+def prefill_items(batch: RaggedBatch, num_tokens: int, *, kv_row_bytes: int) -> PrefillItems:
+    """Work items of the rows with more than one query, longest first within sections that fit the cache.
+
+    `num_tokens` is T, padding included; `kv_row_bytes` the size of one token's keys and values in one layer.
+    """
+    num_rows = len(batch.slots_R)
+    limit = num_tokens // QUERIES + num_rows
+    device = batch.slots_R.device
+    table_I4 = torch.empty(limit, 4, dtype=torch.int32, device=device)
+    count_1 = torch.empty(1, dtype=torch.int32, device=device)
+    at_once, section = 32, max(1, CACHED_BYTES // kv_row_bytes)
+    _items_kernel[(triton.cdiv(limit, at_once),)](
+        batch.start_R1, batch.kv_len_R, batch.slots_R, table_I4, count_1, num_rows, section,
+        ROWS=triton.next_power_of_2(num_rows), ITEMS=at_once, QUERIES=QUERIES,
+    )  # fmt: skip
+    return PrefillItems(table_I4=table_I4, count_1=count_1, limit=limit)
+
+
+@triton.jit
+def _items_kernel(
+    start_ptr, kv_len_ptr, slots_ptr, table_ptr, count_ptr, num_rows, section_tokens,
+    ROWS: tl.constexpr, ITEMS: tl.constexpr, QUERIES: tl.constexpr,
+):  # fmt: skip
+    """Every program places a few items: an item's place is the number of items that go before it."""
+    row_R = tl.arange(0, ROWS)
+    real_R = row_R < num_rows
+    start_R = tl.load(start_ptr + row_R, mask=real_R, other=0).to(tl.int32)
+    new_R = tl.load(start_ptr + row_R + 1, mask=real_R, other=0).to(tl.int32) - start_R
+    length_R = tl.load(kv_len_ptr + row_R, mask=real_R, other=0).to(tl.int32)
+    slot_R = tl.load(slots_ptr + row_R, mask=real_R, other=0).to(tl.int32)
+    tiles_R = tl.where(real_R & (new_R > 1), (new_R + QUERIES - 1) // QUERIES, 0)
+    tokens_R = tl.where(tiles_R > 0, length_R, 0)
+    section_R = (tl.cumsum(tokens_R, 0) - tokens_R) // section_tokens
+    upto_R = tl.cumsum(tiles_R, 0)
+    count = tl.sum(tiles_R, 0)
+
+    item_I = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
+    row_I = tl.sum((upto_R[None, :] <= item_I[:, None]).to(tl.int32), 1)
+    mine_IR = row_I[:, None] == row_R[None, :]
+    tile_I = item_I - tl.sum(tl.where(mine_IR, (upto_R - tiles_R)[None, :], 0), 1)
+    base_R = length_R - new_R
+    position_I = tl.sum(tl.where(mine_IR, base_R[None, :], 0), 1) + tile_I * QUERIES
+    section_I = tl.sum(tl.where(mine_IR, section_R[None, :], 0), 1)
+
+    # Of row r's tiles, at base, base + QUERIES, …, those at a later position go before, as does an equal one of a
+    # lower row; in an earlier section all do.
+    ahead_IR = position_I[:, None] - base_R[None, :]
+    at_or_below_IR = tl.where(ahead_IR < 0, 0, ahead_IR // QUERIES + 1)
+    later_IR = tl.maximum(tiles_R[None, :] - at_or_below_IR, 0)
+    equal_IR = (ahead_IR >= 0) & (ahead_IR % QUERIES == 0) & (at_or_below_IR <= tiles_R[None, :])
+    before_IR = later_IR + (equal_IR & (row_R[None, :] < row_I[:, None])).to(tl.int32)
+    before_IR = tl.where(section_R[None, :] == section_I[:, None], before_IR, 0)
+    before_IR = tl.where(section_R[None, :] < section_I[:, None], tiles_R[None, :], before_IR)
+    place_ptr = table_ptr + 4 * tl.sum(before_IR, 1)
+    filled_I = item_I < count
+    tl.store(place_ptr, tl.sum(tl.where(mine_IR, slot_R[None, :], 0), 1), mask=filled_I)
+    first_I = tl.sum(tl.where(mine_IR, start_R[None, :], 0), 1) + tile_I * QUERIES
+    tl.store(place_ptr + 1, first_I, mask=filled_I)
+    left_I = tl.sum(tl.where(mine_IR, new_R[None, :], 0), 1) - tile_I * QUERIES
+    tl.store(place_ptr + 2, tl.minimum(left_I, QUERIES), mask=filled_I)
+    tl.store(place_ptr + 3, position_I, mask=filled_I)
+    if tl.program_id(0) == 0:
+        tl.store(count_ptr, count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """KEYS in a tile; STAGES of each ring; TURNS: whether the consumers alternate at the tensor cores."""
+
+    KEYS: int = 128
+    STAGES: int = 2
+    TURNS: bool = False
+    CONSUMER_REGS: int = 232
+    PRODUCER_REGS: int = 40
+    persistent: bool = True
+
+
+def choose(head_dim: int) -> Config:
+    return Config()
+
+
+def prefill_attention(
+    q_THD: Tensor,
+    k_cache_NGPD: Tensor,
+    v_cache_NGPD: Tensor,
+    batch: RaggedBatch,
+    items: PrefillItems,
+    *,
+    scale: float,
+    out_THD: Tensor,
+    window: int | None = None,
+    config: Config | None = None,
+) -> None:
+    """Attention of the rows with more than one query, as `op.paged_attention_reference`, into `out_THD`.
+
+    Rows with one query are left alone. Memory that no query sees may hold anything, NaN included. Heads of a query must
+    be adjacent; caches' blocks must start at multiples of D elements.
+    """
+    num_tokens, num_heads, head_dim = q_THD.shape
+    num_kv_heads, block_size = k_cache_NGPD.shape[1:3]
+    config = config or choose(head_dim)
+    box = min(block_size, config.KEYS)
+    per_kv = num_heads // num_kv_heads
+    q_TC = q_THD.as_strided((num_tokens, num_heads * head_dim), (q_THD.stride(0), 1))
+    k_XD, v_XD = _rows(k_cache_NGPD), _rows(v_cache_NGPD)
+    programs = items.limit * num_heads
+    if config.persistent:
+        programs = min(programs, num_multiprocessors(q_THD.device))
+    prefill_kernel[(programs,)](
+        _descriptor(q_TC, 64), _descriptor(k_XD, box), _descriptor(v_XD, box), out_THD,
+        items.table_I4, items.count_1, _heads_at_once(batch, k_cache_NGPD) * per_kv, batch.block_table_SC,
+        scale * LOG2E, out_THD.stride(0), batch.block_table_SC.stride(0),
+        k_cache_NGPD.stride(0) // head_dim, k_cache_NGPD.stride(1) // head_dim,
+        v_cache_NGPD.stride(0) // head_dim, v_cache_NGPD.stride(1) // head_dim, max(len(k_XD), len(v_XD)),
+        HEADS=num_heads, PER_KV=per_kv, P=block_size, BOX=box, D=head_dim, KEYS=config.KEYS, STAGES=config.STAGES,
+        WINDOW=window or 0, TURNS=config.TURNS, CONSUMER_REGS=config.CONSUMER_REGS,
+        PRODUCER_REGS=config.PRODUCER_REGS, num_warps=4,
+    )  # fmt: skip
+
+
+def _rows(cache_NGPD: Tensor) -> Tensor:
+    """The cache's memory, gaps between blocks included, as rows of D elements."""
+    num_blocks, num_kv_heads, block_size, head_dim = cache_NGPD.shape
+    block, head, row, one = cache_NGPD.stride()
+    assert (row, one) == (head_dim, 1)
+    assert block % head_dim == 0
+    assert head % head_dim == 0
+    rows = ((num_blocks - 1) * block + (num_kv_heads - 1) * head) // head_dim + block_size
+    return cache_NGPD.as_strided((rows, head_dim), (head_dim, 1))
+
+
+def _descriptor(x_XC: Tensor, rows: int) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    return TensorDescriptor(x_XC, list(x_XC.shape), list(x_XC.stride()), [rows, 64], layout)
+
+
+def _heads_at_once(batch: RaggedBatch, k_cache_NGPD: Tensor) -> int:
+    """Key heads whose part of the longest row fits the cache, a divisor of their number."""
+    num_kv_heads, _, head_dim = k_cache_NGPD.shape[1:]
+    if batch.kv_bound_R is None:
+        return num_kv_heads
+    longest = int(batch.kv_bound_R.max(initial=1))
+    heads = num_kv_heads
+    while heads % 2 == 0 and heads * longest * head_dim * 4 > 2 * CACHED_BYTES:
+        heads //= 2
+    return heads
+
+
+@gluon.jit
+def _item(w, table_ptr, count, heads_at_once):
+    """Work index → its table entry and head. All items of `heads_at_once` heads come before the next heads' items."""
+    part = w // (count * heads_at_once)
+    rest = w - part * (count * heads_at_once)
+    entry_ptr = table_ptr + 4 * (rest // heads_at_once)
+    head = part * heads_at_once + rest % heads_at_once
+    return gl.load(entry_ptr), gl.load(entry_ptr + 1), gl.load(entry_ptr + 2), gl.load(entry_ptr + 3), head
+
+
+@gluon.jit
+def _nth(k, first, stride):
+    """This program's k-th work index: back and forth over the programs, so that nobody always gets the longer one."""
+    return k * stride + gl.where(k % 2 == 0, first, stride - 1 - first)
+
+
+@gluon.jit
+def _tiles(position, queries, KEYS: gl.constexpr, WINDOW: gl.constexpr):
+    """(newest, oldest) key tile that any of the item's queries sees."""
+    newest = (position + queries - 1) // KEYS
+    oldest = position * 0
+    if WINDOW > 0:
+        oldest = gl.maximum(position - WINDOW + 1, 0) // KEYS
+    return newest, oldest
+
+
+@gluon.jit
+def _load_keys(
+    desc, tile, bar, row_ptr, first, begin, end, block_rows, head_row, nowhere,
+    P: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
+):  # fmt: skip
+    """One key or value tile: boxes of `BOX` tokens, each within one block, 64 columns at a time."""
+    rows = ()
+    for b in gl.static_range(KEYS // BOX):
+        key = first + b * BOX
+        seen = (key < end) & (key + BOX > begin)
+        block = gl.load(row_ptr + key // P, mask=seen, other=0)
+        # A box nobody sees is addressed outside the cache, where copies read zeros.
+        rows = rows + (gl.where(seen, block * block_rows + head_row + key % P, nowhere),)  # noqa: RUF005
+    layout: gl.constexpr = desc.layout
+    boxes = viewed(tile, [D // PANEL * (KEYS // BOX), BOX, PANEL], layout)
+    mbarrier.expect(bar, KEYS * D * 2)
+    for b in gl.static_range(KEYS // BOX):
+        for panel in gl.static_range(D // PANEL):
+            load_tile(desc, [rows[b], panel * PANEL], bar, boxes.index(panel * (KEYS // BOX) + b))
+
+
+@gluon.jit
+def _producer(
+    q_desc, k_desc, v_desc, table_ptr, count_ptr, heads_at_once, blocks_ptr, q, k, v, bars,
+    columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
+    HEADS: gl.constexpr, PER_KV: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
+    D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    """Fills the rings in the order in which they are drained: K0 Q K1 V0 K2 V1 … of item after item."""
+    q_layout: gl.constexpr = q_desc.layout
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, _turn = bars
+    count = gl.load(count_ptr)
+    programs = gl.num_programs(0)
+    base = 0
+    for round in range(gl.cdiv(count * HEADS, programs)):
+        w = _nth(round, gl.program_id(0), programs)
+        if w < count * HEADS:
+            slot, query, queries, position, head = _item(w, table_ptr, count, heads_at_once)
+            newest, oldest = _tiles(position, queries, KEYS, WINDOW)
+            end = position + queries
+            begin = position * 0
+            if WINDOW > 0:
+                begin = gl.maximum(position - WINDOW + 1, 0)
+            group = head // PER_KV
+            row_ptr = blocks_ptr + slot.to(gl.int64) * columns
+            tiles = newest - oldest + 1
+            for i in range(tiles + 1):
+                if i < tiles:
+                    step = base + i
+                    s = step % STAGES
+                    mbarrier.wait(k_empty.index(s), ((step // STAGES) & 1) ^ 1)
+                    _load_keys(
+                        k_desc, k.index(s), k_full.index(s), row_ptr, (newest - i) * KEYS, begin, end,
+                        k_block_rows, group * k_head_rows, nowhere, P, BOX, D, KEYS,
+                    )  # fmt: skip
+                if i == 0:
+                    mbarrier.wait(q_empty, (round & 1) ^ 1)
+                    mbarrier.expect(q_full, 128 * D * 2)
+                    for half in gl.static_range(2):
+                        panels = viewed(q.index(half), [D // PANEL, 64, PANEL], q_layout)
+                        for panel in gl.static_range(D // PANEL):
+                            at = [query + half * 64, head * D + panel * PANEL]
+                            load_tile(q_desc, at, q_full, panels.index(panel))
+                else:
+                    step = base + i - 1
+                    s = step % STAGES
+                    mbarrier.wait(v_empty.index(s), ((step // STAGES) & 1) ^ 1)
+                    _load_keys(
+                        v_desc, v.index(s), v_full.index(s), row_ptr, (newest - i + 1) * KEYS, begin, end,
+                        v_block_rows, group * v_head_rows, nowhere, P, BOX, D, KEYS,
+                    )  # fmt: skip
+            base += tiles
+
+
+@gluon.jit
+def _zero_rows(tile, begin, end, D: gl.constexpr, KEYS: gl.constexpr):
+    """Rows begin … end - 1 of a value tile (end a multiple of 8) become 0: 0 · NaN must never reach the sum."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
+    tile_layout: gl.constexpr = tile.layout
+    atoms = viewed(tile, [D // PANEL * (KEYS // 8), 8, PANEL], tile_layout)
+    row = gl.arange(0, 8, gl.SliceLayout(1, layout))
+    for a in range(begin // 8, end // 8):
+        keep = (gl.expand_dims(row, 1) + a * 8 < begin).broadcast_to([8, PANEL])
+        for panel in gl.static_range(D // PANEL):
+            atom = atoms.index(panel * (KEYS // 8) + a)
+            x = atom.load(layout)
+            atom.store(gl.where(keep, x, gl.zeros_like(x)))
+    fence_async_shared()
+
+
+@gluon.jit
+def _masked(s, first_key, position, WINDOW: gl.constexpr, KEYS: gl.constexpr):
+    """Scores of keys a query must not see become -inf, whatever they were (NaN too)."""
+    layout: gl.constexpr = s.type.layout
+    key = first_key - position + gl.arange(0, KEYS, gl.SliceLayout(0, layout))
+    query = gl.arange(0, 64, gl.SliceLayout(1, layout))
+    behind = gl.expand_dims(query, 1) - gl.expand_dims(key, 0)
+    seen = behind >= 0
+    if WINDOW > 0:
+        seen = seen & (behind < WINDOW)
+    return gl.where(seen, s, float("-inf"))
+
+
+@gluon.jit
+def _softmax(s, m, scale_log2):
+    """(new maximum, weights relative to it, by how much the old weights shrink)."""
+    new = gl.maximum(m, gl.max(s, 1))
+    shift = new * scale_log2
+    shrink = gl.exp2((m - new) * scale_log2)
+    return new, gl.exp2(s * scale_log2 - gl.expand_dims(shift, 1)), shrink
+
+
+@gluon.jit
+def _rescaled(o, shrink):
+    return o * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, o.type.layout)), 1)
+
+
+@gluon.jit
+def _steps(
+    first, steps, round, step, o, p, shrink, m, total, q, k, v, bars, position, scale_log2,
+    half: gl.constexpr, MASKED: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    WINDOW: gl.constexpr, TURNS: gl.constexpr,
+):  # fmt: skip
+    """Key tiles first, first - 1, …: each one's softmax runs while the weights before it meet their values.
+
+    No product is under way when a step begins or ends, or ptxas would serialize them all.
+    """
+    _q_full, _q_empty, k_full, k_empty, v_full, v_empty, turn = bars
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    p_layout: gl.constexpr = p.type.layout
+    for i in range(steps):
+        here = step % STAGES
+        before = (step - 1) % STAGES
+        mbarrier.wait(k_full.index(here), (step // STAGES) & 1)
+        if TURNS:
+            mbarrier.wait(turn.index(half), (step - round - half) & 1)
+        nothing = gl.zeros([64, KEYS], gl.float32, s_layout)
+        s = warpgroup_mma(q, k.index(here).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        o = _rescaled(o, shrink)
+        mbarrier.wait(v_full.index(before), ((step - 1) // STAGES) & 1)
+        o = warpgroup_mma(p, v.index(before), o, is_async=True)
+        if TURNS:
+            mbarrier.arrive(turn.index(1 - half), count=1)
+        s = warpgroup_mma_wait(1, deps=(s,))
+        mbarrier.arrive(k_empty.index(here), count=1)
+        if MASKED:
+            s = _masked(s, (first - i) * KEYS, position, WINDOW, KEYS)
+        m, weights, shrink = _softmax(s, m, scale_log2)
+        total = total * shrink + gl.sum(weights, 1)
+        next_p = gl.convert_layout(weights.to(q.dtype), p_layout)
+        # Already true. The branch keeps ptxas from moving the softmax behind the wait for the product.
+        mbarrier.wait(v_full.index(before), ((step - 1) // STAGES) & 1)
+        o = warpgroup_mma_wait(0, deps=(o,))
+        mbarrier.arrive(v_empty.index(before), count=1)
+        p = next_p
+        step += 1
+    return step, o, p, shrink, m, total
+
+
+@gluon.jit
+def _consumer(
+    out_ptr, table_ptr, count_ptr, heads_at_once, q_tiles, k, v, bars, scale_log2, out_stride,
+    half: gl.constexpr, HEADS: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, TURNS: gl.constexpr,
+):  # fmt: skip
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, _turn = bars
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    out_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
+    q = q_tiles.index(half)
+    count = gl.load(count_ptr)
+    programs = gl.num_programs(0)
+    step = 0
+    for round in range(gl.cdiv(count * HEADS, programs)):
+        w = _nth(round, gl.program_id(0), programs)
+        if w < count * HEADS:
+            _slot, query, queries, position, head = _item(w, table_ptr, count, heads_at_once)
+            newest, oldest = _tiles(position, queries, KEYS, WINDOW)
+            end = position + queries - newest * KEYS
+            mine = position + half * 64
+
+            # The newest tile: its scores, and its values made safe beyond the last key.
+            mbarrier.wait(q_full, round & 1)
+            here = step % STAGES
+            mbarrier.wait(k_full.index(here), (step // STAGES) & 1)
+            s = gl.zeros([64, KEYS], gl.float32, s_layout)
+            s = warpgroup_mma(q, k.index(here).permute((1, 0)), s, use_acc=False, is_async=True)
+            s = warpgroup_mma_wait(0, deps=(s,))
+            mbarrier.arrive(k_empty.index(here), count=1)
+            s = _masked(s, newest * KEYS, mine, WINDOW, KEYS)
+            m, weights, shrink = _softmax(s, gl.full([64], -1e30, gl.float32, row_layout), scale_log2)
+            total = gl.sum(weights, 1)
+            p = gl.convert_layout(weights.to(q.dtype), p_layout)
+            o = gl.zeros([64, D], gl.float32, o_layout)
+            if end % BOX != 0:
+                mbarrier.wait(v_full.index(here), (step // STAGES) & 1)
+                _zero_rows(v.index(here), end, (end + BOX - 1) // BOX * BOX, D, KEYS)
+            step += 1
+
+            # Then tiles that causality cuts, whole ones, and those that the window cuts.
+            whole = gl.minimum(newest - 1, (mine + 1) // KEYS - 1)
+            cut = oldest
+            if WINDOW > 0:
+                cut = gl.maximum(gl.minimum((gl.maximum(mine + 64 - WINDOW, 0) + KEYS - 1) // KEYS, whole + 1), oldest)
+            whole = gl.maximum(whole, cut - 1)
+            step, o, p, shrink, m, total = _steps(
+                newest - 1, newest - 1 - whole, round, step, o, p, shrink, m, total, q, k, v, bars, mine, scale_log2,
+                half, True, D, KEYS, STAGES, WINDOW, TURNS,
+            )  # fmt: skip
+            step, o, p, shrink, m, total = _steps(
+                whole, whole + 1 - cut, round, step, o, p, shrink, m, total, q, k, v, bars, mine, scale_log2,
+                half, False, D, KEYS, STAGES, WINDOW, TURNS,
+            )  # fmt: skip
+            if WINDOW > 0:
+                step, o, p, shrink, m, total = _steps(
+                    cut - 1, cut - oldest, round, step, o, p, shrink, m, total, q, k, v, bars, mine, scale_log2,
+                    half, True, D, KEYS, STAGES, WINDOW, TURNS,
+                )  # fmt: skip
+            mbarrier.arrive(q_empty, count=1)
+
+            o = _rescaled(o, shrink)
+            before = (step - 1) % STAGES
+            mbarrier.wait(v_full.index(before), ((step - 1) // STAGES) & 1)
+            o = warpgroup_mma(p, v.index(before), o, is_async=True)
+            o = warpgroup_mma_wait(0, deps=(o,))
+            mbarrier.arrive(v_empty.index(before), count=1)
+            o = o / gl.expand_dims(gl.convert_layout(total, gl.SliceLayout(1, o_layout)), 1)
+            out = gl.convert_layout(o.to(q.dtype), out_layout)
+            row = half * 64 + gl.arange(0, 64, gl.SliceLayout(1, out_layout))
+            column = gl.arange(0, D, gl.SliceLayout(0, out_layout))
+            at = (query + row).to(gl.int64) * out_stride
+            pointers = out_ptr + gl.expand_dims(at, 1) + gl.expand_dims(head * D + column, 0)
+            gl.store(pointers, out, mask=gl.expand_dims(row < queries, 1))
+
+
+@gluon.jit
+def prefill_kernel(
+    q_desc, k_desc, v_desc, out_ptr, table_ptr, count_ptr, heads_at_once, blocks_ptr, scale_log2, out_stride, columns,
+    k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
+    HEADS: gl.constexpr, PER_KV: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
+    D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, TURNS: gl.constexpr,
+    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = q_desc.dtype
+    layout: gl.constexpr = q_desc.layout
+    q = gl.allocate_shared_memory(dtype, [2, 64, D], layout)
+    k = gl.allocate_shared_memory(dtype, [STAGES, KEYS, D], layout)
+    v = gl.allocate_shared_memory(dtype, [STAGES, KEYS, D], layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(q_full, count=1)
+    mbarrier.init(q_empty, count=2)
+    for s in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(s), count=1)
+        mbarrier.init(v_full.index(s), count=1)
+        mbarrier.init(k_empty.index(s), count=2)
+        mbarrier.init(v_empty.index(s), count=2)
+    for half in gl.static_range(2):
+        mbarrier.init(turn.index(half), count=1)
+    fence_async_shared()
+    bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turn)
+    gl.warp_specialize(
+        [
+            (_consumer, (
+                out_ptr, table_ptr, count_ptr, heads_at_once, q, k, v, bars, scale_log2, out_stride,
+                0, HEADS, BOX, D, KEYS, STAGES, WINDOW, TURNS,
+            )),
+            (_consumer, (
+                out_ptr, table_ptr, count_ptr, heads_at_once, q, k, v, bars, scale_log2, out_stride,
+                1, HEADS, BOX, D, KEYS, STAGES, WINDOW, TURNS,
+            )),
+            (_producer, (
+                q_desc, k_desc, v_desc, table_ptr, count_ptr, heads_at_once, blocks_ptr, q, k, v, bars,
+                columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
+                HEADS, PER_KV, P, BOX, D, KEYS, STAGES, WINDOW,
+            )),
+        ],
+        [4, 1],
+        [CONSUMER_REGS, PRODUCER_REGS],
+    )  # fmt: skip
