@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ridgeline.core.plan import Feature
 from ridgeline.core.request import MAX_LOGIT_BIAS, MAX_STOP_IDS
-from ridgeline.kernels.op import Implementation, Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.sampling.philox import gumbel
 
 
@@ -65,7 +65,7 @@ def sample_reference(
     features: Feature,
     mask_NV: Tensor | None = None,
 ) -> Tensor:
-    """One token per row, int64 [N]. logits_NV float32, left as it is. position: index of the token to be drawn.
+    """One token per row, int64 [N]. logits_NV: any float dtype, left as it is. position: index of the token to draw.
 
     `features` is what the rows need at most; the reference ignores it and looks at every row's own numbers.
     """
@@ -118,4 +118,11 @@ def _filter(logits_V: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
     return kept_V
 
 
-SAMPLE = Op("sample", sample_reference, (Implementation("torch", "ridgeline.kernels.sampling.batched:sample"),))
+SAMPLE = Op(
+    "sample",
+    sample_reference,
+    (
+        Implementation("triton", "ridgeline.kernels.sampling.gpu:sample", on_gpu),
+        Implementation("torch", "ridgeline.kernels.sampling.batched:sample"),
+    ),
+)

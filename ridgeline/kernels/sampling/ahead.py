@@ -1,0 +1,70 @@
+"""The sampling kernels as compiled ahead of time, at a vocabulary that is a multiple of 16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ridgeline.kernels.aot import ARCHS, AotKernel
+from ridgeline.kernels.sampling.bracket import bracket_kernel, stats_kernel
+from ridgeline.kernels.sampling.draw import draw_kernel
+from ridgeline.kernels.sampling.finish import finish_kernel
+from ridgeline.kernels.sampling.logprobs import combine_kernel, score_kernel
+
+_INT64 = {
+    "slots_ptr", "position_ptr", "seed_ptr", "top_k_ptr", "min_len_ptr", "bias_ids_ptr", "stop_ids_ptr", "token_ptr",
+    "rank_ptr",
+}  # fmt: skip
+_INT32 = {"count_ptr", "num_candidates_ptr", "candidate_id_ptr", "best_id_ptr", "sure_count_ptr", "tile_count_ptr"}
+_BOOL = {"mask_ptr", "seen_ptr"}
+_DIVISIBLE = {
+    "V", "logits_stride", "source_stride", "adjusted_stride", "mask_stride", "bias_ids_stride", "bias_stride",
+    "stop_stride", "count_stride", "seen_stride",
+}  # fmt: skip
+
+
+NVIDIA = tuple(arch for arch in ARCHS if arch.startswith("sm_"))
+AMD = tuple(arch for arch in ARCHS if not arch.startswith("sm_"))
+
+
+def _kernel(fn: Any, constexprs: dict[str, Any], logits: str = "bf16", **options: Any) -> AotKernel:
+    types = {}
+    for name in fn.arg_names:
+        if name in ("logits_ptr", "source_ptr"):
+            types[name] = f"*{logits}"
+        elif name.endswith("_ptr"):
+            types[name] = (
+                "*i64" if name in _INT64 else "*i32" if name in _INT32 else "*i1" if name in _BOOL else "*fp32"
+            )
+        elif name not in constexprs and name != "PDL":
+            types[name] = "i32:16" if name in _DIVISIBLE else "i32"
+    return AotKernel(fn, types, constexprs, **options)
+
+
+def _draws(archs: tuple[str, ...], approximate: bool) -> Iterator[AotKernel]:
+    """Those with noise, which takes a logarithm that only NVIDIA has."""
+    base = {"TILE": 4096, "CAPACITY": 8192, "RANDOM": True, "APPROX": approximate}
+    options = {"num_warps": 8, "hot": True, "archs": archs}
+    for filtered in (False, True):
+        yield _kernel(draw_kernel, base | PLAIN | {"FILTER": filtered}, **options)
+    yield _kernel(draw_kernel, base | EVERYTHING | {"FILTER": False}, "fp32", num_warps=8, archs=archs)
+    finish = {"TILES": 32, "CAPACITY": 8192, "FEW": 1024, "MANY": 4096, "SHIFT": 16, "APPROX": approximate}
+    yield _kernel(finish_kernel, finish | {"FILTER": True}, num_warps=16, archs=archs)
+
+
+PLAIN = {"BIAS_WIDTH": 0, "STOP_WIDTH": 0, "MASK": 0, "PENALTY": 0}
+EVERYTHING = {"BIAS_WIDTH": 1024, "STOP_WIDTH": 64, "MASK": 1, "PENALTY": 1}
+_GREEDY = {"TILE": 1024, "CAPACITY": 8192, "RANDOM": False, "FILTER": False, "APPROX": False}
+_REDUCE = {"TILES": 128, "CAPACITY": 8192, "FEW": 1024, "MANY": 4096, "SHIFT": 16, "APPROX": False, "FILTER": False}
+
+AOT = (
+    _kernel(draw_kernel, _GREEDY | PLAIN, num_warps=4, hot=True),
+    *_draws(NVIDIA, True),
+    *_draws(AMD, False),
+    _kernel(stats_kernel, {"TILE": 4096} | PLAIN, num_warps=8, hot=True),
+    _kernel(stats_kernel, {"TILE": 4096} | EVERYTHING, num_warps=8),
+    _kernel(bracket_kernel, {"TILES": 32, "SAMPLE": 8192, "RESERVE": 32, "CAPACITY": 8192}, num_warps=16, hot=True),
+    _kernel(finish_kernel, _REDUCE, num_warps=1, hot=True),
+    _kernel(score_kernel, {"TILE": 4096}, num_warps=8, hot=True),
+    _kernel(combine_kernel, {"TILES": 32}, num_warps=1, hot=True),
+)

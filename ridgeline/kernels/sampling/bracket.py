@@ -1,0 +1,226 @@
+"""Where a row's filter will cut, to within a few thousand tokens: total mass from one read, then a sample of the row.
+
+`stats_kernel` also leaves adjusted logits behind, so that later passes read those.
+Legend: N rows, V vocabulary, J tiles of a row, Z tokens sampled of a row.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.sampling.adjust import adjusted
+from ridgeline.kernels.sampling.draw import LEAST, LOG2E
+
+RUN = tl.constexpr(16)  # neighbours sampled together: one sector of 32 bytes
+DEVIATIONS = tl.constexpr(4.0)  # how far off the sample may be before a row takes the slow way
+
+
+@triton.jit
+def stats_kernel(
+    logits_ptr,
+    mask_ptr,
+    slots_ptr,
+    position_ptr,
+    temperature_ptr,
+    bias_ids_ptr,
+    bias_ptr,
+    stop_ids_ptr,
+    count_ptr,
+    seen_ptr,
+    min_len_ptr,
+    repetition_ptr,
+    presence_ptr,
+    frequency_ptr,
+    adjusted_ptr,
+    tile_max_ptr,
+    tile_sum_ptr,
+    V,
+    logits_stride,
+    mask_stride,
+    adjusted_stride,
+    bias_ids_stride,
+    bias_stride,
+    stop_stride,
+    count_stride,
+    seen_stride,
+    int_stride,
+    float_stride,
+    TILE: tl.constexpr,
+    BIAS_WIDTH: tl.constexpr,
+    STOP_WIDTH: tl.constexpr,
+    MASK: tl.constexpr,
+    PENALTY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (J, N): the largest logit of each tile and Σ exp((x - largest) / temperature)."""
+    tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    first = tile * TILE
+    token = first + tl.arange(0, TILE)
+    valid = token < V
+    if PDL:
+        gdc_wait()
+    x = tl.load(logits_ptr + row * logits_stride + token, mask=valid, other=float("-inf")).to(tl.float32)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    temperature = tl.load(temperature_ptr + slot * float_stride)
+    if PDL:
+        gdc_launch_dependents()
+    if BIAS_WIDTH + STOP_WIDTH > 0 or MASK or PENALTY:
+        x = adjusted(
+            x,
+            token,
+            first,
+            valid,
+            slot,
+            tl.load(position_ptr + row),
+            mask_ptr + row * mask_stride,
+            bias_ids_ptr,
+            bias_ptr,
+            stop_ids_ptr,
+            count_ptr,
+            seen_ptr,
+            min_len_ptr,
+            repetition_ptr,
+            presence_ptr,
+            frequency_ptr,
+            bias_ids_stride,
+            bias_stride,
+            stop_stride,
+            count_stride,
+            seen_stride,
+            int_stride,
+            float_stride,
+            TILE,
+            BIAS_WIDTH,
+            STOP_WIDTH,
+            MASK,
+            PENALTY,
+        )
+        tl.store(adjusted_ptr + row * adjusted_stride + token, x, mask=valid)
+    scale = 1.0 / tl.where(temperature > 0, temperature, 1.0) * LOG2E
+    largest = tl.maximum(tl.max(x, axis=0), LEAST)
+    place = row * tl.num_programs(0) + tile
+    tl.store(tile_max_ptr + place, largest)
+    tl.store(tile_sum_ptr + place, tl.sum(tl.exp2((x - largest) * scale), axis=0))
+
+
+@triton.jit
+def bracket_kernel(
+    source_ptr,
+    slots_ptr,
+    temperature_ptr,
+    top_p_ptr,
+    top_k_ptr,
+    tile_max_ptr,
+    tile_sum_ptr,
+    bracket_ptr,
+    num_candidates_ptr,
+    V,
+    J,
+    source_stride,
+    int_stride,
+    float_stride,
+    TILES: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    RESERVE: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (N,): bracket_N4 = lo, hi, largest logit, total mass; the count of candidates is cleared.
+
+    Tokens above hi will stay and tokens below lo will go, so far as a sample can tell; `finish` checks it exactly.
+    lo = inf, hi = -inf: the row has neither top-k nor top-p. SAMPLE 0: all tokens fit among the candidates.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    j = tl.arange(0, TILES)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    max_J = tl.load(tile_max_ptr + row * J + j, mask=j < J, other=LEAST)
+    sum_J = tl.load(tile_sum_ptr + row * J + j, mask=j < J, other=0.0)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    temperature = tl.load(temperature_ptr + slot * float_stride)
+    top_p = tl.load(top_p_ptr + slot * float_stride)
+    top_k = tl.load(top_k_ptr + slot * int_stride)
+    scale = 1.0 / tl.where(temperature > 0, temperature, 1.0) * LOG2E
+    largest = tl.max(max_J, axis=0)
+    total = tl.sum(sum_J * tl.exp2((max_J - largest) * scale), axis=0)
+    by_rank = (top_k > 0) & (top_k < V)
+    lo, hi = float("inf"), float("-inf")
+    if (temperature > 0) & (by_rank | (top_p < 1.0)):
+        lo, hi = LEAST, float("inf")
+        if SAMPLE > 0:
+            z = tl.arange(0, SAMPLE)
+            runs: tl.constexpr = SAMPLE // RUN
+            token_Z = z // RUN * (V // runs) + z % RUN
+            x_Z = tl.load(source_ptr + row * source_stride + token_Z).to(tl.float32)
+            weight_Z = tl.exp2((x_Z - largest) * scale)
+            ratio = V / SAMPLE
+            rank = 1.0 * RESERVE
+            tail = (1.0 - top_p) * total / ratio
+            if by_rank:
+                tail = float("inf")
+                rank = tl.maximum(_beyond(top_k / ratio, DEVIATIONS / 2), rank)
+            lo, above = _low(x_Z, weight_Z, largest, scale, rank, tail)
+            if above * ratio > 0.75 * CAPACITY:
+                if by_rank & (top_p >= 1.0):
+                    hi = _high(x_Z, weight_Z, largest, scale, _beyond(top_k / ratio, -DEVIATIONS / 2), 0.0)
+                if by_rank == 0:
+                    hi = _high(x_Z, weight_Z, largest, scale, 1.0 * SAMPLE, tail)
+    tl.store(bracket_ptr + row * 4, lo)
+    tl.store(bracket_ptr + row * 4 + 1, hi)
+    tl.store(bracket_ptr + row * 4 + 2, largest)
+    tl.store(bracket_ptr + row * 4 + 3, total)
+    tl.store(num_candidates_ptr + row, 0)
+
+
+@triton.jit
+def _beyond(expected, half_deviations: tl.constexpr):
+    """Least c with c - d √c ≥ expected (greatest with c + d √c ≤ expected where d < 0), d = 2 half_deviations."""
+    root = tl.sqrt(expected + half_deviations * half_deviations) + half_deviations
+    return tl.where(root > 0, root * root, 0.0)
+
+
+@triton.jit
+def _tail(x_Z, weight_Z, pivot, largest, scale):
+    """Mass of the sample below pivot, how far that may be off, and the count from pivot on. One more token at the
+    pivot guards against a tail of which the sample saw nothing."""
+    weight_Z = tl.where(x_Z < pivot, weight_Z, 0.0)
+    at = tl.exp2((pivot - largest) * scale)
+    doubt = tl.sqrt(tl.sum(weight_Z * weight_Z, axis=0) + 2.0 * at * at) * DEVIATIONS
+    return tl.sum(weight_Z, axis=0), doubt, tl.sum((x_Z >= pivot).to(tl.float32), axis=0)
+
+
+@triton.jit
+def _low(x_Z, weight_Z, largest, scale, rank, tail):
+    """Largest pivot with `rank` sampled tokens from it on and a mass below it surely ≤ tail; else every token."""
+    a = tl.min(tl.where(x_Z > LEAST, x_Z, largest), axis=0)
+    b = largest
+    lo = LEAST
+    lo_above = tl.sum((x_Z > LEAST).to(tl.float32), axis=0)
+    for _ in range(16):
+        pivot = 0.5 * a + 0.5 * b
+        mass, doubt, above = _tail(x_Z, weight_Z, pivot, largest, scale)
+        ok = (above >= rank) & (mass + doubt <= tail)
+        a = tl.where(ok, pivot, a)
+        b = tl.where(ok, b, pivot)
+        lo = tl.where(ok, pivot, lo)
+        lo_above = tl.where(ok, above, lo_above)
+    return lo, lo_above
+
+
+@triton.jit
+def _high(x_Z, weight_Z, largest, scale, rank, tail):
+    """Smallest pivot with at most `rank` sampled tokens from it on and a mass below it surely ≥ tail; else inf."""
+    a = tl.min(tl.where(x_Z > LEAST, x_Z, largest), axis=0)
+    b = largest
+    hi = float("inf")
+    for _ in range(16):
+        pivot = 0.5 * a + 0.5 * b
+        mass, doubt, above = _tail(x_Z, weight_Z, pivot, largest, scale)
+        ok = (above <= rank) & ((mass - doubt >= tail) | (tail <= 0.0))
+        a = tl.where(ok, a, pivot)
+        b = tl.where(ok, pivot, b)
+        hi = tl.where(ok, pivot, hi)
+    return hi

@@ -1,0 +1,149 @@
+"""Sampling on a GPU without a sort: two launches without filters, four with. Legend as in op.py.
+
+Without filters: every tile of a row finds its best noised logit (`draw`), one program per row the best tile (`finish`).
+With filters: `stats` and `bracket` say roughly where a row will be cut, `draw` takes what stays for certain and lists
+what is in doubt, `finish` finds the exact threshold in the list. Nothing waits for the host; sizes depend on shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from ridgeline.core.plan import Feature
+from ridgeline.kernels.launch import INTERPRETED, launch_options
+from ridgeline.kernels.sampling.bracket import bracket_kernel, stats_kernel
+from ridgeline.kernels.sampling.draw import draw_kernel
+from ridgeline.kernels.sampling.finish import finish_kernel
+from ridgeline.kernels.sampling.op import SamplingTables
+
+ZERO_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # of a float32 made from the dtype
+
+
+@dataclass(frozen=True)
+class Config:
+    """tile: logits per program of a pass, with `warps`; `row_warps`: of a program per row, if there are filters. Rows
+    keep up to `capacity` candidates and estimate the cut from `sample` tokens, at least `reserve` of them above it;
+    `few`, `many`: entries the search looks at together."""
+
+    tile: int
+    warps: int
+    row_warps: int = 16
+    capacity: int = 8192
+    sample: int = 8192
+    reserve: int = 32
+    few: int = 1024
+    many: int = 4096
+
+
+def choose_config(rows: int, vocab_size: int) -> Config:
+    """Small tiles while they are needed to occupy the GPU; larger ones cost fewer reductions."""
+    tile, warps = (1024, 4) if rows * vocab_size < 2**20 else (4096, 8)
+    return Config(tile, warps)
+
+
+def sample(
+    logits_NV: Tensor,
+    tables: SamplingTables,
+    slots_N: Tensor,
+    position_N: Tensor,
+    features: Feature,
+    mask_NV: Tensor | None = None,
+    config: Config | None = None,
+) -> Tensor:
+    """As `op.sample_reference`; does only what `features` names. Rows of logits and tables are contiguous."""
+    rows, vocab = logits_NV.shape
+    config = config or choose_config(rows, vocab)
+    device = logits_NV.device
+    tiles = triton.cdiv(vocab, config.tile)
+    random = bool(features & Feature.RANDOM)
+    filtered = random and bool(features & Feature.FILTER)
+    flags = _flags(tables, features, mask_NV)
+    adjusts = any(flags.values())
+    options = launch_options(device)
+    approximate = device.type == "cuda" and torch.version.hip is None and not INTERPRETED
+    strides = _strides(tables)
+    nothing = slots_N  # stands for pointers that are not followed
+    mask_NV = nothing[None] if mask_NV is None else mask_NV
+    columns = (
+        tables.bias_ids_SB,
+        tables.bias_SB,
+        tables.stop_ids_SE,
+        tables.output_count_SV,
+        tables.prompt_seen_SV,
+        tables.min_len_S,
+        tables.repetition_S,
+        tables.presence_S,
+        tables.frequency_S,
+    )
+    float_NJ = torch.empty(4, rows, tiles, dtype=torch.float32, device=device)
+    int_NJ = torch.empty(2, rows, tiles, dtype=torch.int32, device=device)
+    source_NV = logits_NV
+    bracket_N4 = count_N = candidates_NC = ids_NC = nothing
+    if filtered:
+        bracket_N4 = torch.empty(rows, 4, dtype=torch.float32, device=device)
+        count_N = torch.empty(rows, dtype=torch.int32, device=device)
+        candidates_NC = torch.empty(rows, config.capacity, dtype=torch.float32, device=device)
+        ids_NC = torch.empty(rows, config.capacity, dtype=torch.int32, device=device)
+        if adjusts:
+            source_NV = torch.empty(rows, vocab, dtype=torch.float32, device=device)
+        stats_kernel[(tiles, rows)](
+            logits_NV, mask_NV, slots_N, position_N, tables.temperature_S, *columns, source_NV,
+            float_NJ[2], float_NJ[3], vocab, logits_NV.stride(0), mask_NV.stride(0), source_NV.stride(0), *strides,
+            TILE=config.tile, **flags, num_warps=config.warps, **options,
+        )  # fmt: skip
+        bracket_kernel[(rows,)](
+            source_NV, slots_N, tables.temperature_S, tables.top_p_S, tables.top_k_S, float_NJ[2], float_NJ[3],
+            bracket_N4, count_N, vocab, tiles, source_NV.stride(0), *strides[-2:],
+            TILES=triton.next_power_of_2(tiles), SAMPLE=_sample_size(vocab, config), RESERVE=config.reserve,
+            CAPACITY=config.capacity, num_warps=config.row_warps, **options,
+        )  # fmt: skip
+        flags = dict.fromkeys(flags, 0)  # the source is adjusted already
+    draw_kernel[(tiles, rows)](
+        source_NV, mask_NV, slots_N, position_N, tables.temperature_S, tables.min_p_S, tables.seed_S, *columns,
+        bracket_N4, count_N, candidates_NC, ids_NC, float_NJ[0], int_NJ[0], float_NJ[1], int_NJ[1],
+        vocab, source_NV.stride(0), mask_NV.stride(0), *strides,
+        TILE=config.tile, CAPACITY=config.capacity, **flags, RANDOM=random, FILTER=filtered, APPROX=approximate,
+        num_warps=config.warps, **options,
+    )  # fmt: skip
+    token_N = torch.empty(rows, dtype=torch.int64, device=device)
+    finish_kernel[(rows,)](
+        float_NJ[0], int_NJ[0], float_NJ[1], int_NJ[1], bracket_N4, count_N, candidates_NC, ids_NC, source_NV,
+        slots_N, position_N, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S, tables.seed_S,
+        token_N, vocab, tiles, source_NV.stride(0), *strides[-2:],
+        TILES=triton.next_power_of_2(tiles), CAPACITY=config.capacity, SHIFT=ZERO_BITS[source_NV.dtype],
+        FEW=config.few, MANY=config.many, FILTER=filtered, APPROX=approximate,
+        num_warps=config.row_warps if filtered else 1, **options,
+    )  # fmt: skip
+    return token_N
+
+
+def _flags(tables: SamplingTables, features: Feature, mask_NV: Tensor | None) -> dict[str, int]:
+    """The kernels' compile-time choices; all 0 where logits are taken as they come."""
+    return {
+        "BIAS_WIDTH": triton.next_power_of_2(tables.bias_ids_SB.shape[1]) if features & Feature.BIAS else 0,
+        "STOP_WIDTH": triton.next_power_of_2(tables.stop_ids_SE.shape[1]) if features & Feature.MIN_TOKENS else 0,
+        "MASK": int(mask_NV is not None),
+        "PENALTY": int(bool(features & Feature.PENALTY)),
+    }
+
+
+def _strides(tables: SamplingTables) -> tuple[int, ...]:
+    """Of the wide tables' rows, then of the integer and the float columns (each group a column of one store)."""
+    t = tables
+    integers = {c.stride(0) for c in (t.top_k_S, t.seed_S, t.min_len_S)}
+    floats = {c.stride(0) for c in (t.temperature_S, t.top_p_S, t.min_p_S, t.repetition_S, t.presence_S, t.frequency_S)}
+    if len(integers) > 1 or len(floats) > 1:
+        raise ValueError(f"columns of one type must share a stride, got {integers} and {floats}")
+    wide = (t.bias_ids_SB, t.bias_SB, t.stop_ids_SE, t.output_count_SV, t.prompt_seen_SV)
+    return (*(table.stride(0) for table in wide), integers.pop(), floats.pop())
+
+
+def _sample_size(vocab_size: int, config: Config) -> int:
+    """0 where every token fits among the candidates; else a power of two of at most the vocabulary."""
+    if vocab_size <= config.capacity:
+        return 0
+    return min(config.sample, triton.next_power_of_2(vocab_size + 1) // 2)

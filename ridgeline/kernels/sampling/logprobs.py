@@ -1,0 +1,103 @@
+"""Log-probabilities and ranks of chosen tokens by one read of the logits, in two launches.
+
+Legend: N rows, V vocabulary, J tiles of a row, L likeliest tokens reported.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.launch import launch_options
+from ridgeline.kernels.sampling.draw import LEAST, LOG2E
+from ridgeline.kernels.sampling.noise import LN2
+
+
+class Scores(NamedTuple):
+    """rank_N: 1 = likeliest, int64. top_*_NL: the likeliest tokens in falling order."""
+
+    logprob_N: Tensor
+    rank_N: Tensor
+    top_ids_NL: Tensor
+    top_logprobs_NL: Tensor
+
+
+def score_reference(logits_NV: Tensor, token_N: Tensor, num_top: int) -> Scores:
+    """Log-softmax of the chosen tokens, their ranks and the num_top likeliest. Logits of any float dtype."""
+    logprobs_NV = logits_NV.float().log_softmax(-1)
+    chosen_N1 = logits_NV.gather(1, token_N[:, None])
+    top = logprobs_NV.topk(min(num_top, logprobs_NV.shape[1]), dim=-1)
+    rank_N = (logits_NV > chosen_N1).sum(-1) + 1
+    return Scores(logprobs_NV.gather(1, token_N[:, None])[:, 0], rank_N, top.indices, top.values)
+
+
+def score(logits_NV: Tensor, token_N: Tensor, num_top: int) -> Scores:
+    """As `score_reference`; rows of logits are contiguous. token_N int64."""
+    rows, vocab = logits_NV.shape
+    device = logits_NV.device
+    tile, warps = (1024, 4) if rows * vocab < 2**20 else (4096, 8)
+    tiles = triton.cdiv(vocab, tile)
+    stats_NJ = torch.empty(2, rows, tiles, dtype=torch.float32, device=device)
+    count_NJ = torch.empty(rows, tiles, dtype=torch.int32, device=device)
+    logprob_N, total_N = torch.empty(2, rows, dtype=torch.float32, device=device)
+    rank_N = torch.empty(rows, dtype=torch.int64, device=device)
+    options = launch_options(device)
+    score_kernel[(tiles, rows)](
+        logits_NV, token_N, stats_NJ[0], stats_NJ[1], count_NJ, vocab, logits_NV.stride(0),
+        TILE=tile, num_warps=warps, **options,
+    )  # fmt: skip
+    combine_kernel[(rows,)](
+        logits_NV, token_N, stats_NJ[0], stats_NJ[1], count_NJ, logprob_N, total_N, rank_N, tiles, logits_NV.stride(0),
+        TILES=triton.next_power_of_2(tiles), num_warps=1, **options,
+    )  # fmt: skip
+    top = logits_NV.topk(min(num_top, vocab), dim=-1)
+    return Scores(logprob_N, rank_N, top.indices, top.values.float() - total_N[:, None])
+
+
+@triton.jit
+def score_kernel(
+    logits_ptr, token_ptr, tile_max_ptr, tile_sum_ptr, tile_count_ptr, V, logits_stride, TILE: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (J, N): each tile's largest logit, Σ exp(x - largest), and how many lie above the chosen token's."""
+    tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i = tile * TILE + tl.arange(0, TILE)
+    if PDL:
+        gdc_wait()
+    row_ptr = logits_ptr + row * logits_stride
+    x = tl.load(row_ptr + i, mask=i < V, other=float("-inf")).to(tl.float32)
+    chosen = tl.load(row_ptr + tl.load(token_ptr + row)).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+    largest = tl.maximum(tl.max(x, axis=0), LEAST)
+    place = row * tl.num_programs(0) + tile
+    tl.store(tile_max_ptr + place, largest)
+    tl.store(tile_sum_ptr + place, tl.sum(tl.exp2((x - largest) * LOG2E), axis=0))
+    tl.store(tile_count_ptr + place, tl.sum((x > chosen).to(tl.int32), axis=0))
+
+
+@triton.jit
+def combine_kernel(
+    logits_ptr, token_ptr, tile_max_ptr, tile_sum_ptr, tile_count_ptr, logprob_ptr, total_ptr, rank_ptr, J,
+    logits_stride, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (N,): logprob_N, rank_N and total_N, the logarithm of Σ exp(x)."""
+    row = tl.program_id(0).to(tl.int64)
+    j = tl.arange(0, TILES)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    max_J = tl.load(tile_max_ptr + row * J + j, mask=j < J, other=LEAST)
+    sum_J = tl.load(tile_sum_ptr + row * J + j, mask=j < J, other=0.0)
+    count_J = tl.load(tile_count_ptr + row * J + j, mask=j < J, other=0)
+    chosen = tl.load(logits_ptr + row * logits_stride + tl.load(token_ptr + row)).to(tl.float32)
+    largest = tl.max(max_J, axis=0)
+    log_sum = tl.log2(tl.sum(sum_J * tl.exp2((max_J - largest) * LOG2E), axis=0)) * LN2
+    tl.store(logprob_ptr + row, chosen - largest - log_sum)
+    tl.store(total_ptr + row, largest + log_sum)
+    tl.store(rank_ptr + row, tl.sum(count_J, axis=0).to(tl.int64) + 1)
