@@ -7,7 +7,7 @@ A module with kernels lists what is worth compiling in a module-level `AOT`, nex
     )
 
 - `signature`: every argument that is not constexpr, in order. Pointers are taken as divisible by 16, as torch's
-  allocations are; integers are not, unless they say so ("i32:16"). Tensor descriptors: "tensordesc<bf16[64,64]>".
+  allocations are, unless the kernel does not specialize them; integers are not, unless they say so ("i32:16").
 - `constexprs`: all of them but `PDL`, which is switched on with its launch option where the architecture has it.
   An argument that is None at run time is a constexpr of value None, one that is always 1 a constexpr of value 1.
 - `hot`: must not spill. `tensor_cores`: the instruction that sm_90 must use, "HGMMA" (of a warpgroup) or "HMMA" (of a
@@ -124,10 +124,11 @@ def build(kernel: AotKernel, arch: str) -> Any:
     if missing or unknown:
         raise ValueError(f"{kernel.name}: arguments without a type: {missing}; types without an argument: {unknown}")
     types = {name: kernel.signature.get(name, "constexpr").partition(":")[0] for name in names}
+    unspecialized = {p.name for p in kernel.fn.params if p.do_not_specialize or p.do_not_specialize_on_alignment}
     divisible = {
         (names.index(name),): [["tt.divisibility", 16]]
         for name, kind in kernel.signature.items()
-        if kind.startswith("*") or kind.endswith(":16")
+        if (kind.startswith("*") or kind.endswith(":16")) and name not in unspecialized
     }
     constants = {(names.index(name),): value for name, value in constexprs.items()}
     source_of = ASTSource

@@ -18,7 +18,7 @@ from ridgeline.kernels.launch import launch_options
 MAX_TOKENS = 4  # per program
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["positions_ptr", "place_ptr"])
 def _rope_kv(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, positions_ptr, place_ptr, q_ptr, k_cache_ptr, v_cache_ptr,
     num_tokens, eps, qkv_stride, k_stride_N, k_stride_G, k_stride_P, v_stride_N, v_stride_G, v_stride_P,

@@ -23,7 +23,13 @@ def _place(table_ptr, place_ptr, slot, stride, position, live, token, mask, P: t
     tl.store(place_ptr + token, block * P + position % P, mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
+# What is packed into one buffer lies at any multiple of 4 bytes: one compilation serves all.
+_PACKED_INPUTS = ["slots_ptr", "start_ptr", "override_ptr", "token_ids_ptr", "positions_ptr"]
+_PACKED_INPUTS += [f"place{group}_ptr" for group in range(MAX_GROUPS)]
+_PACKED_OUTCOME = ["token_ptr", "samples_ptr", "slots_ptr", "out_token_ptr", "out_finish_ptr"]
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"], do_not_specialize_on_alignment=_PACKED_INPUTS)
 def _step_inputs(
     slots_ptr, start_ptr, override_ptr, kv_len_ptr, last_token_ptr, stopped_ptr,
     table0_ptr, table1_ptr, table2_ptr, table3_ptr, stride0, stride1, stride2, stride3,
@@ -107,7 +113,7 @@ def step_inputs(
     return StepInputs(token_ids_T, positions_T, places, kv_len_R, active_R)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_PACKED_OUTCOME)
 def _step_advance(
     token_ptr, samples_ptr, slots_ptr, new_len_ptr, active_ptr, stop_ids_ptr, max_len_ptr,
     kv_len_ptr, last_token_ptr, stopped_ptr, count_ptr, out_token_ptr, out_finish_ptr,
