@@ -20,7 +20,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Tiles:
-    """tiles.py: a tile of `rows` weight rows (of each half if gated) by `tokens`, `split` programs along the inputs."""
+    """tiles.py: a tile of `rows` weight rows (of each half if gated) by `tokens`, `split` programs along the inputs.
+
+    ahead: how many inputs of its rows a program asks into the cache before it may start.
+    """
 
     rows: int
     tokens: int
@@ -28,6 +31,7 @@ class Tiles:
     stages: int
     warps: int
     split: int = 1
+    ahead: int = 0
 
 
 ROWS_TOKENS = 4  # beyond that the vector units, not the memory, limit rows.py

@@ -38,7 +38,7 @@ def rows_kernel(
     GATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """y [T, O]; s [T, I] with a norm. GATE: "" or the activation; the weight's rows are then O gates and O ups."""
+    """y [T, O]; s [T, I] with a residual. GATE: "" or the activation; the weight's rows are then O gates and O ups."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     first = tl.program_id(0) * ROWS

@@ -15,6 +15,16 @@ from ridgeline.kernels.activation.triton import activate
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.gemm.blocks import summed
 
+LINE = tl.constexpr(64)  # elements of two bytes in a line of the cache
+
+
+@triton.jit
+def _fetch(pointers):
+    """Ask for the cache lines at `pointers` without waiting for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, False, 1
+    )
+
 
 @triton.jit
 def _tokens(
@@ -87,6 +97,7 @@ def tiles_kernel(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     SPLIT: tl.constexpr,
+    AHEAD: tl.constexpr,  # inputs of this program's rows to ask into the cache before waiting (with PDL)
     WHOLE: tl.constexpr,  # inputs is a multiple of BLOCK * SPLIT: no masks along the inputs
     DOT: tl.constexpr,  # dtype of the operands
     NORM: tl.constexpr,
@@ -95,7 +106,7 @@ def tiles_kernel(
     GATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """y [T, O]; s [T, I] with a norm. parts: float32 [tiles, SPLIT, 2R + 1, T]; arrivals: zeros, left as zeros."""
+    """y [T, O]; s [T, I] with a residual. parts: float32 [tiles, SPLIT, 2R + 1, T]; arrivals: zeros, left as zeros."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
@@ -116,6 +127,12 @@ def tiles_kernel(
     if GATE != "":
         u_RB = _weights(weights_RB + ups, input_B[None, :], inputs, WHOLE, DOT)
     if PDL:
+        if AHEAD > 0:
+            line_L = tl.arange(0, AHEAD // LINE) * LINE
+            lines_RL = weight_ptr + row_R1 * inputs + (begin + tl.minimum(line_L, end - begin - 1))[None, :]
+            _fetch(lines_RL)
+            if GATE != "":
+                _fetch(lines_RL + ups)
         tl.extra.cuda.gdc_wait()
 
     acc_RT = tl.zeros((ROWS, TOKENS), tl.float32)
@@ -191,7 +208,15 @@ def _aot(
     signature = dict.fromkeys(pointers, "*bf16") | {"parts_ptr": "*fp32", "arrivals_ptr": "*i32"}
     signature |= dict.fromkeys(("x_stride", "residual_stride", "outputs", "inputs"), "i32:16")
     signature |= {"tokens": "i32", "eps": "fp32"}
-    cut = {"ROWS": rows, "TOKENS": tokens, "BLOCK": block, "STAGES": stages, "SPLIT": split, "WHOLE": True}
+    cut = {
+        "ROWS": rows,
+        "TOKENS": tokens,
+        "BLOCK": block,
+        "STAGES": stages,
+        "SPLIT": split,
+        "AHEAD": 512,
+        "WHOLE": True,
+    }
     flags = {"DOT": tl.bfloat16, "NORM": norm, "RESIDUAL": norm, "BIAS": False, "GATE": gate}
     return AotKernel(tiles_kernel, signature, cut | flags, num_warps=warps, hot=True, tensor_cores=unit)
 

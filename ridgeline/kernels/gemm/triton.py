@@ -83,12 +83,14 @@ def launch(
         **launch_options(x_TI.device),
     }
     programs = triton.cdiv(outputs, plan.rows)
-    cut = {"ROWS": plan.rows, "TOKENS": plan.tokens, "BLOCK": plan.block, "num_warps": plan.warps}
+    cut = {"ROWS": plan.rows, "TOKENS": plan.tokens, "BLOCK": plan.block}
     strides = x_TI.stride(0), residual.stride(0)
+    # The interpreter multiplies the raw bits of bfloat16
+    operands = torch.float32 if INTERPRETED and x_TI.dtype == torch.bfloat16 else x_TI.dtype
     if isinstance(plan, Rows):
         rows_kernel[(programs,)](
             x_TI, residual, norm_weight, weight_OI, bias, y_TO, s_TI, *strides, tokens, outputs, eps, inputs=inputs,
-            **cut, **flags,
+            num_warps=plan.warps, **cut, **flags,
         )  # fmt: skip
         return y_TO, s_TI
     parts, arrivals = absent, absent
@@ -97,12 +99,10 @@ def launch(
         parts = torch.empty(size, dtype=torch.float32, device=x_TI.device)
         arrivals = _arrivals(x_TI.device)
         assert programs <= len(arrivals)
-    # The interpreter multiplies the raw bits of bfloat16
-    operands = torch.float32 if INTERPRETED and x_TI.dtype == torch.bfloat16 else x_TI.dtype
     tiles_kernel[(programs, plan.split)](
         x_TI, residual, norm_weight, weight_OI, bias, y_TO, s_TI, parts, arrivals, *strides, tokens, outputs, inputs,
-        eps, STAGES=plan.stages, SPLIT=plan.split, WHOLE=inputs % (plan.block * plan.split) == 0,
-        DOT=_DTYPES[operands], **cut, **flags,
+        eps, STAGES=plan.stages, SPLIT=plan.split, AHEAD=plan.ahead, WHOLE=inputs % (plan.block * plan.split) == 0,
+        DOT=_DTYPES[operands], num_warps=plan.warps, **cut, **flags,
     )  # fmt: skip
     return y_TO, s_TI
 
