@@ -22,7 +22,7 @@ from ridgeline.kernels.attention.op import Schedule
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
 KEY_TILE = 128  # items begin and end at multiples of it (but for the last), so kernels' key tiles must divide it
-MIN_CHUNK = 256  # fewer keys than this are not worth another item
+MIN_CHUNK = 128  # fewer keys than this are not worth another item
 DOT_ROWS = 16  # rows of the smallest matrix product: heads of a group times tokens of an item
 TILE_ROWS = 128  # the same of a query tile
 
@@ -88,7 +88,7 @@ def make_schedule(
 
 def item_target(num_rows: int, num_kv_heads: int, device: torch.device) -> int:
     """How many items to cut the short rows' keys into, if they were one. Each item is a program per key head."""
-    return max(2 * num_multiprocessors(device) // num_kv_heads, 2 * num_rows, 1)
+    return max(2 * num_multiprocessors(device) // num_kv_heads, num_rows)
 
 
 @triton.jit

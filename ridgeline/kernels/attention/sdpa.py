@@ -31,32 +31,38 @@ def paged_attention(
 ) -> Tensor:
     """As `op.paged_attention_reference`. Cache memory must be finite where unwritten (it is zeroed at start)."""
     caches = k_cache_NGPD, v_cache_NGPD
-    num_tokens_R = batch.num_tokens_R
+    num_tokens_R, kv_bound_R = _known(batch.num_tokens_R), _known(batch.kv_bound_R)
     starts_R = np.concatenate([[0], np.cumsum(num_tokens_R)])
     out_THD = torch.empty_like(q_THD)
     for rows in _decode_passes(batch, k_cache_NGPD, window):
         tokens = starts_R[rows]
         if len(rows) == len(q_THD):  # the whole step is one pass of decodes
-            return _attend(q_THD[:, None], caches, batch, slice(None), batch.kv_bound_R, scale, window)[:, 0]
+            return _attend(q_THD[:, None], caches, batch, slice(None), kv_bound_R, scale, window)[:, 0]
         index = torch.from_numpy(tokens).to(q_THD.device)
         where = torch.from_numpy(rows).to(q_THD.device)
-        out_THD[index] = _attend(q_THD[index][:, None], caches, batch, where, batch.kv_bound_R[rows], scale, window)[
+        out_THD[index] = _attend(q_THD[index][:, None], caches, batch, where, kv_bound_R[rows], scale, window)[
             :, 0
         ]
     for row in np.flatnonzero(num_tokens_R > 1):
         part = slice(int(starts_R[row]), int(starts_R[row + 1]))
         one = slice(int(row), int(row) + 1)
-        out_THD[part] = _attend(q_THD[None, part], caches, batch, one, batch.kv_bound_R[one], scale, window)[0]
+        out_THD[part] = _attend(q_THD[None, part], caches, batch, one, kv_bound_R[one], scale, window)[0]
     return out_THD
+
+
+def _known(lengths: np.ndarray | None) -> np.ndarray:
+    if lengths is None:
+        raise ValueError("this attention sizes its work on the host and needs the host's lengths")
+    return lengths
 
 
 def _decode_passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None) -> list[np.ndarray]:
     """Rows with one query, split so that a pass's gathered keys and values stay within the workspace."""
-    rows = np.flatnonzero(batch.num_tokens_R == 1)
+    rows = np.flatnonzero(_known(batch.num_tokens_R) == 1)
     if not len(rows):
         return []
     _, kv_heads, block_size, head_dim = k_cache_NGPD.shape
-    longest = int(batch.kv_bound_R[rows].max())
+    longest = int(_known(batch.kv_bound_R)[rows].max())
     row_bytes = 4 * (longest + block_size) * kv_heads * head_dim * k_cache_NGPD.element_size()
     return np.array_split(rows, -(-len(rows) // max(1, WORKSPACE_BYTES // row_bytes)))
 

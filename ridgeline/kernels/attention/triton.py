@@ -76,10 +76,8 @@ def paged_attention(
     out_THD = q_THD.new_empty(q_THD.shape)
     group = num_heads // num_kv_heads
     tensors = q_THD, k_cache_NGPD, v_cache_NGPD, out_THD, batch.block_table_SC
-    numbers = (
-        (scale * LOG2E.value, softcap or 0.0, window or 0)
-        + (q_THD.stride(0), q_THD.stride(1), *k_cache_NGPD.stride()[:3], batch.block_table_SC.stride(0))
-    )
+    strides = q_THD.stride()[:2] + k_cache_NGPD.stride()[:3] + batch.block_table_SC.stride()[:1]
+    numbers = scale * LOG2E.value, softcap or 0.0, window or 0, *strides
     shared = {
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP": group,

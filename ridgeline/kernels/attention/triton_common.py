@@ -19,13 +19,27 @@ def load_blocks(table_ptr, start, end, TILE: tl.constexpr, BLOCK_SIZE: tl.conste
         return tl.load(table_ptr + start // BLOCK_SIZE, mask=start < end, other=0)
     else:
         key_N = start + tl.arange(0, TILE)
-        return tl.load(table_ptr + key_N // BLOCK_SIZE, mask=key_N < end, other=0)
+        return tl.load(table_ptr + key_N.to(tl.uint32) // BLOCK_SIZE, mask=key_N < end, other=0)
 
 
 @triton.jit
-def place(blocks, key_N, stride_block, stride_token, BLOCK_SIZE: tl.constexpr):
-    """Offsets [N] of keys in the cache: 64 bits, a cache has more than 2³¹ elements."""
-    return blocks.to(tl.int64) * stride_block + (key_N % BLOCK_SIZE) * stride_token
+def place_in_blocks(stride_token, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """The part of keys' offsets [N] that is the same in every tile. Tiles start at multiples of their length."""
+    n_N = tl.arange(0, TILE)
+    if BLOCK_SIZE % TILE == 0:
+        return n_N * stride_token
+    else:
+        return n_N % BLOCK_SIZE * stride_token
+
+
+@triton.jit
+def place_of_blocks(blocks, start, stride_block, stride_token, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """The rest of keys' offsets [N] in the cache: 64 bits, a cache has more than 2³¹ elements."""
+    if BLOCK_SIZE % TILE == 0:
+        first = blocks.to(tl.int64) * stride_block + start % BLOCK_SIZE * stride_token
+        return tl.full((TILE,), 0, tl.int64) + first
+    else:
+        return blocks.to(tl.int64) * stride_block
 
 
 @triton.jit

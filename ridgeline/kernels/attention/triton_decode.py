@@ -4,7 +4,7 @@ Bound by reading keys. The products are computed transposed, keys (64 and more) 
 the few queries as its columns, so no tensor-core rows idle and the warps share the keys instead of repeating them.
 The program that finishes a row last adds up the row's parts, in the order of the keys.
 
-Legend: M queries (tokens x heads of a group) padded, N keys of a tile, D head dim padded, C parts, J heads of a group.
+Legend: M queries (tokens x heads of a group) padded, N keys of a tile, D head dim padded, J heads of a group.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.attention.triton_common import LOG2E, LOWEST, load_blocks, logits, place
+from ridgeline.kernels.attention.triton_common import (
+    LOG2E,
+    LOWEST,
+    load_blocks,
+    logits,
+    place_in_blocks,
+    place_of_blocks,
+)
 
 
 @triton.jit
@@ -76,36 +83,33 @@ def decode_kernel(
     real_M = token_M < tokens
     position_M = kv_len - tokens + token_M
     inside_D = d_D < HEAD_DIM
-    q_DM = tl.load(
-        q_ptr + (first_token + token_M).to(tl.int64)[None, :] * stride_q_token + head_M[None, :] * stride_q_head
-        + d_D[:, None],
-        mask=real_M[None, :] & inside_D[:, None],
-        other=0,
-    )
+    q_M = (first_token + token_M).to(tl.int64) * stride_q_token + head_M * stride_q_head
+    q_DM = tl.load(q_ptr + q_M[None, :] + d_D[:, None], mask=real_M[None, :] & inside_D[:, None], other=0)
     table_ptr += slot.to(tl.int64) * stride_table
-    k_ptr += g * stride_head
-    v_ptr += g * stride_head
+    place_ND = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_D[None, :]
+    k_ptr_ND = k_ptr + g * stride_head + place_ND
+    v_ptr_ND = v_ptr + g * stride_head + place_ND
     seen = begin
     if WINDOW:
         seen = tl.maximum(begin, kv_len - tokens - window + 1)
 
     max_M = tl.full((QUERIES,), LOWEST, tl.float32)
-    sum_M = tl.zeros((QUERIES,), tl.float32)
+    sum_NM = tl.zeros((TILE, QUERIES), tl.float32)  # summed over the keys at the end: warps meet once less per tile
     acc_DM = tl.zeros((DIM, QUERIES), tl.float32)
-    if SINKS:
+    if SINKS:  # noqa: SIM102 (decided when compiling)
         if item == first_item:
             max_M = tl.load(sinks_ptr + head_M, mask=real_M, other=0).to(tl.float32) * LOG2E
-            sum_M += 1
+            sum_NM += (n_N == 0).to(tl.float32)[:, None]
     blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
     for start in range(begin, end, TILE):
         key_N = start + n_N
         readable_N = key_N < end
         if WINDOW:
             readable_N = readable_N & (key_N >= seen)
-        place_N = place(blocks, key_N, stride_block, stride_token, BLOCK_SIZE)
+        place_N1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
         readable_ND = readable_N[:, None] & inside_D[None, :]
-        k_ND = tl.load(k_ptr + place_N[:, None] + d_D[None, :], mask=readable_ND, other=0)
-        v_ND = tl.load(v_ptr + place_N[:, None] + d_D[None, :], mask=readable_ND, other=0)
+        k_ND = tl.load(k_ptr_ND + place_N1, mask=readable_ND, other=0)
+        v_ND = tl.load(v_ptr_ND + place_N1, mask=readable_ND, other=0)
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
         x_NM = logits(tl.dot(k_ND, q_DM, input_precision="ieee"), scale, softcap, SOFTCAP)
         visible_NM = readable_N[:, None]
@@ -117,11 +121,12 @@ def decode_kernel(
         new_max_M = tl.maximum(max_M, tl.max(x_NM, 0))
         p_NM = tl.exp2(x_NM - new_max_M[None, :])
         shrink_M = tl.exp2(max_M - new_max_M)
-        sum_M = sum_M * shrink_M + tl.sum(p_NM, 0)
+        sum_NM = sum_NM * shrink_M[None, :] + p_NM
         acc_DM *= shrink_M[None, :]
         acc_DM = tl.dot(tl.trans(v_ND), p_NM.to(v_ND.dtype), acc_DM, input_precision="ieee")
         max_M = new_max_M
 
+    sum_M = tl.sum(sum_NM, 0)
     acc_DM *= tl.where(sum_M > 0, 1 / sum_M, 0)[None, :]
     stored_DM = real_M[None, :] & inside_D[:, None]
     out_ptr += first_token.to(tl.int64) * (NUM_KV_HEADS * GROUP * HEAD_DIM)
@@ -159,7 +164,7 @@ def _combine(
     parts_ptr,
     part_lse_ptr,
     first,
-    stride_part,
+    stride_part: tl.constexpr,
     num_parts,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -168,27 +173,25 @@ def _combine(
     PARTS: tl.constexpr,
 ):
     """One token's outputs of a group's heads: the parts' outputs weighted by their shares of the softmax."""
-    j_J, d_D, c_C = tl.arange(0, HEADS), tl.arange(0, DIM), tl.arange(0, PARTS)
-    inside_JD = (j_J < GROUP)[:, None] & (d_D < HEAD_DIM)[None, :]
-    max_J = tl.full((HEADS,), LOWEST, tl.float32)
-    sum_J = tl.zeros((HEADS,), tl.float32)
+    j_J1, d_1D = tl.arange(0, HEADS)[:, None], tl.arange(0, DIM)[None, :]
+    inside_J1 = j_J1 < GROUP
+    inside_JD = inside_J1 & (d_1D < HEAD_DIM)
+    max_J1 = tl.full((HEADS, 1), LOWEST, tl.float32)
+    sum_J1 = tl.zeros((HEADS, 1), tl.float32)
     acc_JD = tl.zeros((HEADS, DIM), tl.float32)
     for start in range(0, num_parts, PARTS):
-        real_C = start + c_C < num_parts
-        row_CJ = first + (start + c_C)[:, None] * stride_part + j_J[None, :]
-        real_CJ = real_C[:, None] & (j_J < GROUP)[None, :]
-        lse_CJ = tl.load(part_lse_ptr + row_CJ, mask=real_CJ, other=-float("inf"), cache_modifier=".cg")
-        part_CJD = tl.load(
-            parts_ptr + row_CJ[:, :, None] * HEAD_DIM + d_D[None, None, :],
-            mask=real_C[:, None, None] & inside_JD[None, :, :],
-            other=0,
-            cache_modifier=".cg",
-        )
-        new_max_J = tl.maximum(max_J, tl.max(lse_CJ, 0))
-        weight_CJ = tl.exp2(lse_CJ - new_max_J[None, :])
-        shrink_J = tl.exp2(max_J - new_max_J)
-        sum_J = sum_J * shrink_J + tl.sum(weight_CJ, 0)
-        acc_JD = acc_JD * shrink_J[:, None] + tl.sum(weight_CJ[:, :, None] * part_CJD, 0)
-        max_J = new_max_J
-    acc_JD = acc_JD / sum_J[:, None]
-    tl.store(out_ptr + j_J[:, None] * HEAD_DIM + d_D[None, :], acc_JD.to(out_ptr.dtype.element_ty), mask=inside_JD)
+        part_lse_J1 = part_lse_ptr + first + start * stride_part + j_J1
+        part_JD = parts_ptr + (first + start * stride_part + j_J1) * HEAD_DIM + d_1D
+        for i in tl.static_range(PARTS):  # unrolled, so that all loads are under way before the first arrives
+            real_J1 = inside_J1 & (j_J1 < (num_parts - start - i) * HEADS)  # all or none
+            lse_J1 = tl.load(part_lse_J1 + i * stride_part, mask=real_J1, other=-float("inf"), cache_modifier=".cg")
+            out_JD = tl.load(
+                part_JD + i * stride_part * HEAD_DIM, mask=real_J1 & (d_1D < HEAD_DIM), other=0, cache_modifier=".cg"
+            )
+            new_max_J1 = tl.maximum(max_J1, lse_J1)
+            weight_J1, shrink_J1 = tl.exp2(lse_J1 - new_max_J1), tl.exp2(max_J1 - new_max_J1)
+            sum_J1 = sum_J1 * shrink_J1 + weight_J1
+            acc_JD = acc_JD * shrink_J1 + weight_J1 * out_JD
+            max_J1 = new_max_J1
+    acc_JD = acc_JD / sum_J1
+    tl.store(out_ptr + j_J1 * HEAD_DIM + d_1D, acc_JD.to(out_ptr.dtype.element_ty), mask=inside_JD)

@@ -13,7 +13,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.attention.triton_common import LOG2E, LOWEST, load_blocks, logits, place
+from ridgeline.kernels.attention.triton_common import (
+    LOG2E,
+    LOWEST,
+    load_blocks,
+    logits,
+    place_in_blocks,
+    place_of_blocks,
+)
 
 
 @triton.jit
@@ -134,20 +141,22 @@ def _attend(
     """Key tiles begin … stop. Only keys first_key … end are read, which matters where MASKED only."""
     n_N, d_D = tl.arange(0, TILE), tl.arange(0, DIM)
     inside_D = d_D < HEAD_DIM
+    place_ND = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_D[None, :]
+    k_ptr_ND, v_ptr_ND = k_ptr + place_ND, v_ptr + place_ND
     blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
     for start in range(begin, stop, TILE):
         key_N = start + n_N
-        place_ND = place(blocks, key_N, stride_block, stride_token, BLOCK_SIZE)[:, None] + d_D[None, :]
+        place_N1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
         if MASKED:
             readable_N = (key_N < end) & (key_N >= first_key)
-            k_ND = tl.load(k_ptr + place_ND, mask=readable_N[:, None] & inside_D[None, :], other=0)
-            v_ND = tl.load(v_ptr + place_ND, mask=readable_N[:, None] & inside_D[None, :], other=0)
+            k_ND = tl.load(k_ptr_ND + place_N1, mask=readable_N[:, None] & inside_D[None, :], other=0)
+            v_ND = tl.load(v_ptr_ND + place_N1, mask=readable_N[:, None] & inside_D[None, :], other=0)
         elif HEAD_DIM == DIM:
-            k_ND = tl.load(k_ptr + place_ND)
-            v_ND = tl.load(v_ptr + place_ND)
+            k_ND = tl.load(k_ptr_ND + place_N1)
+            v_ND = tl.load(v_ptr_ND + place_N1)
         else:
-            k_ND = tl.load(k_ptr + place_ND, mask=inside_D[None, :], other=0)
-            v_ND = tl.load(v_ptr + place_ND, mask=inside_D[None, :], other=0)
+            k_ND = tl.load(k_ptr_ND + place_N1, mask=inside_D[None, :], other=0)
+            v_ND = tl.load(v_ptr_ND + place_N1, mask=inside_D[None, :], other=0)
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
         x_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
         if MASKED:
