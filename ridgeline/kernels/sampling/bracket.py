@@ -11,9 +11,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.sampling.adjust import adjusted
-from ridgeline.kernels.sampling.draw import LEAST, LOG2E
+from ridgeline.kernels.sampling.draw import APART, LEAST, LOG2E
 
 RUN = tl.constexpr(16)  # neighbours sampled together: one sector of 32 bytes
+ROUNDS = tl.constexpr(13)  # of bisection between the sample's least and the row's largest logit
 DEVIATIONS = tl.constexpr(4.0)  # how far off the sample may be before a row takes the slow way
 
 
@@ -172,7 +173,7 @@ def bracket_kernel(
     tl.store(bracket_ptr + row * 4 + 1, hi)
     tl.store(bracket_ptr + row * 4 + 2, largest)
     tl.store(bracket_ptr + row * 4 + 3, total)
-    tl.store(num_candidates_ptr + row, 0)
+    tl.store(num_candidates_ptr + row * APART, 0)
 
 
 @triton.jit
@@ -199,7 +200,7 @@ def _low(x_Z, weight_Z, largest, scale, rank, tail):
     b = largest
     lo = LEAST
     lo_above = tl.sum((x_Z > LEAST).to(tl.float32), axis=0)
-    for _ in range(16):
+    for _ in range(ROUNDS):
         pivot = 0.5 * a + 0.5 * b
         mass, doubt, above = _tail(x_Z, weight_Z, pivot, largest, scale)
         ok = (above >= rank) & (mass + doubt <= tail)
@@ -216,7 +217,7 @@ def _high(x_Z, weight_Z, largest, scale, rank, tail):
     a = tl.min(tl.where(x_Z > LEAST, x_Z, largest), axis=0)
     b = largest
     hi = float("inf")
-    for _ in range(16):
+    for _ in range(ROUNDS):
         pivot = 0.5 * a + 0.5 * b
         mass, doubt, above = _tail(x_Z, weight_Z, pivot, largest, scale)
         ok = (above <= rank) & ((mass - doubt >= tail) | (tail <= 0.0))

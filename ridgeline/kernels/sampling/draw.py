@@ -13,6 +13,7 @@ from ridgeline.kernels.sampling.adjust import adjusted
 from ridgeline.kernels.sampling.noise import gumbel_of_groups
 
 LOG2E = tl.constexpr(1.4426950408889634)
+APART = tl.constexpr(32)  # rows' counters are so many int32 apart: each in its own cache line
 LEAST = tl.constexpr(-3.4e38)  # below it only -inf: tokens that are forbidden
 
 
@@ -118,8 +119,8 @@ def draw_kernel(
         lo, hi = tl.load(bracket_ptr + row * 4), tl.load(bracket_ptr + row * 4 + 1)
         top = tl.load(bracket_ptr + row * 4 + 2)
         _keep_candidates(
-            x, token, lo, hi, num_candidates_ptr + row, candidate_ptr + row * CAPACITY,
-            candidate_id_ptr + row * CAPACITY, TILE, CAPACITY,
+            x, token, lo, hi, num_candidates_ptr + row * APART, candidate_ptr + row * CAPACITY,
+            candidate_id_ptr + row * CAPACITY, CAPACITY,
         )  # fmt: skip
     if hi < float("inf"):  # else nothing is certain: only candidates
         if FILTER:
@@ -143,16 +144,11 @@ def draw_kernel(
 
 
 @triton.jit
-def _keep_candidates(
-    x, token, lo, hi, count_ptr, candidate_ptr, id_ptr, TILE: tl.constexpr, CAPACITY: tl.constexpr
-):  # fmt: skip
-    """Append the tile's x in [lo, hi] to the row's list; the tiles' order in it is left to chance."""
-    inside = ((x >= lo) & (x <= hi)).to(tl.int32)
-    number = tl.sum(inside)
-    if number > 0:
-        start = tl.atomic_add(count_ptr, number)
-        chosen = tl.reshape(inside, (TILE,))
-        place = start + tl.cumsum(chosen, axis=0) - chosen
-        fits = (chosen > 0) & (place < CAPACITY)
-        tl.store(candidate_ptr + place, tl.reshape(x, (TILE,)), mask=fits)
-        tl.store(id_ptr + place, tl.reshape(token, (TILE,)), mask=fits)
+def _keep_candidates(x, token, lo, hi, count_ptr, candidate_ptr, id_ptr, CAPACITY: tl.constexpr):
+    """Append the tile's x in [lo, hi] to the row's list, in any order. They are so few among many that one atomic for
+    each costs less than counting them first."""
+    chosen = (x >= lo) & (x <= hi)
+    place = tl.atomic_add(count_ptr + token * 0, 1, mask=chosen, sem="relaxed")
+    fits = chosen & (place < CAPACITY)
+    tl.store(candidate_ptr + place, x, mask=fits)
+    tl.store(id_ptr + place, token, mask=fits)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.sampling.draw import LEAST, LOG2E
+from ridgeline.kernels.sampling.draw import APART, LEAST, LOG2E
 from ridgeline.kernels.sampling.noise import gumbel_of_tokens
 
 UNIT = tl.constexpr(1099511627776.0)  # 2**40
@@ -74,36 +74,39 @@ def finish_kernel(
             top_k = tl.load(top_k_ptr + slot * int_stride)
             top_k = tl.where(top_k < V, top_k, 0)
             seed, position = tl.load(seed_ptr + slot * int_stride), tl.load(position_ptr + row)
-            found = _number(tl.load(num_candidates_ptr + row))
+            found = _number(tl.load(num_candidates_ptr + row * APART))
             values_ptr, ids_ptr = candidate_ptr + row * CAPACITY, candidate_id_ptr + row * CAPACITY
-            row_ptr = source_ptr + row * source_stride
-            floor = tl.maximum(lo, LEAST)
             sure_mass = tl.sum(tl.load(sure_mass_ptr + row * J + j, mask=j < J, other=0.0), axis=0)
             sure_mass = (sure_mass * UNIT).to(tl.int64)
             sure_count = _number(tl.sum(tl.load(sure_count_ptr + row * J + j, mask=j < J, other=0), axis=0))
             total_mass = (total * UNIT).to(tl.int64)
+            mass = _number(0).to(tl.int64)
             held = found <= CAPACITY
             if held:
-                count, mass = _above(
-                    values_ptr, ids_ptr, found, _key(floor, SHIFT) - 1, top, inverse, SHIFT, FEW, False
-                )
+                mass = _list_mass(values_ptr, found, top, inverse, FEW)
                 if top_k > 0:
-                    held = (sure_count < top_k) & ((sure_count + count >= top_k) | (lo <= LEAST))
+                    held = (sure_count < top_k) & ((sure_count + found >= top_k) | (lo <= LEAST))
                 else:
                     target = (top_p * total * UNIT).to(tl.int64)
                     held = (sure_mass < target) & ((sure_mass + mass >= target) | (lo <= LEAST))
             if held:
-                ceiling = tl.minimum(hi, top)
-                value, chosen = _search(
-                    values_ptr, ids_ptr, found, sure_count, sure_mass, total_mass, floor, ceiling, top, inverse,
-                    top_k, top_p, min_p, seed, position, SHIFT, FEW, False, APPROX,
-                )  # fmt: skip
+                if found <= FEW:
+                    value, chosen = _search(
+                        values_ptr, ids_ptr, found, mass, sure_count, sure_mass, total_mass, lo, tl.minimum(hi, top),
+                        top, inverse, top_k, top_p, min_p, seed, position, SHIFT, FEW, False, APPROX,
+                    )  # fmt: skip
+                else:
+                    value, chosen = _search(
+                        values_ptr, ids_ptr, found, mass, sure_count, sure_mass, total_mass, lo, tl.minimum(hi, top),
+                        top, inverse, top_k, top_p, min_p, seed, position, SHIFT, CAPACITY, False, APPROX,
+                    )  # fmt: skip
                 token = tl.where((value > best) | ((value == best) & (chosen < token)), chosen, token)
             else:
-                none, floor = _number(0), tl.zeros((), tl.float32) + LEAST
+                none, bottom = _number(0), tl.zeros((), tl.float32) + LEAST
                 value, token = _search(
-                    row_ptr, ids_ptr, _number(V), none, none.to(tl.int64), none.to(tl.int64), floor, top, top, inverse,
-                    top_k, top_p, min_p, seed, position, SHIFT, MANY, True, APPROX,
+                    source_ptr + row * source_stride, ids_ptr, _number(V), none.to(tl.int64), none, none.to(tl.int64),
+                    none.to(tl.int64), bottom, top, top, inverse, top_k, top_p, min_p, seed, position, SHIFT, MANY,
+                    True, APPROX,
                 )  # fmt: skip
     tl.store(token_ptr + row, tl.minimum(token, V - 1).to(tl.int64))
 
@@ -119,6 +122,12 @@ def _key(x, SHIFT: tl.constexpr):
     """int32 in the order of float32 x; -0 equals 0."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits) >> SHIFT
+
+
+@triton.jit
+def _between(low, high):
+    """Middle of two int32, however far apart."""
+    return ((low.to(tl.int64) + high.to(tl.int64)) >> 1).to(tl.int32)
 
 
 @triton.jit
@@ -139,18 +148,33 @@ def _mass(x_B, top, inverse):
 
 
 @triton.jit
-def _above(
-    values_ptr, ids_ptr, length, key, top, inverse, SHIFT: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr
-):  # fmt: skip
-    """Count and mass of entries with a key above `key`."""
-    count_B = tl.zeros((B,), tl.int32)
+def _list_mass(values_ptr, length, top, inverse, B: tl.constexpr):
+    """Mass of all candidates."""
     mass_B = tl.zeros((B,), tl.int64)
     for start in range(0, length, B):
-        x_B, _ = _read(values_ptr, ids_ptr, start, length, B, FULL)
-        inside_B = (_key(x_B, SHIFT) > key) & (x_B >= LEAST)
-        count_B += inside_B.to(tl.int32)
-        mass_B += tl.where(inside_B, _mass(x_B, top, inverse), 0)
-    return tl.sum(count_B, axis=0), tl.sum(mass_B, axis=0)
+        i_B = start + tl.arange(0, B)
+        mass_B += _mass(tl.load(values_ptr + i_B, mask=i_B < length, other=float("-inf")), top, inverse)
+    return tl.sum(mass_B, axis=0)
+
+
+@triton.jit
+def _above(
+    key, key_B, mass_B, values_ptr, ids_ptr, length, top, inverse, SHIFT: tl.constexpr, B: tl.constexpr,
+    FULL: tl.constexpr,
+):  # fmt: skip
+    """Count and mass of entries with a key above `key`: a list of candidates is in registers, a row (FULL) is not."""
+    if FULL:
+        counts_B = tl.zeros((B,), tl.int32)
+        masses_B = tl.zeros((B,), tl.int64)
+        for start in range(0, length, B):
+            x_B, _ = _read(values_ptr, ids_ptr, start, length, B, FULL)
+            inside_B = (_key(x_B, SHIFT) > key) & (x_B >= LEAST)
+            counts_B += inside_B.to(tl.int32)
+            masses_B += tl.where(inside_B, _mass(x_B, top, inverse), 0)
+        return tl.sum(counts_B, axis=0), tl.sum(masses_B, axis=0)
+    else:
+        inside_B = key_B > key
+        return tl.sum(inside_B.to(tl.int32), axis=0), tl.sum(tl.where(inside_B, mass_B, 0), axis=0)
 
 
 @triton.jit
@@ -170,6 +194,7 @@ def _search(
     values_ptr,
     ids_ptr,
     length,
+    mass,
     sure_count,
     sure_mass,
     total_mass,
@@ -188,47 +213,57 @@ def _search(
     APPROX: tl.constexpr,
 ):
     """Noised value and id of the row's best token among the entries that stay. All that stays beside them (sure_*) lies
-    above `ceiling`; the thresholds lie in [floor, ceiling]. total_mass of the row: 0 if the entries are all of it."""
+    above `ceiling`; the thresholds lie in [floor, ceiling]. `mass`: of all entries, total_mass: of the row (both are
+    found here if FULL: the entries are the row)."""
     lowest, highest = _key(floor, SHIFT) - 1, _key(ceiling, SHIFT)
-    count, mass = _above(values_ptr, ids_ptr, length, lowest, top, inverse, SHIFT, B, FULL)
-    kept_mass = tl.where(total_mass > 0, total_mass, sure_mass + mass)
+    count = _number(length)
+    if FULL:
+        key_B, mass_B = tl.zeros((1,), tl.int32), tl.zeros((1,), tl.int64)  # stay unused
+        count, mass = _above(lowest, key_B, mass_B, values_ptr, ids_ptr, length, top, inverse, SHIFT, B, FULL)
+        total_mass = mass
+    else:
+        x_B, _ = _read(values_ptr, ids_ptr, 0, length, B, FULL)
+        key_B = tl.where(x_B >= LEAST, _key(x_B, SHIFT), -0x7FFFFFFF)
+        mass_B = _mass(x_B, top, inverse)
+    kept_mass = total_mass
     threshold = lowest  # everything above it stays, and `quota` of what equals it
     quota = _number(0)
-    if (top_k > 0) & (sure_count + count > top_k):
-        # smallest key with less than k above it
-        low, high = lowest.to(tl.int64), highest.to(tl.int64)
-        while high - low > 1:
-            middle = (low + high) >> 1
-            count, mass = _above(values_ptr, ids_ptr, length, middle.to(tl.int32), top, inverse, SHIFT, B, FULL)
-            enough = sure_count + count >= top_k
-            low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
-        threshold = high.to(tl.int32)
-        count, mass = _above(values_ptr, ids_ptr, length, threshold, top, inverse, SHIFT, B, FULL)
-        quota = (top_k - sure_count - count).to(tl.int32)
-        ties, with_ties = _above(values_ptr, ids_ptr, length, threshold - 1, top, inverse, SHIFT, B, FULL)
-        kept_mass = sure_mass + mass + (with_ties - mass) // tl.maximum(ties - count, 1) * quota
-    elif top_k > 0:
+    if top_k > 0:
         kept_mass = sure_mass + mass
-    if top_p < 1.0:
-        # smallest key with less than p of what top-k left above it
-        target = (kept_mass.to(tl.float64) * top_p).to(tl.int64)
-        low, high = threshold.to(tl.int64) - (quota > 0).to(tl.int64), highest.to(tl.int64)
-        reached = tl.where(quota > 0, kept_mass, sure_mass + mass) >= target
-        if reached:
-            while high - low > 1:
-                middle = (low + high) >> 1
-                count, mass = _above(values_ptr, ids_ptr, length, middle.to(tl.int32), top, inverse, SHIFT, B, FULL)
-                enough = sure_mass + mass >= target
+        if sure_count + count > top_k:  # find the smallest key with less than k above it
+            low, high = lowest, highest
+            low_count, low_mass = count, mass  # above low; the others above high
+            high_count, high_mass = _number(0), _number(0).to(tl.int64)
+            while low + 1 < high:
+                middle = _between(low, high)
+                n, m = _above(middle, key_B, mass_B, values_ptr, ids_ptr, length, top, inverse, SHIFT, B, FULL)
+                enough = sure_count + n >= top_k
                 low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
-            key = high.to(tl.int32)
-            count, mass = _above(values_ptr, ids_ptr, length, key, top, inverse, SHIFT, B, FULL)
-            ties, with_ties = _above(values_ptr, ids_ptr, length, key - 1, top, inverse, SHIFT, B, FULL)
-            each = tl.maximum((with_ties - mass) // tl.maximum(ties - count, 1), 1)
-            missing = target - sure_mass - mass
-            needed = tl.minimum((missing + each - 1) // each, ties - count).to(tl.int32)
-            needed = tl.maximum(needed, 1)
-            quota = tl.where((key == threshold) & (quota > 0), tl.minimum(needed, quota), needed)
-            threshold = key
+                low_count, low_mass = tl.where(enough, n, low_count), tl.where(enough, m, low_mass)
+                high_count, high_mass = tl.where(enough, high_count, n), tl.where(enough, high_mass, m)
+            threshold = high
+            quota = (top_k - sure_count - high_count).to(tl.int32)
+            each = (low_mass - high_mass) // tl.maximum(low_count - high_count, 1)
+            kept_mass = sure_mass + high_mass + each * quota
+            count, mass = low_count, low_mass
+    if top_p < 1.0:
+        target = (kept_mass.to(tl.float64) * top_p).to(tl.int64)
+        if (quota > 0) | (sure_mass + mass >= target):  # find the smallest key with less than the target above it
+            low, high = threshold - (quota > 0).to(tl.int32), highest
+            low_count, low_mass = count, mass
+            high_count, high_mass = _number(0), _number(0).to(tl.int64)
+            while low + 1 < high:
+                middle = _between(low, high)
+                n, m = _above(middle, key_B, mass_B, values_ptr, ids_ptr, length, top, inverse, SHIFT, B, FULL)
+                enough = sure_mass + m >= target
+                low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
+                low_count, low_mass = tl.where(enough, n, low_count), tl.where(enough, m, low_mass)
+                high_count, high_mass = tl.where(enough, high_count, n), tl.where(enough, high_mass, m)
+            each = tl.maximum((low_mass - high_mass) // tl.maximum(low_count - high_count, 1), 1)
+            needed = (target - sure_mass - high_mass + each - 1) // each
+            needed = tl.maximum(tl.minimum(needed, low_count - high_count), 1).to(tl.int32)
+            quota = tl.where((high == threshold) & (quota > 0), tl.minimum(needed, quota), needed)
+            threshold = high
     last = _last_tie(values_ptr, ids_ptr, length, threshold, quota, SHIFT, B, FULL)
     best_B = tl.full((B,), float("-inf"), tl.float32)
     winner_B = tl.full((B,), NOBODY, tl.int32)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ridgeline.core.plan import Feature
 from ridgeline.kernels.launch import INTERPRETED, launch_options
 from ridgeline.kernels.sampling.bracket import bracket_kernel, stats_kernel
-from ridgeline.kernels.sampling.draw import draw_kernel
+from ridgeline.kernels.sampling.draw import APART, draw_kernel
 from ridgeline.kernels.sampling.finish import finish_kernel
 from ridgeline.kernels.sampling.op import SamplingTables
 
@@ -85,7 +85,7 @@ def sample(
     bracket_N4 = count_N = candidates_NC = ids_NC = nothing
     if filtered:
         bracket_N4 = torch.empty(rows, 4, dtype=torch.float32, device=device)
-        count_N = torch.empty(rows, dtype=torch.int32, device=device)
+        count_N = torch.empty(rows, APART.value, dtype=torch.int32, device=device)
         candidates_NC = torch.empty(rows, config.capacity, dtype=torch.float32, device=device)
         ids_NC = torch.empty(rows, config.capacity, dtype=torch.int32, device=device)
         if adjusts:
