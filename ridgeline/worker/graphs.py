@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ from ridgeline.worker.segments import SAMPLING, Outcome, Scores, Segments
 
 T = TypeVar("T")
 
-MIXED_TOKENS = (16, 32, 64, 128, 256, 512)
+# Beyond the last, launching ops one by one takes less time than the device's work, and padding would cost more.
+MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 FEW_ROWS = 8  # mixed buckets come for this many rows and for all
 CAPTURED_FEATURES = (Feature.NONE, Feature.RANDOM, Feature.RANDOM | Feature.FILTER)
 UNCAPTURED = Feature.PROMPT_LOGPROBS  # needs more of the forward segment than a graph leaves
@@ -69,23 +70,50 @@ class Graph:
         return outcome
 
 
+class Shape(NamedTuple):
+    """Of a bucket; rows == tokens says one token each."""
+
+    rows: int
+    tokens: int
+
+
+class Buckets:
+    """The shapes that are captured, and which of them a step runs in."""
+
+    def __init__(self, max_rows: int, max_tokens: int) -> None:
+        self._max_rows = max_rows
+        self._rows = row_buckets(max_rows)
+        self._tokens = [tokens for tokens in MIXED_TOKENS if tokens <= max_tokens]
+        decode = {Shape(rows, rows) for rows in self._rows}
+        self.shapes = decode | {shape for tokens in self._tokens for shape in self._mixed(tokens)}
+
+    def find(self, rows: int, tokens: int) -> Shape | None:
+        """The smallest that holds a step of so many rows and tokens; None if none does."""
+        if rows == tokens:
+            bucket = _at_least(self._rows, rows)
+            return Shape(bucket, bucket) if bucket else None
+        bucket = _at_least(self._tokens, tokens)
+        return next((shape for shape in self._mixed(bucket) if shape.rows >= rows), None) if bucket else None
+
+    def _mixed(self, tokens: int) -> list[Shape]:
+        """For few rows and for as many as there can be. As many rows as tokens would mean one token each."""
+        counts = sorted({min(FEW_ROWS, self._max_rows), min(self._max_rows, tokens)})
+        return [Shape(rows + (rows == tokens), tokens) for rows in counts]
+
+
 class Graphs:
-    """All buckets for up to `max_rows` rows."""
+    """All buckets for up to `max_rows` rows and `max_tokens` tokens a step."""
 
     def __init__(self, segments: Segments, device: torch.device, max_rows: int, max_tokens: int) -> None:
         self._device = device
-        self._row_buckets = row_buckets(max_rows)
-        tokens = [t for t in MIXED_TOKENS if t <= max_tokens]
-        shapes = {(rows, rows) for rows in self._row_buckets} | {(_few(max_rows, t), t) for t in tokens}
-        shapes |= {(_many(max_rows, t), t) for t in tokens}
-        self._token_buckets, self._max_rows = tokens, max_rows
-        self._graphs = {shape: Graph(segments, *shape, device) for shape in shapes}
+        self._buckets = Buckets(max_rows, max_tokens)
+        self._graphs = {shape: Graph(segments, *shape, device) for shape in self._buckets.shapes}
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> None:
         """Record every bucket, the largest first: smaller ones then fit into the memory it used."""
         pool = torch.cuda.graph_pool_handle()
-        ordered = sorted(self._graphs.items(), key=lambda item: (item[0][1], item[0][0]), reverse=True)
+        ordered = sorted(self._graphs.items(), key=lambda item: (item[0].tokens, item[0].rows), reverse=True)
         with _side_stream(self._device), _no_garbage_collection():
             for done, (_, graph) in enumerate(ordered):
                 if progress is not None:
@@ -94,32 +122,15 @@ class Graphs:
 
     def find(self, plan: StepPlan) -> Graph | None:
         """The smallest bucket that holds the plan."""
-        rows, tokens = len(plan.rows), plan.num_tokens
         if plan.rows.features & UNCAPTURED:
             return None
-        if rows == tokens:
-            return self._graphs.get((shape := _at_least(self._row_buckets, rows), shape))
-        bucket = _at_least(self._token_buckets, tokens)
-        few = _few(self._max_rows, bucket)
-        return self._graphs.get((few if rows <= few else _many(self._max_rows, bucket), bucket))
+        shape = self._buckets.find(len(plan.rows), plan.num_tokens)
+        return self._graphs[shape] if shape is not None else None
 
 
 def row_buckets(max_rows: int) -> list[int]:
     """1, 2, 4, 8, 16, …, max_rows: a step in a bucket too large wastes little, and each bucket costs start-up time."""
     return sorted({min(rows, max_rows) for rows in (1, 2, 4, *range(8, max_rows + 8, 8))})
-
-
-def _few(max_rows: int, tokens: int) -> int:
-    return _unequal(min(FEW_ROWS, max_rows), tokens)
-
-
-def _many(max_rows: int, tokens: int) -> int:
-    return _unequal(min(max_rows, tokens), tokens)
-
-
-def _unequal(rows: int, tokens: int) -> int:
-    """As many rows as tokens would mean one token each."""
-    return rows + (rows == tokens)
 
 
 def _at_least(buckets: Sequence[int], wanted: int) -> int:

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +21,23 @@ pytest.importorskip("triton")
 Reports = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="session")
-def reports() -> Reports:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-W", "ignore", "-m", "ridgeline.kernels.aot", "--json"]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def lines_of(*command: str, **environment: str) -> list[Any]:
+    """What `python -m command` prints, as JSON."""
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", *command],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr[-4000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+@pytest.fixture(scope="session")
+def reports() -> Reports:
+    return lines_of("ridgeline.kernels.aot", "--json")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -63,3 +74,28 @@ def test_an_argument_without_a_type_is_named() -> None:
 
     with pytest.raises(ValueError, match=r"\['n'\].*\['m'\]"):
         build(AotKernel(Kernel(), {"x_ptr": "*fp32", "m": "i32"}, {"BLOCK": 4}), "sm_90")
+
+
+def test_a_model_compiled_ahead_is_found_by_the_next_process(tmp_path: Path) -> None:
+    """From another folder, as on another machine: the cache goes by content."""
+    command = ("ridgeline", "compile", "ridgeline/assets/embedded", "--arch", "sm_90", "--json")
+    size = ("--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "64")
+    (first,) = lines_of(*command, *size, TRITON_CACHE_DIR=str(tmp_path / "here"))
+    assert first["compiled"] > 10
+    assert first["found"] == 0
+    (tmp_path / "here").rename(tmp_path / "there")
+    (second,) = lines_of(*command, *size, TRITON_CACHE_DIR=str(tmp_path / "there"))
+    assert (second["compiled"], second["found"]) == (0, first["compiled"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--arch", "sm_70"), "sm_70"),
+        (("--arch", "gfx1100"), "--multiprocessors"),
+        (("--arch", "sm_90", "--dtype", "fp8"), "fp8"),
+    ],
+)
+def test_mistakes_of_the_compile_verb_are_named(arguments: tuple[str, ...], complaint: str) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        lines_of("ridgeline", "compile", "ridgeline/assets/embedded", *arguments)

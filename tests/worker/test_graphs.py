@@ -1,0 +1,96 @@
+"""Which bucket a plan runs in, and what a bucket's inputs say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.core.plan import Feature, Rows, Span, StepPlan
+from ridgeline.worker.graphs import MIXED_TOKENS, Buckets, row_buckets
+from ridgeline.worker.inputs import StepInputs
+
+DUMMY = 99
+
+
+def plan(tokens: list[int], spans: dict[int, list[int]] | None = None, features: Feature = Feature.NONE) -> StepPlan:
+    count = len(tokens)
+    rows = Rows(
+        slots_R=np.arange(count, dtype=np.int32) + 10,
+        generations_R=np.ones(count, np.int32),
+        num_tokens_R=np.array(tokens, np.int32),
+        num_logits_R=(np.arange(count) % 2 == 0).astype(np.int32),
+        features=features,
+        num_logprobs=0,
+    )
+    given_spans = tuple(Span(row, np.array(ids, np.int32)) for row, ids in (spans or {}).items())
+    return StepPlan(id=1, rows=rows, kv_bound_R=np.array(tokens, np.int32), spans=given_spans)
+
+
+@given(
+    max_rows=st.integers(1, 300),
+    tokens=st.lists(st.integers(1, 64), min_size=1, max_size=300),
+    max_tokens=st.sampled_from([16, 512, 8192]),
+)
+def test_a_bucket_holds_its_plan_and_wastes_little(max_rows: int, tokens: list[int], max_tokens: int) -> None:
+    tokens = tokens[:max_rows]
+    shape = Buckets(max_rows, max_tokens).find(len(tokens), sum(tokens))
+    if len(tokens) == sum(tokens):
+        assert shape is not None
+        assert shape.rows == shape.tokens
+        assert len(tokens) <= shape.rows <= min(max_rows, len(tokens) + 7)
+    elif sum(tokens) > min(max_tokens, MIXED_TOKENS[-1]):
+        assert shape is None
+    elif shape is not None:
+        assert shape.rows >= len(tokens)
+        assert shape.tokens >= sum(tokens)
+        assert shape.rows != shape.tokens, "that would say one token each"
+        assert shape in Buckets(max_rows, max_tokens).shapes
+
+
+def test_row_buckets_end_at_the_most_rows() -> None:
+    assert row_buckets(1) == [1]
+    assert row_buckets(20) == [1, 2, 4, 8, 16, 20]
+    assert row_buckets(256)[-2:] == [248, 256]
+
+
+def test_inputs_of_a_mixed_step_with_padding() -> None:
+    inputs = StepInputs(5, 16, DUMMY, torch.device("cpu"))
+    inputs.load(plan([3, 1, 2], {0: [7, 8, 9], 2: [5, 6]}))
+    assert inputs.slots_R.tolist() == [10, 11, 12, DUMMY, DUMMY]
+    assert inputs.start_R1.tolist() == [0, 3, 4, 6, 6, 6]
+    assert inputs.samples_R.tolist() == [True, False, True, False, False]
+    assert inputs.override_T.tolist() == [7, 8, 9, -1, 5, 6] + [-1] * 10
+
+
+def test_inputs_of_a_decode_step_give_padding_rows_a_token() -> None:
+    inputs = StepInputs(4, 4, DUMMY, torch.device("cpu"))
+    inputs.load(plan([1, 1]))
+    assert inputs.slots_R.tolist() == [10, 11, DUMMY, DUMMY]
+    assert inputs.start_R1.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_same_rows_are_not_loaded_twice_but_spans_are() -> None:
+    inputs = StepInputs(2, 2, DUMMY, torch.device("cpu"))
+    steady = plan([1, 1])
+    inputs.load(steady)
+    assert inputs.holds(steady)
+    with_span = plan([1, 1], {1: [4]})
+    inputs.load(with_span)
+    assert not inputs.holds(with_span)
+    inputs.load(steady)
+    assert inputs.override_T.tolist() == [-1, -1]
+
+
+@pytest.mark.gpu
+def test_a_borrowed_tensor_is_the_same_memory() -> None:
+    from ridgeline.worker.graphs import borrowed
+
+    for dtype in (torch.bfloat16, torch.bool, torch.int64):
+        own = torch.ones(3, 4, device="cuda").to(dtype)
+        other = borrowed(own)
+        assert (other.dtype, other.shape, other.data_ptr()) == (own.dtype, own.shape, own.data_ptr())
+        own.zero_()
+        assert not other.any()
