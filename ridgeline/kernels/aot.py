@@ -24,6 +24,11 @@ compiled by the tests.
     python -m ridgeline.kernels.aot --arch sm_90 --match rope
 
 prints one line per kernel. Run it without TRITON_INTERPRET: an interpreted kernel cannot be compiled.
+
+`compiling_for` is the other way, without lists: inside it launches compile for a GPU that need not be there and run
+nothing, so a model called with tensors of the meta device fills Triton's cache (`ridgeline compile`). Triton finds a
+compiled kernel by a hash of its source, argument types, constants, options, target and Triton itself, not by path or
+machine; what was compiled ahead is found by any process with the same of all of these.
 """
 
 from __future__ import annotations
@@ -35,10 +40,12 @@ import os
 import pkgutil
 import re
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,11 +114,9 @@ def kernels() -> list[AotKernel]:
 def build(kernel: AotKernel, arch: str) -> Any:
     """Triton's compiled kernel for "sm_90", "gfx942", …"""
     import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    nvidia = arch.startswith("sm_")
-    target = GPUTarget("cuda", int(arch[3:]), 32) if nvidia else GPUTarget("hip", arch, 64)
+    nvidia, target = arch.startswith("sm_"), _target(arch)
     constexprs, options = dict(kernel.constexprs), {"num_warps": kernel.options.num_warps}
     options["num_stages"] = kernel.options.num_stages if nvidia else min(2, kernel.options.num_stages)
     names = kernel.fn.arg_names
@@ -131,11 +136,89 @@ def build(kernel: AotKernel, arch: str) -> Any:
         if (kind.startswith("*") or kind.endswith(":16")) and name not in unspecialized
     }
     constants = {(names.index(name),): value for name, value in constexprs.items()}
-    source_of = ASTSource
+    source_of: Any = ASTSource
     if kernel.fn.is_gluon():
-        from triton.experimental.gluon._runtime import GluonASTSource as source_of
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        source_of = GluonASTSource
     source = source_of(fn=kernel.fn, signature=types, constexprs=constants, attrs=divisible)
     return triton.compile(source, target=target, options=options)
+
+
+def _target(arch: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    if arch.startswith("sm_"):
+        return GPUTarget("cuda", int(arch[3:]), 32)
+    return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
+
+
+class _AbsentDriver:
+    """What Triton asks of a driver before it has anything to run."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@dataclass
+class Counts:
+    """Kernels compiled, and kernels that the cache had."""
+
+    compiled: int = 0
+    found: int = 0
+
+
+@contextmanager
+def compiling_for(arch: str, multiprocessors: int) -> Iterator[Counts]:
+    """Inside, launching a kernel compiles it for `arch` and leaves it in Triton's cache. For processes that do nothing
+    else: kernels launched before or after are bound to another driver.
+    """
+    import triton
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    from ridgeline.kernels import launch
+
+    counts, run = Counts(), JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=True, **kwargs)
+
+    def count(*, cache_hit: bool, **_: Any) -> None:
+        counts.found += cache_hit
+        counts.compiled += not cache_hit
+
+    told = {
+        "dependent_launch": lambda device: arch.startswith("sm_") and int(arch[3:]) >= 90,
+        "num_multiprocessors": lambda device: multiprocessors,
+    }
+    asked = {name: getattr(launch, name) for name in told}
+    JITFunction.run, triton.knobs.compilation.listener = compile_only, count
+    _replace(asked, told)
+    driver.set_active(_AbsentDriver(_target(arch)))
+    try:
+        yield counts
+    finally:
+        JITFunction.run, triton.knobs.compilation.listener = run, None
+        _replace(told, asked)
+        driver._active = None
+
+
+def _replace(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """In every kernel module that has imported them; those imported later take them from the first."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("ridgeline.kernels.")]:
+        for name in new:
+            if getattr(module, name, None) is old[name]:
+                setattr(module, name, new[name])
 
 
 def report(kernel: AotKernel, arch: str) -> Report:
