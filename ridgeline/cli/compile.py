@@ -1,0 +1,111 @@
+"""`ridgeline compile`: a model's GPU kernels, compiled before they are needed, on any machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import time
+
+import typer
+
+from ridgeline.cli.sizes import read_config
+from ridgeline.core.config import DTYPES
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.model_spec import ModelSpec
+
+MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}
+
+
+def compile(
+    model: str = typer.Argument(..., help="Folder, config.json or hub id. Weights are not needed."),
+    arch: str = typer.Option(..., "--arch", help="What to compile for, such as sm_90 or gfx942."),
+    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    max_model_len: int = typer.Option(None, help="As the engine will be started with."),
+    max_num_seqs: int = typer.Option(256, help="As the engine will be started with."),
+    max_num_batched_tokens: int = typer.Option(8192, help="As the engine will be started with."),
+    block_size: int = typer.Option(16, help="As the engine will be started with."),
+    multiprocessors: int = typer.Option(None, help="Of the GPU; default: of the largest common one of its kind."),
+    as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
+) -> None:
+    """Compile a model's kernels into Triton's cache, without a GPU, so that the engine starts faster.
+
+    They are found again with the same versions of Ridgeline and Triton, wherever TRITON_CACHE_DIR (or ~/.triton/cache)
+    is copied to.
+    """
+    config = read_config(model)
+    if dtype != "auto" and dtype not in DTYPES:
+        raise InvalidConfig(f"unknown dtype {dtype!r}; known: auto, {', '.join(DTYPES)}.")
+    if not re.fullmatch(r"sm_[89]\d|sm_1\d\d|gfx\w+", arch):
+        raise InvalidConfig(f"{arch!r} is not an architecture that kernels are made for; sm_80, sm_90 or gfx942 are.")
+    if (units := multiprocessors or MULTIPROCESSORS.get(arch)) is None:
+        raise InvalidConfig(f"say with --multiprocessors how many the {arch} GPU has.")
+    if importlib.util.find_spec("triton") is None:
+        raise InvalidConfig("compiling needs Triton, which is not installed here.")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise InvalidConfig("TRITON_INTERPRET is set, which turns the compiler off; unset it.")
+    started = time.perf_counter()
+    compiled, found = compile_model(
+        config.spec,
+        arch,
+        units,
+        dtype=config.dtype if dtype == "auto" else dtype,
+        max_model_len=min(max_model_len or config.spec.max_position_embeddings, config.spec.max_position_embeddings),
+        max_seqs=max_num_seqs,
+        max_tokens=max_num_batched_tokens,
+        block_size=block_size,
+    )
+    seconds = time.perf_counter() - started
+    if as_json:
+        print(json.dumps({"arch": arch, "compiled": compiled, "found": found, "seconds": round(seconds, 1)}))
+        return
+    print(f"{compiled} kernels compiled for {arch} in {seconds:.0f} s, {found} more were in the cache.")
+
+
+def compile_model(
+    spec: ModelSpec,
+    arch: str,
+    multiprocessors: int,
+    *,
+    dtype: str,
+    max_model_len: int,
+    max_seqs: int,
+    max_tokens: int,
+    block_size: int,
+) -> tuple[int, int]:
+    """(kernels compiled, kernels found in the cache): every step shape runs once, with tensors that hold nothing."""
+    import torch  # takes seconds to import
+
+    from ridgeline.core.cache_spec import CacheLayout
+    from ridgeline.kernels.aot import compiling_for
+    from ridgeline.kernels.op import Platform
+    from ridgeline.kernels.ops import Ops
+    from ridgeline.layers.decoder import Decoder
+    from ridgeline.worker.graphs import CAPTURED_FEATURES
+    from ridgeline.worker.inputs import StepInputs
+    from ridgeline.worker.runner import Runner
+
+    meta = torch.device("meta")
+    with compiling_for(arch, multiprocessors) as counts, torch.inference_mode():
+        ops = Ops(Platform(device_type="cuda", arch=arch))
+        decoder = Decoder(spec, ops, dtype=getattr(torch, dtype), device=meta, max_positions=max_model_len)
+        layout = CacheLayout(groups=tuple(spec.cache_groups), block_size=block_size, dtype=dtype, num_pages=1024)
+        runner = Runner(decoder, ops, layout, num_slots=max_seqs, max_model_len=max_model_len)
+        for rows, tokens in step_shapes(max_seqs, max_tokens):
+            inputs = StepInputs(rows, tokens, runner.slots.dummy, meta)
+            scores = runner.segments.forward(inputs)
+            for features in CAPTURED_FEATURES:
+                runner.segments.sample(inputs, scores, features)
+    return counts.compiled, counts.found
+
+
+def step_shapes(max_seqs: int, max_tokens: int) -> list[tuple[int, int]]:
+    """(rows, tokens) of the captured steps, and of prompts too long to be captured."""
+    from ridgeline.worker.graphs import FEW_ROWS, MIXED_TOKENS, row_buckets
+
+    mixed = [tokens for tokens in MIXED_TOKENS if tokens <= max_tokens]
+    shapes = {(rows, rows) for rows in row_buckets(max_seqs)}
+    for tokens in (*mixed, max(1, max_tokens // 4), max_tokens):
+        shapes |= {(rows + (rows == tokens), tokens) for rows in (min(FEW_ROWS, max_seqs), min(max_seqs, tokens))}
+    return sorted(shapes)
