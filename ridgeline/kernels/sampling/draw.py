@@ -118,10 +118,11 @@ def draw_kernel(
     if FILTER:
         lo, hi = tl.load(bracket_ptr + row * 4), tl.load(bracket_ptr + row * 4 + 1)
         top = tl.load(bracket_ptr + row * 4 + 2)
-        _keep_candidates(
-            x, token, lo, hi, num_candidates_ptr + row * APART, candidate_ptr + row * CAPACITY,
-            candidate_id_ptr + row * CAPACITY, CAPACITY,
-        )  # fmt: skip
+        if lo <= hi:
+            _keep_candidates(
+                x, token, lo, hi, num_candidates_ptr + row * APART, candidate_ptr + row * CAPACITY,
+                candidate_id_ptr + row * CAPACITY, CAPACITY,
+            )  # fmt: skip
     if hi < float("inf"):  # else nothing is certain: only candidates
         if FILTER:
             scale = 1.0 / tl.where(temperature > 0, temperature, 1.0) * LOG2E

@@ -222,9 +222,9 @@ def _search(
         count, mass = _above(lowest, key_B, mass_B, values_ptr, ids_ptr, length, top, inverse, SHIFT, B, FULL)
         total_mass = mass
     else:
-        x_B, _ = _read(values_ptr, ids_ptr, 0, length, B, FULL)
-        key_B = tl.where(x_B >= LEAST, _key(x_B, SHIFT), -0x7FFFFFFF)
-        mass_B = _mass(x_B, top, inverse)
+        listed_B, _ = _read(values_ptr, ids_ptr, 0, length, B, FULL)
+        key_B = tl.where(listed_B >= LEAST, _key(listed_B, SHIFT), -0x7FFFFFFF)
+        mass_B = _mass(listed_B, top, inverse)
     kept_mass = total_mass
     threshold = lowest  # everything above it stays, and `quota` of what equals it
     quota = _number(0)
@@ -269,8 +269,8 @@ def _search(
     winner_B = tl.full((B,), NOBODY, tl.int32)
     for start in range(0, length, B):
         x_B, id_B = _read(values_ptr, ids_ptr, start, length, B, FULL)
-        key_B = _key(x_B, SHIFT)
-        stays_B = (key_B > threshold) | ((key_B == threshold) & (id_B <= last))
+        k_B = _key(x_B, SHIFT)
+        stays_B = (k_B > threshold) | ((k_B == threshold) & (id_B <= last))
         stays_B = stays_B & (x_B >= LEAST) & (tl.exp2((x_B - top) * (inverse * LOG2E)) >= min_p)
         value_B = x_B * inverse + gumbel_of_tokens(id_B, position, seed, APPROX)
         value_B = tl.where(stays_B, value_B, float("-inf"))
