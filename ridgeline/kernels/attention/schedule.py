@@ -21,8 +21,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.attention.op import Schedule
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
-KEY_TILE = 128  # items begin and end at multiples of it (but for the last), so kernels' key tiles must divide it
-MIN_CHUNK = 128  # fewer keys than this are not worth another item
+KEY_TILE = 64  # items begin and end at multiples of it (but for the last), so kernels' key tiles must divide it
+WHOLE = 192  # so few keys are read by one program sooner than several could add up their parts
 DOT_ROWS = 16  # rows of the smallest matrix product: heads of a group times tokens of an item
 TILE_ROWS = 128  # the same of a query tile
 
@@ -75,7 +75,7 @@ def make_schedule(
         FEW=few,
         TILE_TOKENS=tile_tokens,
         KEY_TILE=KEY_TILE,
-        MIN_CHUNK=MIN_CHUNK,
+        WHOLE=WHOLE,
         NUM_KV_HEADS=num_kv_heads,
         KV_HEADS=triton.next_power_of_2(num_kv_heads),
         ROWS=rows,
@@ -109,7 +109,7 @@ def _schedule_kernel(
     FEW: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
     KEY_TILE: tl.constexpr,
-    MIN_CHUNK: tl.constexpr,
+    WHOLE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -132,8 +132,8 @@ def _schedule_kernel(
     span_R = kv_len_R - _first_key(kv_len_R, tokens_R, window, KEY_TILE, WINDOW)
     short_R = (tokens_R > 0) & (tokens_R <= FEW)
     total = tl.sum(tl.where(short_R, span_R, 0))
-    chunk = tl.maximum(MIN_CHUNK, tl.cdiv(tl.cdiv(total, target), KEY_TILE) * KEY_TILE)
-    items_R = tl.where(short_R, tl.cdiv(span_R, chunk), 0)
+    chunk = tl.maximum(tl.cdiv(tl.cdiv(total, target), KEY_TILE), 1) * KEY_TILE
+    items_R = tl.where(short_R, _pieces(span_R, chunk, WHOLE), 0)
     tiles_R = tl.where(tokens_R > FEW, tl.cdiv(tokens_R, TILE_TOKENS), 0)
     pieces_R = tl.where(makes_items, items_R, tiles_R)
     end_R = tl.cumsum(pieces_R, 0)
@@ -155,7 +155,7 @@ def _schedule_kernel(
     if makes_items:
         first_key_I = _first_key(kv_len_I, tokens_I, window, KEY_TILE, WINDOW)
         span_I = kv_len_I - first_key_I
-        pieces_I = tl.maximum(tl.cdiv(span_I, chunk), 1)
+        pieces_I = _pieces(span_I, chunk, WHOLE)
         # A row's items are equally long: never more than chunk, so the last is not empty.
         even_I = tl.cdiv(tl.cdiv(span_I, pieces_I), KEY_TILE) * KEY_TILE
         begin_I = first_key_I + piece_I * even_I
@@ -183,6 +183,12 @@ def _schedule_kernel(
         tl.store(tile_I + 1, token_I + offset_I, mask=real_I)
         tl.store(tile_I + 2, tl.minimum(tokens_I - offset_I, TILE_TOKENS), mask=real_I)
         tl.store(tile_I + 3, kv_len_I - tokens_I + offset_I, mask=real_I)
+
+
+@triton.jit
+def _pieces(span, chunk, WHOLE: tl.constexpr):
+    """Into how many items a row's keys are cut."""
+    return tl.where(span <= WHOLE, 1, tl.cdiv(span, chunk))
 
 
 @triton.jit

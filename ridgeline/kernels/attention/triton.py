@@ -32,16 +32,18 @@ class Config:
 
 
 def decode_config(head_dim: int, itemsize: int) -> Config:
-    """Key tiles of 16 KiB: two programs' worth of stages fit a multiprocessor."""
-    tile = max(16, min(KEY_TILE, 16384 // (triton.next_power_of_2(head_dim) * itemsize)))
-    return Config(tile, num_warps=4, num_stages=3)
+    """Key tiles of up to 16 KiB: three stages of two programs fit a Hopper multiprocessor, two stages a CDNA one."""
+    dim = triton.next_power_of_2(head_dim)
+    if torch.version.hip is not None:
+        return Config(max(16, min(KEY_TILE, 8192 // (dim * itemsize))), num_warps=4, num_stages=2)
+    return Config(max(16, min(KEY_TILE, 16384 // (dim * itemsize))), num_warps=4, num_stages=3)
 
 
 def prefill_config(head_dim: int, itemsize: int) -> Config:
     """Tiles that leave the accumulator and the scores in registers."""
-    if itemsize > 2:
+    if itemsize > 2 or head_dim > 128:
         return Config(32, num_warps=8, num_stages=2)
-    return Config(64 if head_dim > 128 else 128, num_warps=8, num_stages=2)
+    return Config(64, num_warps=8, num_stages=1 if torch.version.hip is not None else 3)
 
 
 def paged_attention(

@@ -70,8 +70,8 @@ def decode_kernel(
     n_N = tl.arange(0, TILE)
     token_M, head_M = m_M // GROUP, g * GROUP + m_M % GROUP
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     count = tl.load(counts_ptr)
     item_ptr = items_ptr + item * 8
     slot, first_token, tokens = tl.load(item_ptr), tl.load(item_ptr + 1), tl.load(item_ptr + 2)
@@ -182,16 +182,23 @@ def _combine(
     for start in range(0, num_parts, PARTS):
         part_lse_J1 = part_lse_ptr + first + start * stride_part + j_J1
         part_JD = parts_ptr + (first + start * stride_part + j_J1) * HEAD_DIM + d_1D
+        lses, outs = (), ()
         for i in tl.static_range(PARTS):  # unrolled, so that all loads are under way before the first arrives
             real_J1 = inside_J1 & (j_J1 < (num_parts - start - i) * HEADS)  # all or none
-            lse_J1 = tl.load(part_lse_J1 + i * stride_part, mask=real_J1, other=-float("inf"), cache_modifier=".cg")
-            out_JD = tl.load(
-                part_JD + i * stride_part * HEAD_DIM, mask=real_J1 & (d_1D < HEAD_DIM), other=0, cache_modifier=".cg"
-            )
-            new_max_J1 = tl.maximum(max_J1, lse_J1)
-            weight_J1, shrink_J1 = tl.exp2(lse_J1 - new_max_J1), tl.exp2(max_J1 - new_max_J1)
-            sum_J1 = sum_J1 * shrink_J1 + weight_J1
-            acc_JD = acc_JD * shrink_J1 + weight_J1 * out_JD
-            max_J1 = new_max_J1
+            real_JD = real_J1 & (d_1D < HEAD_DIM)
+            lse_ptr, out_ptr_i = part_lse_J1 + i * stride_part, part_JD + i * stride_part * HEAD_DIM
+            lses = lses + (tl.load(lse_ptr, mask=real_J1, other=-float("inf"), cache_modifier=".cg"),)  # noqa: RUF005
+            outs = outs + (tl.load(out_ptr_i, mask=real_JD, other=0, cache_modifier=".cg"),)  # noqa: RUF005
+        new_max_J1 = max_J1
+        for i in tl.static_range(PARTS):
+            new_max_J1 = tl.maximum(new_max_J1, lses[i])
+        shrink_J1 = tl.exp2(max_J1 - new_max_J1)
+        sum_J1 *= shrink_J1
+        acc_JD *= shrink_J1
+        for i in tl.static_range(PARTS):
+            weight_J1 = tl.exp2(lses[i] - new_max_J1)
+            sum_J1 += weight_J1
+            acc_JD += weight_J1 * outs[i]
+        max_J1 = new_max_J1
     acc_JD = acc_JD / sum_J1
     tl.store(out_ptr + j_J1 * HEAD_DIM + d_1D, acc_JD.to(out_ptr.dtype.element_ty), mask=inside_JD)
