@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ridgeline.kernels.gemm.choose import Rows, Tiles
 from ridgeline.kernels.gemm.op import CASES, LINEAR, NORM_CASES, NORM_LINEAR, Case, NormCase
+from ridgeline.kernels.norm.op import rms_norm
 from ridgeline.kernels.op import Platform
 
 triton = pytest.importorskip("triton")
@@ -68,7 +69,10 @@ def test_every_cut_multiplies(
     x_TI, weight_OI, bias_O = case.inputs(dtype, torch.device(device))
     expected = LINEAR.reference(x_TI, weight_OI, bias_O)
     poisoned(monkeypatch)
-    y_TO, _ = implementation.launch(cut, x_TI, None, None, 0.0, weight_OI, bias_O, None)
+    if isinstance(cut, Rows):
+        y_TO, _ = implementation.launch_rows(cut, x_TI, None, None, 0.0, weight_OI, bias_O, None)
+    else:
+        y_TO = implementation.launch_tiles(cut, x_TI, weight_OI, bias_O, None)
     assert_close(y_TO, expected, case.in_width)
 
 
@@ -76,7 +80,7 @@ def test_every_cut_multiplies(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", NORM_CASES, ids=str)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_every_cut_normalises(
+def test_every_cut_normalises_or_gates(
     cut: Rows | Tiles, case: NormCase, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case.tokens > cut.tokens:
@@ -84,8 +88,12 @@ def test_every_cut_normalises(
     arguments = case.inputs(dtype, torch.device(device))
     expected, expected_s = NORM_LINEAR.reference(*arguments)
     poisoned(monkeypatch)
-    y_TO, s_TI = implementation.launch(cut, *arguments)
-    assert_close(s_TI, expected_s, 1)
+    if isinstance(cut, Rows):
+        y_TO, s_TI = implementation.launch_rows(cut, *arguments)
+        assert_close(s_TI, expected_s, 1)
+    else:
+        n_TI, _ = rms_norm(*arguments[:4])
+        y_TO = implementation.launch_tiles(cut, n_TI, *arguments[4:])
     assert_close(y_TO, expected, case.in_width, epsilons=ROOM * 8 if case.gate else 8)
 
 

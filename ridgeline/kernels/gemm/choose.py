@@ -1,6 +1,12 @@
 """Which kernel computes a linear map, and how it is cut up: a plain function of shapes, tuned on an H200.
 
 Apart from the device code, so that tuning never touches the mathematics. Torch-free.
+
+    1 or 2 tokens   rows.py, norm and gate included
+    3 or 4          rows.py where the matrix is small, else as below
+    5 to 32         tiles.py with its gate, behind a norm kernel: folding the norm into an operand of the matrix units
+                    costs more than a launch
+    more            the library
 """
 
 from __future__ import annotations
@@ -20,9 +26,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Tiles:
-    """tiles.py: a tile of `rows` weight rows (of each half if gated) by `tokens`, `split` programs along the inputs.
+    """tiles.py: a tile of `rows` weight rows (of both halves together if gated) by `tokens`.
 
-    ahead: how many inputs of its rows a program asks into the cache before it may start.
+    split: programs that share a tile's inputs. ahead: how many inputs of its rows a program asks into the cache before
+    the kernel before it has ended.
     """
 
     rows: int
@@ -34,18 +41,47 @@ class Tiles:
     ahead: int = 0
 
 
-ROWS_TOKENS = 4  # beyond that the vector units, not the memory, limit rows.py
-TILES_TOKENS = 64
+TILES_TOKENS = 32
 
 
-def choose(tokens: int, inputs: int, outputs: int, *, gated: bool = False) -> Rows | Tiles | None:
-    """None: the library's product is as fast. outputs: rows of each half if gated."""
-    if not tokens or inputs < 64 or outputs < 16 or inputs % 8 or tokens > TILES_TOKENS:
+def choose(tokens: int, inputs: int, outputs: int, *, norm: bool = False, gated: bool = False) -> Rows | Tiles | None:
+    """The cut for a matrix of `outputs` rows (of each half if gated); None: the library's product is as fast.
+
+    With a norm only `Rows` includes it.
+    """
+    if not tokens or inputs < 64 or inputs % 8 or outputs < 16 or tokens > TILES_TOKENS:
         return None
-    if tokens <= ROWS_TOKENS:
-        block = min(_power_of_two(inputs), 4096)
-        return Rows(1, _power_of_two(tokens), block, 4 if block >= 1024 else 1)
-    return Tiles(16 if outputs <= 8192 else 64, max(16, _power_of_two(tokens)), 128 if inputs >= 128 else 64, 4, 4)
+    if tokens == 1 or (tokens == 2 and inputs <= 8192):
+        return _rows(tokens, inputs, outputs, norm, gated)
+    if tokens <= 4 and outputs <= 2048 and inputs <= 4096 and not gated:
+        block = max(256, min(_power_of_two(inputs), 2048))
+        return Rows(1 if outputs <= 1024 else 2, 4, block, min(2, block // 256))
+    return _tiles(max(16, _power_of_two(tokens)), inputs, outputs * (2 if gated else 1))
+
+
+def _rows(tokens: int, inputs: int, outputs: int, norm: bool, gated: bool) -> Rows:
+    block = max(256, min(_power_of_two(inputs), 4096))
+    if outputs <= 1024 and block >= 2048:
+        return Rows(2, tokens, block, 8)
+    if block <= 1024:
+        return Rows(4, tokens, block, min(2, block // 256))
+    if block == 2048:
+        return Rows(4 if tokens > 1 or (norm and not gated) else 2, tokens, block, 4 if tokens > 1 else 2)
+    if tokens == 1:
+        return Rows(2 if gated else 1 if inputs > 4096 else 4, tokens, block, 4)
+    return Rows(2 if gated else 4, tokens, block, 4 if norm or inputs > 4096 else 8)
+
+
+def _tiles(tokens: int, inputs: int, rows: int) -> Tiles:
+    """One program per multiprocessor and more where that needs no split; else about 256 programs."""
+    tiles = -(-rows // 64)
+    if tiles >= 192:
+        return Tiles(64, tokens, 128, 4, 4)
+    if tiles >= 64 and (tiles >= 96 or inputs <= 2048) and inputs >= 1024:
+        return Tiles(64, tokens, 256, 3, 4, ahead=1024)
+    parts = max(1, min(256 // tiles, 4, inputs // 256))
+    split = 1 << (parts.bit_length() - 1)
+    return Tiles(64, tokens, 128, 4, 4, split, ahead=min(512, 64 * (inputs // split // 64) or 64))
 
 
 def _power_of_two(n: int) -> int:

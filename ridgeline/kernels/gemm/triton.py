@@ -29,9 +29,11 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """x · weightᵀ + bias: [T, O] in the dtype of `x_TI`; sums in float32."""
     outputs, inputs = weight_OI.shape
     plan = choose(len(x_TI), inputs, outputs)
-    if plan is None or _needs_gradient(x_TI, weight_OI, bias_O) or not _packed(x_TI):
+    if plan is None or not _packed(x_TI) or _needs_gradient(x_TI, weight_OI, bias_O):
         return F.linear(x_TI, weight_OI, bias_O)
-    return launch(plan, x_TI, None, None, 0.0, weight_OI, bias_O, None)[0]
+    if isinstance(plan, Rows):
+        return launch_rows(plan, x_TI, None, None, 0.0, weight_OI, bias_O, None)[0]
+    return launch_tiles(plan, x_TI, weight_OI, bias_O, None)
 
 
 def norm_linear(
@@ -44,19 +46,22 @@ def norm_linear(
     gate: str | None,
 ) -> tuple[Tensor, Tensor]:
     """As `ridgeline.kernels.gemm.op.norm_linear`."""
-    outputs, inputs = weight_OI.shape
     if _needs_gradient(x_TI, residual_TI, norm_weight_I, weight_OI, bias_O):
         return native.norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
-    plan = choose(len(x_TI), inputs, outputs // 2 if gate else outputs, gated=gate is not None)
-    if plan is None or not _packed(x_TI) or not _packed(residual_TI):
-        n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-        y_TO = linear(n_TI, weight_OI, bias_O)
-        return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
-    return launch(plan, x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
+    outputs, inputs = weight_OI.shape
+    outputs = outputs // 2 if gate else outputs
+    plan = choose(len(x_TI), inputs, outputs, norm=True, gated=gate is not None)
+    if isinstance(plan, Rows) and _packed(x_TI) and _packed(residual_TI):
+        return launch_rows(plan, x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
+    n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
+    if isinstance(plan, Tiles):
+        return launch_tiles(plan, n_TI, weight_OI, bias_O, gate), s_TI
+    y_TO = linear(n_TI, weight_OI, bias_O)
+    return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
 
 
-def launch(
-    plan: Rows | Tiles,
+def launch_rows(
+    plan: Rows,
     x_TI: Tensor,
     residual_TI: Tensor | None,
     norm_weight_I: Tensor | None,
@@ -65,46 +70,43 @@ def launch(
     bias_O: Tensor | None,
     gate: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """(y, s) by the kernel that `plan` names; without `norm_weight_I` no norm, and s is x."""
+    """(y, s) as `norm_linear`; without `norm_weight_I` no norm, and s is x."""
     tokens, inputs = x_TI.shape
     outputs = len(weight_OI) // 2 if gate else len(weight_OI)
-    weight_OI = weight_OI.contiguous()
     y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=x_TI.device)
     s_TI = x_TI if residual_TI is None else torch.empty(tokens, inputs, dtype=x_TI.dtype, device=x_TI.device)
-    absent = x_TI  # any pointer: a kernel never looks at what its flags deny
-    residual = absent if residual_TI is None else residual_TI
-    norm_weight = absent if norm_weight_I is None else norm_weight_I
-    bias = absent if bias_O is None else bias_O
-    flags = {
-        "NORM": norm_weight_I is not None,
-        "RESIDUAL": residual_TI is not None,
-        "BIAS": bias_O is not None,
-        "GATE": gate or "",
+    # Instead of an absent tensor any pointer will do: the kernel never looks at what its flags deny
+    residual = x_TI if residual_TI is None else residual_TI
+    rows_kernel[(triton.cdiv(outputs, plan.rows),)](
+        x_TI, residual, x_TI if norm_weight_I is None else norm_weight_I, weight_OI.contiguous(),
+        x_TI if bias_O is None else bias_O, y_TO, s_TI, x_TI.stride(0), residual.stride(0), tokens, outputs, eps,
+        inputs=inputs, ROWS=plan.rows, TOKENS=plan.tokens, BLOCK=plan.block, NORM=norm_weight_I is not None,
+        RESIDUAL=residual_TI is not None, BIAS=bias_O is not None, GATE=gate or "", num_warps=plan.warps,
         **launch_options(x_TI.device),
-    }
-    programs = triton.cdiv(outputs, plan.rows)
-    cut = {"ROWS": plan.rows, "TOKENS": plan.tokens, "BLOCK": plan.block}
-    strides = x_TI.stride(0), residual.stride(0)
-    # The interpreter multiplies the raw bits of bfloat16
-    operands = torch.float32 if INTERPRETED and x_TI.dtype == torch.bfloat16 else x_TI.dtype
-    if isinstance(plan, Rows):
-        rows_kernel[(programs,)](
-            x_TI, residual, norm_weight, weight_OI, bias, y_TO, s_TI, *strides, tokens, outputs, eps, inputs=inputs,
-            num_warps=plan.warps, **cut, **flags,
-        )  # fmt: skip
-        return y_TO, s_TI
-    parts, arrivals = absent, absent
-    if plan.split > 1:
-        size = programs * plan.split * (2 * plan.rows + 1) * plan.tokens
-        parts = torch.empty(size, dtype=torch.float32, device=x_TI.device)
-        arrivals = _arrivals(x_TI.device)
-        assert programs <= len(arrivals)
-    tiles_kernel[(programs, plan.split)](
-        x_TI, residual, norm_weight, weight_OI, bias, y_TO, s_TI, parts, arrivals, *strides, tokens, outputs, inputs,
-        eps, STAGES=plan.stages, SPLIT=plan.split, AHEAD=plan.ahead, WHOLE=inputs % (plan.block * plan.split) == 0,
-        DOT=_DTYPES[operands], num_warps=plan.warps, **cut, **flags,
     )  # fmt: skip
     return y_TO, s_TI
+
+
+def launch_tiles(plan: Tiles, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gate: str | None) -> Tensor:
+    """x · weightᵀ + bias: [T, O], or with a gate act(first half) * second half: [T, F]."""
+    tokens, inputs = x_TI.shape
+    outputs = len(weight_OI) // 2 if gate else len(weight_OI)
+    tiles = triton.cdiv(outputs, plan.rows // 2 if gate else plan.rows)
+    y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=x_TI.device)
+    parts, arrivals = x_TI, x_TI
+    if plan.split > 1:
+        parts = torch.empty(tiles * plan.split * plan.rows * plan.tokens, dtype=torch.float32, device=x_TI.device)
+        arrivals = _arrivals(x_TI.device)
+        assert tiles <= len(arrivals)
+    # The interpreter multiplies the raw bits of bfloat16
+    operands = torch.float32 if INTERPRETED and x_TI.dtype == torch.bfloat16 else x_TI.dtype
+    tiles_kernel[(tiles, plan.split)](
+        x_TI, weight_OI.contiguous(), x_TI if bias_O is None else bias_O, y_TO, parts, arrivals, x_TI.stride(0),
+        tokens, outputs, inputs, ROWS=plan.rows, TOKENS=plan.tokens, BLOCK=plan.block, STAGES=plan.stages,
+        SPLIT=plan.split, AHEAD=plan.ahead, WHOLE=inputs % (plan.block * plan.split) == 0, DOT=_DTYPES[operands],
+        BIAS=bias_O is not None, GATE=gate or "", num_warps=plan.warps, **launch_options(x_TI.device),
+    )  # fmt: skip
+    return y_TO
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:
