@@ -44,11 +44,12 @@ def supports(arch: str, dtype: torch.dtype, head_dim: int, block_size: int) -> b
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillItems:
-    """What there is to do in a step, the same for all its layers. table_I4 and count_1 (how many of its entries are
-    filled) lie on the device, `limit` bounds the count on the host."""
+    """What there is to do in a step, the same for all its layers. table_I4, count_1 (how many of its entries are
+    filled) and ticket_1 (0 between launches) lie on the device, `limit` bounds the count on the host."""
 
     table_I4: Tensor
     count_1: Tensor
+    ticket_1: Tensor
     limit: int
 
 
@@ -61,18 +62,18 @@ def prefill_items(batch: RaggedBatch, num_tokens: int, *, kv_row_bytes: int) -> 
     limit = num_tokens // QUERIES + num_rows
     device = batch.slots_R.device
     table_I4 = torch.empty(limit, 4, dtype=torch.int32, device=device)
-    count_1 = torch.empty(1, dtype=torch.int32, device=device)
+    count_1, ticket_1 = torch.empty(2, 1, dtype=torch.int32, device=device)
     at_once, section = 32, max(1, CACHED_BYTES // kv_row_bytes)
     _items_kernel[(triton.cdiv(limit, at_once),)](
-        batch.start_R1, batch.kv_len_R, batch.slots_R, table_I4, count_1, num_rows, section,
+        batch.start_R1, batch.kv_len_R, batch.slots_R, table_I4, count_1, ticket_1, num_rows, section,
         ROWS=triton.next_power_of_2(num_rows), ITEMS=at_once, QUERIES=QUERIES,
     )  # fmt: skip
-    return PrefillItems(table_I4=table_I4, count_1=count_1, limit=limit)
+    return PrefillItems(table_I4=table_I4, count_1=count_1, ticket_1=ticket_1, limit=limit)
 
 
 @triton.jit
 def _items_kernel(
-    start_ptr, kv_len_ptr, slots_ptr, table_ptr, count_ptr, num_rows, section_tokens,
+    start_ptr, kv_len_ptr, slots_ptr, table_ptr, count_ptr, ticket_ptr, num_rows, section_tokens,
     ROWS: tl.constexpr, ITEMS: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Every program places a few items: an item's place is the number of items that go before it."""
@@ -115,18 +116,17 @@ def _items_kernel(
     tl.store(place_ptr + 3, position_I, mask=filled_I)
     if tl.program_id(0) == 0:
         tl.store(count_ptr, count)
+        tl.store(ticket_ptr, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """KEYS in a tile; STAGES of each ring; TURNS: whether the consumers alternate at the tensor cores."""
+    """KEYS in a tile, STAGES of each ring, registers per thread."""
 
     KEYS: int = 128
     STAGES: int = 2
-    TURNS: bool = False
     CONSUMER_REGS: int = 232
     PRODUCER_REGS: int = 40
-    persistent: bool = True
 
 
 def choose(head_dim: int) -> Config:
@@ -157,17 +157,15 @@ def prefill_attention(
     per_kv = num_heads // num_kv_heads
     q_TC = q_THD.as_strided((num_tokens, num_heads * head_dim), (q_THD.stride(0), 1))
     k_XD, v_XD = _rows(k_cache_NGPD), _rows(v_cache_NGPD)
-    programs = items.limit * num_heads
-    if config.persistent:
-        programs = min(programs, num_multiprocessors(q_THD.device))
+    programs = min(items.limit * num_heads, num_multiprocessors(q_THD.device))
     prefill_kernel[(programs,)](
         _descriptor(q_TC, 64), _descriptor(k_XD, box), _descriptor(v_XD, box), out_THD,
-        items.table_I4, items.count_1, _heads_at_once(batch, k_cache_NGPD) * per_kv, batch.block_table_SC,
-        scale * LOG2E, out_THD.stride(0), batch.block_table_SC.stride(0),
+        items.table_I4, items.count_1, items.ticket_1, _heads_at_once(batch, k_cache_NGPD) * per_kv,
+        batch.block_table_SC, scale * LOG2E, out_THD.stride(0), batch.block_table_SC.stride(0),
         k_cache_NGPD.stride(0) // head_dim, k_cache_NGPD.stride(1) // head_dim,
         v_cache_NGPD.stride(0) // head_dim, v_cache_NGPD.stride(1) // head_dim, max(len(k_XD), len(v_XD)),
         HEADS=num_heads, PER_KV=per_kv, P=block_size, BOX=box, D=head_dim, KEYS=config.KEYS, STAGES=config.STAGES,
-        WINDOW=window or 0, TURNS=config.TURNS, CONSUMER_REGS=config.CONSUMER_REGS,
+        WINDOW=window or 0, CONSUMER_REGS=config.CONSUMER_REGS,
         PRODUCER_REGS=config.PRODUCER_REGS, num_warps=4,
     )  # fmt: skip
 
@@ -201,19 +199,17 @@ def _heads_at_once(batch: RaggedBatch, k_cache_NGPD: Tensor) -> int:
 
 
 @gluon.jit
-def _item(w, table_ptr, count, heads_at_once):
-    """Work index → its table entry and head. All items of `heads_at_once` heads come before the next heads' items."""
-    part = w // (count * heads_at_once)
+def _item(w, table_ptr, count, heads_at_once, real):
+    """Work index → its table entry and head. All items of `heads_at_once` heads come before the next heads' items.
+    An entry of zeros if not `real`."""
+    part = w // gl.maximum(count * heads_at_once, 1)
     rest = w - part * (count * heads_at_once)
     entry_ptr = table_ptr + 4 * (rest // heads_at_once)
-    head = part * heads_at_once + rest % heads_at_once
-    return gl.load(entry_ptr), gl.load(entry_ptr + 1), gl.load(entry_ptr + 2), gl.load(entry_ptr + 3), head
-
-
-@gluon.jit
-def _nth(k, first, stride):
-    """This program's k-th work index: back and forth over the programs, so that nobody always gets the longer one."""
-    return k * stride + gl.where(k % 2 == 0, first, stride - 1 - first)
+    slot = gl.load(entry_ptr, mask=real, other=0)
+    query = gl.load(entry_ptr + 1, mask=real, other=0)
+    queries = gl.load(entry_ptr + 2, mask=real, other=0)
+    position = gl.load(entry_ptr + 3, mask=real, other=0)
+    return slot, query, queries, position, part * heads_at_once + rest % heads_at_once
 
 
 @gluon.jit
@@ -248,22 +244,46 @@ def _load_keys(
 
 
 @gluon.jit
+def _tell(slot, value):
+    slot.store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+
+
+@gluon.jit
+def _hear(slot):
+    return gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
 def _producer(
-    q_desc, k_desc, v_desc, table_ptr, count_ptr, heads_at_once, blocks_ptr, q, k, v, bars,
+    q_desc, k_desc, v_desc, table_ptr, count_ptr, ticket_ptr, heads_at_once, blocks_ptr, q, k, v, news, bars,
     columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
     HEADS: gl.constexpr, PER_KV: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """Fills the rings in the order in which they are drained: K0 Q K1 V0 K2 V1 … of item after item."""
+    """Draws items, tells the consumers, and fills the rings in the order in which they are drained: K0 Q K1 V0 K2 …"""
     q_layout: gl.constexpr = q_desc.layout
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, _turn = bars
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, news_full, news_empty = bars
     count = gl.load(count_ptr)
-    programs = gl.num_programs(0)
+    w = gl.program_id(0)
     base = 0
-    for round in range(gl.cdiv(count * HEADS, programs)):
-        w = _nth(round, gl.program_id(0), programs)
-        if w < count * HEADS:
-            slot, query, queries, position, head = _item(w, table_ptr, count, heads_at_once)
+    round = 0
+    more = True
+    while more:
+        more = w < count * HEADS
+        slot, query, queries, position, head = _item(gl.where(more, w, 0), table_ptr, count, heads_at_once, more)
+        here = round % 2
+        mbarrier.wait(news_empty.index(here), ((round // 2) & 1) ^ 1)
+        _tell(news.index(here * 4), query)
+        _tell(news.index(here * 4 + 1), queries)
+        _tell(news.index(here * 4 + 2), position)
+        _tell(news.index(here * 4 + 3), head)
+        mbarrier.arrive(news_full.index(here), count=1)
+        if more:
+            # As many tickets are drawn as there are items; the last one makes the counter ready for the next launch.
+            drawn = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
+            if drawn == count * HEADS - 1:
+                gl.store(ticket_ptr, 0)
+            w = drawn + gl.num_programs(0)
             newest, oldest = _tiles(position, queries, KEYS, WINDOW)
             end = position + queries
             begin = position * 0
@@ -282,13 +302,13 @@ def _producer(
                         k_block_rows, group * k_head_rows, nowhere, P, BOX, D, KEYS,
                     )  # fmt: skip
                 if i == 0:
-                    mbarrier.wait(q_empty, (round & 1) ^ 1)
-                    mbarrier.expect(q_full, 128 * D * 2)
+                    mbarrier.wait(q_empty.index(here), ((round // 2) & 1) ^ 1)
+                    mbarrier.expect(q_full.index(here), 128 * D * 2)
                     for half in gl.static_range(2):
-                        panels = viewed(q.index(half), [D // PANEL, 64, PANEL], q_layout)
+                        panels = viewed(q.index(here * 2 + half), [D // PANEL, 64, PANEL], q_layout)
                         for panel in gl.static_range(D // PANEL):
                             at = [query + half * 64, head * D + panel * PANEL]
-                            load_tile(q_desc, at, q_full, panels.index(panel))
+                            load_tile(q_desc, at, q_full.index(here), panels.index(panel))
                 else:
                     step = base + i - 1
                     s = step % STAGES
@@ -298,6 +318,7 @@ def _producer(
                         v_block_rows, group * v_head_rows, nowhere, P, BOX, D, KEYS,
                     )  # fmt: skip
             base += tiles
+        round += 1
 
 
 @gluon.jit
@@ -344,169 +365,198 @@ def _rescaled(o, shrink):
 
 
 @gluon.jit
+def _clean(
+    v, step, queries, position, bars, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Make an item's newest values safe beyond its last key. No product may be under way."""
+    end = (position + queries - 1) % KEYS + 1
+    if end % BOX != 0:
+        here = step % STAGES
+        mbarrier.wait(bars[4].index(here), (step // STAGES) & 1)
+        _zero_rows(v.index(here), end, (end + BOX - 1) // BOX * BOX, D, KEYS)
+
+
+@gluon.jit
+def _finish(o, total, out_ptr, out_stride, query, queries, head, dtype: gl.constexpr, half: gl.constexpr):
+    """Write 64 queries' outputs, those that exist."""
+    D: gl.constexpr = o.shape[1]
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    o = o / gl.expand_dims(gl.convert_layout(total, gl.SliceLayout(1, o.type.layout)), 1)
+    out = gl.convert_layout(o.to(dtype), layout)
+    row = half * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    column = gl.arange(0, D, gl.SliceLayout(0, layout))
+    at = (query + row).to(gl.int64) * out_stride
+    pointers = out_ptr + gl.expand_dims(at, 1) + gl.expand_dims(head * D + column, 0)
+    gl.store(pointers, out, mask=gl.expand_dims(row < queries, 1))
+
+
+@gluon.jit
 def _steps(
-    first, steps, round, step, o, p, shrink, m, total, q, k, v, bars, position, scale_log2,
-    half: gl.constexpr, MASKED: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    WINDOW: gl.constexpr, TURNS: gl.constexpr,
+    first, steps, step, o, p, shrink, m, total, q, k, v, bars, position, queries, scale_log2,
+    out_ptr, out_stride, query_before, queries_before, head_before, half: gl.constexpr,
+    BEGINS: gl.constexpr, MASKED: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Key tiles first, first - 1, …: each one's softmax runs while the weights before it meet their values.
 
-    No product is under way when a step begins or ends, or ptxas would serialize them all.
+    BEGINS: the first is an item's newest, so the weights before it are the last of the item before, which is finished
+    on the way. No product is under way when a step begins or ends, or ptxas would serialize them all.
     """
-    _q_full, _q_empty, k_full, k_empty, v_full, v_empty, turn = bars
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    _q_full, _q_empty, k_full, k_empty, v_full, v_empty, _news_full, _news_empty = bars
     p_layout: gl.constexpr = p.type.layout
+    dtype: gl.constexpr = p.dtype
     for i in range(steps):
         here = step % STAGES
-        before = (step - 1) % STAGES
+        before = (step + STAGES - 1) % STAGES
+        v_phase = ((step - 1) // STAGES) & 1
+        started = step > 0
         mbarrier.wait(k_full.index(here), (step // STAGES) & 1)
-        if TURNS:
-            mbarrier.wait(turn.index(half), (step - round - half) & 1)
-        nothing = gl.zeros([64, KEYS], gl.float32, s_layout)
+        nothing = gl.zeros([64, KEYS], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16]))
         s = warpgroup_mma(q, k.index(here).permute((1, 0)), nothing, use_acc=False, is_async=True)
         o = _rescaled(o, shrink)
-        mbarrier.wait(v_full.index(before), ((step - 1) // STAGES) & 1)
+        mbarrier.wait(v_full.index(before), v_phase, pred=started)
         o = warpgroup_mma(p, v.index(before), o, is_async=True)
-        if TURNS:
-            mbarrier.arrive(turn.index(1 - half), count=1)
         s = warpgroup_mma_wait(1, deps=(s,))
         mbarrier.arrive(k_empty.index(here), count=1)
         if MASKED:
-            s = _masked(s, (first - i) * KEYS, position, WINDOW, KEYS)
+            s = _masked(s, (first - i) * KEYS, position + half * 64, WINDOW, KEYS)
+        done = total
+        if BEGINS:
+            m = gl.where(i == 0, gl.full_like(m, -1e30), m)
+            total = gl.where(i == 0, gl.zeros_like(total), total)
         m, weights, shrink = _softmax(s, m, scale_log2)
         total = total * shrink + gl.sum(weights, 1)
-        next_p = gl.convert_layout(weights.to(q.dtype), p_layout)
+        next_p = gl.convert_layout(weights.to(dtype), p_layout)
         # Already true. The branch keeps ptxas from moving the softmax behind the wait for the product.
-        mbarrier.wait(v_full.index(before), ((step - 1) // STAGES) & 1)
+        mbarrier.wait(v_full.index(before), v_phase, pred=started)
         o = warpgroup_mma_wait(0, deps=(o,))
-        mbarrier.arrive(v_empty.index(before), count=1)
+        mbarrier.arrive(v_empty.index(before), count=1, pred=started)
+        if BEGINS:  # noqa: SIM102
+            if i == 0:
+                _finish(o, done, out_ptr, out_stride, query_before, queries_before, head_before, dtype, half)
+                o = gl.zeros_like(o)
+                _clean(v, step, queries, position, bars, BOX, D, KEYS, STAGES)
         p = next_p
         step += 1
     return step, o, p, shrink, m, total
 
 
 @gluon.jit
+def _news(news, bars, round):
+    """What the round's item is: (first query, queries, position of the first, head); no queries at the end."""
+    news_full: gl.constexpr = 6
+    here = round % 2
+    mbarrier.wait(bars[news_full].index(here), (round // 2) & 1)
+    query = _hear(news.index(here * 4))
+    queries = _hear(news.index(here * 4 + 1))
+    position = _hear(news.index(here * 4 + 2))
+    head = _hear(news.index(here * 4 + 3))
+    mbarrier.arrive(bars[news_full + 1].index(here), count=1)
+    return query, queries, position, head
+
+
+@gluon.jit
 def _consumer(
-    out_ptr, table_ptr, count_ptr, heads_at_once, q_tiles, k, v, bars, scale_log2, out_stride,
-    half: gl.constexpr, HEADS: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, TURNS: gl.constexpr,
+    out_ptr, q_tiles, k, v, news, bars, scale_log2, out_stride,
+    half: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, _turn = bars
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    """64 queries of every item. An item's first scores are computed while the last values of the one before come in."""
+    q_full, q_empty, _k_full, _k_empty, v_full, _v_empty, _news_full, _news_empty = bars
+    dtype: gl.constexpr = q_tiles.dtype
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
-    out_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
-    q = q_tiles.index(half)
-    count = gl.load(count_ptr)
-    programs = gl.num_programs(0)
+    row_layout: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16]))
+    o = gl.zeros([64, D], gl.float32, o_layout)
+    p = gl.zeros([64, KEYS], dtype, gl.DotOperandLayout(0, o_layout, 2))
+    m = gl.zeros([64], gl.float32, row_layout)
+    total = gl.zeros([64], gl.float32, row_layout)
+    shrink = gl.zeros([64], gl.float32, row_layout)
     step = 0
-    for round in range(gl.cdiv(count * HEADS, programs)):
-        w = _nth(round, gl.program_id(0), programs)
-        if w < count * HEADS:
-            _slot, query, queries, position, head = _item(w, table_ptr, count, heads_at_once)
-            newest, oldest = _tiles(position, queries, KEYS, WINDOW)
-            end = position + queries - newest * KEYS
-            mine = position + half * 64
-
-            # The newest tile: its scores, and its values made safe beyond the last key.
-            mbarrier.wait(q_full, round & 1)
-            here = step % STAGES
-            mbarrier.wait(k_full.index(here), (step // STAGES) & 1)
-            s = gl.zeros([64, KEYS], gl.float32, s_layout)
-            s = warpgroup_mma(q, k.index(here).permute((1, 0)), s, use_acc=False, is_async=True)
-            s = warpgroup_mma_wait(0, deps=(s,))
-            mbarrier.arrive(k_empty.index(here), count=1)
-            s = _masked(s, newest * KEYS, mine, WINDOW, KEYS)
-            m, weights, shrink = _softmax(s, gl.full([64], -1e30, gl.float32, row_layout), scale_log2)
-            total = gl.sum(weights, 1)
-            p = gl.convert_layout(weights.to(q.dtype), p_layout)
-            o = gl.zeros([64, D], gl.float32, o_layout)
-            if end % BOX != 0:
-                mbarrier.wait(v_full.index(here), (step // STAGES) & 1)
-                _zero_rows(v.index(here), end, (end + BOX - 1) // BOX * BOX, D, KEYS)
-            step += 1
-
-            # Then tiles that causality cuts, whole ones, and those that the window cuts.
-            whole = gl.minimum(newest - 1, (mine + 1) // KEYS - 1)
-            cut = oldest
-            if WINDOW > 0:
-                cut = gl.maximum(gl.minimum((gl.maximum(mine + 64 - WINDOW, 0) + KEYS - 1) // KEYS, whole + 1), oldest)
-            whole = gl.maximum(whole, cut - 1)
+    round = 0
+    query_before = 0
+    queries_before = 0
+    head_before = 0
+    query, queries, position, head = _news(news, bars, 0)
+    while queries > 0:
+        q = q_tiles.index(round % 2 * 2 + half)
+        newest, oldest = _tiles(position, queries, KEYS, WINDOW)
+        mine = position + half * 64
+        # The newest tile and tiles that causality cuts, then whole ones, then those that the window cuts.
+        whole = gl.minimum(newest - 1, (mine + 1) // KEYS - 1)
+        cut = oldest
+        if WINDOW > 0:
+            cut = gl.maximum(gl.minimum((gl.maximum(mine + 64 - WINDOW, 0) + KEYS - 1) // KEYS, whole + 1), oldest)
+        whole = gl.minimum(gl.maximum(whole, cut - 1), newest - 1)
+        mbarrier.wait(q_full.index(round % 2), (round // 2) & 1)
+        step, o, p, shrink, m, total = _steps(
+            newest, newest - whole, step, o, p, shrink, m, total, q, k, v, bars, position, queries, scale_log2,
+            out_ptr, out_stride, query_before, queries_before, head_before, half,
+            True, True, BOX, D, KEYS, STAGES, WINDOW,
+        )  # fmt: skip
+        step, o, p, shrink, m, total = _steps(
+            whole, whole + 1 - cut, step, o, p, shrink, m, total, q, k, v, bars, position, queries, scale_log2,
+            out_ptr, out_stride, query_before, queries_before, head_before, half,
+            False, False, BOX, D, KEYS, STAGES, WINDOW,
+        )  # fmt: skip
+        if WINDOW > 0:
+            rest = gl.minimum(cut - 1, newest - 1)
             step, o, p, shrink, m, total = _steps(
-                newest - 1, newest - 1 - whole, round, step, o, p, shrink, m, total, q, k, v, bars, mine, scale_log2,
-                half, True, D, KEYS, STAGES, WINDOW, TURNS,
+                rest, rest + 1 - oldest, step, o, p, shrink, m, total, q, k, v, bars, position, queries, scale_log2,
+                out_ptr, out_stride, query_before, queries_before, head_before, half,
+                False, True, BOX, D, KEYS, STAGES, WINDOW,
             )  # fmt: skip
-            step, o, p, shrink, m, total = _steps(
-                whole, whole + 1 - cut, round, step, o, p, shrink, m, total, q, k, v, bars, mine, scale_log2,
-                half, False, D, KEYS, STAGES, WINDOW, TURNS,
-            )  # fmt: skip
-            if WINDOW > 0:
-                step, o, p, shrink, m, total = _steps(
-                    cut - 1, cut - oldest, round, step, o, p, shrink, m, total, q, k, v, bars, mine, scale_log2,
-                    half, True, D, KEYS, STAGES, WINDOW, TURNS,
-                )  # fmt: skip
-            mbarrier.arrive(q_empty, count=1)
+        mbarrier.arrive(q_empty.index(round % 2), count=1)
+        query_before, queries_before, head_before = query, queries, head
+        round += 1
+        query, queries, position, head = _news(news, bars, round)
+    if step > 0:
+        o = _rescaled(o, shrink)
+        before = (step - 1) % STAGES
+        mbarrier.wait(v_full.index(before), ((step - 1) // STAGES) & 1)
+        o = warpgroup_mma(p, v.index(before), o, is_async=True)
+        o = warpgroup_mma_wait(0, deps=(o,))
+        _finish(o, total, out_ptr, out_stride, query_before, queries_before, head_before, dtype, half)
 
-            o = _rescaled(o, shrink)
-            before = (step - 1) % STAGES
-            mbarrier.wait(v_full.index(before), ((step - 1) // STAGES) & 1)
-            o = warpgroup_mma(p, v.index(before), o, is_async=True)
-            o = warpgroup_mma_wait(0, deps=(o,))
-            mbarrier.arrive(v_empty.index(before), count=1)
-            o = o / gl.expand_dims(gl.convert_layout(total, gl.SliceLayout(1, o_layout)), 1)
-            out = gl.convert_layout(o.to(q.dtype), out_layout)
-            row = half * 64 + gl.arange(0, 64, gl.SliceLayout(1, out_layout))
-            column = gl.arange(0, D, gl.SliceLayout(0, out_layout))
-            at = (query + row).to(gl.int64) * out_stride
-            pointers = out_ptr + gl.expand_dims(at, 1) + gl.expand_dims(head * D + column, 0)
-            gl.store(pointers, out, mask=gl.expand_dims(row < queries, 1))
+
+@gluon.jit
+def _barriers(number: gl.constexpr, count: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(number):
+        mbarrier.init(bars.index(i), count=count)
+    return bars
 
 
 @gluon.jit
 def prefill_kernel(
-    q_desc, k_desc, v_desc, out_ptr, table_ptr, count_ptr, heads_at_once, blocks_ptr, scale_log2, out_stride, columns,
-    k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
+    q_desc, k_desc, v_desc, out_ptr, table_ptr, count_ptr, ticket_ptr, heads_at_once, blocks_ptr, scale_log2,
+    out_stride, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
     HEADS: gl.constexpr, PER_KV: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
-    D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, TURNS: gl.constexpr,
+    D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     layout: gl.constexpr = q_desc.layout
-    q = gl.allocate_shared_memory(dtype, [2, 64, D], layout)
+    q = gl.allocate_shared_memory(dtype, [4, 64, D], layout)  # two items, two halves
     k = gl.allocate_shared_memory(dtype, [STAGES, KEYS, D], layout)
     v = gl.allocate_shared_memory(dtype, [STAGES, KEYS, D], layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(q_full, count=1)
-    mbarrier.init(q_empty, count=2)
-    for s in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(s), count=1)
-        mbarrier.init(v_full.index(s), count=1)
-        mbarrier.init(k_empty.index(s), count=2)
-        mbarrier.init(v_empty.index(s), count=2)
-    for half in gl.static_range(2):
-        mbarrier.init(turn.index(half), count=1)
+    news = gl.allocate_shared_memory(gl.int32, [8, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_full, q_empty = _barriers(2, 1), _barriers(2, 2)
+    k_full, k_empty = _barriers(STAGES, 1), _barriers(STAGES, 2)
+    v_full, v_empty = _barriers(STAGES, 1), _barriers(STAGES, 2)
+    news_full, news_empty = _barriers(2, 1), _barriers(2, 2)
     fence_async_shared()
-    bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turn)
+    bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty, news_full, news_empty)
     gl.warp_specialize(
         [
             (_consumer, (
-                out_ptr, table_ptr, count_ptr, heads_at_once, q, k, v, bars, scale_log2, out_stride,
-                0, HEADS, BOX, D, KEYS, STAGES, WINDOW, TURNS,
+                out_ptr, q, k, v, news, bars, scale_log2, out_stride, 0, BOX, D, KEYS, STAGES, WINDOW,
             )),
             (_consumer, (
-                out_ptr, table_ptr, count_ptr, heads_at_once, q, k, v, bars, scale_log2, out_stride,
-                1, HEADS, BOX, D, KEYS, STAGES, WINDOW, TURNS,
+                out_ptr, q, k, v, news, bars, scale_log2, out_stride, 1, BOX, D, KEYS, STAGES, WINDOW,
             )),
             (_producer, (
-                q_desc, k_desc, v_desc, table_ptr, count_ptr, heads_at_once, blocks_ptr, q, k, v, bars,
-                columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
+                q_desc, k_desc, v_desc, table_ptr, count_ptr, ticket_ptr, heads_at_once, blocks_ptr, q, k, v, news,
+                bars, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
                 HEADS, PER_KV, P, BOX, D, KEYS, STAGES, WINDOW,
             )),
         ],

@@ -1,0 +1,167 @@
+"""Prefill attention for Hopper: its list of work, its machine code, and on a GPU its results."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ridgeline.kernels.attention.op import Case, make_case, paged_attention_reference
+from ridgeline.kernels.op import Platform
+
+pytest.importorskip("triton")
+from ridgeline.kernels.attention import hopper
+
+CASES = (
+    Case(rows=((128, 128),), num_heads=2, num_kv_heads=2, head_dim=128),
+    Case(rows=((7, 7), (160, 333), (1, 20), (2, 500)), num_heads=4, num_kv_heads=2, head_dim=128),
+    Case(rows=((300, 700), (1, 90), (129, 129), (1000, 1000)), num_heads=8, num_kv_heads=2, head_dim=128),
+    Case(rows=((300, 700), (1, 90), (129, 129), (1000, 1000)), num_heads=8, num_kv_heads=2, head_dim=64),
+    Case(rows=((300, 700), (64, 64), (129, 1290)), num_heads=4, num_kv_heads=1, head_dim=128, window=200),
+    Case(rows=((300, 700), (64, 64), (129, 1290)), num_heads=4, num_kv_heads=1, head_dim=64, window=17, block_size=64),
+    Case(rows=((300, 700), (63, 65), (513, 1290)), num_heads=6, num_kv_heads=2, head_dim=128, block_size=256),
+    Case(rows=((300, 700), (63, 65), (513, 1290)), num_heads=7, num_kv_heads=1, head_dim=64, block_size=8),
+)
+
+
+def test_the_work_list_has_every_tile_once_and_the_latest_first_within_a_section() -> None:
+    case = Case(rows=((1, 3), (300, 700), (129, 129), (1, 9), (128, 428), (5, 9)))
+    _, _, _, batch = make_case(case, torch.float32, torch.device("cpu"))
+    num_tokens, section = sum(new for new, _ in case.rows), 1000
+    items = hopper.prefill_items(batch, num_tokens, kv_row_bytes=hopper.CACHED_BYTES // section)
+    slots, starts = batch.slots_R.tolist(), batch.start_R1.tolist()
+    expected, cached = [], 0
+    for row, (new, length) in enumerate(case.rows):
+        if new == 1:
+            continue
+        for first in range(0, new, hopper.QUERIES):
+            entry = [slots[row], starts[row] + first, min(hopper.QUERIES, new - first), length - new + first]
+            expected.append((cached // section, -entry[3], row, entry))
+        cached += length
+    assert items.count_1.item() == len(expected) <= items.limit
+    assert items.ticket_1.item() == 0
+    assert items.table_I4[: len(expected)].tolist() == [entry for *_, entry in sorted(expected)]
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "head_dim", "block_size", "expected"),
+    [
+        ("sm_90", torch.bfloat16, 128, 16, True),
+        ("sm_90", torch.float16, 64, 256, True),
+        ("sm_90", torch.float32, 128, 16, False),
+        ("sm_80", torch.bfloat16, 128, 16, False),
+        ("sm_90", torch.bfloat16, 96, 16, False),
+        ("sm_90", torch.bfloat16, 128, 24, False),
+    ],
+)
+def test_what_is_supported(arch: str, dtype: torch.dtype, head_dim: int, block_size: int, expected: bool) -> None:
+    assert hopper.supports(arch, dtype, head_dim, block_size) == expected
+
+
+@pytest.mark.parametrize(("head_dim", "window"), [(128, 0), (64, 0), (128, 1000)])
+def test_machine_code_uses_warpgroup_products_and_bulk_copies(head_dim: int, window: int) -> None:
+    """Compiled in a process of its own: in this one kernels may be interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    command = [sys.executable, "-W", "ignore", __file__, str(head_dim), str(window)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    found = json.loads(run.stdout.splitlines()[0])
+    assert found["HGMMA"] >= 2 * 2 * (4 + head_dim // 16)  # both products of one tile, in both consumers, at least
+    assert found["UTMALDG"]
+    assert found["USETMAXREG"]
+    assert found["HMMA"] == 0
+    assert found["stack"] < 256  # what lives from item to item may leave its register; no tile fits in this
+    # A product that ptxas serializes is followed by a wait of its own.
+    assert found["WARPGROUP.DEPBAR"] < found["HGMMA"] // 3
+
+
+def poisoned(case: Case, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """NaN wherever no row has written."""
+    used = torch.zeros(k_cache.shape[0], case.block_size, dtype=torch.bool, device=k_cache.device)
+    for slot, (_, length) in zip(batch.slots_R.tolist(), case.rows, strict=True):
+        position = torch.arange(length, device=k_cache.device)
+        used[batch.block_table_SC[slot][position // case.block_size].long(), position % case.block_size] = True
+    unused = ~used[:, None, :, None]
+    return k_cache.masked_fill(unused, math.nan), v_cache.masked_fill(unused, math.nan)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_long_rows_equal_the_reference_and_others_are_left_alone(case: Case, dtype: torch.dtype) -> None:
+    device = torch.device("cuda")
+    if not hopper.supports(Platform.of(device).arch, dtype, case.head_dim, case.block_size):
+        pytest.skip("not a Hopper GPU")
+    q_THD, k_cache, v_cache, batch = make_case(case, dtype, device)
+    k_cache, v_cache = poisoned(case, k_cache, v_cache, batch)
+    options = {"scale": case.head_dim**-0.5, "window": case.window}
+    expected = paged_attention_reference(q_THD, k_cache, v_cache, batch, **options)
+    items = hopper.prefill_items(batch, len(q_THD), kv_row_bytes=4 * case.num_kv_heads * case.head_dim)
+    for bounds in (batch.kv_bound_R, None):  # the second time the ticket must be where the first needed it
+        out = torch.full_like(q_THD, torch.nan)
+        known = replace(batch, kv_bound_R=bounds)
+        hopper.prefill_attention(q_THD, k_cache, v_cache, known, items, out_THD=out, **options)
+        start = 0
+        for new, _ in case.rows:
+            part = slice(start, start + new)
+            if new == 1:
+                assert out[part].isnan().all()
+            else:
+                worst = (out[part].double() - expected[part].double()).abs().max().item()
+                assert worst <= 8 * torch.finfo(dtype).eps
+            start += new
+
+
+def machine_code(head_dim: int, window: int) -> dict[str, int]:
+    """How often instructions occur, and bytes of stack, of the kernel for a model of today."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    boxes = {"q_desc": 64, "k_desc": 16, "v_desc": 16}
+    descriptors = {name: f"tensordesc<bf16[{rows}, 64],{layout!r}>" for name, rows in boxes.items()}
+    config = hopper.choose(head_dim)
+    constants = {
+        "HEADS": 32, "PER_KV": 4, "P": 16, "BOX": 16, "D": head_dim, "KEYS": config.KEYS, "STAGES": config.STAGES,
+        "WINDOW": window, "CONSUMER_REGS": config.CONSUMER_REGS, "PRODUCER_REGS": config.PRODUCER_REGS,
+    }  # fmt: skip
+    types = {**descriptors, "out_ptr": "*bf16", "scale_log2": "fp32", **dict.fromkeys(constants, "constexpr")}
+    names = hopper.prefill_kernel.arg_names
+    signature = {name: types.get(name, "*i32" if name.endswith("_ptr") else "i32") for name in names}
+    attributes = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(names)
+        if signature[name].startswith("*") or name == "out_stride"
+    }
+    source = GluonASTSource(hopper.prefill_kernel, signature, constants, attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        listing, usage = (
+            subprocess.run([tools / tool, option, file.name], capture_output=True, text=True, check=True).stdout
+            for tool, option in (("nvdisasm", "-c"), ("cuobjdump", "-res-usage"))
+        )
+    wanted = ("HGMMA", "HMMA", "UTMALDG", "USETMAXREG", "WARPGROUP.DEPBAR")
+    found = {name: len(re.findall(rf"(?<![A-Z]){re.escape(name)}", listing)) for name in wanted}
+    stack = re.search(r"STACK:(\d+)", usage)
+    assert stack
+    return {**found, "stack": int(stack[1])}
+
+
+if __name__ == "__main__":
+    print(json.dumps(machine_code(int(sys.argv[1]), int(sys.argv[2]))), flush=True)
