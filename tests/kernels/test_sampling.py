@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 import torch
@@ -317,3 +318,23 @@ def test_real_vocabularies_draw_the_references_tokens(label, spread, params, voc
     sampling = sampling_of([Row(params, seed=n) for n in range(24)], vocab, "cuda")
     expected, got = op.sample_reference(logits, *sampling), gpu.sample(logits, *sampling)
     assert (got != expected).sum() <= 1, (label, got.tolist(), expected.tolist())
+
+
+def packed(columns: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same columns side by side in one tensor."""
+    rows = torch.stack([column.clone() for column in columns.values()], dim=1)
+    return dict(zip(columns, rows.unbind(1), strict=True))
+
+
+def test_tables_may_be_views_of_wider_rows() -> None:
+    wanted = [SamplingParams(top_k=9, top_p=0.9), SamplingParams(min_p=0.02, presence_penalty=1.0, min_tokens=4)]
+    batch = [Row(p, output=(3, 3), seed=n, stop_ids=frozenset({n})) for n, p in enumerate(wanted)]
+    logits = 2 * torch.randn(2, V, generator=torch.Generator().manual_seed(4))
+    tables, slots_N, position_N, features = sampling_of(batch, V)
+    columns = {f.name: getattr(tables, f.name) for f in fields(tables)}
+    floats = {name: c for name, c in columns.items() if c.dim() == 1 and c.is_floating_point()}
+    integers = {name: c for name, c in columns.items() if c.dim() == 1 and not c.is_floating_point()}
+    wide = {name: torch.cat([c, c], 1)[:, : c.shape[1]] for name, c in columns.items() if c.dim() == 2}
+    views = op.SamplingTables(**packed(floats), **packed(integers), **wide)
+    arguments = (slots_N, position_N, features)
+    assert gpu.sample(logits, views, *arguments).tolist() == op.sample_reference(logits, tables, *arguments).tolist()

@@ -39,10 +39,11 @@ class Config:
     many: int = 4096
 
 
-def choose_config(rows: int, vocab_size: int) -> Config:
-    """Small tiles while they are needed to occupy the GPU; larger ones cost fewer reductions."""
-    tile, warps = (1024, 4) if rows * vocab_size < 2**20 else (4096, 8)
-    return Config(tile, warps)
+def choose_config(rows: int, vocab_size: int, random: bool) -> Config:
+    """Small tiles while they are needed to occupy the GPU; larger ones cost fewer reductions. Noise takes registers."""
+    if rows * vocab_size < 2**19:
+        return Config(1024, 4)
+    return Config(2048, 4) if random else Config(4096, 4)
 
 
 def sample(
@@ -56,10 +57,10 @@ def sample(
 ) -> Tensor:
     """As `op.sample_reference`; does only what `features` names. Rows of logits and tables are contiguous."""
     rows, vocab = logits_NV.shape
-    config = config or choose_config(rows, vocab)
+    random = bool(features & Feature.RANDOM)
+    config = config or choose_config(rows, vocab, random)
     device = logits_NV.device
     tiles = triton.cdiv(vocab, config.tile)
-    random = bool(features & Feature.RANDOM)
     filtered = random and bool(features & Feature.FILTER)
     flags = _flags(tables, features, mask_NV)
     adjusts = any(flags.values())
