@@ -39,11 +39,18 @@ def decode_config(head_dim: int, itemsize: int) -> Config:
     return Config(max(16, min(KEY_TILE, 16384 // (dim * itemsize))), num_warps=4, num_stages=3)
 
 
-def prefill_config(head_dim: int, itemsize: int) -> Config:
-    """Tiles that leave the accumulator and the scores in registers."""
-    if itemsize > 2 or head_dim > 128:
+def prefill_config(head_dim: int, itemsize: int, block_size: int, device: torch.device) -> Config:
+    """Tiles that leave the accumulator and the scores in registers, stages that fit the shared memory."""
+    if torch.version.hip is not None:
+        return Config(16 if itemsize > 2 else 32 if head_dim > 128 else 64, num_warps=8, num_stages=1)
+    if itemsize > 2:
         return Config(32, num_warps=8, num_stages=2)
-    return Config(64, num_warps=8, num_stages=1 if torch.version.hip is not None else 3)
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    if head_dim > 128:
+        return Config(64 if hopper else 32, num_warps=8, num_stages=2)
+    if hopper and head_dim > 64 and block_size % 128 == 0:  # a tile in one block: few addresses, room for more keys
+        return Config(128, num_warps=8, num_stages=3)
+    return Config(64, num_warps=8, num_stages=3)
 
 
 def paged_attention(
@@ -92,8 +99,10 @@ def paged_attention(
         **launch_options(q_THD.device),
     }
     sinks = sinks_H if sinks_H is not None else schedule.counts_2  # any pointer: it is not read
-    _decode(schedule, tensors, sinks, numbers, shared)
-    if len(schedule.tiles_J4):
+    counts_R = batch.num_tokens_R  # where the host knows, it need not launch what has nothing to do
+    if counts_R is None or (counts_R <= schedule.few).any():
+        _decode(schedule, tensors, sinks, numbers, shared)
+    if len(schedule.tiles_J4) and (counts_R is None or (counts_R > schedule.few).any()):
         _prefill(schedule, tensors, sinks, numbers, shared)
     return out_THD
 
@@ -116,7 +125,7 @@ def _decode(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, s
         QUERIES=max(16, triton.next_power_of_2(schedule.few * group)),
         TILE=config.tile,
         HEADS=heads,
-        PARTS=max(1, min(32, COMBINED // (heads * shared["DIM"]))),
+        PARTS=max(1, min(16, COMBINED // (heads * shared["DIM"]))),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **shared,
@@ -125,7 +134,7 @@ def _decode(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, s
 
 def _prefill(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, shared: dict[str, Any]) -> None:
     q_THD, k_cache_NGPD = tensors[:2]
-    config = prefill_config(q_THD.shape[2], k_cache_NGPD.element_size())
+    config = prefill_config(q_THD.shape[2], k_cache_NGPD.element_size(), k_cache_NGPD.shape[2], q_THD.device)
     prefill_kernel[(len(schedule.tiles_J4) * shared["NUM_KV_HEADS"],)](
         *tensors,
         schedule.tiles_J4,

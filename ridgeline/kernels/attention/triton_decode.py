@@ -70,8 +70,8 @@ def decode_kernel(
     n_N = tl.arange(0, TILE)
     token_M, head_M = m_M // GROUP, g * GROUP + m_M % GROUP
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     count = tl.load(counts_ptr)
     item_ptr = items_ptr + item * 8
     slot, first_token, tokens = tl.load(item_ptr), tl.load(item_ptr + 1), tl.load(item_ptr + 2)

@@ -59,8 +59,8 @@ def prefill_kernel(
     d_D = tl.arange(0, DIM)
     token_M, head_M = m_M // GROUP, g * GROUP + m_M % GROUP
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     count = tl.load(counts_ptr + 1)
     tile_ptr = tiles_ptr + tile * 4
     slot, first_token = tl.load(tile_ptr), tl.load(tile_ptr + 1)
