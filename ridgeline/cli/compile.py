@@ -31,8 +31,8 @@ def compile(
 ) -> None:
     """Compile a model's kernels into Triton's cache, without a GPU, so that the engine starts faster.
 
-    They are found again with the same versions of Ridgeline and Triton, wherever TRITON_CACHE_DIR (or ~/.triton/cache)
-    is copied to.
+    They are found by the same versions of Ridgeline and Triton on any machine whose cache (TRITON_CACHE_DIR, else
+    ~/.triton/cache) has the same path, as in a container's image: Triton notes its files' full paths.
     """
     config = read_config(model)
     if dtype != "auto" and dtype not in DTYPES:
@@ -82,30 +82,20 @@ def compile_model(
     from ridgeline.kernels.op import Platform
     from ridgeline.kernels.ops import Ops
     from ridgeline.layers.decoder import Decoder
-    from ridgeline.worker.graphs import CAPTURED_FEATURES
+    from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets, Shape
     from ridgeline.worker.inputs import StepInputs
     from ridgeline.worker.runner import Runner
 
     meta = torch.device("meta")
+    long_prompts = {Shape(min(8, max_seqs) + 1, tokens) for tokens in (max_tokens // 2, max_tokens)}  # not captured
     with compiling_for(arch, multiprocessors) as counts, torch.inference_mode():
         ops = Ops(Platform(device_type="cuda", arch=arch))
         decoder = Decoder(spec, ops, dtype=getattr(torch, dtype), device=meta, max_positions=max_model_len)
         layout = CacheLayout(groups=tuple(spec.cache_groups), block_size=block_size, dtype=dtype, num_pages=1024)
         runner = Runner(decoder, ops, layout, num_slots=max_seqs, max_model_len=max_model_len)
-        for rows, tokens in step_shapes(max_seqs, max_tokens):
+        for rows, tokens in sorted(Buckets(max_seqs, max_tokens).shapes | long_prompts):
             inputs = StepInputs(rows, tokens, runner.slots.dummy, meta)
             scores = runner.segments.forward(inputs)
             for features in CAPTURED_FEATURES:
                 runner.segments.sample(inputs, scores, features)
     return counts.compiled, counts.found
-
-
-def step_shapes(max_seqs: int, max_tokens: int) -> list[tuple[int, int]]:
-    """(rows, tokens) of the captured steps, and of prompts too long to be captured."""
-    from ridgeline.worker.graphs import FEW_ROWS, MIXED_TOKENS, row_buckets
-
-    mixed = [tokens for tokens in MIXED_TOKENS if tokens <= max_tokens]
-    shapes = {(rows, rows) for rows in row_buckets(max_seqs)}
-    for tokens in (*mixed, max(1, max_tokens // 4), max_tokens):
-        shapes |= {(rows + (rows == tokens), tokens) for rows in (min(FEW_ROWS, max_seqs), min(max_seqs, tokens))}
-    return sorted(shapes)

@@ -27,8 +27,9 @@ prints one line per kernel. Run it without TRITON_INTERPRET: an interpreted kern
 
 `compiling_for` is the other way, without lists: inside it launches compile for a GPU that need not be there and run
 nothing, so a model called with tensors of the meta device fills Triton's cache (`ridgeline compile`). Triton finds a
-compiled kernel by a hash of its source, argument types, constants, options, target and Triton itself, not by path or
-machine; what was compiled ahead is found by any process with the same of all of these.
+compiled kernel by a hash of its source, argument types, constants, options, target and Triton itself; whoever has the
+same of all of these finds what was compiled ahead, if the cache still lies at the path where it was filled (its index
+files hold full paths).
 """
 
 from __future__ import annotations
