@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.gemm.choose import Rows, Tiles
+from ridgeline.kernels.gemm.choose import Rows, Tiles, choose
+from ridgeline.kernels.gemm.cost import norm_linear_cost
 from ridgeline.kernels.gemm.op import CASES, LINEAR, NORM_CASES, NORM_LINEAR, Case, NormCase
 from ridgeline.kernels.norm.op import rms_norm
 from ridgeline.kernels.op import Platform
@@ -23,11 +24,13 @@ triton = pytest.importorskip("triton")
 
 from ridgeline.kernels.gemm import triton as implementation  # noqa: E402
 
+CPU = torch.device("cpu")
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+HALF_DTYPES = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]  # the interpreter is slow
 CUTS = [
     Rows(rows=1, tokens=1, block=256, warps=1),
     Rows(rows=2, tokens=4, block=1024, warps=4),
@@ -58,7 +61,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize("case", [c for c in CASES if c.in_width * c.out_width < 70_000], ids=str)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_every_cut_multiplies(
@@ -77,7 +80,7 @@ def test_every_cut_multiplies(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize("case", NORM_CASES, ids=str)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_every_cut_normalises_or_gates(
@@ -107,3 +110,43 @@ def test_implementations_equal_the_reference(name: str, case: NormCase, dtype: t
     expected, expected_s = NORM_LINEAR.reference(*arguments)
     assert_close(s_TI, expected_s, 1)
     assert_close(y_TO, expected, case.in_width, epsilons=ROOM * 8 if case.gate else 8)
+
+
+@pytest.mark.parametrize("shared", [65_536, 101_376, 232_448])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("norm", [False, True])
+def test_every_cut_chosen_can_be_launched(norm: bool, gated: bool, shared: int) -> None:
+    for tokens in (1, 2, 3, 4, 5, 16, 17, 32, 33, 256):
+        for inputs in (64, 200, 768, 1024, 3072, 4096, 8192, 14_336, 53_248):
+            for outputs in (16, 100, 1024, 2048, 4096, 28_672, 151_936):
+                cut = choose(tokens, inputs, outputs, shared=shared, norm=norm, gated=gated)
+                if cut is None:
+                    continue
+                sizes = (cut.rows, cut.tokens, cut.block, cut.warps)
+                assert all(size & (size - 1) == 0 for size in sizes)
+                assert cut.tokens >= tokens
+                if isinstance(cut, Rows):
+                    assert cut.block >= 256 * cut.warps  # every thread loads 16 bytes
+                else:
+                    assert cut.stages >= 1
+                    assert cut.ahead & (cut.ahead - 1) == 0
+                    assert (cut.rows + cut.tokens) * cut.block * 2 * cut.stages <= shared
+
+
+def test_a_gradient_is_left_to_torch() -> None:
+    arguments = [a.requires_grad_() if isinstance(a, Tensor) else a for a in NORM_CASES[5].inputs(torch.float16, CPU)]
+    y_TO, s_TI = implementation.norm_linear(*arguments)
+    (y_TO.sum() + s_TI.sum()).backward()
+    assert all(a.grad is not None for a in arguments if isinstance(a, Tensor))
+    x_TI, weight_OI, bias_O = (a.requires_grad_() for a in Case(2, 64, 64, bias=True).inputs(torch.float16, CPU))
+    implementation.linear(x_TI, weight_OI, bias_O).sum().backward()
+    assert weight_OI.grad is not None
+
+
+def test_a_fused_product_moves_less_than_its_parts() -> None:
+    """The weight, x, the residual, their sum, the norm's weight and y, each once."""
+    fused = norm_linear_cost(3, 64, 32, itemsize=2, gate="silu")
+    assert fused.bytes == 2 * (2 * 32 * 64 + 3 * 64 * 3 + 64 + 3 * 32)
+    plain = norm_linear_cost(3, 64, 32, itemsize=2, residual=False, bias=True)
+    assert plain.bytes == 2 * (32 * 64 + 3 * 64 + 64 + 32 + 3 * 32)
+    assert plain.flops == 3 * 32 * (2 * 64 + 1) + 4 * 3 * 64

@@ -11,7 +11,7 @@ Apart from the device code, so that tuning never touches the mathematics. Torch-
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,31 @@ class Tiles:
 TILES_TOKENS = 32
 
 
-def choose(tokens: int, inputs: int, outputs: int, *, norm: bool = False, gated: bool = False) -> Rows | Tiles | None:
+def choose(
+    tokens: int,
+    inputs: int,
+    outputs: int,
+    *,
+    itemsize: int = 2,
+    shared: int = 232_448,
+    norm: bool = False,
+    gated: bool = False,
+) -> Rows | Tiles | None:
     """The cut for a matrix of `outputs` rows (of each half if gated); None: the library's product is as fast.
 
-    With a norm only `Rows` includes it.
+    shared: bytes of shared memory that a program may have. With a norm only `Rows` includes it.
     """
-    if not tokens or inputs < 64 or inputs % 8 or outputs < 16 or tokens > TILES_TOKENS:
+    if not tokens or inputs < 64 or inputs % 8 or outputs < 16 or tokens > TILES_TOKENS or itemsize != 2:
         return None
     if tokens == 1 or (tokens == 2 and inputs <= 8192):
         return _rows(tokens, inputs, outputs, norm, gated)
     if tokens <= 4 and outputs <= 2048 and inputs <= 4096 and not gated:
         block = max(256, min(_power_of_two(inputs), 2048))
         return Rows(1 if outputs <= 1024 else 2, 4, block, min(2, block // 256))
-    return _tiles(max(16, _power_of_two(tokens)), inputs, outputs * (2 if gated else 1))
+    tiles = _tiles(max(16, _power_of_two(tokens)), inputs, outputs * (2 if gated else 1))
+    while (tiles.rows + tiles.tokens) * tiles.block * itemsize * tiles.stages > shared:
+        tiles = replace(tiles, block=tiles.block // 2) if tiles.block > 128 else replace(tiles, stages=tiles.stages - 1)
+    return tiles
 
 
 def _rows(tokens: int, inputs: int, outputs: int, norm: bool, gated: bool) -> Rows:
@@ -81,7 +93,7 @@ def _tiles(tokens: int, inputs: int, rows: int) -> Tiles:
         return Tiles(64, tokens, 256, 3, 4, ahead=1024)
     parts = max(1, min(256 // tiles, 4, inputs // 256))
     split = 1 << (parts.bit_length() - 1)
-    return Tiles(64, tokens, 128, 4, 4, split, ahead=min(512, 64 * (inputs // split // 64) or 64))
+    return Tiles(64, tokens, 128, 4, 4, split, ahead=512)
 
 
 def _power_of_two(n: int) -> int:

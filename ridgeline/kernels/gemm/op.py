@@ -90,9 +90,9 @@ CASES = (
     Case(1, 64, 64),
     Case(1, 200, 48),
     Case(3, 64, 192, bias=True),
-    Case(2, 1032, 100),
+    Case(2, 1032, 36),
     Case(7, 36, 20),
-    Case(8, 1024, 160),
+    Case(8, 1024, 72),
     Case(17, 768, 2304, bias=True),
     Case(1, 4096, 192),
     Case(256, 1024, 3072),
@@ -100,13 +100,13 @@ CASES = (
 
 NORM_CASES = (
     NormCase(1, 64, 64, residual=False),
-    NormCase(1, 1024, 96, gate="silu"),
+    NormCase(1, 1024, 24, gate="silu"),
     NormCase(2, 200, 48, bias=True),
     NormCase(3, 96, 36, bias=True, gate="gelu", eps=0.5),
     NormCase(7, 36, 20),
-    NormCase(8, 1024, 160, gate="silu"),
+    NormCase(8, 640, 72, gate="silu"),
     NormCase(17, 328, 72, bias=True, gate="gelu_tanh"),
-    NormCase(40, 512, 96, residual=False),
+    NormCase(40, 512, 48, residual=False),
     NormCase(300, 64, 64, gate="silu"),
 )
 

@@ -28,7 +28,7 @@ _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16:
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """x · weightᵀ + bias: [T, O] in the dtype of `x_TI`; sums in float32."""
     outputs, inputs = weight_OI.shape
-    plan = choose(len(x_TI), inputs, outputs)
+    plan = choose(len(x_TI), inputs, outputs, itemsize=x_TI.itemsize, shared=_shared(x_TI.device))
     if plan is None or not _packed(x_TI) or _needs_gradient(x_TI, weight_OI, bias_O):
         return F.linear(x_TI, weight_OI, bias_O)
     if isinstance(plan, Rows):
@@ -50,7 +50,15 @@ def norm_linear(
         return native.norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
     outputs, inputs = weight_OI.shape
     outputs = outputs // 2 if gate else outputs
-    plan = choose(len(x_TI), inputs, outputs, norm=True, gated=gate is not None)
+    plan = choose(
+        len(x_TI),
+        inputs,
+        outputs,
+        itemsize=x_TI.itemsize,
+        shared=_shared(x_TI.device),
+        norm=True,
+        gated=gate is not None,
+    )
     if isinstance(plan, Rows) and _packed(x_TI) and _packed(residual_TI):
         return launch_rows(plan, x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
     n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
@@ -115,6 +123,15 @@ def _needs_gradient(*tensors: Tensor | None) -> bool:
 
 def _packed(x_TI: Tensor | None) -> bool:
     return x_TI is None or x_TI.stride(-1) == 1
+
+
+@cache
+def _shared(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have."""
+    if device.type != "cuda":
+        return 65_536
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)
 
 
 @cache
