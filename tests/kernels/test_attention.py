@@ -188,6 +188,32 @@ def test_layers_share_a_schedule(window: int | None, device: str) -> None:
         assert torch.equal(attend(q_THD, k_cache, v_cache, replace(batch, schedule=schedule), **options), expected)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 200])
+@pytest.mark.parametrize("rows", [((1, 3000), (1, 700), (1, 90), (1, 1)), ((1, 3000), (90, 700), (2, 90), (0, 1))])
+def test_a_captured_graph_serves_other_lengths(rows: tuple[tuple[int, int], ...], window: int | None) -> None:
+    """Captured with every row at its longest, replayed as the lengths (and, if rows differ, who has tokens) change."""
+    case = Case(rows=rows, num_heads=8, head_dim=64, window=window)
+    q_THD, k_cache, v_cache, batch = make_case(case, torch.bfloat16, torch.device("cuda"))
+    batch = replace(batch, num_tokens_R=None, kv_bound_R=None)
+    attend = PAGED_ATTENTION.choose(Platform.of(torch.device("cuda")), "triton")
+    options = options_of(case, torch.bfloat16, torch.device("cuda"))
+    attend(q_THD, k_cache, v_cache, batch, **options)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out_THD = attend(q_THD, k_cache, v_cache, batch, **options)
+    for shorter in (0, 1, 40, 80):
+        batch.kv_len_R.copy_(torch.tensor([max(length - shorter, new, 1) for new, length in rows]))
+        if len(q_THD) != len(rows):
+            batch.start_R1.copy_(torch.tensor([0, 1, 90 - shorter, 90 - shorter, 90 - shorter]))
+        out_THD.fill_(torch.nan)
+        graph.replay()
+        expected = PAGED_ATTENTION.reference(q_THD, k_cache, v_cache, batch, **options)
+        tokens = int(batch.start_R1[-1])
+        worst = (out_THD - expected)[:tokens].abs().max().item()
+        assert worst <= tolerance(torch.bfloat16)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_items_and_tiles_cover_every_row_once(device: str) -> None:
     generator = torch.Generator().manual_seed(3)
