@@ -186,9 +186,11 @@ def _combine(
         for i in tl.static_range(PARTS):  # unrolled, so that all loads are under way before the first arrives
             real_J1 = inside_J1 & (j_J1 < (num_parts - start - i) * HEADS)  # all or none
             real_JD = real_J1 & (d_1D < HEAD_DIM)
-            lse_ptr, out_ptr_i = part_lse_J1 + i * stride_part, part_JD + i * stride_part * HEAD_DIM
-            lses = lses + (tl.load(lse_ptr, mask=real_J1, other=-float("inf"), cache_modifier=".cg"),)  # noqa: RUF005
-            outs = outs + (tl.load(out_ptr_i, mask=real_JD, other=0, cache_modifier=".cg"),)  # noqa: RUF005
+            lse_ptr_J1, out_ptr_JD = part_lse_J1 + i * stride_part, part_JD + i * stride_part * HEAD_DIM
+            lse_J1 = tl.load(lse_ptr_J1, mask=real_J1, other=-float("inf"), cache_modifier=".cg")
+            out_JD = tl.load(out_ptr_JD, mask=real_JD, other=0, cache_modifier=".cg")
+            lses = lses + (lse_J1,)  # type: ignore[assignment]  # noqa: RUF005 (the form that Triton knows)
+            outs = outs + (out_JD,)  # type: ignore[assignment]  # noqa: RUF005
         new_max_J1 = max_J1
         for i in tl.static_range(PARTS):
             new_max_J1 = tl.maximum(new_max_J1, lses[i])
