@@ -16,11 +16,11 @@ from ridgeline.core.plan import Feature
 from ridgeline.kernels.activation import op as activation
 from ridgeline.kernels.activation.cost import activation_cost
 from ridgeline.kernels.attention import op as attention
-from ridgeline.kernels.attention.cost import attention_cost
+from ridgeline.kernels.attention.cost import attention_cost, write_kv_cost
 from ridgeline.kernels.embedding import op as embedding
 from ridgeline.kernels.embedding.cost import embedding_cost
 from ridgeline.kernels.gemm import op as gemm
-from ridgeline.kernels.gemm.cost import linear_cost
+from ridgeline.kernels.gemm.cost import linear_cost, norm_linear_cost
 from ridgeline.kernels.norm import op as norm
 from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.kernels.op import Op
@@ -29,7 +29,8 @@ from ridgeline.kernels.rotary.cost import rope_cost
 from ridgeline.kernels.sampling import op as sampling
 from ridgeline.kernels.sampling.cost import sample_cost
 
-MATRIX_OPS = ("linear", "paged_attention")  # limited by the matrix units' rate; the others only by memory
+# Limited by the rate of the matrix units too; the others by memory alone
+MATRIX_OPS = ("linear", "norm_linear", "paged_attention")
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,14 @@ REAL: Mapping[str, Sequence[Any]] = {
     "embedding": (embedding.Case(8192, 128_256, 4096),),
     "linear": [gemm.Case(t, i, o) for i, o in PROJECTIONS for t in (1, 8, 64, 256, 8192)]
     + [gemm.Case(t, 4096, 128_256) for t in (1, 64)],
+    "norm_linear": [gemm.NormCase(t, i, o, gate="silu") for i, o in ((4096, 14_336), (1024, 3072)) for t in (1, 8, 64)],
     "norm": [norm.Case(t, 4096, residual=True) for t in (1, 64, 256, 8192)],
     "rope": [rotary.Case(t, 32, 8, 128, 128, table_rows=32_768) for t in (1, 64, 256, 8192)],
+    "rope_kv": [
+        rotary.FusedCase(tokens=t, heads=h, kv_heads=8, head_dim=128, rotary_dim=128, norm=h == 16, table_rows=32_768)
+        for h in (32, 16)
+        for t in (1, 64, 256, 8192)
+    ],
     "activation": [activation.Case(t, 28_672, "silu") for t in (1, 64, 256, 8192)],
     "paged_attention": [
         attention.Case(rows=((new, cached),) * rows, num_heads=32, num_kv_heads=8, head_dim=128)
@@ -92,12 +99,18 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
     for c in cases("linear", gemm.CASES):
         label = f"{c.tokens}x{c.out_width}x{c.in_width}" + (" bias" if c.bias else "")
         yield Subject(gemm.LINEAR, label, c.inputs, _linear(c), slack=c.in_width)
+    for c in cases("norm_linear", gemm.NORM_CASES):
+        label = f"{c.tokens}x{c.out_width}x{c.in_width} {c.gate or ''}".rstrip() + (" bias" if c.bias else "")
+        yield Subject(gemm.NORM_LINEAR, label, c.inputs, _norm_linear(c), slack=16 * c.in_width, epsilons=16)
     for c in cases("norm", norm.CASES):
         yield Subject(norm.RMS_NORM, _norm_label(c), c.inputs, _norm(c, "rms"))
     for c in norm.CASES:
         yield Subject(norm.LAYER_NORM, _norm_label(c), c.layer_inputs, _norm(c, "layer"))
     for c in cases("rope", rotary.CASES):
         yield Subject(rotary.ROPE, f"{c.tokens}x({c.heads}+{c.kv_heads})x{c.head_dim}", c.inputs, _rope(c))
+    for c in cases("rope_kv", rotary.FUSED_CASES):
+        label = f"{c.tokens}x({c.heads}+{c.kv_heads})x{c.head_dim}" + (" norm" if c.norm else "")
+        yield Subject(rotary.ROPE_KV, label, c.inputs, _rope_kv(c), epsilons=8)
     for c in cases("activation", activation.CASES):
         label = f"{c.kind} {c.tokens}x{c.width // 2}"
         yield Subject(activation.GATED_ACTIVATION, label, c.inputs, _activation(c), slack=16 * 16)
@@ -119,6 +132,11 @@ def _linear(c: gemm.Case) -> Callable[[int], Cost]:
     return lambda item: linear_cost(c.tokens, c.in_width, c.out_width, itemsize=item, bias=c.bias)
 
 
+def _norm_linear(c: gemm.NormCase) -> Callable[[int], Cost]:
+    shape: Any = {"bias": c.bias, "residual": c.residual, "gate": c.gate}
+    return lambda item: norm_linear_cost(c.tokens, c.in_width, c.out_width, itemsize=item, **shape)
+
+
 def _norm(c: norm.Case, kind: Any) -> Callable[[int], Cost]:
     rows = c.tokens * (c.heads or 1)
     return lambda item: norm_cost(rows, c.width, itemsize=item, kind=kind, residual=c.residual)
@@ -130,6 +148,17 @@ def _norm_label(c: norm.Case) -> str:
 
 def _rope(c: rotary.Case) -> Callable[[int], Cost]:
     return lambda item: rope_cost(c.tokens, c.heads, c.kv_heads, c.head_dim, c.rotary_dim, itemsize=item)
+
+
+def _rope_kv(c: rotary.FusedCase) -> Callable[[int], Cost]:
+    """The projection read, queries and cache entries written; what rope alone would read again is not."""
+
+    def cost(item: int) -> Cost:
+        queries = 2.0 * c.tokens * c.heads * c.head_dim * item
+        kept = write_kv_cost(c.tokens, c.kv_heads, c.head_dim, itemsize=item, kv_itemsize=item)
+        return Cost(queries + kept.bytes + 8.0 * c.tokens, 0.0)
+
+    return cost
 
 
 def _activation(c: activation.Case) -> Callable[[int], Cost]:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,12 +102,19 @@ def _number(text: str) -> float:
 
 def _child(model: str, batch: str, context: str, options: str) -> None:
     """Warm up, then one decode step between the marks Nsight Compute looks for."""
-    from ridgeline.assembly import assemble
+    from ridgeline.assembly import EMBEDDED_MODEL, assemble
     from ridgeline.core.config import LLMConfig
     from ridgeline.core.request import Request, SamplingParams
+    from ridgeline.perf.footprint import kv_bytes_per_token
+    from ridgeline.worker.loader import read_model_config, resolve_model
 
-    assembly = assemble(LLMConfig(model=model, **json.loads(options)))
-    engine, length = assembly.engine, int(context)
+    length = int(context)
+    config = LLMConfig(model=model, **json.loads(options), enforce_eager=True)
+    spec = read_model_config(resolve_model(config.model or EMBEDDED_MODEL, None)).spec
+    # Nsight Compute saves and restores all memory a kernel could write, for every pass: a full-size cache takes minutes
+    cache = 2 * int(batch) * (length + 64) * kv_bytes_per_token(spec, "float32")
+    assembly = assemble(replace(config, kv_cache_memory=int(cache), max_model_len=length + 64))
+    engine = assembly.engine
     for row in range(int(batch)):
         ids = tuple(1 + (row + i) % (assembly.model.spec.vocab_size - 1) for i in range(length))
         engine.add(
