@@ -63,7 +63,7 @@ AOT = (
     *_draws(AMD, False),
     _kernel(stats_kernel, {"TILE": 4096} | PLAIN, num_warps=8, hot=True),
     _kernel(stats_kernel, {"TILE": 4096} | EVERYTHING, num_warps=8),
-    _kernel(bracket_kernel, {"TILES": 32, "SAMPLE": 8192, "RESERVE": 32, "CAPACITY": 8192}, num_warps=16, hot=True),
+    _kernel(bracket_kernel, {"TILES": 32, "SAMPLE": 8192, "RESERVE": 16, "CAPACITY": 8192}, num_warps=16, hot=True),
     _kernel(finish_kernel, _REDUCE, num_warps=1, hot=True),
     _kernel(score_kernel, {"TILE": 4096}, num_warps=8, hot=True),
     _kernel(combine_kernel, {"TILES": 32}, num_warps=1, hot=True),

@@ -179,14 +179,18 @@ def _above(
 
 @triton.jit
 def _ties_up_to(
-    values_ptr, ids_ptr, length, key, last, SHIFT: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr
+    key, last, key_B, listed_id_B, values_ptr, ids_ptr, length, SHIFT: tl.constexpr, B: tl.constexpr,
+    FULL: tl.constexpr,
 ):  # fmt: skip
-    """How many entries have exactly `key` and a token id of at most `last`."""
-    count_B = tl.zeros((B,), tl.int32)
-    for start in range(0, length, B):
-        x_B, id_B = _read(values_ptr, ids_ptr, start, length, B, FULL)
-        count_B += ((_key(x_B, SHIFT) == key) & (x_B >= LEAST) & (id_B <= last)).to(tl.int32)
-    return tl.sum(count_B, axis=0)
+    """How many entries have exactly `key` and a token id of at most `last`; from registers or not as in `_above`."""
+    if FULL:
+        counts_B = tl.zeros((B,), tl.int32)
+        for start in range(0, length, B):
+            x_B, id_B = _read(values_ptr, ids_ptr, start, length, B, FULL)
+            counts_B += ((_key(x_B, SHIFT) == key) & (x_B >= LEAST) & (id_B <= last)).to(tl.int32)
+        return tl.sum(counts_B, axis=0)
+    else:
+        return tl.sum(((key_B == key) & (listed_id_B <= last)).to(tl.int32), axis=0)
 
 
 @triton.jit
@@ -218,11 +222,12 @@ def _search(
     lowest, highest = _key(floor, SHIFT) - 1, _key(ceiling, SHIFT)
     count = _number(length)
     if FULL:
-        key_B, mass_B = tl.zeros((1,), tl.int32), tl.zeros((1,), tl.int64)  # stay unused
+        key_B, mass_B = tl.zeros((1,), tl.int32), tl.zeros((1,), tl.int64)  # these stay unused
+        listed_id_B = key_B
         count, mass = _above(lowest, key_B, mass_B, values_ptr, ids_ptr, length, top, inverse, SHIFT, B, FULL)
         total_mass = mass
     else:
-        listed_B, _ = _read(values_ptr, ids_ptr, 0, length, B, FULL)
+        listed_B, listed_id_B = _read(values_ptr, ids_ptr, 0, length, B, FULL)
         key_B = tl.where(listed_B >= LEAST, _key(listed_B, SHIFT), -0x7FFFFFFF)
         mass_B = _mass(listed_B, top, inverse)
     kept_mass = total_mass
@@ -264,7 +269,7 @@ def _search(
             needed = tl.maximum(tl.minimum(needed, low_count - high_count), 1).to(tl.int32)
             quota = tl.where((high == threshold) & (quota > 0), tl.minimum(needed, quota), needed)
             threshold = high
-    last = _last_tie(values_ptr, ids_ptr, length, threshold, quota, SHIFT, B, FULL)
+    last = _last_tie(threshold, quota, key_B, listed_id_B, values_ptr, ids_ptr, length, SHIFT, B, FULL)
     best_B = tl.full((B,), float("-inf"), tl.float32)
     winner_B = tl.full((B,), NOBODY, tl.int32)
     for start in range(0, length, B):
@@ -283,16 +288,18 @@ def _search(
 
 @triton.jit
 def _last_tie(
-    values_ptr, ids_ptr, length, threshold, quota, SHIFT: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr
+    threshold, quota, key_B, listed_id_B, values_ptr, ids_ptr, length, SHIFT: tl.constexpr, B: tl.constexpr,
+    FULL: tl.constexpr,
 ):  # fmt: skip
     """Largest token id among the `quota` smallest of those exactly at the threshold (-1: none of them stays)."""
     low, high = _number(-1), _number(-1)
     if quota > 0:
         high = _number(NOBODY)
-        if _ties_up_to(values_ptr, ids_ptr, length, threshold, high, SHIFT, B, FULL) > quota:
-            high = _number(1 << 24)
+        ties = _ties_up_to(threshold, high, key_B, listed_id_B, values_ptr, ids_ptr, length, SHIFT, B, FULL)
+        if ties > quota:
+            high = _number(1 << 20)  # above any token id
             while high - low > 1:
                 middle = (low + high) >> 1
-                enough = _ties_up_to(values_ptr, ids_ptr, length, threshold, middle, SHIFT, B, FULL) >= quota
-                low, high = tl.where(enough, low, middle), tl.where(enough, middle, high)
+                n = _ties_up_to(threshold, middle, key_B, listed_id_B, values_ptr, ids_ptr, length, SHIFT, B, FULL)
+                low, high = tl.where(n >= quota, low, middle), tl.where(n >= quota, middle, high)
     return high

@@ -34,7 +34,7 @@ class Config:
     row_warps: int = 16
     capacity: int = 8192
     sample: int = 8192
-    reserve: int = 32
+    reserve: int = 16
     few: int = 1024
     many: int = 4096
 
