@@ -60,7 +60,7 @@ def choose(
     """
     if not tokens or inputs < 64 or inputs % 8 or outputs < 16 or tokens > TILES_TOKENS or itemsize != 2:
         return None
-    if tokens == 1 or (tokens == 2 and inputs <= 8192):
+    if tokens == 1 or (tokens == 2 and inputs <= 8192 and not (gated and outputs >= 8192)):
         return _rows(tokens, inputs, outputs, norm, gated)
     if tokens <= 4 and outputs <= 2048 and inputs <= 4096 and not gated:
         block = max(256, min(_power_of_two(inputs), 2048))
@@ -78,22 +78,20 @@ def _rows(tokens: int, inputs: int, outputs: int, norm: bool, gated: bool) -> Ro
     if block <= 1024:
         return Rows(4, tokens, block, min(2, block // 256))
     if block == 2048:
-        return Rows(4 if tokens > 1 or (norm and not gated) else 2, tokens, block, 4 if tokens > 1 else 2)
+        return Rows(4 if tokens > 1 or (norm and not gated) else 2, tokens, block, 2 if tokens == 1 or norm else 4)
     if tokens == 1:
         return Rows(2 if gated else 1 if inputs > 4096 else 4, tokens, block, 4)
     return Rows(2 if gated else 4, tokens, block, 4 if norm or inputs > 4096 else 8)
 
 
 def _tiles(tokens: int, inputs: int, rows: int) -> Tiles:
-    """One program per multiprocessor and more where that needs no split; else about 256 programs."""
+    """Few tiles are split until about 100 programs share the memory; each then has long blocks in flight."""
     tiles = -(-rows // 64)
     if tiles >= 192:
-        return Tiles(64, tokens, 128, 4, 4)
-    if tiles >= 64 and (tiles >= 96 or inputs <= 2048) and inputs >= 1024:
-        return Tiles(64, tokens, 256, 3, 4, ahead=1024)
-    parts = max(1, min(256 // tiles, 4, inputs // 256))
-    split = 1 << (parts.bit_length() - 1)
-    return Tiles(64, tokens, 128, 4, 4, split, ahead=512)
+        return Tiles(64, tokens, 128, 4, 4) if tokens <= 16 else Tiles(128, tokens, 128, 4, 8)
+    if tiles >= 96 or (tiles >= 64 and inputs <= 2048):
+        return Tiles(64, tokens, 256, 3, 4, ahead=1024) if tokens <= 16 else Tiles(64, tokens, 128, 6, 4, ahead=1024)
+    return Tiles(64, tokens, 256, 3, 4, 2 if tiles >= 48 or inputs < 1024 else 4, ahead=512)
 
 
 def _power_of_two(n: int) -> int:
