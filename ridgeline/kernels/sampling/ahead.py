@@ -44,7 +44,7 @@ def _kernel(fn: Any, constexprs: dict[str, Any], logits: str = "bf16", **options
 def _draws(archs: tuple[str, ...], approximate: bool) -> Iterator[AotKernel]:
     """Those with noise, which takes a logarithm that only NVIDIA has."""
     base = {"TILE": 4096, "CAPACITY": 8192, "RANDOM": True, "APPROX": approximate}
-    options = {"num_warps": 8, "hot": True, "archs": archs}
+    options: dict[str, Any] = {"num_warps": 8, "hot": True, "archs": archs}
     for filtered in (False, True):
         yield _kernel(draw_kernel, base | PLAIN | {"FILTER": filtered}, **options)
     yield _kernel(draw_kernel, base | EVERYTHING | {"FILTER": False}, "fp32", num_warps=8, archs=archs)
