@@ -73,7 +73,8 @@ class Segments:
         self.slots = slots
         self._ops = ops
         self._block_size = layout.block_size
-        self._mixers = [decoder.spec.layers[group.layers[0]].mixer for group in layout.groups]  # one stands for all
+        first = [group.layers[0] for group in layout.groups]  # of a group's layers one stands for all
+        self._mixers = [(layer, decoder.spec.layers[layer].mixer) for layer in first]
         self.state = PagedState(PagedCache(layout, parameter.dtype, parameter.device), ops)
 
     def forward(self, inputs: StepInputs, lengths: HostLengths | None = None) -> Scores:
@@ -105,9 +106,10 @@ class Segments:
                     num_heads=mixer.num_heads,
                     num_kv_heads=mixer.num_kv_heads,
                     window=mixer.window,
+                    cache_NGPD=self.state.keys(layer),
                 ),
             )
-            for table_SC, mixer in zip(slots.block_tables_SC, self._mixers, strict=True)
+            for table_SC, (layer, mixer) in zip(slots.block_tables_SC, self._mixers, strict=True)
         ]
         self.state.begin(batches, places)
         hidden = self.decoder(token_ids_T, positions_T, self.state)

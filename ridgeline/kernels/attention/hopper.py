@@ -1,11 +1,13 @@
 """Prefill attention over the paged cache for Hopper: bulk tensor copies, warpgroup MMA, specialised warps.
 
-A work item is a tile of 128 queries of one row and one head. One producer warp streams key and value tiles, block by
-block, into two rings of shared memory; two consumer warpgroups own 64 queries each and run FlashAttention-3's schedule
-(arXiv 2407.08608): the next tile's scores are computed while this tile's softmax runs, and the two groups take turns at
-the tensor cores. Keys are visited from the newest to the oldest, so tiles that need a mask come first.
+A work item is 128 queries of one row: consecutive tokens times the heads that share a key head, so that short rows fill
+it too. One warp draws items by ticket, one streams key and value tiles, block by block, into two rings of shared
+memory; two warpgroups own 64 queries each and run FlashAttention-3's schedule (arXiv 2407.08608): the next tile's
+scores are computed while the weights before them meet their values. Keys are visited from the newest to the oldest, so
+tiles that need a mask come first.
 
-Legend as in op.py; I work items; a table entry is (slot, first query, queries, position of the first query).
+Legend as in op.py; I work items; a table entry is (slot, first token, tokens, position of the first token). PACK heads
+of a token follow each other in a tile; a unit is PACK heads.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ridgeline.kernels.attention.gluon_names import load_tile, viewed
-from ridgeline.kernels.attention.op import RaggedBatch
+from ridgeline.kernels.attention.op import PrefillItems, RaggedBatch
 from ridgeline.kernels.launch import num_multiprocessors
 
-QUERIES = 128  # of one work item: two warpgroups with 64 each
+QUERIES = 128  # of one work item, tokens times heads: two warpgroups with 64 each
 PANEL = gl.constexpr(64)  # columns in one swizzled panel of shared memory: 128 bytes of a 16-bit type
 LOG2E = 1.4426950408889634
 CACHED_BYTES = 24 << 20  # keys and values worked on at a time, about half of the second-level cache
@@ -42,38 +44,36 @@ def supports(arch: str, dtype: torch.dtype, head_dim: int, block_size: int) -> b
     return arch == "sm_90" and dtype in (torch.bfloat16, torch.float16) and head_dim in (64, 128) and blocks
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrefillItems:
-    """What there is to do in a step, the same for all its layers. table_I4, count_1 (how many of its entries are
-    filled) and ticket_1 (0 between launches) lie on the device, `limit` bounds the count on the host."""
+def prefill_items(
+    start_R1: Tensor,
+    kv_len_R: Tensor,
+    slots_R: Tensor,
+    num_tokens: int,
+    *,
+    kv_row_bytes: int,
+    few: int = 1,
+    pack: int = 1,
+) -> PrefillItems:
+    """Work items of the rows with more than `few` tokens, longest first within sections that fit the cache.
 
-    table_I4: Tensor
-    count_1: Tensor
-    ticket_1: Tensor
-    limit: int
-
-
-def prefill_items(batch: RaggedBatch, num_tokens: int, *, kv_row_bytes: int) -> PrefillItems:
-    """Work items of the rows with more than one query, longest first within sections that fit the cache.
-
-    `num_tokens` is T, padding included; `kv_row_bytes` the size of one token's keys and values in one layer.
+    `num_tokens` is T, padding included; `kv_row_bytes` the size of one token's keys and values in one layer; `pack` as
+    for `prefill_attention`.
     """
-    num_rows = len(batch.slots_R)
-    limit = num_tokens // QUERIES + num_rows
-    device = batch.slots_R.device
-    table_I4 = torch.empty(limit, 4, dtype=torch.int32, device=device)
-    count_1, ticket_1 = torch.empty(2, 1, dtype=torch.int32, device=device)
+    num_rows = len(slots_R)
+    limit = num_tokens // (QUERIES // pack) + num_rows
+    table_I4 = torch.empty(limit, 4, dtype=torch.int32, device=slots_R.device)
+    count_1, ticket_1 = torch.empty(2, 1, dtype=torch.int32, device=slots_R.device)
     at_once, section = 32, max(1, CACHED_BYTES // kv_row_bytes)
     _items_kernel[(triton.cdiv(limit, at_once),)](
-        batch.start_R1, batch.kv_len_R, batch.slots_R, table_I4, count_1, ticket_1, num_rows, section,
-        ROWS=triton.next_power_of_2(num_rows), ITEMS=at_once, QUERIES=QUERIES,
+        start_R1, kv_len_R, slots_R, table_I4, count_1, ticket_1, num_rows, section, few,
+        ROWS=triton.next_power_of_2(num_rows), ITEMS=at_once, QUERIES=QUERIES // pack,
     )  # fmt: skip
     return PrefillItems(table_I4=table_I4, count_1=count_1, ticket_1=ticket_1, limit=limit)
 
 
 @triton.jit
 def _items_kernel(
-    start_ptr, kv_len_ptr, slots_ptr, table_ptr, count_ptr, ticket_ptr, num_rows, section_tokens,
+    start_ptr, kv_len_ptr, slots_ptr, table_ptr, count_ptr, ticket_ptr, num_rows, section_tokens, few,
     ROWS: tl.constexpr, ITEMS: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Every program places a few items: an item's place is the number of items that go before it."""
@@ -83,7 +83,7 @@ def _items_kernel(
     new_R = tl.load(start_ptr + row_R + 1, mask=real_R, other=0).to(tl.int32) - start_R
     length_R = tl.load(kv_len_ptr + row_R, mask=real_R, other=0).to(tl.int32)
     slot_R = tl.load(slots_ptr + row_R, mask=real_R, other=0).to(tl.int32)
-    tiles_R = tl.where(real_R & (new_R > 1), (new_R + QUERIES - 1) // QUERIES, 0)
+    tiles_R = tl.where(real_R & (new_R > few), (new_R + QUERIES - 1) // QUERIES, 0)
     tokens_R = tl.where(tiles_R > 0, length_R, 0)
     section_R = (tl.cumsum(tokens_R, 0) - tokens_R) // section_tokens
     upto_R = tl.cumsum(tiles_R, 0)
@@ -129,8 +129,14 @@ class Config:
     PRODUCER_REGS: int = 40
 
 
-def choose(head_dim: int) -> Config:
-    return Config()
+def choose(head_dim: int, longest: int | None) -> Config:
+    """Measured on an H200: small key tiles waste less of short rows, large ones keep the tensor cores busier.
+
+    `longest`: the most keys of a row, if known.
+    """
+    if longest is not None and longest <= 1024 and head_dim == 128:
+        return Config(KEYS=64, STAGES=4)
+    return Config(STAGES=2 if head_dim == 128 else 4)
 
 
 def prefill_attention(
@@ -143,29 +149,31 @@ def prefill_attention(
     scale: float,
     out_THD: Tensor,
     window: int | None = None,
+    pack: int = 1,
     config: Config | None = None,
 ) -> None:
-    """Attention of the rows with more than one query, as `op.paged_attention_reference`, into `out_THD`.
+    """Attention of the rows that `items` lists, as `op.paged_attention_reference`, into `out_THD`.
 
-    Rows with one query are left alone. Memory that no query sees may hold anything, NaN included. Heads of a query must
+    Other rows are left alone. `pack`: heads of a token in one tile, as `items` was made for; a power of two that divides
+    the heads per key head. More of them waste less of short rows. Memory that no query sees may hold anything, NaN included. Heads of a query must
     be adjacent; caches' blocks must start at multiples of D elements.
     """
-    num_tokens, num_heads, head_dim = q_THD.shape
+    num_heads, head_dim = q_THD.shape[1:]
     num_kv_heads, block_size = k_cache_NGPD.shape[1:3]
-    config = config or choose(head_dim)
+    longest = None if batch.kv_bound_R is None else int(batch.kv_bound_R.max(initial=1))
+    config = config or choose(head_dim, longest)
     box = min(block_size, config.KEYS)
     per_kv = num_heads // num_kv_heads
-    q_TC = q_THD.as_strided((num_tokens, num_heads * head_dim), (q_THD.stride(0), 1))
     k_XD, v_XD = _rows(k_cache_NGPD), _rows(v_cache_NGPD)
-    programs = min(items.limit * num_heads, num_multiprocessors(q_THD.device))
+    programs = min(items.limit * num_heads // pack, num_multiprocessors(q_THD.device))
     prefill_kernel[(programs,)](
-        _descriptor(q_TC, 64), _descriptor(k_XD, box), _descriptor(v_XD, box), out_THD,
-        items.table_I4, items.count_1, items.ticket_1, _heads_at_once(batch, k_cache_NGPD) * per_kv,
+        _descriptor(q_THD, 64 // pack, pack), _descriptor(k_XD, box), _descriptor(v_XD, box), out_THD,
+        items.table_I4, items.count_1, items.ticket_1, _heads_at_once(longest, k_cache_NGPD) * per_kv // pack,
         batch.block_table_SC, scale * LOG2E, out_THD.stride(0), batch.block_table_SC.stride(0),
         k_cache_NGPD.stride(0) // head_dim, k_cache_NGPD.stride(1) // head_dim,
         v_cache_NGPD.stride(0) // head_dim, v_cache_NGPD.stride(1) // head_dim, max(len(k_XD), len(v_XD)),
-        HEADS=num_heads, PER_KV=per_kv, P=block_size, BOX=box, D=head_dim, KEYS=config.KEYS, STAGES=config.STAGES,
-        WINDOW=window or 0, CONSUMER_REGS=config.CONSUMER_REGS,
+        UNITS=num_heads // pack, PER_KV=per_kv, PACK=pack, P=block_size, BOX=box, D=head_dim,
+        KEYS=config.KEYS, STAGES=config.STAGES, WINDOW=window or 0, CONSUMER_REGS=config.CONSUMER_REGS,
         PRODUCER_REGS=config.PRODUCER_REGS, num_warps=4,
     )  # fmt: skip
 
@@ -181,41 +189,38 @@ def _rows(cache_NGPD: Tensor) -> Tensor:
     return cache_NGPD.as_strided((rows, head_dim), (head_dim, 1))
 
 
-def _descriptor(x_XC: Tensor, rows: int) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return TensorDescriptor(x_XC, list(x_XC.shape), list(x_XC.stride()), [rows, 64], layout)
+def _descriptor(x: Tensor, *rows: int) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=x.dim())
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [*rows, 64], layout)
 
 
-def _heads_at_once(batch: RaggedBatch, k_cache_NGPD: Tensor) -> int:
-    """Key heads whose part of the longest row fits the cache, a divisor of their number."""
+def _heads_at_once(longest: int | None, k_cache_NGPD: Tensor) -> int:
+    """Key heads whose part of the longest row about fits the cache, a divisor of their number; all if not known."""
     num_kv_heads, _, head_dim = k_cache_NGPD.shape[1:]
-    if batch.kv_bound_R is None:
-        return num_kv_heads
-    longest = int(batch.kv_bound_R.max(initial=1))
     heads = num_kv_heads
-    while heads % 2 == 0 and heads * longest * head_dim * 4 > 2 * CACHED_BYTES:
+    while longest is not None and heads % 2 == 0 and heads * longest * head_dim * 4 > 2 * CACHED_BYTES:
         heads //= 2
     return heads
 
 
 @gluon.jit
-def _item(w, table_ptr, count, heads_at_once, real):
-    """Work index → its table entry and head. All items of `heads_at_once` heads come before the next heads' items.
+def _item(w, table_ptr, count, units_at_once, real):
+    """Work index → its table entry and unit. All items of `units_at_once` units come before the next units' items.
     An entry of zeros if not `real`."""
-    part = w // gl.maximum(count * heads_at_once, 1)
-    rest = w - part * (count * heads_at_once)
-    entry_ptr = table_ptr + 4 * (rest // heads_at_once)
+    part = w // gl.maximum(count * units_at_once, 1)
+    rest = w - part * (count * units_at_once)
+    entry_ptr = table_ptr + 4 * (rest // units_at_once)
     slot = gl.load(entry_ptr, mask=real, other=0)
-    query = gl.load(entry_ptr + 1, mask=real, other=0)
-    queries = gl.load(entry_ptr + 2, mask=real, other=0)
+    token = gl.load(entry_ptr + 1, mask=real, other=0)
+    tokens = gl.load(entry_ptr + 2, mask=real, other=0)
     position = gl.load(entry_ptr + 3, mask=real, other=0)
-    return slot, query, queries, position, part * heads_at_once + rest % heads_at_once
+    return slot, token, tokens, position, part * units_at_once + rest % units_at_once
 
 
 @gluon.jit
-def _tiles(position, queries, KEYS: gl.constexpr, WINDOW: gl.constexpr):
-    """(newest, oldest) key tile that any of the item's queries sees."""
-    newest = (position + queries - 1) // KEYS
+def _tiles(position, tokens, KEYS: gl.constexpr, WINDOW: gl.constexpr):
+    """(newest, oldest) key tile that any of the item's tokens sees."""
+    newest = (position + tokens - 1) // KEYS
     oldest = position * 0
     if WINDOW > 0:
         oldest = gl.maximum(position - WINDOW + 1, 0) // KEYS
@@ -234,7 +239,7 @@ def _load_keys(
         seen = (key < end) & (key + BOX > begin)
         block = gl.load(row_ptr + key // P, mask=seen, other=0)
         # A box nobody sees is addressed outside the cache, where copies read zeros.
-        rows = rows + (gl.where(seen, block * block_rows + head_row + key % P, nowhere),)  # noqa: RUF005
+        rows = rows + (gl.where(seen, block * block_rows + head_row + key % P, nowhere),)  # type: ignore[assignment]  # noqa: RUF005
     layout: gl.constexpr = desc.layout
     boxes = viewed(tile, [D // PANEL * (KEYS // BOX), BOX, PANEL], layout)
     mbarrier.expect(bar, KEYS * D * 2)
@@ -249,76 +254,104 @@ def _tell(slot, value):
 
 
 @gluon.jit
-def _hear(slot):
-    return gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+def _hear(slot, WARPS: gl.constexpr):
+    return gl.max(slot.load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+
+
+@gluon.jit
+def _scheduler(table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS: gl.constexpr):
+    """Draws items, always one ahead of the others, and tells them; an item without tokens at the end."""
+    news_full: gl.constexpr = 6
+    count = gl.load(count_ptr)
+    w = gl.program_id(0)
+    round = 0
+    more = True
+    while more:
+        more = w < count * UNITS
+        slot, token, tokens, position, unit = _item(gl.where(more, w, 0), table_ptr, count, units_at_once, more)
+        here = round % 2
+        mbarrier.wait(bars[news_full + 1].index(here), ((round // 2) & 1) ^ 1)
+        _tell(news.index(here * 8), token)
+        _tell(news.index(here * 8 + 1), tokens)
+        _tell(news.index(here * 8 + 2), position)
+        _tell(news.index(here * 8 + 3), unit)
+        _tell(news.index(here * 8 + 4), slot)
+        mbarrier.arrive(bars[news_full].index(here), count=1)
+        if more:
+            # As many tickets are drawn as there are items; the last one makes the counter ready for the next launch.
+            drawn = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
+            if drawn == count * UNITS - 1:
+                gl.store(ticket_ptr, 0)
+            w = drawn + gl.num_programs(0)
+        round += 1
+
+
+@gluon.jit
+def _news(news, bars, round, WARPS: gl.constexpr):
+    """The round's item: (first token, tokens, position of the first, unit, slot); no tokens at the end."""
+    news_full: gl.constexpr = 6
+    here = round % 2
+    mbarrier.wait(bars[news_full].index(here), (round // 2) & 1)
+    token = _hear(news.index(here * 8), WARPS)
+    tokens = _hear(news.index(here * 8 + 1), WARPS)
+    position = _hear(news.index(here * 8 + 2), WARPS)
+    unit = _hear(news.index(here * 8 + 3), WARPS)
+    slot = _hear(news.index(here * 8 + 4), WARPS)
+    mbarrier.arrive(bars[news_full + 1].index(here), count=1)
+    return token, tokens, position, unit, slot
 
 
 @gluon.jit
 def _producer(
-    q_desc, k_desc, v_desc, table_ptr, count_ptr, ticket_ptr, heads_at_once, blocks_ptr, q, k, v, news, bars,
+    q_desc, k_desc, v_desc, blocks_ptr, q, k, v, news, bars,
     columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
-    HEADS: gl.constexpr, PER_KV: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
+    PER_KV: gl.constexpr, PACK: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """Draws items, tells the consumers, and fills the rings in the order in which they are drained: K0 Q K1 V0 K2 …"""
+    """Fills the rings in the order in which they are drained: K0 Q K1 V0 K2 V1 … of item after item."""
     q_layout: gl.constexpr = q_desc.layout
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, news_full, news_empty = bars
-    count = gl.load(count_ptr)
-    w = gl.program_id(0)
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, _news_full, _news_empty = bars
     base = 0
     round = 0
-    more = True
-    while more:
-        more = w < count * HEADS
-        slot, query, queries, position, head = _item(gl.where(more, w, 0), table_ptr, count, heads_at_once, more)
+    token, tokens, position, unit, slot = _news(news, bars, 0, 1)
+    while tokens > 0:
         here = round % 2
-        mbarrier.wait(news_empty.index(here), ((round // 2) & 1) ^ 1)
-        _tell(news.index(here * 4), query)
-        _tell(news.index(here * 4 + 1), queries)
-        _tell(news.index(here * 4 + 2), position)
-        _tell(news.index(here * 4 + 3), head)
-        mbarrier.arrive(news_full.index(here), count=1)
-        if more:
-            # As many tickets are drawn as there are items; the last one makes the counter ready for the next launch.
-            drawn = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
-            if drawn == count * HEADS - 1:
-                gl.store(ticket_ptr, 0)
-            w = drawn + gl.num_programs(0)
-            newest, oldest = _tiles(position, queries, KEYS, WINDOW)
-            end = position + queries
-            begin = position * 0
-            if WINDOW > 0:
-                begin = gl.maximum(position - WINDOW + 1, 0)
-            group = head // PER_KV
-            row_ptr = blocks_ptr + slot.to(gl.int64) * columns
-            tiles = newest - oldest + 1
-            for i in range(tiles + 1):
-                if i < tiles:
-                    step = base + i
-                    s = step % STAGES
-                    mbarrier.wait(k_empty.index(s), ((step // STAGES) & 1) ^ 1)
-                    _load_keys(
-                        k_desc, k.index(s), k_full.index(s), row_ptr, (newest - i) * KEYS, begin, end,
-                        k_block_rows, group * k_head_rows, nowhere, P, BOX, D, KEYS,
-                    )  # fmt: skip
-                if i == 0:
-                    mbarrier.wait(q_empty.index(here), ((round // 2) & 1) ^ 1)
-                    mbarrier.expect(q_full.index(here), 128 * D * 2)
-                    for half in gl.static_range(2):
-                        panels = viewed(q.index(here * 2 + half), [D // PANEL, 64, PANEL], q_layout)
-                        for panel in gl.static_range(D // PANEL):
-                            at = [query + half * 64, head * D + panel * PANEL]
-                            load_tile(q_desc, at, q_full.index(here), panels.index(panel))
-                else:
-                    step = base + i - 1
-                    s = step % STAGES
-                    mbarrier.wait(v_empty.index(s), ((step // STAGES) & 1) ^ 1)
-                    _load_keys(
-                        v_desc, v.index(s), v_full.index(s), row_ptr, (newest - i + 1) * KEYS, begin, end,
-                        v_block_rows, group * v_head_rows, nowhere, P, BOX, D, KEYS,
-                    )  # fmt: skip
-            base += tiles
+        newest, oldest = _tiles(position, tokens, KEYS, WINDOW)
+        end = position + tokens
+        begin = position * 0
+        if WINDOW > 0:
+            begin = gl.maximum(position - WINDOW + 1, 0)
+        group = unit * PACK // PER_KV
+        row_ptr = blocks_ptr + slot.to(gl.int64) * columns
+        tiles = newest - oldest + 1
+        for i in range(tiles + 1):
+            if i < tiles:
+                step = base + i
+                s = step % STAGES
+                mbarrier.wait(k_empty.index(s), ((step // STAGES) & 1) ^ 1)
+                _load_keys(
+                    k_desc, k.index(s), k_full.index(s), row_ptr, (newest - i) * KEYS, begin, end,
+                    k_block_rows, group * k_head_rows, nowhere, P, BOX, D, KEYS,
+                )  # fmt: skip
+            if i == 0:
+                mbarrier.wait(q_empty.index(here), ((round // 2) & 1) ^ 1)
+                mbarrier.expect(q_full.index(here), 128 * D * 2)
+                for half in gl.static_range(2):
+                    panels = viewed(q.index(here * 2 + half), [D // PANEL, 64 // PACK, PACK, PANEL], q_layout)
+                    for panel in gl.static_range(D // PANEL):
+                        at = [token + half * (64 // PACK), unit * PACK, panel * PANEL]
+                        load_tile(q_desc, at, q_full.index(here), panels.index(panel))
+            else:
+                step = base + i - 1
+                s = step % STAGES
+                mbarrier.wait(v_empty.index(s), ((step // STAGES) & 1) ^ 1)
+                _load_keys(
+                    v_desc, v.index(s), v_full.index(s), row_ptr, (newest - i + 1) * KEYS, begin, end,
+                    v_block_rows, group * v_head_rows, nowhere, P, BOX, D, KEYS,
+                )  # fmt: skip
+        base += tiles
         round += 1
+        token, tokens, position, unit, slot = _news(news, bars, round, 1)
 
 
 @gluon.jit
@@ -338,11 +371,11 @@ def _zero_rows(tile, begin, end, D: gl.constexpr, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def _masked(s, first_key, position, WINDOW: gl.constexpr, KEYS: gl.constexpr):
+def _masked(s, first_key, position, WINDOW: gl.constexpr, KEYS: gl.constexpr, PACK: gl.constexpr):
     """Scores of keys a query must not see become -inf, whatever they were (NaN too)."""
     layout: gl.constexpr = s.type.layout
     key = first_key - position + gl.arange(0, KEYS, gl.SliceLayout(0, layout))
-    query = gl.arange(0, 64, gl.SliceLayout(1, layout))
+    query = gl.arange(0, 64, gl.SliceLayout(1, layout)) // PACK
     behind = gl.expand_dims(query, 1) - gl.expand_dims(key, 0)
     seen = behind >= 0
     if WINDOW > 0:
@@ -366,10 +399,10 @@ def _rescaled(o, shrink):
 
 @gluon.jit
 def _clean(
-    v, step, queries, position, bars, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    v, step, tokens, position, bars, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Make an item's newest values safe beyond its last key. No product may be under way."""
-    end = (position + queries - 1) % KEYS + 1
+    end = (position + tokens - 1) % KEYS + 1
     if end % BOX != 0:
         here = step % STAGES
         mbarrier.wait(bars[4].index(here), (step // STAGES) & 1)
@@ -377,7 +410,10 @@ def _clean(
 
 
 @gluon.jit
-def _finish(o, total, out_ptr, out_stride, query, queries, head, dtype: gl.constexpr, half: gl.constexpr):
+def _finish(
+    o, total, out_ptr, out_stride, token, tokens, unit, dtype: gl.constexpr, half: gl.constexpr,
+    PACK: gl.constexpr,
+):  # fmt: skip
     """Write 64 queries' outputs, those that exist."""
     D: gl.constexpr = o.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
@@ -385,17 +421,17 @@ def _finish(o, total, out_ptr, out_stride, query, queries, head, dtype: gl.const
     out = gl.convert_layout(o.to(dtype), layout)
     row = half * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
     column = gl.arange(0, D, gl.SliceLayout(0, layout))
-    at = (query + row).to(gl.int64) * out_stride
-    pointers = out_ptr + gl.expand_dims(at, 1) + gl.expand_dims(head * D + column, 0)
-    gl.store(pointers, out, mask=gl.expand_dims(row < queries, 1))
+    at = (token + row // PACK).to(gl.int64) * out_stride + (unit * PACK + row % PACK) * D
+    pointers = out_ptr + gl.expand_dims(at, 1) + gl.expand_dims(column, 0)
+    gl.store(pointers, out, mask=gl.expand_dims(row // PACK < tokens, 1))
 
 
 @gluon.jit
 def _steps(
-    first, steps, step, o, p, shrink, m, total, q, k, v, bars, position, queries, scale_log2,
-    out_ptr, out_stride, query_before, queries_before, head_before, half: gl.constexpr,
-    BEGINS: gl.constexpr, MASKED: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    first, steps, step, o, p, shrink, m, total, q, k, v, bars, position, tokens, scale_log2,
+    out_ptr, out_stride, token_before, tokens_before, unit_before, half: gl.constexpr,
+    PACK: gl.constexpr, BEGINS: gl.constexpr, MASKED: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Key tiles first, first - 1, …: each one's softmax runs while the weights before it meet their values.
 
@@ -419,7 +455,7 @@ def _steps(
         s = warpgroup_mma_wait(1, deps=(s,))
         mbarrier.arrive(k_empty.index(here), count=1)
         if MASKED:
-            s = _masked(s, (first - i) * KEYS, position + half * 64, WINDOW, KEYS)
+            s = _masked(s, (first - i) * KEYS, position + half * (64 // PACK), WINDOW, KEYS, PACK)
         done = total
         if BEGINS:
             m = gl.where(i == 0, gl.full_like(m, -1e30), m)
@@ -433,33 +469,19 @@ def _steps(
         mbarrier.arrive(v_empty.index(before), count=1, pred=started)
         if BEGINS:  # noqa: SIM102
             if i == 0:
-                _finish(o, done, out_ptr, out_stride, query_before, queries_before, head_before, dtype, half)
+                _finish(o, done, out_ptr, out_stride, token_before, tokens_before, unit_before, dtype, half, PACK)
                 o = gl.zeros_like(o)
-                _clean(v, step, queries, position, bars, BOX, D, KEYS, STAGES)
+                _clean(v, step, tokens, position, bars, BOX, D, KEYS, STAGES)
         p = next_p
         step += 1
     return step, o, p, shrink, m, total
 
 
 @gluon.jit
-def _news(news, bars, round):
-    """What the round's item is: (first query, queries, position of the first, head); no queries at the end."""
-    news_full: gl.constexpr = 6
-    here = round % 2
-    mbarrier.wait(bars[news_full].index(here), (round // 2) & 1)
-    query = _hear(news.index(here * 4))
-    queries = _hear(news.index(here * 4 + 1))
-    position = _hear(news.index(here * 4 + 2))
-    head = _hear(news.index(here * 4 + 3))
-    mbarrier.arrive(bars[news_full + 1].index(here), count=1)
-    return query, queries, position, head
-
-
-@gluon.jit
 def _consumer(
     out_ptr, q_tiles, k, v, news, bars, scale_log2, out_stride,
-    half: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    WINDOW: gl.constexpr,
+    half: gl.constexpr, PACK: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """64 queries of every item. An item's first scores are computed while the last values of the one before come in."""
     q_full, q_empty, _k_full, _k_empty, v_full, _v_empty, _news_full, _news_empty = bars
@@ -473,49 +495,51 @@ def _consumer(
     shrink = gl.zeros([64], gl.float32, row_layout)
     step = 0
     round = 0
-    query_before = 0
-    queries_before = 0
-    head_before = 0
-    query, queries, position, head = _news(news, bars, 0)
-    while queries > 0:
+    token_before = 0
+    tokens_before = 0
+    unit_before = 0
+    token, tokens, position, unit, _slot = _news(news, bars, 0, 4)
+    while tokens > 0:
         q = q_tiles.index(round % 2 * 2 + half)
-        newest, oldest = _tiles(position, queries, KEYS, WINDOW)
-        mine = position + half * 64
+        newest, oldest = _tiles(position, tokens, KEYS, WINDOW)
+        mine = position + half * (64 // PACK)
         # The newest tile and tiles that causality cuts, then whole ones, then those that the window cuts.
         whole = gl.minimum(newest - 1, (mine + 1) // KEYS - 1)
         cut = oldest
         if WINDOW > 0:
-            cut = gl.maximum(gl.minimum((gl.maximum(mine + 64 - WINDOW, 0) + KEYS - 1) // KEYS, whole + 1), oldest)
+            cut = gl.maximum(
+                gl.minimum((gl.maximum(mine + 64 // PACK - WINDOW, 0) + KEYS - 1) // KEYS, whole + 1), oldest
+            )
         whole = gl.minimum(gl.maximum(whole, cut - 1), newest - 1)
         mbarrier.wait(q_full.index(round % 2), (round // 2) & 1)
         step, o, p, shrink, m, total = _steps(
-            newest, newest - whole, step, o, p, shrink, m, total, q, k, v, bars, position, queries, scale_log2,
-            out_ptr, out_stride, query_before, queries_before, head_before, half,
-            True, True, BOX, D, KEYS, STAGES, WINDOW,
+            newest, newest - whole, step, o, p, shrink, m, total, q, k, v, bars, position, tokens, scale_log2,
+            out_ptr, out_stride, token_before, tokens_before, unit_before, half,
+            PACK, True, True, BOX, D, KEYS, STAGES, WINDOW,
         )  # fmt: skip
         step, o, p, shrink, m, total = _steps(
-            whole, whole + 1 - cut, step, o, p, shrink, m, total, q, k, v, bars, position, queries, scale_log2,
-            out_ptr, out_stride, query_before, queries_before, head_before, half,
-            False, False, BOX, D, KEYS, STAGES, WINDOW,
+            whole, whole + 1 - cut, step, o, p, shrink, m, total, q, k, v, bars, position, tokens, scale_log2,
+            out_ptr, out_stride, token_before, tokens_before, unit_before, half,
+            PACK, False, False, BOX, D, KEYS, STAGES, WINDOW,
         )  # fmt: skip
         if WINDOW > 0:
             rest = gl.minimum(cut - 1, newest - 1)
             step, o, p, shrink, m, total = _steps(
-                rest, rest + 1 - oldest, step, o, p, shrink, m, total, q, k, v, bars, position, queries, scale_log2,
-                out_ptr, out_stride, query_before, queries_before, head_before, half,
-                False, True, BOX, D, KEYS, STAGES, WINDOW,
+                rest, rest + 1 - oldest, step, o, p, shrink, m, total, q, k, v, bars, position, tokens, scale_log2,
+                out_ptr, out_stride, token_before, tokens_before, unit_before, half,
+                PACK, False, True, BOX, D, KEYS, STAGES, WINDOW,
             )  # fmt: skip
         mbarrier.arrive(q_empty.index(round % 2), count=1)
-        query_before, queries_before, head_before = query, queries, head
+        token_before, tokens_before, unit_before = token, tokens, unit
         round += 1
-        query, queries, position, head = _news(news, bars, round)
+        token, tokens, position, unit, _slot = _news(news, bars, round, 4)
     if step > 0:
         o = _rescaled(o, shrink)
         before = (step - 1) % STAGES
         mbarrier.wait(v_full.index(before), ((step - 1) // STAGES) & 1)
         o = warpgroup_mma(p, v.index(before), o, is_async=True)
         o = warpgroup_mma_wait(0, deps=(o,))
-        _finish(o, total, out_ptr, out_stride, query_before, queries_before, head_before, dtype, half)
+        _finish(o, total, out_ptr, out_stride, token_before, tokens_before, unit_before, dtype, half, PACK)
 
 
 @gluon.jit
@@ -528,38 +552,39 @@ def _barriers(number: gl.constexpr, count: gl.constexpr):
 
 @gluon.jit
 def prefill_kernel(
-    q_desc, k_desc, v_desc, out_ptr, table_ptr, count_ptr, ticket_ptr, heads_at_once, blocks_ptr, scale_log2,
+    q_desc, k_desc, v_desc, out_ptr, table_ptr, count_ptr, ticket_ptr, units_at_once, blocks_ptr, scale_log2,
     out_stride, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
-    HEADS: gl.constexpr, PER_KV: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
+    UNITS: gl.constexpr, PER_KV: gl.constexpr, PACK: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
-    layout: gl.constexpr = q_desc.layout
+    layout: gl.constexpr = k_desc.layout
     q = gl.allocate_shared_memory(dtype, [4, 64, D], layout)  # two items, two halves
     k = gl.allocate_shared_memory(dtype, [STAGES, KEYS, D], layout)
     v = gl.allocate_shared_memory(dtype, [STAGES, KEYS, D], layout)
-    news = gl.allocate_shared_memory(gl.int32, [8, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    news = gl.allocate_shared_memory(gl.int32, [16, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_full, q_empty = _barriers(2, 1), _barriers(2, 2)
     k_full, k_empty = _barriers(STAGES, 1), _barriers(STAGES, 2)
     v_full, v_empty = _barriers(STAGES, 1), _barriers(STAGES, 2)
-    news_full, news_empty = _barriers(2, 1), _barriers(2, 2)
+    news_full, news_empty = _barriers(2, 1), _barriers(2, 3)
     fence_async_shared()
     bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty, news_full, news_empty)
     gl.warp_specialize(
         [
             (_consumer, (
-                out_ptr, q, k, v, news, bars, scale_log2, out_stride, 0, BOX, D, KEYS, STAGES, WINDOW,
+                out_ptr, q, k, v, news, bars, scale_log2, out_stride, 0, PACK, BOX, D, KEYS, STAGES, WINDOW,
             )),
             (_consumer, (
-                out_ptr, q, k, v, news, bars, scale_log2, out_stride, 1, BOX, D, KEYS, STAGES, WINDOW,
+                out_ptr, q, k, v, news, bars, scale_log2, out_stride, 1, PACK, BOX, D, KEYS, STAGES, WINDOW,
             )),
             (_producer, (
-                q_desc, k_desc, v_desc, table_ptr, count_ptr, ticket_ptr, heads_at_once, blocks_ptr, q, k, v, news,
-                bars, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
-                HEADS, PER_KV, P, BOX, D, KEYS, STAGES, WINDOW,
+                q_desc, k_desc, v_desc, blocks_ptr, q, k, v, news, bars,
+                columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
+                PER_KV, PACK, P, BOX, D, KEYS, STAGES, WINDOW,
             )),
+            (_scheduler, (table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS)),
         ],
-        [4, 1],
-        [CONSUMER_REGS, PRODUCER_REGS],
+        [4, 1, 1],
+        [CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS],
     )  # fmt: skip

@@ -25,6 +25,7 @@ class Schedule:
     position of the first). counts_2: how many of either there are; the tables are as long as there can be at most.
     arrivals: zeros, one per item and key head, for finding a row's last item. All int32 on the device.
     few: rows with up to so many tokens are items. tile_tokens: most tokens of a tile. window: what it was made for.
+    hopper: the long rows' work as hopper.py wants it, in place of tiles, where that kernel is the faster one.
     """
 
     items_I8: Tensor
@@ -34,6 +35,18 @@ class Schedule:
     few: int
     tile_tokens: int
     window: int | None
+    hopper: PrefillItems | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillItems:
+    """The long rows' work for hopper.py: table_I4, count_1 (how many of its entries are filled) and ticket_1 (0 between
+    launches) lie on the device, `limit` bounds the count on the host."""
+
+    table_I4: Tensor
+    count_1: Tensor
+    ticket_1: Tensor
+    limit: int
 
 
 @dataclass(frozen=True, kw_only=True)

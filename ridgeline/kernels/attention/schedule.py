@@ -24,6 +24,7 @@ from ridgeline.kernels.launch import launch_options, num_multiprocessors
 KEY_TILE = 64  # items begin and end at multiples of it (but for the last), so kernels' key tiles must divide it
 WHOLE = 192  # so few keys are read by one program sooner than several could add up their parts
 DOT_ROWS = 16  # rows of the smallest matrix product: heads of a group times tokens of an item
+HOPPER_TOKENS = 256  # in smaller steps a tile of 128 queries of one head is mostly empty
 TILE_ROWS = 128  # the same of a query tile
 
 
@@ -36,8 +37,12 @@ def make_schedule(
     num_heads: int,
     num_kv_heads: int,
     window: int | None = None,
+    cache_NGPD: Tensor | None = None,
 ) -> Schedule:
-    """One small kernel: what the layers with these heads and this window will work through. num_tokens is T."""
+    """One or two small kernels: what the layers with these heads and this window will work through.
+
+    num_tokens is T. cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
+    """
     device, num_rows = kv_len_R.device, len(slots_R)
     group = num_heads // num_kv_heads
     decode_only = num_tokens == num_rows
@@ -45,7 +50,13 @@ def make_schedule(
     tile_tokens = max(1, TILE_ROWS // group)
     target = item_target(num_rows, num_kv_heads, device)
     max_items = target + num_rows
-    max_tiles = 0 if decode_only else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
+    hopper = None
+    if cache_NGPD is not None and not decode_only and hopper_is_faster(num_tokens, cache_NGPD):
+        from ridgeline.kernels.attention.hopper import prefill_items
+
+        row_bytes = 2 * num_kv_heads * cache_NGPD.shape[3] * cache_NGPD.element_size()
+        hopper = prefill_items(start_R1, kv_len_R, slots_R, num_tokens, kv_row_bytes=row_bytes, few=few)
+    max_tiles = 0 if decode_only or hopper else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
     rows = triton.next_power_of_2(num_rows)
     items_each = max(1, min(16, 16384 // rows))
     item_programs = triton.cdiv(max_items, items_each)
@@ -57,6 +68,7 @@ def make_schedule(
         few=few,
         tile_tokens=tile_tokens,
         window=window,
+        hopper=hopper,
     )
     _schedule_kernel[(item_programs + triton.cdiv(max_tiles, items_each),)](
         start_R1,
@@ -84,6 +96,16 @@ def make_schedule(
         **launch_options(device),
     )
     return schedule
+
+
+def hopper_is_faster(num_tokens: int, cache_NGPD: Tensor) -> bool:
+    """Whether hopper.py should do the long rows of a step of so many tokens."""
+    if not cache_NGPD.is_cuda or torch.version.hip is not None or num_tokens < HOPPER_TOKENS:
+        return False
+    from ridgeline.kernels.attention.hopper import supports
+
+    major, minor = torch.cuda.get_device_capability(cache_NGPD.device)
+    return supports(f"sm_{major}{minor}", cache_NGPD.dtype, cache_NGPD.shape[3], cache_NGPD.shape[2])
 
 
 def item_target(num_rows: int, num_kv_heads: int, device: torch.device) -> int:

@@ -40,9 +40,7 @@ def paged_attention(
             return _attend(q_THD[:, None], caches, batch, slice(None), kv_bound_R, scale, window)[:, 0]
         index = torch.from_numpy(tokens).to(q_THD.device)
         where = torch.from_numpy(rows).to(q_THD.device)
-        out_THD[index] = _attend(q_THD[index][:, None], caches, batch, where, kv_bound_R[rows], scale, window)[
-            :, 0
-        ]
+        out_THD[index] = _attend(q_THD[index][:, None], caches, batch, where, kv_bound_R[rows], scale, window)[:, 0]
     for row in np.flatnonzero(num_tokens_R > 1):
         part = slice(int(starts_R[row]), int(starts_R[row + 1]))
         one = slice(int(row), int(row) + 1)

@@ -79,6 +79,7 @@ def paged_attention(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             window=window,
+            cache_NGPD=k_cache_NGPD if sinks_H is None and softcap is None else None,
         )
     elif schedule.window != window:
         raise ValueError(f"paged attention: window {window}, schedule made for {schedule.window}")
@@ -102,7 +103,17 @@ def paged_attention(
     counts_R = batch.num_tokens_R  # where the host knows, it need not launch what has nothing to do
     if counts_R is None or (counts_R <= schedule.few).any():
         _decode(schedule, tensors, sinks, numbers, shared)
-    if len(schedule.tiles_J4) and (counts_R is None or (counts_R > schedule.few).any()):
+    if counts_R is not None and not (counts_R > schedule.few).any():
+        return out_THD
+    if schedule.hopper is not None:
+        if sinks_H is not None or softcap is not None:
+            raise ValueError("paged attention: make schedules without cache_NGPD for layers with sinks or softcap")
+        from ridgeline.kernels.attention.hopper import prefill_attention
+
+        prefill_attention(
+            q_THD, k_cache_NGPD, v_cache_NGPD, batch, schedule.hopper, scale=scale, out_THD=out_THD, window=window
+        )
+    elif len(schedule.tiles_J4):
         _prefill(schedule, tensors, sinks, numbers, shared)
     return out_THD
 

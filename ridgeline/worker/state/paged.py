@@ -46,6 +46,10 @@ class PagedState:
         self._batches: Sequence[RaggedBatch] = ()
         self._places: Sequence[Tensor] = ()
 
+    def keys(self, layer: int) -> Tensor:
+        """A layer's keys: [N, G, P, D]."""
+        return self._views[layer][0]
+
     def begin(self, batches: Sequence[RaggedBatch], places: Sequence[Tensor]) -> None:
         """The step to come: per cache group, the ragged batch and the place of each token (int64 [T])."""
         self._batches, self._places = batches, places
