@@ -148,7 +148,8 @@ def machine_code(head_dim: int, window: int) -> dict[str, int]:
     config = hopper.choose(head_dim, None)
     constants = {
         "UNITS": 8, "PER_KV": 4, "PACK": 4, "P": 16, "BOX": 16, "D": head_dim,
-        "KEYS": config.KEYS, "STAGES": config.STAGES, "WINDOW": window, "CONSUMER_REGS": config.CONSUMER_REGS, "PRODUCER_REGS": config.PRODUCER_REGS,
+        "KEYS": config.KEYS, "STAGES": config.STAGES, "WINDOW": window,
+        "CONSUMER_REGS": config.CONSUMER_REGS, "PRODUCER_REGS": config.PRODUCER_REGS,
     }  # fmt: skip
     types = {**descriptors, "out_ptr": "*bf16", "scale_log2": "fp32", **dict.fromkeys(constants, "constexpr")}
     names = hopper.prefill_kernel.arg_names

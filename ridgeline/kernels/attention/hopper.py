@@ -154,9 +154,9 @@ def prefill_attention(
 ) -> None:
     """Attention of the rows that `items` lists, as `op.paged_attention_reference`, into `out_THD`.
 
-    Other rows are left alone. `pack`: heads of a token in one tile, as `items` was made for; a power of two that divides
-    the heads per key head. More of them waste less of short rows. Memory that no query sees may hold anything, NaN included. Heads of a query must
-    be adjacent; caches' blocks must start at multiples of D elements.
+    Other rows are left alone. Memory that no query sees may hold anything, NaN included. Heads of a query must be
+    adjacent; caches' blocks must start at multiples of D elements. `pack`: heads of a token in one tile, as `items` was
+    made for, a power of two that divides the heads per key head.
     """
     num_heads, head_dim = q_THD.shape[1:]
     num_kv_heads, block_size = k_cache_NGPD.shape[1:3]
