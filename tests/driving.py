@@ -19,9 +19,10 @@ from ridgeline.worker.runner import Runner
 
 @dataclass
 class Outcome:
-    """What came of one request."""
+    """What came of one request. scored: its tokens with their logprobs, where they were asked for."""
 
     tokens: list[int] = field(default_factory=list)
+    scored: list[tuple[int, float]] = field(default_factory=list)
     finish_reason: str | None = None
     error: str | None = None
 
@@ -57,6 +58,8 @@ class Rig:
             outcome = self.outcomes[event.request_id]
             if event.token_id >= 0:
                 outcome.tokens.append(event.token_id)
+            if event.token_id >= 0 and event.logprobs is not None:
+                outcome.scored.append((event.token_id, float(event.logprobs.logprob)))
             outcome.finish_reason, outcome.error = event.finish_reason, event.error
 
     def run(self, *requests: Request) -> dict[str, Outcome]:

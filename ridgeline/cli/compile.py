@@ -11,7 +11,7 @@ import time
 import typer
 
 from ridgeline.cli.sizes import read_config
-from ridgeline.core.config import DTYPES
+from ridgeline.core.config import DEFAULT_BLOCK_SIZE, DTYPES
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
 
@@ -25,7 +25,7 @@ def compile(
     max_model_len: int = typer.Option(None, help="As the engine will be started with."),
     max_num_seqs: int = typer.Option(256, help="As the engine will be started with."),
     max_num_batched_tokens: int = typer.Option(8192, help="As the engine will be started with."),
-    block_size: int = typer.Option(16, help="As the engine will be started with."),
+    block_size: int = typer.Option(DEFAULT_BLOCK_SIZE["cuda"], help="As the engine will be started with."),
     multiprocessors: int = typer.Option(None, help="Of the GPU; default: of the largest common one of its kind."),
     as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
 ) -> None:

@@ -35,6 +35,7 @@ ENGINE_HELP = {
     "seed": "Seed for requests that bring none.",
     "load_format": "auto, safetensors, or dummy (random weights).",
     "enforce_eager": "Launch ops one by one instead of replaying CUDA graphs.",
+    "deterministic": "The same bits for a request whatever runs beside it (GPU only; slower).",
     "debug_checks": "Compare engine and device state at every step (slow).",
 }
 

@@ -11,6 +11,10 @@ from ridgeline.core.errors import InvalidConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
 
+# Tokens per cache block where the user does not say. Kernels read larger blocks faster; smaller ones match prefixes
+# and bound requests more finely.
+DEFAULT_BLOCK_SIZE = {"cuda": 64, "cpu": 16}
+
 
 @dataclass(frozen=True, kw_only=True)
 class LLMConfig:
@@ -19,8 +23,9 @@ class LLMConfig:
     model: folder or hub id. dtype: "auto" (the checkpoint's own), or one of DTYPES. device: "auto", "cpu", "cuda",
     "cuda:1". max_model_len: longest prompt + output, in tokens. max_num_seqs: requests running at once.
     max_num_batched_tokens: tokens one step runs at most. gpu_memory_utilization: share of the device's memory to use
-    in all; kv_cache_memory: bytes for the KV cache, instead. block_size: tokens per cache block. enforce_eager: launch
-    ops one by one instead of replaying CUDA graphs (slower; starts sooner). kernels: op → implementation, where the
+    in all; kv_cache_memory: bytes for the KV cache, instead. block_size: tokens per cache block (64 on a GPU, else 16).
+    enforce_eager: launch ops one by one instead of replaying CUDA graphs (slower; starts sooner). deterministic: a
+    request gets the same bits whatever runs beside it (GPU only; slower). kernels: op → implementation, where the
     platform's first choice is not wanted ("reference" always exists).
     """
 
@@ -33,13 +38,14 @@ class LLMConfig:
     max_num_batched_tokens: int | None = None
     gpu_memory_utilization: float = 0.9
     kv_cache_memory: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
     seed: int = 0
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     skip_tokenizer_init: bool = False
     enforce_eager: bool = False
+    deterministic: bool = False
     kernels: Mapping[str, str] = field(default_factory=dict)
     debug_checks: bool = False
 
@@ -57,7 +63,7 @@ class LLMConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {value!r}.")
-        if self.block_size < 1 or self.block_size & (self.block_size - 1):
+        if self.block_size is not None and (self.block_size < 1 or self.block_size & (self.block_size - 1)):
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
 
     def _check_types(self) -> None:
@@ -70,10 +76,10 @@ class LLMConfig:
             "seed",
         ):
             value = getattr(self, name)
-            optional = name not in ("block_size", "seed")
+            optional = name != "seed"
             if not (isinstance(value, int) and not isinstance(value, bool)) and not (optional and value is None):
                 raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
-        for name in ("enable_prefix_caching", "skip_tokenizer_init", "enforce_eager", "debug_checks"):
+        for name in ("enable_prefix_caching", "skip_tokenizer_init", "enforce_eager", "deterministic", "debug_checks"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfig(f"{name} must be True or False, got {getattr(self, name)!r}.")
         if not isinstance(self.gpu_memory_utilization, (int, float)):

@@ -149,8 +149,8 @@ class StepLogprobs:
 class StepResult:
     """What a plan gave. tokens_RK is -1 where nothing was emitted; finish_R is a `Finish` code.
 
-    error: the plan failed with this message. out_of_memory: because the device had too little of it. dropped: an earlier
-    plan failed, this one was not run.
+    error: the plan failed with this message. out_of_memory: because the device had too little of it.
+    dropped: an earlier plan failed, this one was not run.
     prompt_logprobs: row → StepLogprobs over the prompt positions 1+start … of this chunk.
     elapsed: seconds the device spent on the segments. limit: the least it could have, if the engine has a cost model.
     """

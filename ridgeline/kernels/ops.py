@@ -25,6 +25,9 @@ OPS = {
     "step_advance": "ridgeline.kernels.step.op:STEP_ADVANCE",
 }
 
+# Implementations whose results for a token do not depend on the tokens beside it
+DETERMINISTIC = {"linear": "fixed", "norm_linear": "fixed", "rope_kv": "fixed", "attention_schedule": "fixed"}
+
 
 class Ops:
     """One chosen function per op. `overrides`: op name → implementation name ("reference" always exists).

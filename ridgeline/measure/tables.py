@@ -42,12 +42,14 @@ def kernel_rows(events: Iterable[Any], *, cuda: bool) -> list[Row]:
 def op_rows(events: Iterable[Any], limits: Mapping[str, float], *, cuda: bool) -> list[Row]:
     """Our ops by their names in the cost model. limits: op name → least seconds of all its calls in the run.
 
-    On a GPU an op's time is that of the kernels it launched.
+    On a GPU an op's time is from the start of its first kernel to the end of its last, as the range's shadow on the
+    device says: torch counts only kernels of its own towards the host's ranges.
     """
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    side = DeviceType.CUDA if cuda else DeviceType.CPU
     for event in events:
-        if event.device_type == DeviceType.CPU and event.name.startswith(OP):
-            totals[event.name.removeprefix(OP)][0] += event.device_time_total if cuda else event.cpu_time_total
+        if event.device_type == side and event.name.startswith(OP):
+            totals[event.name.removeprefix(OP)][0] += event.time_range.elapsed_us()
             totals[event.name.removeprefix(OP)][1] += 1
     return _sorted(Row(name, us / 1e6, int(calls), _limit(name, limits)) for name, (us, calls) in totals.items())
 

@@ -7,9 +7,10 @@ whatever device that is.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ridgeline.core.model_spec import WeightMap
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
+from ridgeline.worker.transfer import fill
 
 Progress = Callable[[str, float], None]
 
@@ -92,12 +94,22 @@ def load_weights(
         views = checkpoint_views(decoder, _as_stored(weight_map, stored))
         _check(decoder, views, stored, folder)
         done, total = 0, sum(view.numel() for view in views.values())
-        for name, view in views.items():
-            with torch.no_grad():
-                view.copy_(stored[name].get_tensor(name))
-            done += view.numel()
+        for count in _fill({name: (view, partial(stored[name].get_tensor, name)) for name, view in views.items()}):
+            done += count
             if progress is not None:
                 progress("loading weights", done / total)
+
+
+def _fill(targets: Mapping[str, tuple[Tensor, Callable[[], Tensor]]]) -> Iterator[int]:
+    """Read every tensor into its target; yields its elements."""
+    device = next((target.device for target, _ in targets.values()), torch.device("cpu"))
+    if device.type == "cuda":
+        yield from fill(targets.values(), device)
+        return
+    for target, read in targets.values():
+        with torch.no_grad():
+            target.copy_(read())
+        yield target.numel()
 
 
 def fill_dummy(decoder: Decoder, seed: int) -> None:
@@ -162,7 +174,7 @@ def _check(decoder: Decoder, views: Mapping[str, Tensor], stored: Mapping[str, A
 
 def _redundant(name: str, decoder: Decoder, stored: Mapping[str, Any]) -> bool:
     """A buffer that follows from the config, or a copy of the tied embedding."""
-    tied = name == "lm_head.weight" and decoder.unembed is None
+    tied = name == "lm_head.weight" and decoder.spec.tie_word_embeddings
     return name.endswith(_HARMLESS) or (tied and _shape(stored, name) == list(decoder.embed.weight.shape))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ridgeline.core.cache_spec import DTYPE_BYTES, CacheGroup, CacheLayout
-from ridgeline.core.config import LLMConfig
+from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.kernels.attention.sdpa import WORKSPACE_BYTES
@@ -109,6 +109,7 @@ def plan_memory(
     On a CPU the cache is no larger than `max_seqs` requests at full context need.
     """
     groups, wanted_len = model.cache_groups, config.max_model_len or model.max_position_embeddings
+    block_size = config.block_size or DEFAULT_BLOCK_SIZE[device.type]
     dtype_bytes = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
     activations = activation_bytes(model, dtype_bytes=dtype_bytes, max_tokens=max_chunk, max_seqs=max_seqs)
     if config.kv_cache_memory and config.kv_cache_memory > (free := _physically_free(device)):
@@ -118,7 +119,7 @@ def plan_memory(
     budget = config.kv_cache_memory or free_memory(device, config) - activations
 
     def layout(pages: int) -> CacheLayout:
-        return _layout(groups, config.block_size, dtype, pages)
+        return _layout(groups, block_size, dtype, pages)
 
     page_bytes = layout(2).page_bytes
     pages = max(0, budget) // page_bytes
@@ -126,7 +127,7 @@ def plan_memory(
     if device.type == "cpu" and config.kv_cache_memory is None:
         pages = min(pages, enough)
     fitting = _longest_fit(layout(2), pages - 1, wanted_len, max_chunk)
-    if fitting < (wanted_len if config.max_model_len else min(wanted_len, config.block_size)):
+    if fitting < (wanted_len if config.max_model_len else min(wanted_len, block_size)):
         needed = (1 + layout(2).pages_needed(wanted_len, max_chunk)) * page_bytes
         raise InvalidConfig(
             f"the KV cache has {_size(max(0, budget))}, but one request of {wanted_len} tokens needs {_size(needed)}; "

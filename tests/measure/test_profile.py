@@ -147,6 +147,9 @@ def test_a_profile_on_a_gpu_has_kernels_and_blocks(tiny_model: Callable[[str], P
     with rig(tiny_model("llama"), device="cuda", debug_checks=False) as own:
         report = profile(own.engine, own.worker, lambda: run(own), tmp_path)
         assert report.kernels
-        assert next(row for row in report.ops if row.name == "qkv").seconds > 0
+        ops = {row.name: row for row in report.ops}
+        products = ops["mixer_norm + qkv"], ops["down"]
+        assert all(row.calls == 2 * report.steps and row.seconds > 1e-6 * row.calls for row in products)
+        assert ops["attention"].seconds > 1e-6 * ops["attention"].calls
         assert report.memory["blocks"]
         assert sum(row.seconds for row in report.idle) < report.span

@@ -18,7 +18,7 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.loader import export_checkpoint, load_weights, read_model_config, resolve_model
 from tests import tiny_models
-from tests.models.loading import empty_decoder, load
+from tests.models.loading import OPS, empty_decoder, load
 
 TinyModel = Callable[[str], Path]
 
@@ -327,3 +327,22 @@ def test_a_name_that_can_be_neither_is_refused(model: str, sentence: str) -> Non
 def test_a_file_is_not_a_model(folder: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"config\.json' is a file; give the folder"):
         resolve_model(folder / "config.json")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("buffer_bytes", [1 << 12, 32 << 20])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+def test_a_gpu_gets_the_same_weights(
+    tiny_model: TinyModel, family: str, buffer_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By pieces smaller than a tensor too; GPT-2's are transposed on the way, and bfloat16 is cast."""
+    monkeypatch.setattr("ridgeline.worker.transfer.BUFFER_BYTES", buffer_bytes)
+    folder = tiny_model(family)
+    config = read_model_config(folder)
+    for dtype in (torch.float32, torch.bfloat16):
+        here = Decoder(config.spec, OPS, dtype=dtype, device=torch.device("cpu"))
+        there = Decoder(config.spec, OPS, dtype=dtype, device=torch.device("cuda"))
+        for decoder in (here, there):
+            load_weights(decoder, folder, config.weights)
+        other = dict(there.named_parameters())
+        assert all(torch.equal(p, other[name].cpu()) for name, p in here.named_parameters())

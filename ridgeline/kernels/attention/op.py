@@ -25,7 +25,9 @@ class Schedule:
     position of the first). counts_2: how many of either there are; the tables are as long as there can be at most.
     arrivals: zeros, one per item and key head, for finding a row's last item. All int32 on the device.
     few: rows with up to so many tokens are items. tile_tokens: most tokens of a tile. window: what it was made for.
-    hopper: the long rows' work as hopper.py wants it, in place of tiles, where that kernel is the faster one.
+    fixed: every row is cut into query tiles, however few its tokens, and all its keys are treated alike, so that a
+    query's result does not depend on what runs beside it. hopper: the long rows' work as hopper.py wants it, in place
+    of tiles, where that kernel is the faster one.
     """
 
     items_I8: Tensor
@@ -35,6 +37,7 @@ class Schedule:
     few: int
     tile_tokens: int
     window: int | None
+    fixed: bool = False
     hopper: PrefillItems | None = None
 
 
@@ -209,7 +212,10 @@ WRITE_KV = Op("write_kv", write_kv_reference)
 ATTENTION_SCHEDULE = Op(
     "attention_schedule",
     no_schedule,
-    (Implementation("triton", "ridgeline.kernels.attention.schedule:make_schedule", on_gpu),),
+    (
+        Implementation("triton", "ridgeline.kernels.attention.schedule:make_schedule", on_gpu),
+        Implementation("fixed", "ridgeline.kernels.attention.schedule:fixed_schedule", on_gpu),
+    ),
 )
 PAGED_ATTENTION = Op(
     "paged_attention",

@@ -12,6 +12,8 @@ Legend: R rows, I items, J tiles, T tokens.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -38,6 +40,7 @@ def make_schedule(
     num_kv_heads: int,
     window: int | None = None,
     cache_NGPD: Tensor | None = None,
+    fixed: bool = False,
 ) -> Schedule:
     """One or two small kernels: what the layers with these heads and this window will work through.
 
@@ -46,17 +49,21 @@ def make_schedule(
     device, num_rows = kv_len_R.device, len(slots_R)
     group = num_heads // num_kv_heads
     decode_only = num_tokens == num_rows
-    few = 1 if decode_only else max(1, DOT_ROWS // group)
+    few = 0 if fixed else 1 if decode_only else max(1, DOT_ROWS // group)
     tile_tokens = max(1, TILE_ROWS // group)
     target = item_target(num_rows, num_kv_heads, device)
     max_items = target + num_rows
     hopper = None
-    if cache_NGPD is not None and not decode_only and hopper_is_faster(num_tokens, cache_NGPD):
+    if cache_NGPD is not None and not decode_only and not fixed and hopper_is_faster(num_tokens, cache_NGPD):
         from ridgeline.kernels.attention.hopper import prefill_items
 
         row_bytes = 2 * num_kv_heads * cache_NGPD.shape[3] * cache_NGPD.element_size()
         hopper = prefill_items(start_R1, kv_len_R, slots_R, num_tokens, kv_row_bytes=row_bytes, few=few)
-    max_tiles = 0 if decode_only or hopper else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
+    max_tiles = (
+        0
+        if (decode_only and not fixed) or hopper
+        else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
+    )
     rows = triton.next_power_of_2(num_rows)
     items_each = max(1, min(16, 16384 // rows))
     item_programs = triton.cdiv(max_items, items_each)
@@ -68,6 +75,7 @@ def make_schedule(
         few=few,
         tile_tokens=tile_tokens,
         window=window,
+        fixed=fixed,
         hopper=hopper,
     )
     _schedule_kernel[(item_programs + triton.cdiv(max_tiles, items_each),)](
@@ -96,6 +104,11 @@ def make_schedule(
         **launch_options(device),
     )
     return schedule
+
+
+def fixed_schedule(*tensors: Tensor, **shape: Any) -> Schedule:
+    """As `make_schedule`; what a query gets does not depend on what runs beside it."""
+    return make_schedule(*tensors, **shape, fixed=True)
 
 
 def hopper_is_faster(num_tokens: int, cache_NGPD: Tensor) -> bool:

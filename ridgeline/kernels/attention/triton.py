@@ -101,7 +101,7 @@ def paged_attention(
     }
     sinks = sinks_H if sinks_H is not None else schedule.counts_2  # any pointer: it is not read
     counts_R = batch.num_tokens_R  # where the host knows, it need not launch what has nothing to do
-    if counts_R is None or (counts_R <= schedule.few).any():
+    if not schedule.fixed and (counts_R is None or (counts_R <= schedule.few).any()):
         _decode(schedule, tensors, sinks, numbers, shared)
     if counts_R is not None and not (counts_R > schedule.few).any():
         return out_THD
@@ -154,6 +154,7 @@ def _prefill(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, 
         *numbers,
         QUERIES=max(TILE_ROWS, triton.next_power_of_2(shared["GROUP"])),
         TILE=config.tile,
+        FIXED=schedule.fixed,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **shared,

@@ -52,6 +52,7 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    FIXED: tl.constexpr,  # all keys through the same instructions: masked ones round differently
     PDL: tl.constexpr,
 ):
     tile, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
@@ -98,7 +99,7 @@ def prefill_kernel(
     max_M, sum_M, acc_MD = _attend(
         max_M, sum_M, acc_MD, q_MD, k_ptr, v_ptr, table_ptr, position_M,
         first_full, end_full, first_key, end, scale, softcap, window, stride_block, stride_token,
-        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, False,
+        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, FIXED,
     )  # fmt: skip
     max_M, sum_M, acc_MD = _attend(
         max_M, sum_M, acc_MD, q_MD, k_ptr, v_ptr, table_ptr, position_M,

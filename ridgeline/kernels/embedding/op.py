@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.op import Implementation, Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 
 def embedding(ids_T: Tensor, weight_VM: Tensor) -> Tensor:
@@ -32,5 +32,8 @@ CASES = (Case(1, 16, 8), Case(7, 100, 64), Case(256, 50257, 768), Case(64, 12825
 EMBEDDING = Op(
     "embedding",
     embedding,
-    (Implementation("torch", "torch.nn.functional:embedding"),),
+    (
+        Implementation("triton", "ridgeline.kernels.embedding.triton:embedding", on_gpu),
+        Implementation("torch", "torch.nn.functional:embedding"),
+    ),
 )

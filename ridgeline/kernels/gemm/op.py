@@ -116,6 +116,7 @@ LINEAR = Op(
     (
         Implementation("triton", "ridgeline.kernels.gemm.triton:linear", on_gpu),
         Implementation("torch", "torch.nn.functional:linear"),
+        Implementation("fixed", "ridgeline.kernels.gemm.fixed:linear", on_gpu),
     ),
 )
 NORM_LINEAR = Op(
@@ -124,5 +125,6 @@ NORM_LINEAR = Op(
     (
         Implementation("triton", "ridgeline.kernels.gemm.triton:norm_linear", on_gpu),
         Implementation("torch", "ridgeline.kernels.gemm.native:norm_linear"),
+        Implementation("fixed", "ridgeline.kernels.gemm.fixed:norm_linear", on_gpu),
     ),
 )

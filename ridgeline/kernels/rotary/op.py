@@ -166,5 +166,6 @@ ROPE_KV = Op(
     (
         Implementation("triton", "ridgeline.kernels.rotary.triton:rope_kv", on_gpu),
         Implementation("torch", "ridgeline.kernels.rotary.native:rope_kv"),
+        Implementation("fixed", "ridgeline.kernels.rotary.triton:rope_kv_fixed", on_gpu),
     ),
 )

@@ -7,6 +7,8 @@ value. Between the norm and the rotation values are rounded to the activations' 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -120,11 +122,14 @@ def rope_kv(
     place_T: Tensor,
     num_heads: int,
     num_kv_heads: int,
+    *,
+    fixed: bool = False,
 ) -> Tensor:
+    """As `op.rope_kv`. fixed: work is cut in the same way however many tokens there are."""
     tokens, head_dim = qkv_TX.shape[0], k_cache_NGPD.shape[-1]
     q_THD = torch.empty(tokens, num_heads, head_dim, dtype=qkv_TX.dtype, device=qkv_TX.device)
     rotated = head_dim if cos_sin_PR is None else cos_sin_PR.shape[-1]
-    together, heads, warps = config(tokens, num_heads, num_kv_heads, head_dim)
+    together, heads, warps = config(1 if fixed else tokens, num_heads, num_kv_heads, head_dim)
     groups = -(-num_heads // heads) + 2 * -(-num_kv_heads // heads)
     _rope_kv[(triton.cdiv(tokens, together), groups)](
         qkv_TX, q_norm_D, k_norm_D, cos_sin_PR, positions_T, place_T, q_THD, k_cache_NGPD, v_cache_NGPD,
@@ -136,6 +141,9 @@ def rope_kv(
         num_warps=warps, **launch_options(qkv_TX.device),
     )  # fmt: skip
     return q_THD
+
+
+rope_kv_fixed = partial(rope_kv, fixed=True)
 
 
 def _aot(

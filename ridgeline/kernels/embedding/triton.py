@@ -1,0 +1,49 @@
+"""Embedding lookup that does not break a chain of dependent launches. Legend as in op.py."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.launch import launch_options
+
+BLOCK = 1024  # columns of a program
+
+
+@triton.jit(do_not_specialize_on_alignment=["ids_ptr"])
+def _embedding(ids_ptr, weight_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(ids_ptr + token).to(tl.int64)
+    inside = column < width
+    tl.store(out_ptr + token * width + column, tl.load(weight_ptr + row * width + column, mask=inside), mask=inside)
+
+
+def embedding(ids_T: Tensor, weight_VM: Tensor) -> Tensor:
+    """As `op.embedding`; torch's own where a gradient is wanted."""
+    if torch.is_grad_enabled() and weight_VM.requires_grad:
+        return torch.nn.functional.embedding(ids_T, weight_VM)
+    tokens, width = len(ids_T), weight_VM.shape[1]
+    out_TM = torch.empty(tokens, width, dtype=weight_VM.dtype, device=weight_VM.device)
+    block = min(BLOCK, triton.next_power_of_2(width))
+    _embedding[(tokens, triton.cdiv(width, block))](
+        ids_T, weight_VM, out_TM, width, BLOCK=block, num_warps=4, **launch_options(weight_VM.device)
+    )
+    return out_TM
+
+
+AOT = (
+    AotKernel(
+        _embedding,
+        {"ids_ptr": "*i64", "weight_ptr": "*bf16", "out_ptr": "*bf16", "width": "i32:16"},
+        {"BLOCK": BLOCK},
+        num_warps=4,
+        hot=True,
+    ),
+)

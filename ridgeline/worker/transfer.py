@@ -1,0 +1,67 @@
+"""Weights from files to a GPU at the rate of the bus.
+
+A copy from ordinary memory runs at a fraction of it, because the driver stages it through a small buffer of its own.
+Here several threads read tensors (mapped files: a read is a page fault) into page-locked buffers, and each buffer goes
+to the device while its thread fills the other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import cycle
+from threading import local
+
+import torch
+from torch import Tensor
+
+THREADS = 6
+BUFFER_BYTES = 32 << 20  # twice per thread: enough to keep the bus busy, little enough to page-lock in a moment
+
+
+class _Lane:
+    """One thread's stream and its two buffers, each free again when its event has passed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        buffers = [torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._turns: Iterator[tuple[Tensor, torch.cuda.Event]] = cycle([(b, torch.cuda.Event()) for b in buffers])
+
+    def send(self, source: Tensor, target: Tensor) -> None:
+        """Bytes to bytes, at most a buffer full."""
+        staged, free = next(self._turns)
+        free.synchronize()
+        staged[: len(source)].copy_(source)
+        with torch.cuda.stream(self.stream):
+            target.copy_(staged[: len(source)], non_blocking=True)
+            free.record(self.stream)
+
+
+def fill(targets: Iterable[tuple[Tensor, Callable[[], Tensor]]], device: torch.device) -> Iterator[int]:
+    """Copy every tensor that a callable gives into its target on `device`; yields each one's elements when it is there.
+
+    What cannot be sent as bytes (another dtype, a target that is not contiguous) is copied by torch.
+    """
+    lanes = local()
+
+    def one(target: Tensor, read: Callable[[], Tensor]) -> int:
+        if not hasattr(lanes, "lane"):
+            lanes.lane = _Lane(device)
+        lane: _Lane = lanes.lane
+        source = read()
+        with torch.no_grad():
+            if source.dtype == target.dtype and target.is_contiguous() and source.is_contiguous():
+                there, here = target.view(-1).view(torch.uint8), source.view(-1).view(torch.uint8)
+                for start in range(0, len(here), BUFFER_BYTES):
+                    part = slice(start, start + BUFFER_BYTES)
+                    lane.send(here[part], there[part])
+                lane.stream.synchronize()
+            else:
+                target.copy_(source)
+        return target.numel()
+
+    torch.cuda.synchronize(device)  # the targets' memory may have had another use, still under way
+    with ThreadPoolExecutor(THREADS, "ridgeline-load") as pool:
+        for done in as_completed([pool.submit(one, target, read) for target, read in targets]):
+            yield done.result()
+    torch.cuda.synchronize(device)
