@@ -18,7 +18,7 @@ from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.core.request import Request, RequestStats, SamplingParams
 from ridgeline.interrupts import uninterrupted
 from ridgeline.models.config import ModelConfig
-from ridgeline.progress import BatchBar, LoadingBar
+from ridgeline.progress import LoadingBar, batch_bar
 from ridgeline.text.arguments import integers, listed_params, listed_priorities, listed_prompts, short
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.completion import Completion
@@ -121,7 +121,7 @@ class LLM:
             for prompt, params, rank in zip(listed, every, ranks, strict=True)
         ]
         num_completions = sum(len(job.result.outputs) for job in jobs)
-        with BatchBar(num_completions, shown=use_tqdm) as bar, closing(self._run(jobs)) as pieces:
+        with batch_bar(num_completions, shown=use_tqdm) as bar, closing(self._run(jobs)) as pieces:
             for piece in pieces:
                 bar.advance(len(piece.token_ids), finished=piece.completion.finished)
         return [job.result for job in jobs]

@@ -10,20 +10,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
-def _bar(
-    *columns: BarColumn | MofNCompleteColumn | TextColumn | TimeElapsedColumn | TimeRemainingColumn, shown: bool
-) -> Progress:
-    shown = shown and sys.stderr.isatty()
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown)
+def _bar(*columns: BarColumn | MofNCompleteColumn | TextColumn | TimeElapsedColumn | TimeRemainingColumn) -> Progress:
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
 
 
 class LoadingBar:
     """`with LoadingBar() as bar: bar("loading weights", 0.4)`."""
 
     def __init__(self) -> None:
-        self._bar = _bar(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), shown=True
-        )
+        self._bar = _bar(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
         self._task = self._bar.add_task("loading", total=1.0)
 
     def __enter__(self) -> LoadingBar:
@@ -40,7 +35,7 @@ class LoadingBar:
 class BatchBar:
     """Completions done out of all, and output tokens per second so far."""
 
-    def __init__(self, num_completions: int, *, shown: bool) -> None:
+    def __init__(self, num_completions: int) -> None:
         self._bar = _bar(
             TextColumn("generating"),
             BarColumn(),
@@ -48,7 +43,6 @@ class BatchBar:
             TextColumn("{task.fields[speed]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            shown=shown,
         )
         self._task = self._bar.add_task("generating", total=num_completions, speed="")
         self._tokens = 0
@@ -63,6 +57,20 @@ class BatchBar:
 
     def advance(self, new_tokens: int, *, finished: bool) -> None:
         self._tokens += new_tokens
-        if not self._bar.disable:
-            speed = self._tokens / max(1e-9, time.perf_counter() - self._started)
-            self._bar.update(self._task, advance=int(finished), speed=f"{speed:,.0f} tokens/s")
+        speed = self._tokens / max(1e-9, time.perf_counter() - self._started)
+        self._bar.update(self._task, advance=int(finished), speed=f"{speed:,.0f} tokens/s")
+
+
+class NoBar:
+    """In place of a BatchBar nobody would see: making one takes longer than a short request."""
+
+    def __enter__(self) -> NoBar:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def advance(self, new_tokens: int, *, finished: bool) -> None: ...
+
+
+def batch_bar(num_completions: int, *, shown: bool) -> BatchBar | NoBar:
+    return BatchBar(num_completions) if shown and sys.stderr.isatty() else NoBar()

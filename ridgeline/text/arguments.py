@@ -20,9 +20,10 @@ def integers(values: object) -> list[int]:
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
         raise TypeError
     listed = list(values)
-    if any(isinstance(value, bool) for value in listed):
+    types = set(map(type, listed))
+    if bool in types:
         raise TypeError
-    return [operator.index(value) for value in listed]
+    return listed if types == {int} else [operator.index(value) for value in listed]
 
 
 def listed_prompts(prompts: Any) -> list[Any]:

@@ -9,6 +9,8 @@ belongs to a slot that is always stopped.
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import numpy as np
 import torch
 
@@ -18,16 +20,20 @@ from ridgeline.core.plan import Rows, StepPlan
 class StepInputs:
     """slots_R; start_R1 (first token of each row, then their number); samples_R (whether the row emits a
     token); override_T (the span's token, or -1: the slot's last token). With as many tokens as rows every row has one.
+
+    plan: what it holds at first; None: padding only.
     """
 
-    def __init__(self, num_rows: int, num_tokens: int, dummy_slot: int, device: torch.device) -> None:
+    def __init__(
+        self, num_rows: int, num_tokens: int, dummy_slot: int, device: torch.device, plan: StepPlan | None = None
+    ) -> None:
         self.num_rows, self.num_tokens, self._dummy_slot = num_rows, num_tokens, dummy_slot
         self._sizes = (num_rows, num_rows + 1, -(-num_rows // 4), num_tokens)
         self._packed = torch.empty(sum(self._sizes), dtype=torch.int32, device=device)
         self.slots_R, self.start_R1, samples, self.override_T = self._packed.split(self._sizes)
         self.samples_R = samples.view(torch.bool)[:num_rows]
         self._rows: Rows | None = None  # those it holds, if it holds no spans
-        self._load(self._pack(None))
+        self._load(plan)
 
     def holds(self, plan: StepPlan) -> bool:
         """Whether it already says what the plan says."""
@@ -36,18 +42,19 @@ class StepInputs:
     def load(self, plan: StepPlan) -> None:
         """Take the plan's rows and spans over, unless they are here already."""
         if not self.holds(plan):
-            self._load(self._pack(plan))
-            self._rows = None if plan.spans else plan.rows
+            self._load(plan)
 
-    def _load(self, packed: np.ndarray) -> None:
-        source = torch.from_numpy(packed)
+    def _load(self, plan: StepPlan | None) -> None:
+        source = torch.from_numpy(self._pack(plan))
         if self._packed.is_cuda:
             source = source.pin_memory()
         self._packed.copy_(source, non_blocking=True)
+        self._rows = None if plan is None or plan.spans else plan.rows
 
     def _pack(self, plan: StepPlan | None) -> np.ndarray:
-        packed = np.zeros(sum(self._sizes), np.int32)
-        slots_R, start_R1, samples, override_T = np.split(packed, np.cumsum(self._sizes[:-1]))
+        packed = np.zeros(len(self._packed), np.int32)
+        starts = (0, *accumulate(self._sizes))
+        slots_R, start_R1, samples, override_T = (packed[start:end] for start, end in pairwise(starts))
         rows = 0 if plan is None else len(plan.rows)
         slots_R[rows:] = self._dummy_slot
         override_T.fill(-1)

@@ -95,8 +95,7 @@ class Runner:
     def inputs(self, plan: StepPlan) -> StepInputs:
         """The plan's rows on the device, without padding."""
         if self._inputs is None or not self._inputs.holds(plan):
-            self._inputs = StepInputs(len(plan.rows), plan.num_tokens, self.slots.dummy, self.device)
-            self._inputs.load(plan)
+            self._inputs = StepInputs(len(plan.rows), plan.num_tokens, self.slots.dummy, self.device, plan)
         return self._inputs
 
     @torch.inference_mode()
