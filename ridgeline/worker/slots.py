@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor
 from ridgeline.core.cache_spec import NULL_BLOCK
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Assign, Delta, Feature, SetBlocks, features_of
+from ridgeline.core.request import MAX_STOP_IDS
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.worker.upload import upload
+from ridgeline.worker.words import Record, Words
 
-_INTS = ("kv_len", "last_token", "max_len", "top_k", "seed", "min_len")  # rows of ints_IS
-# float parameter → its table, in the order of the rows of floats_FS
+_NUM_INTS = 6
+# float parameter → its table
 _FLOATS = {
     "temperature": "temperature_S",
     "top_p": "top_p_S",
@@ -29,6 +32,8 @@ _FLOATS = {
     "presence_penalty": "presence_S",
     "frequency_penalty": "frequency_S",
 }
+_FORM_WIDTHS = [2] * _NUM_INTS + [1] * len(_FLOATS) + [2 * MAX_STOP_IDS]  # in words, as `_form_words` has them
+_FIRST_BLOCKS = len(_FORM_WIDTHS)  # block tables come after
 
 
 class Slots:
@@ -42,18 +47,20 @@ class Slots:
         num_slots += 1
         self.generations = np.zeros(num_slots, np.int32)  # of the request in the slot, 0 when it is free
         self.forms: dict[int, Assign] = {}  # host copy of the full form each slot was last assigned
-        self._ints_IS = torch.zeros(len(_INTS), num_slots, dtype=torch.int64, device=device)
-        self._floats_FS = torch.zeros(len(_FLOATS), num_slots, dtype=torch.float32, device=device)
-        self.kv_len_S, self.last_token_S, self.max_len_S, top_k_S, seed_S, min_len_S = self._ints_IS
         self.stopped_S = torch.ones(num_slots, dtype=torch.bool, device=device)
-        self.block_tables_SC = [
-            torch.full((num_slots, max_blocks), NULL_BLOCK, dtype=torch.int32, device=device) for _ in range(num_groups)
-        ]
-        floats = dict(zip(_FLOATS.values(), self._floats_FS, strict=True))
+        self._words = words = Words(num_slots, _FORM_WIDTHS + [max_blocks] * num_groups, device)
+        self._form = Record(words, len(_FORM_WIDTHS))
+        ints = [words.column(table, torch.int64) for table in range(_NUM_INTS)]
+        self.kv_len_S, self.last_token_S, self.max_len_S, top_k_S, seed_S, min_len_S = ints
+        tables = {"top_k_S": top_k_S, "seed_S": seed_S, "min_len_S": min_len_S}
+        tables |= {name: words.column(table, torch.float32) for table, name in enumerate(_FLOATS.values(), _NUM_INTS)}
+        tables["stop_ids_SE"] = words.rows(_FIRST_BLOCKS - 1, torch.int64)
+        groups = range(_FIRST_BLOCKS, _FIRST_BLOCKS + num_groups)
+        self.block_tables_SC = [words.rows(table, torch.int32).fill_(NULL_BLOCK) for table in groups]
         empty = SamplingTables.empty(num_slots, vocab_size, device)
-        for name, table_S in floats.items():
-            table_S.copy_(getattr(empty, name))
-        self.sampling = replace(empty, top_k_S=top_k_S, seed_S=seed_S, min_len_S=min_len_S, **floats)
+        for name, table in tables.items():
+            table.copy_(getattr(empty, name))
+        self.sampling = replace(empty, **tables)
         self._biased: set[int] = set()  # slots whose row of the bias table is not empty
 
     def reset(self) -> None:
@@ -65,52 +72,37 @@ class Slots:
 
     def apply(self, deltas: Sequence[Delta]) -> None:
         """Bring the tables up to date. Within a plan later deltas win."""
-        blocks: dict[tuple[int, int, int], int] = {}  # (group, slot, column) → block id
+        blocks: dict[int, int] = {}  # place among the words → block id
         assigned: dict[int, Assign] = {}
         for delta in deltas:
             if isinstance(delta, SetBlocks):
-                for column, block in enumerate(delta.block_ids, start=delta.start):
-                    blocks[delta.group, delta.slot, column] = block
+                place = self._words.place(_FIRST_BLOCKS + delta.group, delta.slot, delta.start)
+                blocks.update(enumerate(delta.block_ids, place))
             elif isinstance(delta, Assign):
                 assigned[delta.slot] = delta
-                for group, ids in enumerate(delta.blocks):
-                    blocks.update({(group, delta.slot, column): block for column, block in enumerate(ids)})
+                for table, ids in enumerate(delta.blocks, _FIRST_BLOCKS):
+                    blocks.update(enumerate(ids, self._words.place(table, delta.slot)))
             else:
                 self.forms.pop(delta.slot, None)
                 self.generations[delta.slot] = 0
                 assigned.pop(delta.slot, None)
-        if blocks:
-            self._set_blocks(blocks)
-        if assigned:
-            self._assign(list(assigned.values()))
+        if blocks or assigned:
+            self._write(blocks, list(assigned.values()))
 
-    def _set_blocks(self, blocks: Mapping[tuple[int, int, int], int]) -> None:
-        for group, table_SC in enumerate(self.block_tables_SC):
-            entries = [(slot, column, block) for (g, slot, column), block in blocks.items() if g == group]
-            if entries:
-                places = np.array(entries, np.int64).T
-                slot, column, block = upload([places[0], places[1], places[2].astype(np.int32)], self.device)
-                table_SC[slot, column] = block
-
-    def _assign(self, forms: list[Assign]) -> None:
+    def _write(self, blocks: Mapping[int, int], forms: Sequence[Assign]) -> None:
+        places = np.fromiter(blocks, np.int64, len(blocks))
+        words = np.fromiter(blocks.values(), np.int32, len(blocks))
+        slots_n = np.array([form.slot for form in forms], np.int64)
+        if forms:
+            places = np.append(places, self._form.places(slots_n))
+            words = np.append(words, _form_words(forms))
+        places_W, words_W, started_n = upload([places, words, slots_n], self.device)
+        self._words.array_W.index_copy_(0, places_W, words_W)
+        if forms:
+            self.stopped_S.index_fill_(0, started_n, False)
         for form in forms:
             self.forms[form.slot] = form
             self.generations[form.slot] = form.generation
-        width = self.sampling.stop_ids_SE.shape[1]
-        slots, ints_In, floats_Fn, stop_ids_nE = upload(
-            [
-                np.array([form.slot for form in forms], np.int64),
-                np.array([_numbers(form) for form in forms], np.int64).T,
-                np.array([[getattr(form.params, name) for name in _FLOATS] for form in forms], np.float32).T,
-                np.array([_padded(sorted(form.stop_ids), width) for form in forms], np.int64),
-            ],
-            self.device,
-        )
-        self._ints_IS[:, slots] = ints_In
-        self._floats_FS[:, slots] = floats_Fn
-        self.sampling.stop_ids_SE[slots] = stop_ids_nE
-        self.stopped_S.index_fill_(0, slots, False)
-        for form in forms:
             features = features_of(form.params, masked=False)
             if form.slot in self._biased or features & Feature.BIAS:
                 self._assign_bias(form)
@@ -164,8 +156,20 @@ class Slots:
         return torch.tensor(values, dtype=torch.int64).to(self.device)
 
 
-def _numbers(form: Assign) -> list[int]:
-    """The form's `_INTS`."""
+_floats_of = attrgetter(*_FLOATS)
+
+
+def _form_words(forms: Sequence[Assign]) -> np.ndarray:
+    """Each form's ints, floats and stop ids, int32 [n, W]."""
+    ints_nI = np.array([_ints_of(form) for form in forms], np.int64)
+    floats_nF = np.array([_floats_of(form.params) for form in forms], np.float32)
+    stop_ids_nE = np.full((len(forms), MAX_STOP_IDS), -1, np.int64)
+    for row, form in enumerate(forms):
+        stop_ids_nE[row, : len(form.stop_ids)] = sorted(form.stop_ids)
+    return np.concatenate([part.view(np.int32) for part in (ints_nI, floats_nF, stop_ids_nE)], axis=1)
+
+
+def _ints_of(form: Assign) -> list[int]:
     last_token = max(0, form.last_token or 0)
     min_len = len(form.prompt) + form.params.min_tokens
     return [

@@ -12,17 +12,17 @@ ALIGNMENT = 16
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """The arrays as tensors on `device`, through pinned memory. The host may go on at once."""
+    """The arrays, of one dimension, as tensors on `device`, through pinned memory. The host may go on at once."""
     if device.type != "cuda":
-        return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        return [torch.from_numpy(array) for array in arrays]
     starts = np.cumsum([0, *(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays)])
     staged = pinned(int(starts[-1]))
     there = staged.numpy()
     for array, start in zip(arrays, starts, strict=False):
-        there[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        there[start : start + array.nbytes] = array.view(np.uint8)
     moved = staged.to(device, non_blocking=True)
     return [
-        moved[start : start + array.nbytes].view(_DTYPES[array.dtype.name]).view(array.shape)
+        moved[start : start + array.nbytes].view(_DTYPES[array.dtype.name])
         for array, start in zip(arrays, starts, strict=False)
     ]
 

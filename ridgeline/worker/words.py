@@ -1,0 +1,53 @@
+"""Tables with a row per slot, as parts of one array: whatever a plan changes in them is one scatter.
+
+Legend: S slots, n some of them, W words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ALIGNMENT = 4  # words: kernels are compiled for tables at multiples of 16 bytes
+
+
+class Words:
+    """array_W: int32, zero at first; an int64 takes two words. widths: words of a slot in each table."""
+
+    def __init__(self, num_slots: int, widths: Sequence[int], device: torch.device) -> None:
+        self.num_slots, self.widths = num_slots, widths
+        self.starts = [0, *accumulate(-(-num_slots * width // ALIGNMENT) * ALIGNMENT for width in widths)]
+        self.array_W = torch.zeros(self.starts[-1], dtype=torch.int32, device=device)
+
+    def column(self, table: int, dtype: torch.dtype) -> Tensor:
+        """A table of one number per slot, [S]."""
+        return self._part(table).view(dtype)
+
+    def rows(self, table: int, dtype: torch.dtype) -> Tensor:
+        """A table of several numbers per slot, [S, …]."""
+        return self._part(table).view(dtype).view(self.num_slots, -1)
+
+    def place(self, table: int, slot: int, word: int = 0) -> int:
+        """Index of a word in `array_W`."""
+        return self.starts[table] + slot * self.widths[table] + word
+
+    def _part(self, table: int) -> Tensor:
+        start = self.starts[table]
+        return self.array_W[start : start + self.num_slots * self.widths[table]]
+
+
+class Record:
+    """The words of a slot in the first `num_tables` tables, one after the other."""
+
+    def __init__(self, words: Words, num_tables: int) -> None:
+        widths = np.array(words.widths[:num_tables])
+        self._slot_0 = np.concatenate([words.place(table, 0) + np.arange(width) for table, width in enumerate(widths)])
+        self._to_next_slot = np.repeat(widths, widths)
+
+    def places(self, slots_n: np.ndarray) -> np.ndarray:
+        """Index in `array_W` of each, int64 [n, W]."""
+        return self._slot_0 + slots_n[:, None] * self._to_next_slot
