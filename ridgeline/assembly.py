@@ -64,9 +64,15 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
         max_seqs=max_seqs,
         max_chunk=max_tokens,
     )
-    runner = Runner(decoder, ops, memory.layout, num_slots=max_seqs, max_model_len=memory.max_model_len)
-    if on_gpu(ops.platform) and not config.enforce_eager:
-        runner.capture(max_rows=max_seqs, max_tokens=max_tokens, progress=progress)
+    try:
+        runner = Runner(decoder, ops, memory.layout, num_slots=max_seqs, max_model_len=memory.max_model_len)
+        if on_gpu(ops.platform) and not config.enforce_eager:
+            runner.capture(max_rows=max_seqs, max_tokens=max_tokens, progress=progress)
+    except torch.OutOfMemoryError as error:
+        raise InvalidConfig(
+            f"{device} ran out of memory while the cache and the graphs were made ({memory}); "
+            "lower gpu_memory_utilization, kv_cache_memory or max_num_seqs, or set enforce_eager."
+        ) from error
     engine_config = EngineConfig(
         max_model_len=memory.max_model_len,
         max_num_seqs=max_seqs,

@@ -20,6 +20,7 @@ from ridgeline.bench.results import Record, host
 from ridgeline.bench.runner import Job, Outcome, Where, run
 from ridgeline.bench.workloads import Size, uniform, workloads
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.kernels.launch import on_device
 from ridgeline.measure.machine import device_name, hardware_of
 from ridgeline.measure.probes import Bench
 from ridgeline.measure.timing import Effort
@@ -129,7 +130,8 @@ def kernels(*, op: str, dtype: str, device: str, real: bool | None, commit: str)
     name = dtype or ("bfloat16" if on_gpu else "float32")
     bench = Bench.of(where, KERNEL_EFFORT[where.type])
     known = subjects(real=on_gpu if real is None else real)
-    timings = list(time_kernels(known, dtype_called(name), bench, only=op))
+    with on_device(where):
+        timings = list(time_kernels(known, dtype_called(name), bench, only=op))
     if not timings:
         raise InvalidConfig(f"no op's name contains {op!r}; see ridgeline/kernels for their names.")
     base, hardware = _kernel_base(where, name, commit), hardware_of(where)

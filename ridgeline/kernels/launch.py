@@ -11,6 +11,7 @@ index arithmetic and its first weight loads cost nothing. The rules a kernel wit
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -32,6 +33,11 @@ def launch_options(device: torch.device) -> dict[str, Any]:
     if dependent_launch(device):
         return {"PDL": True, "launch_pdl": True}
     return {"PDL": False}
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Where kernels for tensors on `device` must be launched: Triton asks for the thread's current device only."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @cache

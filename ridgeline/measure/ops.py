@@ -18,10 +18,12 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 
 from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.config import DEFAULT_BLOCK_SIZE
 from ridgeline.core.cost import StepShape
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.plan import Assign, Feature, Rows, Span, StepPlan
 from ridgeline.core.request import SamplingParams
+from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import OPS, Ops
 from ridgeline.layers.decoder import Decoder
@@ -30,7 +32,6 @@ from ridgeline.measure.timing import Effort
 from ridgeline.perf.explain import JOINT
 from ridgeline.worker.runner import Runner
 
-BLOCK_SIZE = 16
 UNPRICED = ("step_inputs", "attention_schedule", "step_advance")  # bookkeeping of some hundred bytes
 EFFORT = Effort(seconds=0.1, repeats=7)
 
@@ -63,7 +64,9 @@ def measure_step_ops(model: ModelSpec, shape: StepShape, device: torch.device, d
     """
     bench = Bench.of(device, EFFORT)
     times: dict[str, list[float]] = {}
-    for call in record_step(model, shape, device, dtype):
+    with on_device(device):
+        calls = record_step(model, shape, device, dtype)
+    for call in calls:
         rounds = [call.again(fresh=i > 0) for i in range(bench.copies(max(1, call.bytes)))]
         times.setdefault(call.name, []).append(bench.seconds(*rounds))
     return {name: sum(values) / len(values) for name, values in times.items()}
@@ -91,8 +94,8 @@ def record_step(model: ModelSpec, shape: StepShape, device: torch.device, dtype:
     decoder = Decoder(spec, ops, dtype=getattr(torch, dtype), device=device, max_positions=max(lengths) + 1)
     for parameter in decoder.requires_grad_(False).parameters():
         parameter.normal_(std=0.02)
-    layout = _layout(spec, lengths, dtype)
-    runner = Runner(decoder, ops, layout, num_slots=len(lengths) + 1, max_model_len=max(lengths) + BLOCK_SIZE)
+    layout = _layout(spec, lengths, dtype, DEFAULT_BLOCK_SIZE[device.type])
+    runner = Runner(decoder, ops, layout, num_slots=len(lengths) + 1, max_model_len=max(lengths) + layout.block_size)
     _listen(ops, _weight_names(decoder), calls)
     runner.sample(runner.forward(_plan(spec, shape, layout)), {})
     for call in calls:
@@ -140,10 +143,10 @@ def _weight_names(decoder: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in decoder.named_parameters()}
 
 
-def _layout(spec: ModelSpec, lengths: list[int], dtype: str) -> CacheLayout:
+def _layout(spec: ModelSpec, lengths: list[int], dtype: str, block_size: int) -> CacheLayout:
     groups = spec.cache_groups
-    layout = CacheLayout(groups=groups, block_size=BLOCK_SIZE, dtype=dtype, num_pages=2)
-    columns = sum(-(-length // BLOCK_SIZE) for length in lengths)
+    layout = CacheLayout(groups=groups, block_size=block_size, dtype=dtype, num_pages=2)
+    columns = sum(-(-length // block_size) for length in lengths)
     pages = 1 + sum(-(-columns // layout.blocks_per_page(g)) for g in range(len(groups)))
     return replace(layout, num_pages=pages)
 
@@ -154,7 +157,7 @@ def _plan(spec: ModelSpec, shape: StepShape, layout: CacheLayout) -> StepPlan:
     random = np.random.default_rng(0)
     pages = iter((1 + random.permutation(layout.num_pages - 1)).tolist())
     ids = [_block_ids(layout, group, pages) for group in range(len(layout.groups))]
-    blocks_R = [tuple(tuple(islice(i, -(-int(n) // BLOCK_SIZE))) for i in ids) for n in lengths_R]
+    blocks_R = [tuple(tuple(islice(i, -(-int(n) // layout.block_size))) for i in ids) for n in lengths_R]
     rows = Rows(
         slots_R=np.arange(len(counts_R), dtype=np.int32),
         generations_R=np.ones(len(counts_R), np.int32),

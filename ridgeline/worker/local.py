@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
+from ridgeline.kernels.launch import on_device
 from ridgeline.worker.runner import DeviceLogprobs, Forwarded, Runner, Sampled
 from ridgeline.worker.segments import Outcome
 from ridgeline.worker.stopwatch import Stopwatch
@@ -155,7 +156,8 @@ class LocalWorker:
         if self._thread is not None:
             return self._thread.submit(action)
         future: Future = Future()
-        action()
+        with on_device(self._runner.device):
+            action()
         future.set_result(None)
         return future
 

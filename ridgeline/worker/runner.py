@@ -8,7 +8,7 @@ Legend: T tokens of the step, R rows, N rows or positions scored, L likeliest to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,8 @@ from ridgeline.worker.inputs import StepInputs
 from ridgeline.worker.segments import HostLengths, Outcome, Scores, Segments
 from ridgeline.worker.slots import Slots
 
+SCORED_AT_ONCE = 256  # positions of a prompt: their logits, in float32 and more than once, must not fill the memory
+
 
 @dataclass(frozen=True)
 class DeviceLogprobs:
@@ -34,6 +36,10 @@ class DeviceLogprobs:
     rank_N: Tensor
     top_ids_NL: Tensor
     top_logprobs_NL: Tensor
+
+    @staticmethod
+    def joined(pieces: Sequence[DeviceLogprobs]) -> DeviceLogprobs:
+        return DeviceLogprobs(*(torch.cat(parts) for parts in zip(*(vars(p).values() for p in pieces), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -143,8 +149,12 @@ class Runner:
         if form.params.prompt_logprobs is None or not next_ids:
             return None
         start = int(plan.rows.num_tokens_R[:row].sum())
-        logits_PV = self.decoder.logits(hidden.at(slice(start, start + len(next_ids))))
-        return score(logits_PV, torch.tensor(next_ids, device=self.device), form.params.prompt_logprobs)
+        pieces = []
+        for offset in range(0, len(next_ids), SCORED_AT_ONCE):
+            ids = next_ids[offset : offset + SCORED_AT_ONCE]
+            logits_PV = self.decoder.logits(hidden.at(slice(start + offset, start + offset + len(ids))))
+            pieces.append(score(logits_PV, torch.tensor(ids, device=self.device), form.params.prompt_logprobs))
+        return DeviceLogprobs.joined(pieces)
 
 
 def score(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:

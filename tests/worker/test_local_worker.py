@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from tests.driving import Rig, alone, ask, rig
 
 PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
@@ -183,3 +184,42 @@ def test_a_stopped_row_writes_to_the_null_block_only(tiny_model: Callable[[str],
 def test_a_request_that_could_never_run_is_refused(folder: Path, prompt: tuple[int, ...], total: int) -> None:
     with rig(folder) as own, pytest.raises(InvalidRequest):
         own.engine.add(replace(ask("a", prompt), max_total_tokens=total))
+
+
+def test_a_prompt_is_scored_in_pieces_as_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scores() -> list[np.ndarray]:
+        with rig(folder) as own:
+            own.run(ask("a", PROMPT, prompt_logprobs=2))
+            [found] = [result.prompt_logprobs[0] for result in own.results if result.prompt_logprobs]
+            return [found.logprob_R, found.rank_R, found.top_ids_RL, found.top_logprobs_RL]
+
+    at_once = scores()
+    monkeypatch.setattr("ridgeline.worker.runner.SCORED_AT_ONCE", 4)
+    assert len(at_once[0]) == len(PROMPT) - 1
+    for whole, joined in zip(at_once, scores(), strict=True):
+        np.testing.assert_allclose(joined, whole, rtol=1e-5)
+
+
+def test_a_device_too_small_for_cache_and_graphs_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cramped(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr("ridgeline.assembly.Runner", cramped)
+    with pytest.raises(InvalidConfig, match="ran out of memory while the cache and the graphs were made"), rig(folder):
+        pass
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_a_second_gpu_gives_the_firsts_tokens(folder: Path, enforce_eager: bool) -> None:
+    """While the thread's current device stays the first."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    request, tokens = ask("a", PROMPT, max_tokens=20), []
+    for device in ("cuda:0", "cuda:1"):
+        options = {"device": device, "enforce_eager": enforce_eager, "kv_cache_memory": 1 << 24}
+        with rig(folder, **options, debug_checks=False) as own:
+            tokens.append(own.run(request)["a"].tokens)
+            assert not own.errors
+    assert tokens[0] == tokens[1]
+    assert torch.cuda.current_device() == 0
