@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -143,9 +143,13 @@ def _record(graph: torch.cuda.CUDAGraph, pool: Any, work: Callable[[], T]) -> T:
     """Not `torch.cuda.graph`: it collects garbage and synchronizes every time, which takes longer than the capture."""
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
-        return work()
-    finally:
-        graph.capture_end()
+        result = work()
+    except BaseException:
+        with suppress(RuntimeError):  # that the capture is invalid is not the news
+            graph.capture_end()
+        raise
+    graph.capture_end()
+    return result
 
 
 @contextmanager

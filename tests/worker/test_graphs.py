@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.core.plan import Feature, Rows, Span, StepPlan
+from ridgeline.worker import graphs
 from ridgeline.worker.graphs import MIXED_TOKENS, Buckets, row_buckets
 from ridgeline.worker.inputs import StepInputs
 
@@ -82,6 +85,28 @@ def test_the_same_rows_are_not_loaded_twice_but_spans_are() -> None:
     assert not inputs.holds(with_span)
     inputs.load(steady)
     assert inputs.override_T.tolist() == [-1, -1]
+
+
+def test_what_fails_inside_a_capture_is_what_is_told() -> None:
+    """Not the capture's own complaint that it has become invalid."""
+
+    class Broken:
+        ended = False
+
+        def capture_begin(self, **_: Any) -> None:
+            pass
+
+        def capture_end(self) -> None:
+            self.ended = True
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def work() -> None:
+        raise ValueError("the cause")
+
+    graph = Broken()
+    with pytest.raises(ValueError, match="the cause"):
+        graphs._record(graph, None, work)  # type: ignore[arg-type]
+    assert graph.ended, "else the stream would go on recording"
 
 
 @pytest.mark.gpu
