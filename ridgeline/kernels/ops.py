@@ -26,7 +26,7 @@ OPS = {
 }
 
 # Implementations whose results for a token do not depend on the tokens beside it
-DETERMINISTIC = {"linear": "fixed", "norm_linear": "fixed", "rope_kv": "fixed", "attention_schedule": "fixed"}
+DETERMINISTIC = dict.fromkeys(("linear", "norm_linear", "rope_kv", "attention_schedule", "sample"), "fixed")
 
 
 class Ops:

@@ -8,6 +8,7 @@ what is in doubt, `finish` finds the exact threshold in the list. Nothing waits 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -120,6 +121,9 @@ def sample(
         num_warps=config.row_warps if filtered else 1, **options,
     )  # fmt: skip
     return token_N
+
+
+sample_fixed = partial(sample, config=Config(2048, 4))  # a tile's sums, and so a row's, as in a batch of any size
 
 
 def _flags(tables: SamplingTables, features: Feature, mask_NV: Tensor | None) -> dict[str, int]:

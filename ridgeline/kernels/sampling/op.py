@@ -124,5 +124,6 @@ SAMPLE = Op(
     (
         Implementation("triton", "ridgeline.kernels.sampling.gpu:sample", on_gpu),
         Implementation("torch", "ridgeline.kernels.sampling.batched:sample"),
+        Implementation("fixed", "ridgeline.kernels.sampling.gpu:sample_fixed", on_gpu),
     ),
 )
