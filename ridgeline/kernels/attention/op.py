@@ -27,7 +27,8 @@ class Schedule:
     few: rows with up to so many tokens are items. tile_tokens: most tokens of a tile. window: what it was made for.
     fixed: every row is cut into query tiles, however few its tokens, and all its keys are treated alike, so that a
     query's result does not depend on what runs beside it. hopper: the long rows' work as hopper.py wants it, in place
-    of tiles, where that kernel is the faster one.
+    of tiles, where that kernel is the faster one. cascade: the work that short rows share; their items then begin
+    where what they share ends.
     """
 
     items_I8: Tensor
@@ -39,6 +40,26 @@ class Schedule:
     window: int | None
     fixed: bool = False
     hopper: PrefillItems | None = None
+    cascade: Cascade | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cascade:
+    """Keys that several rows read together, see cascade.py. All int32 on the device.
+
+    stretches_I6: (slot whose table names the blocks, rank of the gang's first row, rows of the gang, first key, end
+    key, first part). count_1: how many there are. members_R: by rank, the row's token, or -1 if it takes no part.
+    rows_R4: by row, (tokens shared, its first part, parts from one of its parts to the next, its parts).
+    items_I3: the last three by item. queries: columns of a gang's matrix product. max_parts: parts at most.
+    """
+
+    stretches_I6: Tensor
+    count_1: Tensor
+    members_R: Tensor
+    rows_R4: Tensor
+    items_I3: Tensor
+    queries: int
+    max_parts: int
 
 
 @dataclass(frozen=True, kw_only=True)

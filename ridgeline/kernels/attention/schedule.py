@@ -4,8 +4,7 @@ Rows with few tokens are bound by reading their keys: these are cut into items o
 fill the GPU (split-KV, as in Flash-Decoding). Longer rows are bound by arithmetic and cut into query tiles. The host
 sizes the tables and the grids by what there can be at most; programs beyond the counts leave at once.
 
-A later shared-prefix form fits in here: an item is a stretch of keys with the queries that attend to it, so queries of
-several rows with equal first blocks need only another kind of item.
+Rows with equal first blocks may read these together (cascade.py); a row's items are then cut from the rest.
 
 Legend: R rows, I items, J tiles, T tokens.
 """
@@ -20,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ridgeline.kernels.attention.cascade import make_cascade, pieces_of
 from ridgeline.kernels.attention.op import Schedule
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
@@ -41,10 +41,12 @@ def make_schedule(
     window: int | None = None,
     cache_NGPD: Tensor | None = None,
     fixed: bool = False,
+    prefix_4R: Tensor | None = None,
 ) -> Schedule:
-    """One or two small kernels: what the layers with these heads and this window will work through.
+    """Some small kernels: what the layers with these heads and this window will work through.
 
     num_tokens is T. cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
+    prefix_4R: which rows share their first blocks, int32, as cascade.py has it; no use is made of it with a window.
     """
     device, num_rows = kv_len_R.device, len(slots_R)
     group = num_heads // num_kv_heads
@@ -64,6 +66,19 @@ def make_schedule(
         if (decode_only and not fixed) or hopper
         else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
     )
+    cascade = None
+    if prefix_4R is not None and window is None and not fixed:
+        cascade = make_cascade(
+            start_R1,
+            kv_len_R,
+            slots_R,
+            prefix_4R,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            key_tile=KEY_TILE,
+            whole=WHOLE,
+            max_items=max_items,
+        )
     rows = triton.next_power_of_2(num_rows)
     items_each = max(1, min(16, 16384 // rows))
     item_programs = triton.cdiv(max_items, items_each)
@@ -77,6 +92,7 @@ def make_schedule(
         window=window,
         fixed=fixed,
         hopper=hopper,
+        cascade=cascade,
     )
     _schedule_kernel[(item_programs + triton.cdiv(max_tiles, items_each),)](
         start_R1,
@@ -86,6 +102,8 @@ def make_schedule(
         schedule.tiles_J4,
         schedule.counts_2,
         schedule.arrivals,
+        cascade.rows_R4 if cascade else schedule.counts_2,  # any pointer: it is not read
+        cascade.items_I3 if cascade else schedule.counts_2,
         num_rows,
         max_items,
         max_tiles,
@@ -101,6 +119,7 @@ def make_schedule(
         ROWS=rows,
         ITEMS=items_each,
         WINDOW=window is not None,
+        CASCADE=cascade is not None,
         **launch_options(device),
     )
     return schedule
@@ -135,6 +154,8 @@ def _schedule_kernel(
     tiles_ptr,
     counts_ptr,
     arrivals_ptr,
+    shared_rows_ptr,
+    shared_items_ptr,
     num_rows,
     max_items,
     max_tiles,
@@ -150,6 +171,7 @@ def _schedule_kernel(
     ROWS: tl.constexpr,
     ITEMS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CASCADE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Every program counts all rows' pieces and writes ITEMS entries of one table: the first programs items, the rest
@@ -165,10 +187,12 @@ def _schedule_kernel(
     tokens_R = tl.load(start_ptr + row_R + 1, mask=real_R, other=0).to(tl.int32) - first_R
     kv_len_R = tl.load(kv_len_ptr + row_R, mask=real_R, other=0).to(tl.int32)
     span_R = kv_len_R - _first_key(kv_len_R, tokens_R, window, KEY_TILE, WINDOW)
+    if CASCADE:
+        span_R -= tl.load(shared_rows_ptr + row_R * 4, mask=real_R, other=0)
     short_R = (tokens_R > 0) & (tokens_R <= FEW)
     total = tl.sum(tl.where(short_R, span_R, 0))
     chunk = tl.maximum(tl.cdiv(tl.cdiv(total, target), KEY_TILE), 1) * KEY_TILE
-    items_R = tl.where(short_R, _pieces(span_R, chunk, WHOLE), 0)
+    items_R = tl.where(short_R, pieces_of(span_R, chunk, WHOLE), 0)
     tiles_R = tl.where(tokens_R > FEW, tl.cdiv(tokens_R, TILE_TOKENS), 0)
     pieces_R = tl.where(makes_items, items_R, tiles_R)
     end_R = tl.cumsum(pieces_R, 0)
@@ -189,8 +213,13 @@ def _schedule_kernel(
     piece_I = entry_I - first_entry_I
     if makes_items:
         first_key_I = _first_key(kv_len_I, tokens_I, window, KEY_TILE, WINDOW)
+        if CASCADE:
+            first_key_I += tl.load(shared_rows_ptr + row_I * 4, mask=real_I, other=0)
+            for field in tl.static_range(3):
+                shared_I = tl.load(shared_rows_ptr + row_I * 4 + 1 + field, mask=real_I, other=0)
+                tl.store(shared_items_ptr + entry_I * 3 + field, shared_I, mask=real_I)
         span_I = kv_len_I - first_key_I
-        pieces_I = _pieces(span_I, chunk, WHOLE)
+        pieces_I = pieces_of(span_I, chunk, WHOLE)
         # A row's items are equally long: never more than chunk, so the last is not empty.
         even_I = tl.cdiv(tl.cdiv(span_I, pieces_I), KEY_TILE) * KEY_TILE
         begin_I = first_key_I + piece_I * even_I
@@ -218,12 +247,6 @@ def _schedule_kernel(
         tl.store(tile_I + 1, token_I + offset_I, mask=real_I)
         tl.store(tile_I + 2, tl.minimum(tokens_I - offset_I, TILE_TOKENS), mask=real_I)
         tl.store(tile_I + 3, kv_len_I - tokens_I + offset_I, mask=real_I)
-
-
-@triton.jit
-def _pieces(span, chunk, WHOLE: tl.constexpr):
-    """Into how many items a row's keys are cut."""
-    return tl.where(span <= WHOLE, 1, tl.cdiv(span, chunk))
 
 
 @triton.jit

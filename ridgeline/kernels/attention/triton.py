@@ -12,8 +12,9 @@ import torch
 import triton
 from torch import Tensor
 
-from ridgeline.kernels.attention.op import RaggedBatch, Schedule
+from ridgeline.kernels.attention.op import Cascade, RaggedBatch, Schedule
 from ridgeline.kernels.attention.schedule import KEY_TILE, TILE_ROWS, make_schedule
+from ridgeline.kernels.attention.triton_cascade import shared_kernel
 from ridgeline.kernels.attention.triton_common import LOG2E
 from ridgeline.kernels.attention.triton_decode import decode_kernel
 from ridgeline.kernels.attention.triton_prefill import prefill_kernel
@@ -123,6 +124,9 @@ def _decode(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, s
     config = decode_config(q_THD.shape[2], k_cache_NGPD.element_size())
     group, kv_heads, heads = shared["GROUP"], shared["NUM_KV_HEADS"], triton.next_power_of_2(shared["GROUP"])
     parts = len(schedule.items_I8) * kv_heads * schedule.few * group
+    cascade, shared_parts = schedule.cascade, (sinks, sinks)  # any pointers: they are not read
+    if cascade is not None:
+        shared_parts = _attend_to_shared(cascade, tensors, numbers, shared)
     decode_kernel[(len(schedule.items_I8) * kv_heads,)](
         *tensors,
         schedule.items_I8,
@@ -131,16 +135,51 @@ def _decode(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, s
         torch.empty(parts, q_THD.shape[2], dtype=torch.float32, device=q_THD.device),
         torch.empty(parts, dtype=torch.float32, device=q_THD.device),
         sinks,
+        cascade.items_I3 if cascade else sinks,
+        *shared_parts,
         *numbers,
         FEW=schedule.few,
         QUERIES=max(16, triton.next_power_of_2(schedule.few * group)),
         TILE=config.tile,
         HEADS=heads,
         PARTS=max(1, min(16, COMBINED // (heads * shared["DIM"]))),
+        CASCADE=cascade is not None,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **shared,
     )
+
+
+def _attend_to_shared(
+    cascade: Cascade, tensors: tuple, numbers: tuple, shared: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The parts of rows that read keys together, and the logarithms of their sums."""
+    q_THD, k_cache_NGPD, v_cache_NGPD, _, block_table_SC = tensors
+    scale, softcap, _, *strides = numbers
+    config = decode_config(q_THD.shape[2], k_cache_NGPD.element_size())
+    kv_heads, parts = shared["NUM_KV_HEADS"], cascade.max_parts * q_THD.shape[1]
+    part_values = torch.empty(parts, q_THD.shape[2], dtype=torch.float32, device=q_THD.device)
+    part_lse = torch.empty(parts, dtype=torch.float32, device=q_THD.device)
+    shared_kernel[(len(cascade.stretches_I6) * kv_heads,)](
+        q_THD,
+        k_cache_NGPD,
+        v_cache_NGPD,
+        block_table_SC,
+        cascade.stretches_I6,
+        cascade.count_1,
+        cascade.members_R,
+        part_values,
+        part_lse,
+        scale,
+        softcap,
+        *strides,
+        QUERIES=cascade.queries,
+        TILE=config.tile,
+        num_warps=config.num_warps,
+        num_stages=2,  # the queries take as much room as a stage, and two programs should fit
+        **{name: value for name, value in shared.items() if name not in ("WINDOW", "SINKS")},
+    )
+    return part_values, part_lse
 
 
 def _prefill(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, shared: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 Bound by reading keys. The products are computed transposed, keys (64 and more) as the rows of the matrix product and
 the few queries as its columns, so no tensor-core rows idle and the warps share the keys instead of repeating them.
-The program that finishes a row last adds up the row's parts, in the order of the keys.
+The program that finishes a row last adds up the row's parts, in the order of the keys: with CASCADE first those of the
+keys that the row shares with others, which an earlier launch has left (triton_cascade.py).
 
 Legend: M queries (tokens x heads of a group) padded, N keys of a tile, D head dim padded, J heads of a group.
 """
@@ -36,6 +37,9 @@ def decode_kernel(
     parts_ptr,
     part_lse_ptr,
     sinks_ptr,
+    shared_items_ptr,
+    shared_parts_ptr,
+    shared_lse_ptr,
     scale,
     softcap,
     window,
@@ -58,9 +62,11 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    CASCADE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """parts [items, G, FEW, GROUP, HEAD_DIM] and part_lse [items, G, FEW, GROUP], float32: the row's parts if several.
+    shared_items, shared_parts, shared_lse: `Cascade.items_I3` and what `shared_kernel` left.
 
     QUERIES, DIM, HEADS: FEW · GROUP, HEAD_DIM, GROUP rounded up. PARTS: how many parts to add up at once.
     """
@@ -77,6 +83,10 @@ def decode_kernel(
     slot, first_token, tokens = tl.load(item_ptr), tl.load(item_ptr + 1), tl.load(item_ptr + 2)
     kv_len, begin, end = tl.load(item_ptr + 3), tl.load(item_ptr + 4), tl.load(item_ptr + 5)
     first_item, num_parts = tl.load(item_ptr + 6), tl.load(item_ptr + 7)
+    num_shared = 0
+    if CASCADE:
+        shared_ptr = shared_items_ptr + item * 3
+        shared_part, shared_step, num_shared = tl.load(shared_ptr), tl.load(shared_ptr + 1), tl.load(shared_ptr + 2)
     if item >= count:
         return
 
@@ -131,7 +141,7 @@ def decode_kernel(
     stored_DM = real_M[None, :] & inside_D[:, None]
     out_ptr += first_token.to(tl.int64) * (NUM_KV_HEADS * GROUP * HEAD_DIM)
     out_M = (token_M * NUM_KV_HEADS * GROUP + head_M) * HEAD_DIM
-    if num_parts == 1:
+    if num_parts + num_shared == 1:
         tl.store(out_ptr + out_M[None, :] + d_D[:, None], acc_DM.to(out_ptr.dtype.element_ty), mask=stored_DM)
     else:
         part_M = (item.to(tl.int64) * NUM_KV_HEADS + g) * (FEW * GROUP) + m_M
@@ -143,8 +153,30 @@ def decode_kernel(
             tl.debug_barrier()
             tl.store(arrivals_ptr + first_item * NUM_KV_HEADS + g, 0)  # for the next layer
             for token in range(tokens):
-                _combine(
-                    out_ptr + (token * NUM_KV_HEADS + g) * (GROUP * HEAD_DIM),
+                j_J1, d_1D = tl.arange(0, HEADS)[:, None], tl.arange(0, DIM)[None, :]
+                max_J1 = tl.full((HEADS, 1), LOWEST, tl.float32)
+                sum_J1 = tl.zeros((HEADS, 1), tl.float32)
+                acc_JD = tl.zeros((HEADS, DIM), tl.float32)
+                if CASCADE:  # rows that share keys have one token
+                    max_J1, sum_J1, acc_JD = _add_parts(
+                        max_J1,
+                        sum_J1,
+                        acc_JD,
+                        shared_parts_ptr,
+                        shared_lse_ptr,
+                        (shared_part.to(tl.int64) * NUM_KV_HEADS + g) * GROUP,
+                        shared_step * (NUM_KV_HEADS * GROUP),
+                        num_shared,
+                        GROUP,
+                        HEAD_DIM,
+                        HEADS,
+                        DIM,
+                        PARTS,
+                    )
+                max_J1, sum_J1, acc_JD = _add_parts(
+                    max_J1,
+                    sum_J1,
+                    acc_JD,
                     parts_ptr,
                     part_lse_ptr,
                     (first_item.to(tl.int64) * NUM_KV_HEADS + g) * (FEW * GROUP) + token * GROUP,
@@ -156,15 +188,21 @@ def decode_kernel(
                     DIM,
                     PARTS,
                 )
+                acc_JD = acc_JD / sum_J1
+                out_JD = out_ptr + (token * NUM_KV_HEADS + g) * (GROUP * HEAD_DIM) + j_J1 * HEAD_DIM + d_1D
+                stored_JD = (j_J1 < GROUP) & (d_1D < HEAD_DIM)
+                tl.store(out_JD, acc_JD.to(out_ptr.dtype.element_ty), mask=stored_JD)
 
 
 @triton.jit
-def _combine(
-    out_ptr,
+def _add_parts(
+    max_J1,
+    sum_J1,
+    acc_JD,
     parts_ptr,
     part_lse_ptr,
     first,
-    stride_part: tl.constexpr,
+    stride_part,
     num_parts,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -172,13 +210,9 @@ def _combine(
     DIM: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """One token's outputs of a group's heads: the parts' outputs weighted by their shares of the softmax."""
+    """One token's outputs of a group's heads: the parts' outputs weighted by their shares of the softmax, so far."""
     j_J1, d_1D = tl.arange(0, HEADS)[:, None], tl.arange(0, DIM)[None, :]
     inside_J1 = j_J1 < GROUP
-    inside_JD = inside_J1 & (d_1D < HEAD_DIM)
-    max_J1 = tl.full((HEADS, 1), LOWEST, tl.float32)
-    sum_J1 = tl.zeros((HEADS, 1), tl.float32)
-    acc_JD = tl.zeros((HEADS, DIM), tl.float32)
     for start in range(0, num_parts, PARTS):
         part_lse_J1 = part_lse_ptr + first + start * stride_part + j_J1
         part_JD = parts_ptr + (first + start * stride_part + j_J1) * HEAD_DIM + d_1D
@@ -202,5 +236,4 @@ def _combine(
             sum_J1 += weight_J1
             acc_JD += weight_J1 * outs[i]
         max_J1 = new_max_J1
-    acc_JD = acc_JD / sum_J1
-    tl.store(out_ptr + j_J1 * HEAD_DIM + d_1D, acc_JD.to(out_ptr.dtype.element_ty), mask=inside_JD)
+    return max_J1, sum_J1, acc_JD

@@ -1,0 +1,172 @@
+"""The shared part of attention's work list: which rows read the keys of their common first blocks together.
+
+A group is rows whose block tables begin with the same blocks. Its rows are taken a gang at a time, as many as the
+queries of one matrix product hold, and a gang's common keys are cut into stretches like a row's own keys into items:
+just enough to fill the GPU. What a row's stretches gave is added to the parts of its own keys (triton_decode.py).
+
+Every row says where it stands (`prefix_4R`): its rank in an order that keeps groups together, the rank of its group's
+first row, the rank behind its last, and how many tokens they share (0: it belongs to no group). A row takes part while
+it runs one token and has more keys than it shares: one that the device has stopped keeps its rank, and nothing else.
+
+Legend: R rows, I stretches. A part is one row's result for one stretch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.attention.op import Cascade
+from ridgeline.kernels.launch import launch_options, num_multiprocessors
+
+QUERIES = 64  # columns of a gang's matrix product: its accumulator (with as many keys as rows) stays in registers
+
+
+def make_cascade(
+    start_R1: Tensor,
+    kv_len_R: Tensor,
+    slots_R: Tensor,
+    prefix_4R: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    key_tile: int,
+    whole: int,
+    max_items: int,
+) -> Cascade | None:
+    """One small kernel; None where a gang would be a single row. key_tile, whole: as in schedule.py, whose kernel then
+    fills `items_I3`."""
+    device, num_rows, group = kv_len_R.device, len(slots_R), num_heads // num_kv_heads
+    queries = max(16, min(QUERIES, triton.next_power_of_2(num_rows * group)))
+    gang = queries // group
+    if min(gang, num_rows) < 2:
+        return None
+    target = max(1, 2 * num_multiprocessors(device) // num_kv_heads)
+    max_stretches = target + num_rows // 2  # groups have two rows and more, so gangs are at most half the rows
+    rows = triton.next_power_of_2(num_rows)
+    entries = max(1, min(16, 16384 // rows))
+    cascade = Cascade(
+        stretches_I6=torch.empty(max_stretches, 6, dtype=torch.int32, device=device),
+        count_1=torch.empty(1, dtype=torch.int32, device=device),
+        members_R=torch.empty(num_rows, dtype=torch.int32, device=device),
+        rows_R4=torch.empty(num_rows, 4, dtype=torch.int32, device=device),
+        items_I3=torch.empty(max_items, 3, dtype=torch.int32, device=device),
+        queries=queries,
+        max_parts=gang * target + num_rows,
+    )
+    _cascade_kernel[(triton.cdiv(max(max_stretches, num_rows), entries),)](
+        start_R1,
+        kv_len_R,
+        slots_R,
+        prefix_4R,
+        cascade.stretches_I6,
+        cascade.count_1,
+        cascade.members_R,
+        cascade.rows_R4,
+        num_rows,
+        target,
+        GANG=gang,
+        KEY_TILE=key_tile,
+        WHOLE=whole,
+        ROWS=rows,
+        ENTRIES=entries,
+        **launch_options(device),
+    )
+    return cascade
+
+
+@triton.jit
+def _cascade_kernel(
+    start_ptr,
+    kv_len_ptr,
+    slots_ptr,
+    prefix_ptr,
+    stretches_ptr,
+    count_ptr,
+    members_ptr,
+    rows_ptr,
+    num_rows,
+    target,
+    GANG: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ROWS: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Every program counts all gangs' pieces and writes ENTRIES stretches, and what ENTRIES rows must know."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    program = tl.program_id(0)
+    row_R = tl.arange(0, ROWS)
+    real_R = row_R < num_rows
+    rank_R = tl.load(prefix_ptr + row_R, mask=real_R, other=0)
+    first_R = tl.load(prefix_ptr + num_rows + row_R, mask=real_R, other=0)
+    end_R = tl.load(prefix_ptr + 2 * num_rows + row_R, mask=real_R, other=0)
+    shared_R = tl.load(prefix_ptr + 3 * num_rows + row_R, mask=real_R, other=0)
+    leads_R = (shared_R > 0) & ((rank_R - first_R) % GANG == 0)
+    size_R = tl.minimum(end_R - rank_R, GANG)
+    total = tl.sum(tl.where(leads_R, shared_R, 0))
+    chunk = tl.maximum(tl.cdiv(tl.cdiv(total, target), KEY_TILE), 1) * KEY_TILE
+    pieces_R = tl.where(leads_R, pieces_of(shared_R, chunk, WHOLE), 0)
+    end_piece_R = tl.cumsum(pieces_R, 0)
+    parts_R = pieces_R * size_R
+    first_part_R = tl.cumsum(parts_R, 0) - parts_R
+    count = tl.sum(pieces_R)
+    if program == 0:
+        tl.store(count_ptr, count)
+
+    entry_I = program * ENTRIES + tl.arange(0, ENTRIES)
+    real_I = entry_I < count
+    before_IR = end_piece_R[None, :] <= entry_I[:, None]
+    leader_I = tl.sum(before_IR.to(tl.int32), 1)
+    piece_I = entry_I - tl.max(tl.where(before_IR, end_piece_R[None, :], 0), 1)
+    is_leader_IR = row_R[None, :] == leader_I[:, None]
+    first_part_I = tl.sum(tl.where(is_leader_IR, first_part_R[None, :], 0), 1)
+    pieces_I = tl.sum(tl.where(is_leader_IR, pieces_R[None, :], 0), 1)
+    slot_I = tl.load(slots_ptr + leader_I, mask=real_I, other=0).to(tl.int32)
+    rank_I = tl.load(prefix_ptr + leader_I, mask=real_I, other=0)
+    end_I = tl.load(prefix_ptr + 2 * num_rows + leader_I, mask=real_I, other=0)
+    shared_I = tl.load(prefix_ptr + 3 * num_rows + leader_I, mask=real_I, other=0)
+    size_I = tl.minimum(end_I - rank_I, GANG)
+    even_I = tl.cdiv(tl.cdiv(shared_I, tl.maximum(pieces_I, 1)), KEY_TILE) * KEY_TILE
+    begin_I = piece_I * even_I
+    stretch_I = stretches_ptr + entry_I * 6
+    tl.store(stretch_I, slot_I, mask=real_I)
+    tl.store(stretch_I + 1, rank_I, mask=real_I)
+    tl.store(stretch_I + 2, size_I, mask=real_I)
+    tl.store(stretch_I + 3, begin_I, mask=real_I)
+    tl.store(stretch_I + 4, tl.minimum(begin_I + even_I, shared_I), mask=real_I)
+    tl.store(stretch_I + 5, first_part_I + piece_I * size_I, mask=real_I)
+
+    # The same programs tell ENTRIES rows their share; J rows.
+    row_J = entry_I
+    real_J = row_J < num_rows
+    rank_J = tl.load(prefix_ptr + row_J, mask=real_J, other=0)
+    first_J = tl.load(prefix_ptr + num_rows + row_J, mask=real_J, other=0)
+    shared_J = tl.load(prefix_ptr + 3 * num_rows + row_J, mask=real_J, other=0)
+    token_J = tl.load(start_ptr + row_J, mask=real_J, other=0).to(tl.int32)
+    tokens_J = tl.load(start_ptr + row_J + 1, mask=real_J, other=0).to(tl.int32) - token_J
+    kv_len_J = tl.load(kv_len_ptr + row_J, mask=real_J, other=0).to(tl.int32)
+    takes_part_J = (shared_J > 0) & (tokens_J == 1) & (kv_len_J > shared_J)
+    member_J = (rank_J - first_J) % GANG
+    leads_JR = leads_R[None, :] & (rank_R[None, :] == (rank_J - member_J)[:, None])
+    first_part_J = tl.sum(tl.where(leads_JR, first_part_R[None, :], 0), 1)
+    size_J = tl.sum(tl.where(leads_JR, size_R[None, :], 0), 1)
+    pieces_J = tl.sum(tl.where(leads_JR, pieces_R[None, :], 0), 1)
+    tl.store(members_ptr + rank_J, tl.where(takes_part_J, token_J, -1), mask=real_J & (shared_J > 0))
+    out_J = rows_ptr + row_J * 4
+    tl.store(out_J, tl.where(takes_part_J, shared_J, 0), mask=real_J)
+    tl.store(out_J + 1, first_part_J + member_J, mask=real_J)
+    tl.store(out_J + 2, size_J, mask=real_J)
+    tl.store(out_J + 3, tl.where(takes_part_J, pieces_J, 0), mask=real_J)
+
+
+@triton.jit
+def pieces_of(span, chunk, WHOLE: tl.constexpr):
+    """Into how many items so many keys are cut."""
+    return tl.where(span <= WHOLE, 1, tl.cdiv(span, chunk))

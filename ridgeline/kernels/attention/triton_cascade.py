@@ -1,0 +1,129 @@
+"""Attention of several rows to the keys they share: each program reads a stretch of them once for a gang of rows.
+
+As triton_decode.py with the queries of up to a gang of rows side by side. All of them see all keys of the stretch, and
+every row has keys of its own besides, so each row's result is a part that `decode_kernel`, launched next, adds up.
+
+Legend: M queries (rows x heads of a group) padded, N keys of a tile, D head dim padded.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.attention.triton_common import LOWEST, load_blocks, logits, place_in_blocks, place_of_blocks
+
+
+@triton.jit
+def shared_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    stretches_ptr,
+    count_ptr,
+    members_ptr,
+    parts_ptr,
+    part_lse_ptr,
+    scale,
+    softcap,
+    stride_q_token,
+    stride_q_head,
+    stride_block,
+    stride_head,
+    stride_token,
+    stride_table,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """parts [parts, G, GROUP, HEAD_DIM] and part_lse [parts, G, GROUP], float32."""
+    entry, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
+    m_M = tl.arange(0, QUERIES)
+    d_D = tl.arange(0, DIM)
+    n_N = tl.arange(0, TILE)
+    member_M, head_M = m_M // GROUP, g * GROUP + m_M % GROUP
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    count = tl.load(count_ptr)
+    if entry >= count:
+        return
+    stretch_ptr = stretches_ptr + entry * 6
+    slot, rank, size = tl.load(stretch_ptr), tl.load(stretch_ptr + 1), tl.load(stretch_ptr + 2)
+    begin, end, part = tl.load(stretch_ptr + 3), tl.load(stretch_ptr + 4), tl.load(stretch_ptr + 5)
+
+    token_M = tl.load(members_ptr + rank + member_M, mask=member_M < size, other=-1)
+    real_M = token_M >= 0
+    inside_D = d_D < HEAD_DIM
+    q_M = token_M.to(tl.int64) * stride_q_token + head_M * stride_q_head
+    q_DM = tl.load(q_ptr + q_M[None, :] + d_D[:, None], mask=real_M[None, :] & inside_D[:, None], other=0)
+    table_ptr += slot.to(tl.int64) * stride_table
+    place_ND = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_D[None, :]
+    k_ptr_ND = k_ptr + g * stride_head + place_ND
+    v_ptr_ND = v_ptr + g * stride_head + place_ND
+
+    max_M = tl.full((QUERIES,), LOWEST, tl.float32)
+    sum_M = tl.zeros((QUERIES,), tl.float32)
+    acc_DM = tl.zeros((DIM, QUERIES), tl.float32)
+    blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
+    for start in range(begin, end, TILE):
+        readable_N = start + n_N < end
+        place_N1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
+        readable_ND = readable_N[:, None] & inside_D[None, :]
+        k_ND = tl.load(k_ptr_ND + place_N1, mask=readable_ND, other=0)
+        v_ND = tl.load(v_ptr_ND + place_N1, mask=readable_ND, other=0)
+        blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
+        x_NM = logits(tl.dot(k_ND, q_DM, input_precision="ieee"), scale, softcap, SOFTCAP)
+        x_NM = tl.where(readable_N[:, None], x_NM, -float("inf"))
+        new_max_M = tl.maximum(max_M, tl.max(x_NM, 0))
+        p_NM = tl.exp2(x_NM - new_max_M[None, :])
+        shrink_M = tl.exp2(max_M - new_max_M)
+        sum_M = sum_M * shrink_M + tl.sum(p_NM, 0)
+        acc_DM *= shrink_M[None, :]
+        acc_DM = tl.dot(tl.trans(v_ND), p_NM.to(v_ND.dtype), acc_DM, input_precision="ieee")
+        max_M = new_max_M
+
+    acc_DM /= sum_M[None, :]
+    part_M = ((part + member_M).to(tl.int64) * NUM_KV_HEADS + g) * GROUP + m_M % GROUP
+    stored_DM = real_M[None, :] & inside_D[:, None]
+    tl.store(parts_ptr + part_M[None, :] * HEAD_DIM + d_D[:, None], acc_DM, mask=stored_DM)
+    tl.store(part_lse_ptr + part_M, max_M + tl.log2(sum_M), mask=real_M)
+
+
+AOT = (
+    AotKernel(
+        shared_kernel,
+        {
+            **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), "*bf16"),
+            **dict.fromkeys(("table_ptr", "stretches_ptr", "count_ptr", "members_ptr"), "*i32"),
+            **dict.fromkeys(("parts_ptr", "part_lse_ptr"), "*fp32"),
+            **dict.fromkeys(("scale", "softcap"), "fp32"),
+            **dict.fromkeys(
+                ("stride_q_token", "stride_q_head", "stride_block", "stride_head", "stride_token"), "i32:16"
+            ),
+            "stride_table": "i32",
+        },
+        {
+            "NUM_KV_HEADS": 8,
+            "GROUP": 4,
+            "HEAD_DIM": 128,
+            "DIM": 128,
+            "BLOCK_SIZE": 64,
+            "QUERIES": 64,
+            "TILE": 64,
+            "SOFTCAP": False,
+        },
+        num_stages=2,
+        hot=True,
+        tensor_cores="HGMMA",
+    ),
+)
