@@ -236,6 +236,7 @@ class LLM:
             with uninterrupted():
                 for job in jobs:
                     self._start(job)
+                self._step()  # at once: holding Ctrl-C back anew takes time, and this is the way to the first token
             while True:
                 for job in jobs:
                     while job.inbox:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import or_
+from typing import NamedTuple
 
 import numpy as np
 
 from ridgeline.core.plan import Feature, Rows, Span, StepPlan
 from ridgeline.engine.sequence import Sequence
+from ridgeline.engine.slots import SlotTable
 
 
 def build_rows(seqs: list[Sequence], num_tokens: list[int], num_logits: list[int]) -> Rows:
@@ -23,13 +25,25 @@ def build_rows(seqs: list[Sequence], num_tokens: list[int], num_logits: list[int
     )
 
 
-def standing_rows(seqs: list[Sequence]) -> Rows:
-    """Rows that run one token each and sample: the decoding set."""
-    ones = [1] * len(seqs)
-    return build_rows(seqs, ones, ones)
+class Standing(NamedTuple):
+    """The decoding set: rows that run one token each and sample. columns_R: where `SlotTable` has them, as numpy wants
+    its indices. last_kv_len_R: from there; it does not change while the request keeps its slot.
+    """
+
+    seqs: list[Sequence]
+    rows: Rows
+    columns_R: np.ndarray
+    last_kv_len_R: np.ndarray
+
+    @staticmethod
+    def of(seqs: list[Sequence], slots: SlotTable) -> Standing:
+        ones = [1] * len(seqs)
+        rows = build_rows(seqs, ones, ones)
+        columns_R = rows.slots_R.astype(np.intp)
+        return Standing(seqs, rows, columns_R, slots.last_kv_len[columns_R])
 
 
-NO_ROWS = standing_rows([])
+NOBODY = Standing.of([], SlotTable(0))
 
 
 class Draft:
@@ -37,7 +51,7 @@ class Draft:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.standing: tuple[list[Sequence], Rows] = ([], NO_ROWS)
+        self.standing = NOBODY
         self.published: list[bytes] = []  # hashes of the prompt blocks this plan will write
         self._seqs: list[Sequence] = []
         self._num_tokens: list[int] = []
@@ -46,7 +60,7 @@ class Draft:
 
     @property
     def empty(self) -> bool:
-        return not self._seqs and not self.standing[0]
+        return not self._seqs and not self.standing.seqs
 
     def add(self, seq: Sequence, num_tokens: int, num_logits: int, span: np.ndarray | None) -> None:
         """A row besides the standing ones; span None: its input is the slot's last token."""
@@ -58,7 +72,7 @@ class Draft:
 
     def assemble(self) -> tuple[list[Sequence], Rows, tuple[Span, ...]]:
         """The plan's sequences and rows, standing ones first, and the spans of input tokens."""
-        seqs, rows = self.standing
+        seqs, rows = self.standing.seqs, self.standing.rows
         if not self._seqs:
             return seqs, rows, ()
         first = len(seqs)

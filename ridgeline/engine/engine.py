@@ -100,14 +100,12 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raises InvalidRequest, in one sentence, for a request that could never run."""
-        prompt, limit = request.prompt_token_ids, self.config.max_model_len
+        prompt, limit, vocab_size = request.prompt_token_ids, self.config.max_model_len, self._vocab_size
         if not prompt:
             raise InvalidRequest("the prompt is empty; give at least one token.", param="prompt")
-        wrong = next((t for t in prompt if not 0 <= t < self._vocab_size), None)
+        wrong = next((t for t in prompt if not 0 <= t < vocab_size), None)
         if wrong is not None:
-            raise InvalidRequest(
-                f"token id {wrong} is outside the vocabulary (0 to {self._vocab_size - 1}).", param="prompt"
-            )
+            raise InvalidRequest(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param="prompt")
         if len(prompt) >= limit:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens and the context holds {limit} including the output; shorten it.",

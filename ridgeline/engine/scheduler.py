@@ -27,7 +27,7 @@ from ridgeline.core.plan import Assign, Delta, Feature, Release, Rows, StepPlan,
 from ridgeline.core.request import Request, RequestStats, TokenEvent
 from ridgeline.engine import masks
 from ridgeline.engine.cache.manager import CacheManager
-from ridgeline.engine.draft import Draft, InFlight, standing_rows
+from ridgeline.engine.draft import NOBODY, Draft, InFlight, Standing
 from ridgeline.engine.logprobs import row_entries
 from ridgeline.engine.pace import Pace
 from ridgeline.engine.policy import POLICIES, Policy
@@ -55,7 +55,7 @@ class Scheduler:
         self._prefilling: dict[Sequence, None] = {}
         self._decoding: dict[Sequence, None] = {}  # may be planned before their last token is known
         self._paced: dict[Sequence, None] = {}  # decoding with lookahead 0
-        self._standing: tuple[list[Sequence], Rows] | None = None  # rows of _decoding; None when the set changed
+        self._standing: Standing | None = NOBODY  # rows of _decoding; None when the set changed
         self._deltas: list[Delta] = []  # what the next plan tells the worker, in order
         self._suspects: dict[Sequence, None] = {}
         self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs)
@@ -129,10 +129,12 @@ class Scheduler:
 
         Done before any row is drafted: a preempted request must not be in the plan.
         """
-        seqs, rows = self._standing_rows()
-        kv_len, capacity = self.slots.kv_len, self.slots.capacity
-        full = [seqs[i] for i in np.flatnonzero(kv_len[rows.slots_R] >= capacity[rows.slots_R])]
+        standing, kv_len, capacity = self._standing_rows(), self.slots.kv_len, self.slots.capacity
+        full_R = kv_len[standing.columns_R] >= capacity[standing.columns_R]
+        full = [standing.seqs[i] for i in full_R.nonzero()[0].tolist()]
         full += [seq for seq in self._due() if kv_len[seq.slot] >= capacity[seq.slot]]
+        if not full:
+            return
         for seq in full:
             self._deltas += self.cache.let_go(seq, int(kv_len[seq.slot]), self._plan_id)
         changes = self.cache.add_block(full)
@@ -165,11 +167,11 @@ class Scheduler:
         self._preempt(seq)
 
     def _advance_decoding(self, draft: Draft) -> None:
-        seqs, rows = draft.standing = self._standing_rows()
-        slots_R, columns = rows.slots_R, self.slots
+        seqs, _, columns_R, last_kv_len_R = draft.standing = self._standing_rows()
         draft.budget -= len(seqs)
-        columns.kv_len[slots_R] += 1
-        for i in np.flatnonzero(columns.kv_len[slots_R] >= columns.last_kv_len[slots_R]):
+        kv_len_R = self.slots.kv_len[columns_R] + 1
+        self.slots.kv_len[columns_R] = kv_len_R
+        for i in (kv_len_R >= last_kv_len_R).nonzero()[0].tolist():
             del self._decoding[seqs[i]]  # its last token is on the way
             self._standing = None
 
@@ -267,10 +269,9 @@ class Scheduler:
         self.slots.capacity[seq.slot] = len(seq.blocks[0]) * self.cache.block_size
         return True
 
-    def _standing_rows(self) -> tuple[list[Sequence], Rows]:
+    def _standing_rows(self) -> Standing:
         if self._standing is None:
-            seqs = list(self._decoding)
-            self._standing = seqs, standing_rows(seqs)
+            self._standing = Standing.of(list(self._decoding), self.slots) if self._decoding else NOBODY
         return self._standing
 
     def _submit(self, draft: Draft) -> StepPlan:
@@ -347,14 +348,15 @@ class Scheduler:
     def _settle(self, record: InFlight, tokens_R: list[int], finish_R: np.ndarray) -> None:
         """What follows from a plan's tokens for the few rows to which something happened."""
         seqs, plan, block_size = record.seqs, record.plan, self.cache.block_size
-        for row in np.flatnonzero(plan.kv_bound_R % block_size == 0):  # a block is full, and its keys are written
+        full_R = plan.kv_bound_R % block_size == 0  # a block is full, and its keys are written
+        for row in full_R.nonzero()[0].tolist():
             if seqs[row].slot != NO_SLOT:
                 self.cache.publish(seqs[row], int(plan.kv_bound_R[row]))
         emitted = [seqs[span.row] for span in plan.spans if tokens_R[span.row] >= 0]
         for seq in emitted:
             seq.first_token = seq.first_token or time.monotonic()
             self._suspects.pop(seq, None)
-        for row in np.flatnonzero(finish_R):
+        for row in finish_R.nonzero()[0].tolist():
             if seqs[row].status is not Status.FINISHED:
                 self._finish(seqs[row])
         if plan.rows.features & Feature.MASK:
