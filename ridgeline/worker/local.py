@@ -19,7 +19,6 @@ from torch import Tensor
 from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
 from ridgeline.kernels.launch import on_device
 from ridgeline.worker.runner import DeviceLogprobs, Forwarded, Runner, Sampled
-from ridgeline.worker.segments import Outcome
 from ridgeline.worker.stopwatch import Stopwatch
 
 T = TypeVar("T")
@@ -27,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass
 class Ticket:
-    """A submitted plan on its way. `copied` resolves when its result can be read (or `error` / `dropped` is set)."""
+    """A submitted plan on its way. launched: resolves once the thread has run it; None where there is no thread."""
 
     plan: StepPlan
     watch: Stopwatch
@@ -45,7 +44,7 @@ class HostCopy:
     def __init__(self, sampled: Sampled) -> None:
         packed = sampled.outcome.packed
         self._sampled = sampled
-        self._outcome = Outcome(_start_copy(packed))
+        self._packed = _start_copy(packed)
         self._done = torch.cuda.Event() if packed.is_cuda else None
         if self._done is not None:
             self._done.record()
@@ -54,12 +53,13 @@ class HostCopy:
         """Wait for the copy; raises whatever the device reports."""
         if self._done is not None:
             self._done.synchronize()
-        sampled, rows = self._sampled, len(plan.rows)
+        sampled, rows, packed = self._sampled, len(plan.rows), self._packed.numpy()
+        finish_at = 4 * (len(packed) // 5)  # as in `Outcome`
         prompts = sampled.forwarded.prompt_logprobs
         return StepResult(
             plan_id=plan.id,
-            tokens_RK=self._outcome.token_R.numpy()[:rows, None],
-            finish_R=self._outcome.finish_R.numpy()[:rows],
+            tokens_RK=packed[:finish_at].view(np.int32)[:rows, None],
+            finish_R=packed[finish_at:].view(np.int8)[:rows],
             logprobs=_to_host(sampled.logprobs) if sampled.logprobs else None,
             prompt_logprobs={row: _to_host(scores) for row, scores in prompts.items()},
             elapsed=watch.seconds(),
@@ -95,8 +95,8 @@ class LocalWorker:
 
     def collect(self) -> StepResult:
         ticket = self._pending.popleft()
-        assert ticket.launched is not None
-        ticket.launched.result()
+        if ticket.launched is not None:
+            ticket.launched.result()
         result: StepResult | None = None
         if ticket.outcome is not None and not ticket.dropped:
             outcome = ticket.outcome
@@ -152,14 +152,12 @@ class LocalWorker:
             torch.cuda.empty_cache()  # what is left may be in pieces
         return None
 
-    def _run(self, action: Callable[[], None]) -> Future:
+    def _run(self, action: Callable[[], None]) -> Future | None:
         if self._thread is not None:
             return self._thread.submit(action)
-        future: Future = Future()
         with on_device(self._runner.device):
             action()
-        future.set_result(None)
-        return future
+        return None
 
 
 def _start_copy(tensor: Tensor) -> Tensor:
