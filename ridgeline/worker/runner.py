@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.errors import ContractViolation
@@ -26,6 +27,7 @@ from ridgeline.worker.segments import HostLengths, Outcome, Scores, Segments
 from ridgeline.worker.slots import Slots
 
 SCORED_AT_ONCE = 256  # positions of a prompt: their logits, in float32 and more than once, must not fill the memory
+ALIGNED = 4  # float32 values at whose multiples rows begin, or torch's order of summation varies from row to row
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,10 @@ class Runner:
 
 def score(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:
     """Log-softmax of the chosen tokens, their ranks (1 = likeliest) and the num_top likeliest."""
-    logprobs_NV = logits_NV.float().log_softmax(-1)
+    vocab, logits_NV = logits_NV.shape[1], logits_NV.float()
+    if vocab % ALIGNED:
+        logits_NV = functional.pad(logits_NV, (0, -vocab % ALIGNED), value=-torch.inf)
+    logprobs_NV = logits_NV.log_softmax(-1)
     chosen_N1 = logprobs_NV.gather(1, token_N[:, None])
-    top = logprobs_NV.topk(min(num_top, logprobs_NV.shape[1]), dim=-1)
+    top = logprobs_NV.topk(min(num_top, vocab), dim=-1)
     return DeviceLogprobs(chosen_N1[:, 0], (logprobs_NV > chosen_N1).sum(-1) + 1, top.indices, top.values)
