@@ -44,6 +44,14 @@ BATCHES = {
     "a gang's last row is alone": Batch(
         Case(rows=decode(*[200] * 17), num_heads=8, num_kv_heads=2, head_dim=32), (Shared(tuple(range(17)), 12),)
     ),
+    "every other gang is a single row": Batch(
+        Case(
+            rows=decode(*[64 * tiles + own for tiles in (28, 5, 25, 7, 31) for own in (9, 30, 70)]),
+            num_heads=32,
+            num_kv_heads=1,
+        ),
+        tuple(Shared((3 * i, 3 * i + 1, 3 * i + 2), 4 * tiles) for i, tiles in enumerate((28, 5, 25, 7, 31))),
+    ),
     "odd shapes, a sink, a soft cap": Batch(
         Case(rows=decode(400, 33, 390, 385), num_heads=6, head_dim=80, block_size=8, sinks=True, softcap=5.0),
         (Shared((0, 2, 3), 48),),

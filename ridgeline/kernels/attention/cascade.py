@@ -45,7 +45,7 @@ def make_cascade(
     if min(gang, num_rows) < 2:
         return None
     target = max(1, 2 * num_multiprocessors(device) // num_kv_heads)
-    max_stretches = target + num_rows // 2  # groups have two rows and more, so gangs are at most half the rows
+    max_stretches = target + num_rows * 2 // 3  # most gangs: groups of three, of which a gang holds two
     rows = triton.next_power_of_2(num_rows)
     entries = max(1, min(16, 16384 // rows))
     cascade = Cascade(
