@@ -264,15 +264,22 @@ class LLM:
             self._step()
 
     def _step(self) -> None:
-        for event in self.engine.step():
-            job, completion = self._running.get(event.request_id, (None, None))
-            if job is None or completion is None:
-                continue  # it ended in the meantime, and a token was still under way
-            text = completion.take(event)
-            if completion.output.finished:
-                self._close(completion)
-            ids = [event.token_id] if event.token_id >= 0 else []
-            job.inbox.append(StreamOutput(text, ids, completion.output, job.result))
+        """Requests that ended in the meantime may still get what was under way: it is dropped."""
+        events, running = self.engine.step(), self._running
+        for request_id, token_id in zip(events.ids, events.token_ids, strict=True):
+            if request_id in running:
+                job, completion = running[request_id]
+                self._pass_on(job, completion, completion.take_token(token_id), [token_id])
+        for event in events.events:
+            if event.request_id in running:
+                job, completion = running[event.request_id]
+                ids = [event.token_id] if event.token_id >= 0 else []
+                self._pass_on(job, completion, completion.take(event), ids)
+
+    def _pass_on(self, job: Job, completion: Completion, text: str, token_ids: list[int]) -> None:
+        if completion.output.finished:
+            self._close(completion)
+        job.inbox.append(StreamOutput(text, token_ids, completion.output, job.result))
 
     def _close(self, completion: Completion) -> None:
         """The completion has ended. If it was a stop string that ended it, the engine learns of it here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -211,6 +212,21 @@ class TokenEvent(NamedTuple):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+
+
+@dataclass(slots=True)
+class StepEvents:
+    """What one step gave. Most requests got a token and nothing else: ids and token_ids have these side by side, since
+    an object for each would cost as much as the rest of the step. events: of all others. Iterating tells of both.
+    """
+
+    ids: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    events: list[TokenEvent] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        yield from map(TokenEvent, self.ids, self.token_ids)
+        yield from self.events
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel, Headroom, StepShape
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan import StepPlan, Worker
-from ridgeline.core.request import Request, RequestStats, TokenEvent
+from ridgeline.core.request import Request, RequestStats, StepEvents
 from ridgeline.engine.scheduler import Scheduler
 
 
@@ -59,11 +59,11 @@ class Engine:
         """
         return self.scheduler.abort(request_id, at_token)
 
-    def step(self) -> list[TokenEvent]:
+    def step(self) -> StepEvents:
         """Keep the worker supplied, then wait for the oldest plan's result. Empty when there was nothing to do."""
         self._fill()
         if not self.scheduler.in_flight:
-            return []
+            return StepEvents()
         limit = self._limit(self.scheduler.in_flight[0].plan)  # before the wait: the device is busy meanwhile
         result = self._worker.collect()
         if result.elapsed > 0:  # it ran

@@ -10,12 +10,13 @@ from ridgeline.core.request import TokenLogprobs
 from ridgeline.engine.draft import InFlight
 
 Entries = tuple[TokenLogprobs | None, list[TokenLogprobs] | None]
+NO_ENTRIES: Entries = (None, None)
 
 
 def row_entries(record: InFlight, result: StepResult) -> Iterable[Entries]:
-    """Per row (the new token's entry, entries of prompt tokens). Endless where nobody asked."""
+    """Per row (the new token's entry, entries of prompt tokens). Where nobody asked, NO_ENTRIES without end."""
     if not record.plan.rows.features & (Feature.LOGPROBS | Feature.PROMPT_LOGPROBS):
-        return repeat((None, None))
+        return repeat(NO_ENTRIES)
     return [
         (
             _entry(result.logprobs, row, seq.request.params.logprobs),

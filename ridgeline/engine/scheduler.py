@@ -24,11 +24,11 @@ from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Assign, Delta, Feature, Release, Rows, StepPlan, StepResult
-from ridgeline.core.request import Request, RequestStats, TokenEvent
+from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent
 from ridgeline.engine import masks
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.draft import NOBODY, Draft, InFlight, Standing
-from ridgeline.engine.logprobs import row_entries
+from ridgeline.engine.logprobs import NO_ENTRIES, row_entries
 from ridgeline.engine.pace import Pace
 from ridgeline.engine.policy import POLICIES, Policy
 from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
@@ -316,32 +316,37 @@ class Scheduler:
 
     # ---- taking a result --------------------------------------------------------------------------------------
 
-    def update(self, result: StepResult) -> list[TokenEvent]:
+    def update(self, result: StepResult) -> StepEvents:
         """Take the result of the oldest plan in flight."""
         record = self.in_flight.popleft() if self.in_flight else None
         if record is None or record.plan.id != result.plan_id:
             raise ContractViolation(f"a result for plan {result.plan_id} came where another was due.")
         if result.error is not None or result.dropped:
-            events = self._note_failure(record, result)
+            events = StepEvents(events=self._note_failure(record, result))
         else:
             self._retired = result.plan_id
             self._pace.went_well()
             events = self._accept(record, result)
-        unsent, self._unsent = self._unsent, []
-        return events + unsent
+        events.events.extend(self._unsent)
+        self._unsent.clear()
+        return events
 
-    def _accept(self, record: InFlight, result: StepResult) -> list[TokenEvent]:
+    def _accept(self, record: InFlight, result: StepResult) -> StepEvents:
         """Append the accepted tokens and tell of them. The one loop over all rows of a step: it does little per row."""
-        events: list[TokenEvent] = []
-        finished, new = Status.FINISHED, tuple.__new__
+        events, finished = StepEvents(), Status.FINISHED
         tokens_R = result.tokens_RK[:, 0].tolist()
-        entries = row_entries(record, result)
-        for seq, token, finish, (entry, prompt) in zip(record.seqs, tokens_R, result.finish_R.tolist(), entries):  # noqa: B905
-            if seq.status is finished or (token < 0 and prompt is None):
+        for seq, token, finish, entries in zip(  # noqa: B905
+            record.seqs, tokens_R, result.finish_R.tolist(), row_entries(record, result)
+        ):
+            if seq.status is finished or (token < 0 and entries[1] is None):
                 continue
             if token >= 0:
                 seq.tokens.append(token)
-            events.append(new(TokenEvent, (seq.id, token, REASONS[finish], entry, prompt, None)))
+            if finish or entries is not NO_ENTRIES:
+                events.events.append(TokenEvent(seq.id, token, REASONS[finish], *entries))
+            else:
+                events.ids.append(seq.id)
+                events.token_ids.append(token)
         self._settle(record, tokens_R, result.finish_R)
         return events
 

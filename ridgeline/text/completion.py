@@ -25,19 +25,31 @@ class Completion:
 
     def take(self, event: TokenEvent) -> str:
         """Account for one event; returns the text that became certain."""
-        output = self.output
+        output, text = self.output, ""
         if event.prompt_logprobs:
             self._add_prompt_logprobs(event.prompt_logprobs)
-        text = self._take_token(event) if event.token_id >= 0 else ""
-        stopped = self._detokenizer is not None and self._detokenizer.stopped is not None
-        if stopped and self._detokenizer is not None:
-            output.finish_reason, output.stop_reason = "stop", self._detokenizer.stopped
-        elif event.finish_reason is not None:
+        if event.token_id >= 0:
+            self._add_logprobs(event)
+            text = self.take_token(event.token_id, is_stop=event.finish_reason == "stop")
+        if event.finish_reason is not None and not output.finished:
             output.finish_reason, output.error = event.finish_reason, event.error
             if event.finish_reason == "stop" and event.token_id in self.request.stop_ids:
                 output.stop_reason = event.token_id
-            text += self._detokenizer.finish() if self._detokenizer else ""
+            rest = self._detokenizer.finish() if self._detokenizer else ""
+            output.text += rest
+            text += rest
+        return text
+
+    def take_token(self, token_id: int, *, is_stop: bool = False) -> str:
+        """The same for a token alone. It may complete a stop string, which ends the completion."""
+        output, detokenizer = self.output, self._detokenizer
+        output.token_ids.append(token_id)
+        if detokenizer is None:
+            return ""
+        text = detokenizer.push(token_id, is_stop=is_stop)
         output.text += text
+        if detokenizer.stopped is not None:
+            output.finish_reason, output.stop_reason = "stop", detokenizer.stopped
         return text
 
     @property
@@ -45,15 +57,11 @@ class Completion:
         """Output tokens to keep when a stop string was found: the engine does not know yet."""
         return self._detokenizer.at_token if self._detokenizer else None
 
-    def _take_token(self, event: TokenEvent) -> str:
+    def _add_logprobs(self, event: TokenEvent) -> None:
         output = self.output
-        output.token_ids.append(event.token_id)
         if event.logprobs is not None and output.logprobs is not None:
             output.logprobs.append(self._by_id(event.token_id, event.logprobs))
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + event.logprobs.logprob
-        if self._detokenizer is None:
-            return ""
-        return self._detokenizer.push(event.token_id, is_stop=event.finish_reason == "stop")
 
     def _add_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
         if self.output.index:

@@ -71,7 +71,7 @@ class Desk:
 
     def deliver(self) -> list[TokenEvent]:
         """Take the oldest plan's result."""
-        events = self.scheduler.update(self.worker.collect())
+        events = list(self.scheduler.update(self.worker.collect()))
         for event in events:
             if event.token_id >= 0:
                 self.got[event.request_id].append(event.token_id)
