@@ -61,7 +61,10 @@ def fill(targets: Iterable[tuple[Tensor, Callable[[], Tensor]]], device: torch.d
         return target.numel()
 
     torch.cuda.synchronize(device)  # the targets' memory may have had another use, still under way
-    with ThreadPoolExecutor(THREADS, "ridgeline-load") as pool:
+    pool = ThreadPoolExecutor(THREADS, "ridgeline-load")
+    try:
         for done in as_completed([pool.submit(one, target, read) for target, read in targets]):
             yield done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error, or ctrl-C, the rest need not be read
     torch.cuda.synchronize(device)

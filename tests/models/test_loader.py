@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.layers.decoder import Decoder
+from ridgeline.worker import transfer
 from ridgeline.worker.loader import export_checkpoint, load_weights, read_model_config, resolve_model
 from tests import tiny_models
 from tests.models.loading import OPS, empty_decoder, load
@@ -327,6 +330,26 @@ def test_a_name_that_can_be_neither_is_refused(model: str, sentence: str) -> Non
 def test_a_file_is_not_a_model(folder: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"config\.json' is a file; give the folder"):
         resolve_model(folder / "config.json")
+
+
+def test_after_an_error_the_rest_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(transfer, "_Lane", lambda device: None)
+    reads = []
+
+    def read(index: int) -> torch.Tensor:
+        reads.append(index)
+        if index == 3:
+            raise OSError("a damaged disk")
+        time.sleep(0.01)
+        return torch.ones(2, dtype=torch.float64)  # cast, so that no lane is needed
+
+    targets = [torch.zeros(2) for _ in range(200)]
+    filling = transfer.fill(((t, partial(read, i)) for i, t in enumerate(targets)), torch.device("cpu"))
+    with pytest.raises(OSError, match="a damaged disk"):
+        list(filling)
+    assert len(reads) < 100
+    assert all(targets[i].tolist() == [1, 1] for i in reads if i != 3), "threads still write after the error"
 
 
 @pytest.mark.gpu
