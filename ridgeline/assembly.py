@@ -65,7 +65,14 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
         max_chunk=max_tokens,
     )
     try:
-        runner = Runner(decoder, ops, memory.layout, num_slots=max_seqs, max_model_len=memory.max_model_len)
+        runner = Runner(
+            decoder,
+            ops,
+            memory.layout,
+            num_slots=max_seqs,
+            max_model_len=memory.max_model_len,
+            cascade=config.cascade,
+        )
         if on_gpu(ops.platform) and not config.enforce_eager:
             runner.capture(max_rows=max_seqs, max_tokens=max_tokens, progress=progress)
     except torch.OutOfMemoryError as error:
@@ -79,6 +86,7 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
         max_num_batched_tokens=max_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
         scheduling_policy=config.scheduling_policy,
+        cascade=config.cascade,
         debug_checks=config.debug_checks,
     )
     worker = LocalWorker(runner)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ridgeline.core.plan import StepPlan
 from ridgeline.kernels.op import load_op
 from ridgeline.kernels.ops import OPS
-from tests.driving import ask, rig
+from tests.driving import Rig, ask, rig
 
 PROMPTS = {"a": tuple(range(5, 24)), "b": (7, 8, 9), "c": tuple(range(40, 90)), "d": (3,)}
 TRITON = {
@@ -36,6 +37,58 @@ def test_tokens_equal_those_of_the_plain_ops(tiny_model: Callable[[str], Path], 
         outcomes = own.run(*requests())
         assert not own.errors
     assert {name: outcome.tokens for name, outcome in outcomes.items()} == plain(folder)
+
+
+COMMON = tuple(range(100, 148))  # 12 blocks
+SHARING = [
+    ask(f"s{i}", (*COMMON, *range(20, 20 + tail)), max_tokens=length)
+    for i, (tail, length) in enumerate(((1, 9), (5, 4), (2, 12), (9, 7)))
+]
+
+
+def together(own: Rig) -> tuple[dict[str, list[int]], list[tuple[int, int]]]:
+    """The tokens of all requests, and (rows, tokens) of the prefix groups that the plans named."""
+    submit = own.worker.submit
+    named: list[tuple[int, int]] = []
+
+    def recording(plan: StepPlan) -> None:
+        for rows, tokens in plan.rows.prefixes:
+            assert plan.expected is not None
+            forms = [plan.expected[slot] for slot in plan.rows.slots_R[rows].tolist()]
+            assert len({form.blocks[0][: tokens // 4] for form in forms}) == 1
+            assert min(form.kv_len for form in forms) >= tokens
+            named.append((len(rows), tokens))
+        submit(plan)
+
+    own.worker.submit = recording  # type: ignore[method-assign]
+    outcomes = own.run(*SHARING, *requests())
+    assert not own.errors
+    return {name: outcome.tokens for name, outcome in outcomes.items()}, named
+
+
+@pytest.mark.parametrize("family", ["llama", "mixed"])
+def test_reading_shared_prefixes_together_changes_no_token(tiny_model: Callable[[str], Path], family: str) -> None:
+    folder = tiny_model(family)
+    with rig(folder, max_num_seqs=7) as own:
+        expected, named = together(own)
+        assert not named
+    with rig(folder, max_num_seqs=7, kernels=TRITON, cascade=True) as own:
+        tokens, named = together(own)
+    assert (4, len(COMMON)) in named
+    assert tokens == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
+def test_on_a_gpu_shared_prefixes_change_no_token(tiny_model: Callable[[str], Path], enforce_eager: bool) -> None:
+    folder = tiny_model("llama")
+    with rig(folder, max_num_seqs=7) as own:
+        expected, _ = together(own)
+    options = {"device": "cuda", "enforce_eager": enforce_eager, "kv_cache_memory": 1 << 26}
+    with rig(folder, max_num_seqs=7, cascade=True, **options) as own:
+        tokens, named = together(own)
+    assert (4, len(COMMON)) in named
+    assert tokens == expected
 
 
 @pytest.mark.gpu

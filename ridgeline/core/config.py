@@ -25,7 +25,8 @@ class LLMConfig:
     max_num_batched_tokens: tokens one step runs at most. gpu_memory_utilization: share of the device's memory to use
     in all; kv_cache_memory: bytes for the KV cache, instead. block_size: tokens per cache block (64 on a GPU, else 16).
     enforce_eager: launch ops one by one instead of replaying CUDA graphs (slower; starts sooner). deterministic: a
-    request gets the same bits whatever runs beside it (GPU only; slower). kernels: op → implementation, where the
+    request gets the same bits whatever runs beside it (GPU only; slower). cascade: decoding requests with the same
+    first cache blocks read their keys together (not with deterministic). kernels: op → implementation, where the
     platform's first choice is not wanted ("reference" always exists).
     """
 
@@ -46,6 +47,7 @@ class LLMConfig:
     skip_tokenizer_init: bool = False
     enforce_eager: bool = False
     deterministic: bool = False
+    cascade: bool = False
     kernels: Mapping[str, str] = field(default_factory=dict)
     debug_checks: bool = False
 
@@ -59,6 +61,8 @@ class LLMConfig:
             raise InvalidConfig(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r}."
             )
+        if self.cascade and self.deterministic:
+            raise InvalidConfig("cascade makes a request's bits depend on what runs beside it; not with deterministic.")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -79,7 +83,14 @@ class LLMConfig:
             optional = name != "seed"
             if not (isinstance(value, int) and not isinstance(value, bool)) and not (optional and value is None):
                 raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
-        for name in ("enable_prefix_caching", "skip_tokenizer_init", "enforce_eager", "deterministic", "debug_checks"):
+        for name in (
+            "enable_prefix_caching",
+            "skip_tokenizer_init",
+            "enforce_eager",
+            "deterministic",
+            "cascade",
+            "debug_checks",
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfig(f"{name} must be True or False, got {getattr(self, name)!r}.")
         if not isinstance(self.gpu_memory_utilization, (int, float)):
@@ -88,7 +99,8 @@ class LLMConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What the control plane needs, all resolved. lookahead_depth: plans in flight at once."""
+    """What the control plane needs, all resolved. lookahead_depth: plans in flight at once. cascade: plans say which
+    rows share their first blocks."""
 
     max_model_len: int
     max_num_seqs: int
@@ -96,6 +108,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
     lookahead_depth: int = 2
+    cascade: bool = False
     debug_checks: bool = False
 
     def __post_init__(self) -> None:

@@ -41,13 +41,24 @@ class Feature(IntFlag):
     MASK = 128  # waits for token masks
 
 
+class PrefixGroup(NamedTuple):
+    """Rows (indices, ascending) whose block tables begin with the same blocks in every cache group of full attention.
+
+    tokens: how many tokens these blocks hold. All are full, and every row runs one token that lies behind them.
+    """
+
+    rows: np.ndarray
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of a plan, a struct of arrays. While the set does not change, plans share one object (`is`), so a
     steady decode step uploads nothing.
 
     num_tokens_R: tokens to run at most. num_logits_R: trailing positions whose logits are sampled (0: a chunk that
-    does not reach the end of what is known; 1: emits a token).
+    does not reach the end of what is known; 1: emits a token). prefixes: rows that share blocks, each in one group at
+    most; a hint to read them together, and there may be more.
     """
 
     slots_R: np.ndarray
@@ -56,6 +67,7 @@ class Rows:
     num_logits_R: np.ndarray
     features: Feature
     num_logprobs: int
+    prefixes: tuple[PrefixGroup, ...] = ()
 
     def __len__(self) -> int:
         return len(self.slots_R)

@@ -91,6 +91,7 @@ def _concatenate(a: Rows, b: Rows) -> Rows:
         num_logits_R=np.concatenate([a.num_logits_R, b.num_logits_R]),
         features=a.features | b.features,
         num_logprobs=max(a.num_logprobs, b.num_logprobs),
+        prefixes=a.prefixes,  # the standing rows come first; no others have any
     )
 
 

@@ -31,6 +31,7 @@ from ridgeline.engine.draft import NOBODY, Draft, InFlight, Standing
 from ridgeline.engine.logprobs import NO_ENTRIES, row_entries
 from ridgeline.engine.pace import Pace
 from ridgeline.engine.policy import POLICIES, Policy
+from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
 from ridgeline.engine.slots import SlotTable
 from ridgeline.engine.waiting import WaitingQueue
@@ -56,6 +57,7 @@ class Scheduler:
         self._decoding: dict[Sequence, None] = {}  # may be planned before their last token is known
         self._paced: dict[Sequence, None] = {}  # decoding with lookahead 0
         self._standing: Standing | None = NOBODY  # rows of _decoding; None when the set changed
+        self._prefixes = PrefixGroups(layout, config.max_num_seqs) if config.cascade else None
         self._deltas: list[Delta] = []  # what the next plan tells the worker, in order
         self._suspects: dict[Sequence, None] = {}
         self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs)
@@ -258,6 +260,8 @@ class Scheduler:
         else:
             self._decoding[seq] = None
             self._standing = None
+            if self._prefixes is not None:
+                self._prefixes.note(seq.slot, seq.blocks, int(self.slots.kv_len[seq.slot]))
 
     def _extend(self, seq: Sequence, num_tokens: int) -> bool:
         kv_len = int(self.slots.kv_len[seq.slot])
@@ -272,6 +276,9 @@ class Scheduler:
     def _standing_rows(self) -> Standing:
         if self._standing is None:
             self._standing = Standing.of(list(self._decoding), self.slots) if self._decoding else NOBODY
+            if self._prefixes is not None and self._decoding:
+                rows = replace(self._standing.rows, prefixes=self._prefixes.find(self._standing.columns_R))
+                self._standing = self._standing._replace(rows=rows)
         return self._standing
 
     def _submit(self, draft: Draft) -> StepPlan:

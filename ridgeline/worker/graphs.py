@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.plan import Feature, StepPlan
-from ridgeline.worker.inputs import StepInputs
 from ridgeline.worker.segments import SAMPLING, Outcome, Scores, Segments
 
 T = TypeVar("T")
@@ -38,7 +37,7 @@ class Graph:
     """One bucket."""
 
     def __init__(self, segments: Segments, num_rows: int, num_tokens: int, device: torch.device) -> None:
-        self.inputs = StepInputs(num_rows, num_tokens, segments.slots.dummy, device)
+        self.inputs = segments.inputs(num_rows, num_tokens, device)
         self._segments = segments
         self._forward, self._samples = torch.cuda.CUDAGraph(), dict[Feature, tuple[torch.cuda.CUDAGraph, Outcome]]()
         self._scores: Scores | None = None

@@ -14,23 +14,32 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
-from ridgeline.core.plan import Rows, StepPlan
+from ridgeline.core.plan import PrefixGroup, Rows, StepPlan
 
 
 class StepInputs:
     """slots_R; start_R1 (first token of each row, then their number); samples_R (whether the row emits a
     token); override_T (the span's token, or -1: the slot's last token). With as many tokens as rows every row has one.
+    prefix_4R: which rows share their first blocks, as kernels/attention/cascade.py has it; None without `cascade`.
 
     plan: what it holds at first; None: padding only.
     """
 
     def __init__(
-        self, num_rows: int, num_tokens: int, dummy_slot: int, device: torch.device, plan: StepPlan | None = None
+        self,
+        num_rows: int,
+        num_tokens: int,
+        dummy_slot: int,
+        device: torch.device,
+        plan: StepPlan | None = None,
+        *,
+        cascade: bool = False,
     ) -> None:
         self.num_rows, self.num_tokens, self._dummy_slot = num_rows, num_tokens, dummy_slot
-        self._sizes = (num_rows, num_rows + 1, -(-num_rows // 4), num_tokens)
+        self._sizes = (num_rows, num_rows + 1, -(-num_rows // 4), num_tokens, 4 * num_rows if cascade else 0)
         self._packed = torch.empty(sum(self._sizes), dtype=torch.int32, device=device)
-        self.slots_R, self.start_R1, samples, self.override_T = self._packed.split(self._sizes)
+        self.slots_R, self.start_R1, samples, self.override_T, prefix = self._packed.split(self._sizes)
+        self.prefix_4R = prefix.view(4, num_rows) if cascade else None
         self.samples_R = samples.view(torch.bool)[:num_rows]
         self._rows: Rows | None = None  # those it holds, if it holds no spans
         self._load(plan)
@@ -54,7 +63,7 @@ class StepInputs:
     def _pack(self, plan: StepPlan | None) -> np.ndarray:
         packed = np.zeros(len(self._packed), np.int32)
         starts = (0, *accumulate(self._sizes))
-        slots_R, start_R1, samples, override_T = (packed[start:end] for start, end in pairwise(starts))
+        slots_R, start_R1, samples, override_T, prefix = (packed[start:end] for start, end in pairwise(starts))
         rows = 0 if plan is None else len(plan.rows)
         slots_R[rows:] = self._dummy_slot
         override_T.fill(-1)
@@ -64,6 +73,18 @@ class StepInputs:
             samples.view(np.bool_)[:rows] = plan.rows.num_logits_R > 0
             for row, token_ids in plan.spans:
                 override_T[start_R1[row] : start_R1[row] + len(token_ids)] = token_ids
+            if len(prefix):
+                _write_prefixes(plan.rows.prefixes, prefix.reshape(4, self.num_rows))
         one_each = self.num_rows == self.num_tokens
         start_R1[rows:] = np.arange(rows, self.num_rows + 1) if one_each else start_R1[rows]
         return packed
+
+
+def _write_prefixes(groups: tuple[PrefixGroup, ...], prefix_4R: np.ndarray) -> None:
+    """Rank the rows of groups one after another; see kernels/attention/cascade.py."""
+    first = 0
+    for rows, tokens in groups:
+        end = first + len(rows)
+        prefix_4R[0, rows] = np.arange(first, end)
+        prefix_4R[1:, rows] = np.array([first, end, tokens])[:, None]
+        first = end

@@ -65,12 +65,23 @@ class Sampled:
 
 
 class Runner:
-    def __init__(self, decoder: Decoder, ops: Ops, layout: CacheLayout, *, num_slots: int, max_model_len: int) -> None:
+    """cascade: attention makes use of the plans' prefix groups."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        ops: Ops,
+        layout: CacheLayout,
+        *,
+        num_slots: int,
+        max_model_len: int,
+        cascade: bool = False,
+    ) -> None:
         self.decoder = decoder
         self.device = next(decoder.parameters()).device
         columns = -(-max_model_len // layout.block_size)
         self.slots = Slots(num_slots, len(layout.groups), columns, decoder.spec.vocab_size, self.device)
-        self.segments = Segments(decoder, ops, layout, self.slots)
+        self.segments = Segments(decoder, ops, layout, self.slots, cascade=cascade)
         self._graphs: Graphs | None = None
         self._inputs: StepInputs | None = None
 
@@ -103,7 +114,7 @@ class Runner:
     def inputs(self, plan: StepPlan) -> StepInputs:
         """The plan's rows on the device, without padding."""
         if self._inputs is None or not self._inputs.holds(plan):
-            self._inputs = StepInputs(len(plan.rows), plan.num_tokens, self.slots.dummy, self.device, plan)
+            self._inputs = self.segments.inputs(len(plan.rows), plan.num_tokens, self.device, plan)
         return self._inputs
 
     @torch.inference_mode()

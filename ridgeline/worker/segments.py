@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.cache_spec import CacheLayout
-from ridgeline.core.plan import Feature
+from ridgeline.core.plan import Feature, StepPlan
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, Hidden
@@ -65,17 +65,23 @@ class Outcome:
 
 
 class Segments:
-    """The model, its cache and the slots, as two functions of a step's inputs."""
+    """The model, its cache and the slots, as two functions of a step's inputs. cascade: inputs say which rows share
+    their first blocks."""
 
-    def __init__(self, decoder: Decoder, ops: Ops, layout: CacheLayout, slots: Slots) -> None:
+    def __init__(self, decoder: Decoder, ops: Ops, layout: CacheLayout, slots: Slots, *, cascade: bool = False) -> None:
         parameter = next(decoder.parameters())
         self.decoder = decoder
         self.slots = slots
         self._ops = ops
+        self._cascade = cascade
         self._block_size = layout.block_size
         first = [group.layers[0] for group in layout.groups]  # of a group's layers one stands for all
         self._mixers = [(layer, decoder.spec.layers[layer].mixer) for layer in first]
         self.state = PagedState(PagedCache(layout, parameter.dtype, parameter.device), ops)
+
+    def inputs(self, num_rows: int, num_tokens: int, device: torch.device, plan: StepPlan | None = None) -> StepInputs:
+        """Of a step of this size."""
+        return StepInputs(num_rows, num_tokens, self.slots.dummy, device, plan, cascade=self._cascade)
 
     def forward(self, inputs: StepInputs, lengths: HostLengths | None = None) -> Scores:
         """Run the network and score every row's last token."""
@@ -107,6 +113,7 @@ class Segments:
                     num_kv_heads=mixer.num_kv_heads,
                     window=mixer.window,
                     cache_NGPD=self.state.keys(layer),
+                    prefix_4R=inputs.prefix_4R,
                 ),
             )
             for table_SC, (layer, mixer) in zip(slots.block_tables_SC, self._mixers, strict=True)

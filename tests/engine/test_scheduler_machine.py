@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.plan import StepPlan
 from ridgeline.core.request import Request, SamplingParams, TokenEvent
 from ridgeline.engine.cache.prefix import chain_hash
+from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.scheduler import Scheduler
 from tests.engine.ideal_worker import EOS, VOCAB, IdealWorker, alone
 from tests.engine.layouts import GROUPS, layout_of
@@ -79,9 +81,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             scheduling_policy=policy,
             lookahead_depth=depth,
+            cascade=True,
             debug_checks=True,
         )
         self.scheduler = Scheduler(self.config, self.layout)
+        self.scheduler._prefixes = PrefixGroups(self.layout, max_num_seqs, min_saved=1)
         self.worker = IdealWorker(self.layout, lazy=lazy)
         self.expected: dict[str, Expected] = {}
         self.ended: list[str] = []
@@ -150,8 +154,22 @@ class SchedulerMachine(RuleBasedStateMachine):
                     return
                 assert plan.num_tokens <= self.config.max_num_batched_tokens
                 assert len(plan.rows) <= self.config.max_num_seqs
+                self._check_prefixes(plan)
                 self.worker.submit(plan)
                 self._provide_masks()
+
+    def _check_prefixes(self, plan: StepPlan) -> None:
+        """Rows said to share their first blocks do, and each has more keys than these."""
+        grouped = [row for group in plan.rows.prefixes for row in group.rows.tolist()]
+        assert len(grouped) == len(set(grouped))
+        for rows, tokens in plan.rows.prefixes:
+            assert plan.expected is not None
+            assert (plan.rows.num_tokens_R[rows] == 1).all()
+            forms = [plan.expected[slot] for slot in plan.rows.slots_R[rows].tolist()]
+            assert min(form.kv_len for form in forms) >= tokens
+            for g, group in enumerate(self.layout.groups):
+                if group.spec.window is None:
+                    assert len({form.blocks[g][: tokens // self.layout.block_size] for form in forms}) == 1
 
     @rule(times=st.integers(1, 4))
     def deliver(self, times) -> None:

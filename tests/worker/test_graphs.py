@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.core.plan import Feature, Rows, Span, StepPlan
+from ridgeline.core.plan import Feature, PrefixGroup, Rows, Span, StepPlan
 from ridgeline.worker import graphs
 from ridgeline.worker.graphs import MIXED_TOKENS, Buckets, row_buckets
 from ridgeline.worker.inputs import StepInputs
@@ -73,6 +74,19 @@ def test_inputs_of_a_decode_step_give_padding_rows_a_token() -> None:
     inputs.load(plan([1, 1]))
     assert inputs.slots_R.tolist() == [10, 11, DUMMY, DUMMY]
     assert inputs.start_R1.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_inputs_rank_the_rows_of_prefix_groups() -> None:
+    steady = plan([1, 1, 1, 1, 1])
+    groups = PrefixGroup(np.array([1, 4]), 32), PrefixGroup(np.array([0, 2]), 16)
+    steady = replace(steady, rows=replace(steady.rows, prefixes=groups))
+    inputs = StepInputs(6, 6, DUMMY, torch.device("cpu"), steady, cascade=True)
+    assert inputs.prefix_4R is not None
+    assert inputs.prefix_4R[:, [1, 4]].tolist() == [[0, 1], [0, 0], [2, 2], [32, 32]]
+    assert inputs.prefix_4R[:, [0, 2]].tolist() == [[2, 3], [2, 2], [4, 4], [16, 16]]
+    assert inputs.prefix_4R[3, [3, 5]].tolist() == [0, 0]
+    assert inputs.slots_R.tolist() == [10, 11, 12, 13, 14, DUMMY]
+    assert StepInputs(6, 6, DUMMY, torch.device("cpu"), steady).prefix_4R is None
 
 
 def test_the_same_rows_are_not_loaded_twice_but_spans_are() -> None:

@@ -1,0 +1,83 @@
+"""Which decoding rows share their first cache blocks, so that attention can read these once for all of them.
+
+The prefix cache makes requests with a common beginning hold the same blocks, so the ids say it all. They are noted
+once, when a request begins to decode: blocks full then stay as they are while it keeps its slot. Groups are looked for
+when the set of rows changes, by comparing columns of ids.
+
+Only full attention counts: what a window lets go is no longer there to be shared.
+
+Legend: F cache groups of full attention, S slots, C blocks from position 0, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.plan import PrefixGroup
+
+MIN_SAVED = 128  # reads of keys that a group must save, in tokens: its rows' partial results cost something too
+MAX_GROUPS = 4  # each costs a search over all rows
+
+
+class PrefixGroups:
+    """The full blocks of decoding requests by slot."""
+
+    def __init__(self, layout: CacheLayout, num_slots: int, *, min_saved: int = MIN_SAVED) -> None:
+        self._block_size, self._min_saved = layout.block_size, min_saved
+        self._full = [g for g, group in enumerate(layout.groups) if group.spec.window is None]
+        self._ids_FSC = np.zeros((len(self._full), num_slots, 64), np.int32)
+        self._count_S = np.zeros(num_slots, np.int32)
+
+    def note(self, slot: int, blocks: Sequence[Sequence[int]], kv_len: int) -> None:
+        """A request begins to decode in this slot. blocks: per cache group, ids from position 0. kv_len: tokens that
+        will have been written before its first row as a decoding request."""
+        count = kv_len // self._block_size
+        while count > self._ids_FSC.shape[2]:
+            self._ids_FSC = np.concatenate((self._ids_FSC, np.zeros_like(self._ids_FSC)), 2)
+        for f, g in enumerate(self._full):
+            self._ids_FSC[f, slot, :count] = blocks[g][:count]
+        self._count_S[slot] = count
+
+    def find(self, slots_R: np.ndarray) -> tuple[PrefixGroup, ...]:
+        """Disjoint groups, those that save most first as far as that is cheap to say. The slots' requests decode."""
+        count_R = self._count_S[slots_R]
+        if not self._full or len(slots_R) < 2 or count_R.max() == 0:
+            return ()
+        ids_FRC = self._ids_FSC[:, slots_R, : count_R.max()]
+        groups: list[PrefixGroup] = []
+        left_R = np.flatnonzero(count_R > 0)
+        while len(left_R) > 1 and len(groups) < MAX_GROUPS:
+            group = self._largest(ids_FRC[:, left_R], count_R[left_R])
+            if group is None:
+                break
+            groups.append(PrefixGroup(left_R[group.rows], group.tokens))
+            left_R = np.delete(left_R, group.rows)
+        return tuple(groups)
+
+    def _largest(self, ids_FRC: np.ndarray, count_R: np.ndarray) -> PrefixGroup | None:
+        """Of the groups around one row the one that saves most reads; None if that is too little."""
+        row = _typical(ids_FRC[0], count_R)
+        differs_RC = (ids_FRC != ids_FRC[:, row, None]).any(0)
+        differs_RC = np.concatenate((differs_RC, np.ones((len(count_R), 1), np.bool_)), 1)
+        common_R = np.minimum(differs_RC.argmax(1), np.minimum(count_R, count_R[row]))
+        order_R = np.argsort(-common_R, kind="stable")
+        saved_R = np.arange(len(order_R)) * common_R[order_R] * self._block_size
+        last = int(saved_R.argmax())
+        if saved_R[last] < self._min_saved:
+            return None
+        return PrefixGroup(np.sort(order_R[: last + 1]), int(common_R[order_R[last]]) * self._block_size)
+
+
+def _typical(ids_RC: np.ndarray, count_R: np.ndarray) -> int:
+    """A row of those that hold the most frequent block: halfway along the usual length if some share one there, or
+    else at the beginning."""
+    middle = int(np.sort(count_R)[len(count_R) // 2]) // 2
+    for column in (middle, 0):
+        rows = np.flatnonzero(count_R > column)
+        ids, first, counts = np.unique(ids_RC[rows, column], return_index=True, return_counts=True)
+        if len(ids) < len(rows):
+            break
+    return int(rows[first[counts.argmax()]])
