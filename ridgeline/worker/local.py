@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
 from ridgeline.kernels.launch import on_device
-from ridgeline.worker.runner import DeviceLogprobs, Forwarded, Runner, Sampled
+from ridgeline.kernels.sampling.scoring import DeviceLogprobs
+from ridgeline.worker.runner import Forwarded, Runner, Sampled
 from ridgeline.worker.stopwatch import Stopwatch
 
 T = TypeVar("T")

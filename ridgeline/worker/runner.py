@@ -8,18 +8,18 @@ Legend: T tokens of the step, R rows, N rows or positions scored, L likeliest to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Feature, StepPlan
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.sampling.scoring import DeviceLogprobs, score
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.graphs import Graph, Graphs, Progress
 from ridgeline.worker.inputs import StepInputs
@@ -27,21 +27,6 @@ from ridgeline.worker.segments import HostLengths, Outcome, Scores, Segments
 from ridgeline.worker.slots import Slots
 
 SCORED_AT_ONCE = 256  # positions of a prompt: their logits, in float32 and more than once, must not fill the memory
-ALIGNED = 4  # float32 values at whose multiples rows begin, or torch's order of summation varies from row to row
-
-
-@dataclass(frozen=True)
-class DeviceLogprobs:
-    """As `StepLogprobs`, still on the device. Rows are a plan's rows, or a prompt's positions."""
-
-    logprob_N: Tensor
-    rank_N: Tensor
-    top_ids_NL: Tensor
-    top_logprobs_NL: Tensor
-
-    @staticmethod
-    def joined(pieces: Sequence[DeviceLogprobs]) -> DeviceLogprobs:
-        return DeviceLogprobs(*(torch.cat(parts) for parts in zip(*(vars(p).values() for p in pieces), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -168,14 +153,3 @@ class Runner:
             logits_PV = self.decoder.logits(hidden.at(slice(start + offset, start + offset + len(ids))))
             pieces.append(score(logits_PV, torch.tensor(ids, device=self.device), form.params.prompt_logprobs))
         return DeviceLogprobs.joined(pieces)
-
-
-def score(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:
-    """Log-softmax of the chosen tokens, their ranks (1 = likeliest) and the num_top likeliest."""
-    vocab, logits_NV = logits_NV.shape[1], logits_NV.float()
-    if vocab % ALIGNED:
-        logits_NV = functional.pad(logits_NV, (0, -vocab % ALIGNED), value=-torch.inf)
-    logprobs_NV = logits_NV.log_softmax(-1)
-    chosen_N1 = logprobs_NV.gather(1, token_N[:, None])
-    top = logprobs_NV.topk(min(num_top, vocab), dim=-1)
-    return DeviceLogprobs(chosen_N1[:, 0], (logprobs_NV > chosen_N1).sum(-1) + 1, top.indices, top.values)

@@ -15,7 +15,7 @@ from ridgeline.core.plan import Feature
 from ridgeline.core.request import SamplingParams
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.sampling import batched, gpu, logprobs, op
-from ridgeline.worker.runner import score
+from ridgeline.kernels.sampling.scoring import score
 from tests.engine.profiles import quick_settings
 from tests.kernels.sampling_tables import Row, sampling_of
 
@@ -224,7 +224,7 @@ def test_logprobs_by_one_read_are_the_references(count: int, vocab: int, dtype: 
     logits = wide[:, :vocab]  # rows need not be packed
     chosen = torch.randint(vocab, (count,), generator=generator).to(device)
     logits[0, logits[0].argmin()] = -torch.inf
-    expected, got = logprobs.score_reference(logits, chosen, 4), logprobs.score(logits, chosen, 4)
+    expected, got = score(logits, chosen, 4), logprobs.score(logits, chosen, 4)
     assert got.rank_N.tolist() == expected.rank_N.tolist()
     assert torch.allclose(got.logprob_N, expected.logprob_N, atol=1e-5)
     assert torch.allclose(got.top_logprobs_NL, expected.top_logprobs_NL, atol=1e-5)

@@ -5,8 +5,6 @@ Legend: N rows, V vocabulary, J tiles of a row, L likeliest tokens reported.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -16,28 +14,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.sampling.draw import LEAST, LOG2E
 from ridgeline.kernels.sampling.noise import LN2
+from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 
 
-class Scores(NamedTuple):
-    """rank_N: 1 = likeliest, int64. top_*_NL: the likeliest tokens in falling order."""
-
-    logprob_N: Tensor
-    rank_N: Tensor
-    top_ids_NL: Tensor
-    top_logprobs_NL: Tensor
-
-
-def score_reference(logits_NV: Tensor, token_N: Tensor, num_top: int) -> Scores:
-    """Log-softmax of the chosen tokens, their ranks and the num_top likeliest. Logits of any float dtype."""
-    logprobs_NV = logits_NV.float().log_softmax(-1)
-    chosen_N1 = logits_NV.gather(1, token_N[:, None])
-    top = logprobs_NV.topk(min(num_top, logprobs_NV.shape[1]), dim=-1)
-    rank_N = (logits_NV > chosen_N1).sum(-1) + 1
-    return Scores(logprobs_NV.gather(1, token_N[:, None])[:, 0], rank_N, top.indices, top.values)
-
-
-def score(logits_NV: Tensor, token_N: Tensor, num_top: int) -> Scores:
-    """As `score_reference`; rows of logits are contiguous. token_N int64."""
+def score(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:
+    """As `scoring.score`; rows of logits are contiguous. token_N int64."""
     rows, vocab = logits_NV.shape
     device = logits_NV.device
     tile, warps = (1024, 4) if rows * vocab < 2**20 else (4096, 8)
@@ -56,7 +37,7 @@ def score(logits_NV: Tensor, token_N: Tensor, num_top: int) -> Scores:
         TILES=triton.next_power_of_2(tiles), num_warps=1, **options,
     )  # fmt: skip
     top = logits_NV.topk(min(num_top, vocab), dim=-1)
-    return Scores(logprob_N, rank_N, top.indices, top.values.float() - total_N[:, None])
+    return DeviceLogprobs(logprob_N, rank_N, top.indices, top.values.float() - total_N[:, None])
 
 
 @triton.jit
