@@ -246,7 +246,8 @@ class Scheduler:
         columns.kv_len[slot] = end
         complete = end == len(seq.tokens)
         draft.add(seq, end - start, int(complete), np.array(seq.tokens[start:end], np.int32))
-        draft.published += self.cache.publish(seq, end)
+        # A step of single tokens attends in the launch that writes their keys: no row of this plan may read them
+        draft.published += self.cache.publish(seq, end if end - start > 1 else start)
         if complete:
             del self._prefilling[seq]
             if end < columns.last_kv_len[slot]:

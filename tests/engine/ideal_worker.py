@@ -203,7 +203,7 @@ class IdealWorker:
                 yield row, slot, positions, spans.get(row, [slot.last_token])
 
     def _forward(self, step: Step) -> None:
-        written: set[tuple[int, int]] = set()
+        written: dict[tuple[int, int], int] = {}  # by which row
         for row, slot, positions, tokens in self._rows(step.plan):
             if len(tokens) != len(positions) or min(tokens) < 0:
                 raise Violation(f"row {row} runs {len(positions)} tokens and is given {tokens}")
@@ -212,11 +212,20 @@ class IdealWorker:
                 for cell in self._cells(slot, position):
                     if cell in written:
                         raise Violation(f"two rows of plan {step.plan.id} write to the same place")
-                    written.add(cell)
+                    written[cell] = row
                     self.memory[cell] = (position, token, digest(before, token))
         for row, slot, positions, _ in self._rows(step.plan):
             seen = [self._visible(slot, position) for position in positions]  # every query reads, not only the last
             step.emits[row] = seen[-1], positions[-1] + 1
+            if step.plan.num_tokens == len(step.plan.rows):
+                self._check_apart(row, slot, positions, written)
+
+    def _check_apart(self, row: int, slot: Slot, positions: range, written: Mapping[tuple[int, int], int]) -> None:
+        """Rows of one token each are read and written in one go, in any order."""
+        for g, group in enumerate(self.layout.groups):
+            for position in range(group.spec.first_needed(positions[-1]), positions[-1] + 1):
+                if any(written.get(cell, row) != row for cell in self._cells(slot, position, (g,))):
+                    raise Violation(f"row {row} reads what another row of a step of single tokens writes")
 
     def _visible(self, slot: Slot, query: int) -> list[int]:
         found: list[int] = []

@@ -141,6 +141,16 @@ def test_a_prompt_is_found_by_its_twin_in_the_same_plan_and_in_the_next() -> Non
     assert desk.got == {request.id: desk.alone(request) for request in requests}
 
 
+def test_rows_of_a_step_of_single_tokens_read_nothing_that_the_step_writes() -> None:
+    desk = Desk(budget=7)
+    requests = [make_request("a", PROMPT[:8]), make_request("b", PROMPT[:9])]
+    desk.add(requests[0])
+    assert desk.submit().num_tokens == 7
+    desk.add(requests[1])  # the last token of its twin's second block and its own last token would make one plan
+    desk.finish()
+    assert desk.got == {request.id: desk.alone(request) for request in requests}
+
+
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_generated_blocks_are_found_once_the_plan_that_wrote_them_has_retired(block_size: int) -> None:
     desk, request = Desk(block_size=block_size), make_request("a", (1, 2, 3), max_tokens=12)
