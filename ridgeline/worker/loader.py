@@ -89,8 +89,7 @@ def load_weights(
         fill_dummy(decoder, seed)
         return
     with ExitStack() as stack:
-        files = [_opened(path, stack) for path in _weight_files(folder)]
-        stored = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+        stored = _by_name({path: _opened(path, stack) for path in _weight_files(folder)})
         views = checkpoint_views(decoder, _as_stored(weight_map, stored))
         _check(decoder, views, stored, folder)
         done, total = 0, sum(view.numel() for view in views.values())
@@ -98,6 +97,19 @@ def load_weights(
             done += count
             if progress is not None:
                 progress("loading weights", done / total)
+
+
+def _by_name(files: Mapping[Path, Any]) -> dict[str, Any]:
+    """Tensor name → the open file that holds it. Raises ModelLoadError where two do: which one is meant?"""
+    holders: dict[str, Path] = {}
+    for path, file in files.items():
+        for name in file.keys():  # noqa: SIM118 (not a dictionary)
+            if name in holders:
+                raise ModelLoadError(
+                    f"{name} is in both {holders[name]} and {path.name}; delete the shard that is wrong."
+                )
+            holders[name] = path
+    return {name: files[path] for name, path in holders.items()}
 
 
 def _fill(targets: Mapping[str, tuple[Tensor, Callable[[], Tensor]]]) -> Iterator[int]:

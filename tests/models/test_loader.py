@@ -232,6 +232,15 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     assert f"{shard} is missing, though the index" in refusal(tmp_path)
 
 
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    tiny_models.build("llama").save_pretrained(tmp_path, max_shard_size="60KB")
+    first, second = sorted(tmp_path.glob("*.safetensors"))[:2]
+    tensors = load_file(first)
+    name = sorted(tensors)[0]
+    save_file({**load_file(second), name: tensors[name]}, second)
+    assert f"{name} is in both {first} and {second.name}" in refusal(tmp_path)
+
+
 @pytest.mark.parametrize("index", ["{}", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}'])
 def test_an_index_without_a_map_is_refused(folder: Path, index: str) -> None:
     (folder / "model.safetensors").unlink()
