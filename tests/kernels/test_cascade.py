@@ -98,9 +98,11 @@ def make(batch: Batch, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor,
     return q_THD, units[:, 0], units[:, 1], ragged
 
 
-def schedule_of(batch: Batch, ragged: RaggedBatch, **changes: Any) -> Schedule:
+def schedule_of(batch: Batch, ragged: RaggedBatch, prefix_4R: Tensor | None = None, **changes: Any) -> Schedule:
+    """prefix_4R: of other groups than the batch's."""
     case = batch.case
-    prefix_4R = prefixes(batch.groups, len(case.rows), case.block_size).to(ragged.kv_len_R.device)
+    if prefix_4R is None:  # no copy otherwise: one from pageable memory cannot be captured
+        prefix_4R = prefixes(batch.groups, len(case.rows), case.block_size).to(ragged.kv_len_R.device)
     return make_schedule(
         ragged.start_R1,
         ragged.kv_len_R,
