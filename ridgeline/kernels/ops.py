@@ -23,6 +23,7 @@ OPS = {
     "sample": "ridgeline.kernels.sampling.op:SAMPLE",
     "step_inputs": "ridgeline.kernels.step.op:STEP_INPUTS",
     "step_advance": "ridgeline.kernels.step.op:STEP_ADVANCE",
+    "step_post": "ridgeline.kernels.step.op:STEP_POST",
 }
 
 # Implementations whose results for a token do not depend on the tokens beside it
@@ -49,6 +50,7 @@ class Ops:
     sample: Callable[..., Any]
     step_inputs: Callable[..., Any]
     step_advance: Callable[..., Any]
+    step_post: Callable[..., Any]
 
     def __init__(self, platform: Platform, overrides: Overrides | None = None) -> None:
         if unknown := sorted(set(overrides or ()) - OPS.keys()):

@@ -1,7 +1,7 @@
 """The worker of one device in this process: queues segments, copies results out, contains failures.
 
-On CUDA a launch is asynchronous by nature: calls run in the engine's thread, and a result is copied to pinned memory
-behind an event. On a CPU one thread plays the device, so plans overlap with scheduling and detokenization there too.
+On CUDA a launch is asynchronous by nature: calls run in the engine's thread, and a result is read once the event behind
+its step has come. On a CPU one thread plays the device, so plans overlap with scheduling and detokenization there too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
 from ridgeline.kernels.launch import on_device
@@ -32,30 +31,30 @@ class Ticket:
     plan: StepPlan
     watch: Stopwatch
     forwarded: Forwarded | None = None
-    outcome: HostCopy | None = None
+    outcome: Expected | None = None
     error: str | None = None
     out_of_memory: bool = False
     dropped: bool = False
     launched: Future | None = None
 
 
-class HostCopy:
-    """A step's outcome on its way to the host."""
+class Expected:
+    """A step's outcome that the host waits for."""
 
     def __init__(self, sampled: Sampled) -> None:
-        packed = sampled.outcome.packed
         self._sampled = sampled
-        self._packed = _start_copy(packed)
-        self._done = torch.cuda.Event() if packed.is_cuda else None
-        if self._done is not None:
+        self._done: torch.cuda.Event | None = None
+        if sampled.outcome.packed.is_cuda:
+            self._done = torch.cuda.Event()
             self._done.record()
 
-    def result(self, plan: StepPlan, watch: Stopwatch) -> StepResult:
-        """Wait for the copy; raises whatever the device reports."""
+    def result(self, runner: Runner, watch: Stopwatch) -> StepResult:
+        """Wait for it; raises whatever the device reports."""
         if self._done is not None:
             self._done.synchronize()
-        sampled, rows, packed = self._sampled, len(plan.rows), self._packed.numpy()
-        finish_at = 4 * (len(packed) // 5)  # as in `Outcome`
+        sampled = self._sampled
+        plan, packed = sampled.forwarded.plan, runner.segments.mailbox.open(sampled.letter)
+        rows, finish_at = len(plan.rows), 4 * (len(packed) // 5)  # as in `Outcome`
         prompts = sampled.forwarded.prompt_logprobs
         return StepResult(
             plan_id=plan.id,
@@ -101,7 +100,7 @@ class LocalWorker:
         result: StepResult | None = None
         if ticket.outcome is not None and not ticket.dropped:
             outcome = ticket.outcome
-            result = self._guard(ticket, lambda: outcome.result(ticket.plan, ticket.watch))
+            result = self._guard(ticket, lambda: outcome.result(self._runner, ticket.watch))
         if result is not None:
             return result
         return StepResult(
@@ -123,7 +122,7 @@ class LocalWorker:
     def _both(self, ticket: Ticket) -> None:
         with ticket.watch:  # once: on CUDA every mark costs some microseconds
             sampled = self._runner.sample(self._runner.forward(ticket.plan), {})
-        ticket.outcome = HostCopy(sampled)
+        ticket.outcome = Expected(sampled)
 
     def _forward(self, ticket: Ticket) -> None:
         with ticket.watch:
@@ -133,7 +132,7 @@ class LocalWorker:
         assert ticket.forwarded is not None
         with ticket.watch:
             sampled = self._runner.sample(ticket.forwarded, masks)
-        ticket.outcome = HostCopy(sampled)
+        ticket.outcome = Expected(sampled)
         ticket.forwarded = None
 
     def _guard(self, ticket: Ticket, action: Callable[[], T]) -> T | None:
@@ -159,12 +158,6 @@ class LocalWorker:
         with on_device(self._runner.device):
             action()
         return None
-
-
-def _start_copy(tensor: Tensor) -> Tensor:
-    if tensor.device.type == "cpu":
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _to_host(logprobs: DeviceLogprobs) -> StepLogprobs:

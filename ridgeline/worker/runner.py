@@ -23,6 +23,7 @@ from ridgeline.kernels.sampling.scoring import DeviceLogprobs, score
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.graphs import Graph, Graphs, Progress
 from ridgeline.worker.inputs import StepInputs
+from ridgeline.worker.mailbox import Letter
 from ridgeline.worker.segments import HostLengths, Outcome, Scores, Segments
 from ridgeline.worker.slots import Slots
 
@@ -42,10 +43,11 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A step's outcome on the device. Rows beyond the plan's are padding."""
+    """A step's outcome, on the device and on its way to the host. Rows beyond the plan's are padding."""
 
     forwarded: Forwarded
     outcome: Outcome
+    letter: Letter
     logprobs: DeviceLogprobs | None
 
 
@@ -74,6 +76,7 @@ class Runner:
         """Record graphs for steps of up to `max_rows` rows and, up to a point, `max_tokens` tokens. CUDA only."""
         self._graphs = Graphs(self.segments, self.device, max_rows, max_tokens)
         self._graphs.capture(progress)
+        self.segments.mailbox.restart()
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
@@ -110,12 +113,13 @@ class Runner:
         if outcome is None:
             mask_RV = self._stack_masks(forwarded.inputs.num_rows, masks) if masks else None
             outcome = self.segments.sample(forwarded.inputs, forwarded.scores, features, mask_RV)
+        letter = self.segments.mailbox.expect(outcome.packed)
         logprobs = None
         if features & Feature.LOGPROBS:
             rows = slice(len(plan.rows))
             token_R = outcome.token_R[rows].long().clamp(min=0)
             logprobs = score(forwarded.scores.logits_RV[rows], token_R, plan.rows.num_logprobs)
-        return Sampled(forwarded, outcome, logprobs)
+        return Sampled(forwarded, outcome, letter, logprobs)
 
     def _check_generations(self, plan: StepPlan) -> None:
         rows = plan.rows

@@ -18,6 +18,7 @@ from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.inputs import StepInputs
+from ridgeline.worker.mailbox import Mailbox
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.state.paged import PagedCache, PagedState
 
@@ -46,14 +47,18 @@ class Scores:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the sample segment leaves, in one piece for the copy to the host: token_R int32 (-1: none), then finish_R
-    int8 (`Finish` codes)."""
+    """What the sample segment leaves and posts, in one piece: token_R int32 (-1: none), then finish_R int8 (`Finish`
+    codes)."""
 
     packed: Tensor
 
     @staticmethod
     def empty(num_rows: int, device: torch.device) -> Outcome:
-        return Outcome(torch.empty(5 * num_rows, dtype=torch.uint8, device=device))
+        return Outcome(torch.empty(Outcome.size(num_rows), dtype=torch.uint8, device=device))
+
+    @staticmethod
+    def size(num_rows: int) -> int:
+        return 5 * num_rows
 
     @property
     def token_R(self) -> Tensor:
@@ -78,6 +83,7 @@ class Segments:
         first = [group.layers[0] for group in layout.groups]  # of a group's layers one stands for all
         self._mixers = [(layer, decoder.spec.layers[layer].mixer) for layer in first]
         self.state = PagedState(PagedCache(layout, parameter.dtype, parameter.device), ops)
+        self.mailbox = Mailbox(Outcome.size(slots.dummy + 1), ops, parameter.device)  # padding may add a row
 
     def inputs(self, num_rows: int, num_tokens: int, device: torch.device, plan: StepPlan | None = None) -> StepInputs:
         """Of a step of this size."""
@@ -125,7 +131,7 @@ class Segments:
         return Scores(active_R, kv_len_R, self.decoder.logits(last), hidden)
 
     def sample(self, inputs: StepInputs, scores: Scores, features: Feature, mask_RV: Tensor | None = None) -> Outcome:
-        """Draw a token for every row that emits one and advance the slots."""
+        """Draw a token for every row that emits one, advance the slots, post the outcome."""
         slots, outcome = self.slots, Outcome.empty(inputs.num_rows, inputs.slots_R.device)
         token_R = self._ops.sample(
             scores.logits_RV, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING, mask_RV
@@ -145,4 +151,5 @@ class Segments:
             outcome.token_R,
             outcome.finish_R,
         )
+        self.mailbox.post(outcome.packed)
         return outcome

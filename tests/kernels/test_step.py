@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ridgeline.core.plan import Finish
 from ridgeline.kernels.op import Platform
-from ridgeline.kernels.step.op import CASES, STEP_ADVANCE, STEP_INPUTS, Case, StepInputs
+from ridgeline.kernels.step.op import CASES, STEP_ADVANCE, STEP_INPUTS, STEP_POST, Case, StepInputs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 IMPLEMENTATIONS = ["reference", *(implementation.name for implementation in STEP_INPUTS.implementations)]
@@ -130,3 +130,23 @@ def test_the_cases_see_every_way_to_finish() -> None:
         )  # fmt: skip
         seen |= set(finish_R.tolist())
     assert seen == {Finish.NONE, Finish.STOP, Finish.LENGTH}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("num_bytes", [5, 1280, 4001])
+def test_outcomes_are_posted_round_the_ring(name: str, num_bytes: int, device: str) -> None:
+    """What is not a step's own place stays as it was."""
+    post = chosen(STEP_POST, name, device)
+    ring_KW = torch.full((3, 4016), 77, dtype=torch.uint8, pin_memory=device == "cuda")
+    expected_KW = ring_KW.clone()
+    turn_1 = torch.zeros(1, dtype=torch.int64, device=device)
+    for turn in range(5):
+        packed_B = torch.randint(256, (num_bytes,), dtype=torch.uint8, device=device)
+        post(packed_B, ring_KW, turn_1)
+        expected_KW[turn % 3, :8] = torch.tensor([turn, *[0] * 7], dtype=torch.uint8)
+        expected_KW[turn % 3, 8 : 8 + num_bytes] = packed_B.cpu()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        assert torch.equal(ring_KW, expected_KW)
+    assert turn_1.item() == 5

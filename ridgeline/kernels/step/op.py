@@ -1,6 +1,6 @@
-"""What a step does beside the network: inputs from the slots before it, slots advanced after it.
+"""What a step does beside the network: inputs from the slots before it, slots advanced and the outcome posted after it.
 
-Both ops read nothing back and depend on shapes alone, so they can be captured with the step. Rows and tokens may be
+The ops read nothing back and depend on shapes alone, so they can be captured with the step. Rows and tokens may be
 padded: rows beyond the batch name a stopped slot that no request uses and have no tokens; tokens beyond the last row's
 belong to nobody.
 
@@ -19,6 +19,8 @@ from torch import Tensor
 from ridgeline.core.cache_spec import NULL_BLOCK
 from ridgeline.core.plan import Finish
 from ridgeline.kernels.op import Implementation, Op, on_gpu
+
+HEADER = 8  # bytes of a ring's row before the outcome
 
 
 class StepInputs(NamedTuple):
@@ -106,6 +108,18 @@ def step_advance(
         output_count_SV.index_put_((slots_R, torch.where(emits_R, token_R, 0)), counted_R, accumulate=True)
 
 
+def step_post(packed_B: Tensor, ring_KW: Tensor, turn_1: Tensor) -> None:
+    """Write the turn (int64) and then the outcome's bytes to row turn % K of a ring on the host; count the turn.
+
+    All uint8 but turn_1, which is int64. The ring is page-locked where the outcome is on a GPU.
+    """
+    turn = int(turn_1)
+    row_W = ring_KW[turn % len(ring_KW)]
+    row_W[:HEADER].view(torch.int64).fill_(turn)
+    row_W[HEADER : HEADER + len(packed_B)].copy_(packed_B)
+    turn_1 += 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """Tokens of each row (None: of a row whose slot is stopped, with one token), padding, cache groups."""
@@ -189,5 +203,13 @@ STEP_ADVANCE = Op(
     (
         Implementation("triton", "ridgeline.kernels.step.triton:step_advance", on_gpu),
         Implementation("torch", "ridgeline.kernels.step.op:step_advance"),
+    ),
+)
+STEP_POST = Op(
+    "step_post",
+    step_post,
+    (
+        Implementation("triton", "ridgeline.kernels.step.triton:step_post", on_gpu),
+        Implementation("torch", "ridgeline.kernels.step.op:step_post"),
     ),
 )

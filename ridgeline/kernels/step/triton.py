@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.launch import launch_options
-from ridgeline.kernels.step.op import StepInputs
+from ridgeline.kernels.step.op import HEADER, StepInputs
 
 MAX_GROUPS = 4  # cache groups; a kernel's arguments are fixed, so each group has its own
 TOGETHER = 4  # rows that a program advances
@@ -172,6 +172,34 @@ def step_advance(
     )  # fmt: skip
 
 
+@triton.jit(do_not_specialize=["num_bytes"])
+def _step_post(
+    packed_ptr, ring_ptr, turn_ptr, num_bytes, stride,
+    KEPT: tl.constexpr, HEADER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program: its end makes the writes visible to the host."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    turn = tl.load(turn_ptr)
+    row_ptr = ring_ptr + turn % KEPT * stride
+    for start in range(0, num_bytes, BLOCK):
+        byte = start + tl.arange(0, BLOCK)
+        inside = byte < num_bytes
+        tl.store(row_ptr + HEADER + byte, tl.load(packed_ptr + byte, mask=inside, other=0), mask=inside)
+    tl.store(row_ptr.to(tl.pointer_type(tl.int64)), turn)
+    tl.debug_barrier()  # every thread has read the turn
+    tl.store(turn_ptr, turn + 1)
+
+
+def step_post(packed_B: Tensor, ring_KW: Tensor, turn_1: Tensor) -> None:
+    """As `op.step_post`, without the host knowing the turn."""
+    _step_post[(1,)](
+        packed_B, ring_KW, turn_1, len(packed_B), ring_KW.stride(0),
+        KEPT=len(ring_KW), HEADER=HEADER, BLOCK=512, num_warps=4, **launch_options(packed_B.device),
+    )  # fmt: skip
+
+
 def _aot_inputs(groups: int, rows: int, tokens: int) -> AotKernel:
     block, _ = inputs_config(rows, tokens)
     rows_of = ("table{}_ptr", "stride{}", "place{}_ptr")
@@ -199,4 +227,15 @@ def _aot_advance(*, count: bool) -> AotKernel:
     return AotKernel(_step_advance, kinds, constants, num_warps=1, hot=True)
 
 
-AOT = (_aot_inputs(1, 256, 256), _aot_inputs(2, 8, 8192), _aot_advance(count=False), _aot_advance(count=True))
+def _aot_post() -> AotKernel:
+    kinds = {"packed_ptr": "*u8", "ring_ptr": "*u8", "turn_ptr": "*i64", "num_bytes": "i32", "stride": "i32:16"}
+    return AotKernel(_step_post, kinds, {"KEPT": 8, "HEADER": HEADER, "BLOCK": 512}, num_warps=4, hot=True)
+
+
+AOT = (
+    _aot_inputs(1, 256, 256),
+    _aot_inputs(2, 8, 8192),
+    _aot_advance(count=False),
+    _aot_advance(count=True),
+    _aot_post(),
+)
