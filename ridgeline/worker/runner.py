@@ -19,7 +19,7 @@ from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Feature, StepPlan
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.sampling.scoring import DeviceLogprobs, score
+from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.graphs import Graph, Graphs, Progress
 from ridgeline.worker.inputs import StepInputs
@@ -118,7 +118,7 @@ class Runner:
         if features & Feature.LOGPROBS:
             rows = slice(len(plan.rows))
             token_R = outcome.token_R[rows].long().clamp(min=0)
-            logprobs = score(forwarded.scores.logits_RV[rows], token_R, plan.rows.num_logprobs)
+            logprobs = self.decoder.ops.score_tokens(forwarded.scores.logits_RV[rows], token_R, plan.rows.num_logprobs)
         return Sampled(forwarded, outcome, letter, logprobs)
 
     def _check_generations(self, plan: StepPlan) -> None:
@@ -155,5 +155,6 @@ class Runner:
         for offset in range(0, len(next_ids), SCORED_AT_ONCE):
             ids = next_ids[offset : offset + SCORED_AT_ONCE]
             logits_PV = self.decoder.logits(hidden.at(slice(start + offset, start + offset + len(ids))))
-            pieces.append(score(logits_PV, torch.tensor(ids, device=self.device), form.params.prompt_logprobs))
+            token_P = torch.tensor(ids, device=self.device)
+            pieces.append(self.decoder.ops.score_tokens(logits_PV, token_P, form.params.prompt_logprobs))
         return DeviceLogprobs.joined(pieces)

@@ -92,7 +92,7 @@ class Segments:
     def forward(self, inputs: StepInputs, lengths: HostLengths | None = None) -> Scores:
         """Run the network and score every row's last token."""
         slots = self.slots
-        token_ids_T, positions_T, places, kv_len_R, active_R = self._ops.step_inputs(
+        token_ids_T, positions_T, places, kv_len_R, last_R, active_R = self._ops.step_inputs(
             inputs.slots_R,
             inputs.start_R1,
             inputs.override_T,
@@ -127,8 +127,13 @@ class Segments:
         self.state.begin(batches, places)
         hidden = self.decoder(token_ids_T, positions_T, self.state)
         one_each = inputs.num_rows == inputs.num_tokens
-        last = hidden if one_each else hidden.at((inputs.start_R1[1:] - 1).clamp(min=0))
+        last = hidden if one_each else self._at(hidden, last_R)
         return Scores(active_R, kv_len_R, self.decoder.logits(last), hidden)
+
+    def _at(self, hidden: Hidden, index_R: Tensor) -> Hidden:
+        """As `Hidden.at`, in launches that need not wait for each other."""
+        residual_TM, rows_of = hidden.residual_NM, self._ops.embedding
+        return Hidden(rows_of(index_R, hidden.x_NM), None if residual_TM is None else rows_of(index_R, residual_TM))
 
     def sample(self, inputs: StepInputs, scores: Scores, features: Feature, mask_RV: Tensor | None = None) -> Outcome:
         """Draw a token for every row that emits one, advance the slots, post the outcome."""

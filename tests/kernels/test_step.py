@@ -33,12 +33,13 @@ def by_hand(slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S, ta
     """One token after the other, on the host."""
     tokens = len(override_T)
     ids, positions, places = [0] * tokens, [0] * tokens, [[0] * tokens for _ in tables]
-    lengths, active = [], []
+    lengths, last, active = [], [], []
     starts = start_R1.tolist()
     for row, slot in enumerate(slots_R.tolist()):
         count, cached = starts[row + 1] - starts[row], int(kv_len_S[slot])
         runs = not bool(stopped_S[slot])
         active.append(runs)
+        last.append(starts[row + 1] - 1 if count else 0)
         lengths.append((cached + count if runs else 1) if count else 0)
         for i in range(count):
             t, position = starts[row] + i, cached + i if runs else 0
@@ -49,7 +50,7 @@ def by_hand(slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S, ta
                 places[group][t] = block * size + position % size
     return StepInputs(
         torch.tensor(ids), torch.tensor(positions), [torch.tensor(p) for p in places],
-        torch.tensor(lengths), torch.tensor(active),
+        torch.tensor(lengths), torch.tensor(last), torch.tensor(active),
     )  # fmt: skip
 
 
@@ -60,7 +61,7 @@ def test_inputs_are_those_made_by_hand(name: str, case: Case, device: str) -> No
     got = chosen(STEP_INPUTS, name, device)(*arguments)
     want = by_hand(*([a.cpu() for a in x] if isinstance(x, list) else x if isinstance(x, int) else x.cpu()
                      for x in arguments))  # fmt: skip
-    for field in ("token_ids_T", "positions_T", "kv_len_R", "active_R"):
+    for field in ("token_ids_T", "positions_T", "kv_len_R", "last_R", "active_R"):
         assert torch.equal(getattr(got, field).cpu(), getattr(want, field)), field
     for ours, theirs in zip(got.places, want.places, strict=True):
         assert torch.equal(ours.cpu(), theirs)

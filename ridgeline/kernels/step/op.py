@@ -24,12 +24,13 @@ HEADER = 8  # bytes of a ring's row before the outcome
 
 
 class StepInputs(NamedTuple):
-    """token_ids_T, positions_T, places (one [T] per table) and kv_len_R are int64; active_R is bool."""
+    """token_ids_T, positions_T, places (one [T] per table), kv_len_R and last_R are int64; active_R is bool."""
 
     token_ids_T: Tensor
     positions_T: Tensor
     places: list[Tensor]
     kv_len_R: Tensor
+    last_R: Tensor
     active_R: Tensor
 
 
@@ -47,8 +48,8 @@ def step_inputs(
 
     slots_R, start_R1, override_T: int32. A token's id is its override, or the slot's last token where that is negative.
     place = block * block_size + offset by each of `block_tables` ([S, C] int32). kv_len_R: tokens cached after it,
-    0 for rows without tokens. Stopped rows write to the null block, from position 0, and have kv_len 1, so that their
-    attention stays defined. Tokens of no row: token 0, position 0, place 0.
+    last_R: its last token; 0 for rows without tokens. Stopped rows write to the null block, from position 0, and have
+    kv_len 1, so that their attention stays defined. Tokens of no row: token 0, position 0, place 0.
     """
     slots_R = slots_R.long()
     starts_R, counts_R = start_R1[:-1].long(), start_R1.diff().long()
@@ -66,7 +67,12 @@ def step_inputs(
         places.append(block_T * block_size + positions_T % block_size)
     kv_len_R = torch.where(active_R, length_R + counts_R, 1)
     return StepInputs(
-        torch.where(owned_T, given_T, 0), positions_T, places, torch.where(counts_R > 0, kv_len_R, 0), active_R
+        torch.where(owned_T, given_T, 0),
+        positions_T,
+        places,
+        torch.where(counts_R > 0, kv_len_R, 0),
+        torch.where(counts_R > 0, starts_R + counts_R - 1, 0),
+        active_R,
     )
 
 

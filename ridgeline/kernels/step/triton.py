@@ -24,7 +24,7 @@ def _place(table_ptr, place_ptr, slot, stride, position, live, token, mask, P: t
 
 
 # What is packed into one buffer lies at any multiple of 4 bytes: one compilation serves all.
-_PACKED_INPUTS = ["slots_ptr", "start_ptr", "override_ptr", "token_ids_ptr", "positions_ptr"]
+_PACKED_INPUTS = ["slots_ptr", "start_ptr", "override_ptr", "token_ids_ptr", "positions_ptr", "last_ptr"]
 _PACKED_INPUTS += [f"place{group}_ptr" for group in range(MAX_GROUPS)]
 _PACKED_OUTCOME = ["token_ptr", "samples_ptr", "slots_ptr", "out_token_ptr", "out_finish_ptr"]
 
@@ -33,7 +33,7 @@ _PACKED_OUTCOME = ["token_ptr", "samples_ptr", "slots_ptr", "out_token_ptr", "ou
 def _step_inputs(
     slots_ptr, start_ptr, override_ptr, kv_len_ptr, last_token_ptr, stopped_ptr,
     table0_ptr, table1_ptr, table2_ptr, table3_ptr, stride0, stride1, stride2, stride3,
-    token_ids_ptr, positions_ptr, place0_ptr, place1_ptr, place2_ptr, place3_ptr, new_len_ptr, active_ptr,
+    token_ids_ptr, positions_ptr, place0_ptr, place1_ptr, place2_ptr, place3_ptr, new_len_ptr, last_ptr, active_ptr,
     num_rows, num_tokens,
     P: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -59,6 +59,7 @@ def _step_inputs(
             tl.store(active_ptr + row, active)
             new_len = tl.where(active, length + (end - start), 1)
             tl.store(new_len_ptr + row, tl.where(end > start, new_len, 0))
+            tl.store(last_ptr + row, tl.where(end > start, end - 1, 0).to(tl.int64))
     for first in range(start + tl.program_id(1) * BLOCK, end, BLOCK * tl.num_programs(1)):
         token = first + tl.arange(0, BLOCK)
         mask = token < end
@@ -99,18 +100,18 @@ def step_inputs(
         raise ValueError(f"{groups} block tables; from 1 to {MAX_GROUPS} are supported")
     by_token = torch.empty(2 + groups, tokens, dtype=torch.int64, device=slots_R.device).unbind()
     token_ids_T, positions_T, *places = by_token
-    kv_len_R = torch.empty(rows, dtype=torch.int64, device=slots_R.device)
+    kv_len_R, last_R = torch.empty(2, rows, dtype=torch.int64, device=slots_R.device)
     active_R = torch.empty(rows, dtype=torch.bool, device=slots_R.device)
     tables = (*block_tables, *[block_tables[0]] * (MAX_GROUPS - groups))
     block, programs = inputs_config(rows, tokens)
     _step_inputs[(rows + 1, programs)](
         slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S,
         *tables, *(table.stride(0) for table in tables),
-        token_ids_T, positions_T, *places, *[places[0]] * (MAX_GROUPS - groups), kv_len_R, active_R,
+        token_ids_T, positions_T, *places, *[places[0]] * (MAX_GROUPS - groups), kv_len_R, last_R, active_R,
         rows, tokens, P=block_size, GROUPS=groups, BLOCK=block,
         num_warps=max(1, block // 128), **launch_options(slots_R.device),
     )  # fmt: skip
-    return StepInputs(token_ids_T, positions_T, places, kv_len_R, active_R)
+    return StepInputs(token_ids_T, positions_T, places, kv_len_R, last_R, active_R)
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_PACKED_OUTCOME)
@@ -207,7 +208,7 @@ def _aot_inputs(groups: int, rows: int, tokens: int) -> AotKernel:
     signature = {"slots_ptr": "*i32", "start_ptr": "*i32", "override_ptr": "*i32"}
     signature |= {"kv_len_ptr": "*i64", "last_token_ptr": "*i64", "stopped_ptr": "*i1"}
     signature |= dict.fromkeys(tables, "*i32") | dict.fromkeys(strides, "i32")
-    signature |= dict.fromkeys(("token_ids_ptr", "positions_ptr", *places, "new_len_ptr"), "*i64")
+    signature |= dict.fromkeys(("token_ids_ptr", "positions_ptr", *places, "new_len_ptr", "last_ptr"), "*i64")
     signature |= {"active_ptr": "*i1", "num_rows": "i32", "num_tokens": "i32"}
     constants = {"P": 16, "GROUPS": groups, "BLOCK": block}
     return AotKernel(_step_inputs, signature, constants, num_warps=max(1, block // 128), hot=True)

@@ -57,7 +57,8 @@ class PagedState:
     def attend(self, mixer: Attention, qkv_TX: Tensor, positions_T: Tensor) -> Tensor:
         spec, group = mixer.spec, self._group_of[mixer.layer]
         k_cache, v_cache = self._views[mixer.layer]
-        q_THD = self._ops.rope_kv(
+        batch, ops = self._batches[group], self._ops
+        projected = (
             qkv_TX,
             mixer.q_norm.weight if mixer.q_norm is not None else None,
             mixer.k_norm.weight if mixer.k_norm is not None else None,
@@ -70,7 +71,9 @@ class PagedState:
             spec.num_heads,
             spec.num_kv_heads,
         )
-        out_THD = self._ops.paged_attention(
-            q_THD, k_cache, v_cache, self._batches[group], scale=spec.scale, window=spec.window
-        )
+        if len(qkv_TX) == len(batch.slots_R):  # every row has one token
+            out_THD = ops.decode_attention(*projected, batch, scale=spec.scale, window=spec.window)
+        else:
+            q_THD = ops.rope_kv(*projected)
+            out_THD = ops.paged_attention(q_THD, k_cache, v_cache, batch, scale=spec.scale, window=spec.window)
         return out_THD.flatten(1)
