@@ -21,13 +21,16 @@ OPS = {
     "attention_schedule": "ridgeline.kernels.attention.op:ATTENTION_SCHEDULE",
     "paged_attention": "ridgeline.kernels.attention.op:PAGED_ATTENTION",
     "sample": "ridgeline.kernels.sampling.op:SAMPLE",
+    "score_tokens": "ridgeline.kernels.sampling.op:SCORE_TOKENS",
     "step_inputs": "ridgeline.kernels.step.op:STEP_INPUTS",
     "step_advance": "ridgeline.kernels.step.op:STEP_ADVANCE",
     "step_post": "ridgeline.kernels.step.op:STEP_POST",
 }
 
 # Implementations whose results for a token do not depend on the tokens beside it
-DETERMINISTIC = dict.fromkeys(("linear", "norm_linear", "rope_kv", "attention_schedule", "sample"), "fixed")
+DETERMINISTIC = dict.fromkeys(
+    ("linear", "norm_linear", "rope_kv", "attention_schedule", "sample", "score_tokens"), "fixed"
+)
 
 
 class Ops:
@@ -48,6 +51,7 @@ class Ops:
     attention_schedule: Callable[..., Any]
     paged_attention: Callable[..., Any]
     sample: Callable[..., Any]
+    score_tokens: Callable[..., Any]
     step_inputs: Callable[..., Any]
     step_advance: Callable[..., Any]
     step_post: Callable[..., Any]

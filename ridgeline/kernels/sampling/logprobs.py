@@ -19,9 +19,17 @@ from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 
 def score(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:
     """As `scoring.score`; rows of logits are contiguous. token_N int64."""
+    return _score(logits_NV, token_N, num_top, 1024 if logits_NV.numel() < 2**20 else 4096)
+
+
+def score_fixed(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:
+    """As `score`; a row's sums are made up in one way, whatever lies beside it."""
+    return _score(logits_NV, token_N, num_top, 4096)
+
+
+def _score(logits_NV: Tensor, token_N: Tensor, num_top: int, tile: int) -> DeviceLogprobs:
     rows, vocab = logits_NV.shape
     device = logits_NV.device
-    tile, warps = (1024, 4) if rows * vocab < 2**20 else (4096, 8)
     tiles = triton.cdiv(vocab, tile)
     stats_NJ = torch.empty(2, rows, tiles, dtype=torch.float32, device=device)
     count_NJ = torch.empty(rows, tiles, dtype=torch.int32, device=device)
@@ -30,7 +38,7 @@ def score(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:
     options = launch_options(device)
     score_kernel[(tiles, rows)](
         logits_NV, token_N, stats_NJ[0], stats_NJ[1], count_NJ, vocab, logits_NV.stride(0),
-        TILE=tile, num_warps=warps, **options,
+        TILE=tile, num_warps=8 if tile > 1024 else 4, **options,
     )  # fmt: skip
     combine_kernel[(rows,)](
         logits_NV, token_N, stats_NJ[0], stats_NJ[1], count_NJ, logprob_N, total_N, rank_N, tiles, logits_NV.stride(0),

@@ -18,6 +18,7 @@ from ridgeline.core.plan import Feature
 from ridgeline.core.request import MAX_LOGIT_BIAS, MAX_STOP_IDS
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.sampling.philox import gumbel
+from ridgeline.kernels.sampling.scoring import score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,5 +126,14 @@ SAMPLE = Op(
         Implementation("triton", "ridgeline.kernels.sampling.gpu:sample", on_gpu),
         Implementation("torch", "ridgeline.kernels.sampling.batched:sample"),
         Implementation("fixed", "ridgeline.kernels.sampling.gpu:sample_fixed", on_gpu),
+    ),
+)
+
+SCORE_TOKENS = Op(
+    "score_tokens",
+    score,
+    (
+        Implementation("triton", "ridgeline.kernels.sampling.logprobs:score", on_gpu),
+        Implementation("fixed", "ridgeline.kernels.sampling.logprobs:score_fixed", on_gpu),
     ),
 )
