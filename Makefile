@@ -5,13 +5,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check setup format clean
+.PHONY: demo test gpu check setup format clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/ridgeline generate "class LRUCache:" --max-tokens 128
 
 test: $(VENV)/.installed-test
 	$(BIN)/pytest
+
+# On a machine with a GPU. Most of the time kernels are compiled, so eight files at a time; what measures runs alone.
+GPU_TESTS = $(shell grep -rl --include='test_*.py' mark.gpu tests)
+TIMED = tests/measure/% tests/worker/test_stopwatch.py
+gpu: $(VENV)/.installed-test
+	@printf '%s\n' $(filter-out $(TIMED),$(GPU_TESTS)) | xargs -P 8 -n 1 $(BIN)/pytest -m gpu
+	@$(BIN)/pytest -m gpu $(filter $(TIMED),$(GPU_TESTS))
 
 check: $(VENV)/.installed-dev
 	@echo "== ruff format"

@@ -66,6 +66,7 @@ BATCHES = {
         Case(rows=((1, 300), (40, 100), (1, 290), (1, 1), (3, 200), (0, 5), (1, 420))), (Shared((0, 2, 6), 17),)
     ),
 }
+IN_ALL_TYPES = (BATCHES["two rows"], BATCHES["odd shapes, a sink, a soft cap"])
 PARAMETERS = pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES.keys())
 
 
@@ -124,6 +125,8 @@ def test_outputs_are_those_of_rows_on_their_own(batch: Batch, dtype: torch.dtype
     """Twice with one schedule, as layers do. Tolerance: 8 roundings, as for every implementation."""
     if device == "cpu" and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies the bits of bfloat16")
+    if device == "cuda" and dtype != torch.bfloat16 and batch not in IN_ALL_TYPES:
+        pytest.skip("each kernel takes a second to compile")
     q_THD, k_cache, v_cache, ragged = make(batch, dtype, device)
     options = options_of(batch.case, dtype, torch.device(device))
     expected = PAGED_ATTENTION.reference(q_THD, k_cache, v_cache, ragged, **options)

@@ -219,6 +219,8 @@ def test_ranks_and_logprobs_of_drawn_tokens() -> None:
 @pytest.mark.parametrize(("count", "vocab"), [(1, 7), (3, 1025), pytest.param(8, 151_669, marks=pytest.mark.gpu)])
 def test_logprobs_by_one_read_are_the_references(count: int, vocab: int, dtype: torch.dtype, device: str) -> None:
     """Their error is that of a sum of vocab exponentials in float32, in pieces, and of the base-2 logarithm."""
+    if device == "cpu" and vocab > 2000:
+        pytest.skip("takes the interpreter minutes")
     generator = torch.Generator().manual_seed(vocab)
     wide = (3 * torch.randn(count, vocab + 3, generator=generator)).to(device, dtype)
     logits = wide[:, :vocab]  # rows need not be packed
