@@ -78,7 +78,7 @@ def make_cascade(
     return cascade
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "target"])
 def _cascade_kernel(
     start_ptr,
     kv_len_ptr,
