@@ -41,6 +41,28 @@ class Tiles:
     ahead: int = 0
 
 
+@dataclass(frozen=True)
+class Stream:
+    """hopper.py: a tile of `parts` * `rows` weight rows (gate and up rows together if gated) by `tokens`.
+
+    block: inputs of a stage. split: programs that share a tile's inputs. registers: per thread, None for all there are;
+    with few, and half of the shared memory, the next kernel's programs start beside this one's.
+    """
+
+    rows: int
+    parts: int
+    tokens: int
+    block: int
+    stages: int
+    warps: int
+    split: int = 1
+    registers: int | None = None
+
+    def columns(self, gated: bool) -> int:
+        """Columns of the result in one tile."""
+        return self.rows * (self.parts // 2 if gated else self.parts)
+
+
 TILES_TOKENS = 32
 
 
@@ -53,10 +75,12 @@ def choose(
     shared: int = 232_448,
     norm: bool = False,
     gated: bool = False,
-) -> Rows | Tiles | None:
+    hopper: int = 0,
+) -> Rows | Tiles | Stream | None:
     """The cut for a matrix of `outputs` rows (of each half if gated); None: the library's product is as fast.
 
-    shared: bytes of shared memory that a program may have. With a norm only `Rows` includes it.
+    shared: bytes of shared memory that a program may have. With a norm only `Rows` includes it. hopper: multiprocessors
+    of a Hopper GPU, 0 of others.
     """
     if not tokens or inputs < 64 or inputs % 8 or outputs < 16 or tokens > TILES_TOKENS or itemsize != 2:
         return None

@@ -1,7 +1,8 @@
-"""Linear maps of a few tokens at the memory's rate, of many by the library. Legend: T tokens, I inputs, O outputs.
+"""Linear maps of up to a few hundred tokens at the memory's rate, of more by the library.
 
 Where a gradient is wanted, torch's own kernels run: these have none. Programs that share a tile count their arrivals in
 memory that all launches use, so the launches on one device belong on one stream.
+Legend: T tokens, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from torch.nn import functional as F
 
 from ridgeline.kernels.activation.triton import gated_activation
 from ridgeline.kernels.gemm import native
-from ridgeline.kernels.gemm.choose import Rows, Tiles, choose
+from ridgeline.kernels.gemm.choose import Rows, Stream, Tiles, choose
 from ridgeline.kernels.gemm.rows import rows_kernel
 from ridgeline.kernels.gemm.tiles import tiles_kernel
-from ridgeline.kernels.launch import INTERPRETED, launch_options
+from ridgeline.kernels.launch import INTERPRETED, launch_options, num_multiprocessors
 from ridgeline.kernels.norm.triton import rms_norm
 
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -27,13 +28,12 @@ _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16:
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """x · weightᵀ + bias: [T, O] in the dtype of `x_TI`; sums in float32."""
-    outputs, inputs = weight_OI.shape
-    plan = choose(len(x_TI), inputs, outputs, itemsize=x_TI.itemsize, shared=_shared(x_TI.device))
+    plan = _plan(x_TI, weight_OI)
     if plan is None or not _packed(x_TI) or _needs_gradient(x_TI, weight_OI, bias_O):
         return F.linear(x_TI, weight_OI, bias_O)
     if isinstance(plan, Rows):
         return launch_rows(plan, x_TI, None, None, 0.0, weight_OI, bias_O, None)[0]
-    return launch_tiles(plan, x_TI, weight_OI, bias_O, None)
+    return _launch(plan, x_TI, weight_OI, bias_O, None)
 
 
 def norm_linear(
@@ -48,24 +48,31 @@ def norm_linear(
     """As `ridgeline.kernels.gemm.op.norm_linear`."""
     if _needs_gradient(x_TI, residual_TI, norm_weight_I, weight_OI, bias_O):
         return native.norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
-    outputs, inputs = weight_OI.shape
-    outputs = outputs // 2 if gate else outputs
-    plan = choose(
-        len(x_TI),
-        inputs,
-        outputs,
-        itemsize=x_TI.itemsize,
-        shared=_shared(x_TI.device),
-        norm=True,
-        gated=gate is not None,
-    )
+    plan = _plan(x_TI, weight_OI, norm=True, gated=gate is not None)
     if isinstance(plan, Rows) and _packed(x_TI) and _packed(residual_TI):
         return launch_rows(plan, x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
     n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-    if isinstance(plan, Tiles):
-        return launch_tiles(plan, n_TI, weight_OI, bias_O, gate), s_TI
+    if plan is not None and not isinstance(plan, Rows):
+        return _launch(plan, n_TI, weight_OI, bias_O, gate), s_TI
     y_TO = linear(n_TI, weight_OI, bias_O)
     return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
+
+
+def _plan(x_TI: Tensor, weight_OI: Tensor, *, norm: bool = False, gated: bool = False) -> Rows | Tiles | Stream | None:
+    (outputs, inputs), device = weight_OI.shape, x_TI.device
+    outputs = outputs // 2 if gated else outputs
+    return choose(
+        len(x_TI), inputs, outputs, itemsize=x_TI.itemsize, shared=_shared(device), norm=norm, gated=gated,
+        hopper=_hopper(device),
+    )  # fmt: skip
+
+
+def _launch(plan: Tiles | Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gate: str | None) -> Tensor:
+    if isinstance(plan, Tiles):
+        return launch_tiles(plan, x_TI, weight_OI, bias_O, gate)
+    from ridgeline.kernels.gemm.hopper import launch_stream  # Gluon: only where it runs
+
+    return launch_stream(plan, x_TI, weight_OI, bias_O, gate)
 
 
 def launch_rows(
@@ -132,6 +139,14 @@ def _shared(device: torch.device) -> int:
         return 65_536
     properties = torch.cuda.get_device_properties(device)
     return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)
+
+
+@cache
+def _hopper(device: torch.device) -> int:
+    """Multiprocessors of a Hopper GPU; 0 of any other device."""
+    if device.type != "cuda" or INTERPRETED or torch.version.hip is not None:
+        return 0
+    return num_multiprocessors(device) if torch.cuda.get_device_capability(device) == (9, 0) else 0
 
 
 @cache

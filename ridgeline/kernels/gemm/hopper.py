@@ -1,0 +1,317 @@
+"""Dozens to hundreds of tokens times a matrix on Hopper, at the memory's rate: bulk copies, warpgroup MMA, PDL.
+
+Weights are the left operand of the matrix units, tokens their columns. A program's one producer warp streams blocks of
+weights and of x into a deep ring of shared memory. It asks for the first weights while the kernel before still runs,
+since weights are never written. All other warps multiply and finish the tile: bias, gated activation, rounding. A tile
+is PARTS times ROWS weight rows (of a gated pair, half of the parts are gate rows, half the matching up rows), so that
+each block of x is read once for many rows. A matrix of few tiles is split along its inputs: the SPLIT programs of a
+tile write float32 sums, wait for each other, and each adds up a share of the tokens in fixed order. They all fit on the
+device at once, or that would never end.
+
+Legend: R rows of one part, T tokens, O columns of the result, S tokens of a share; a panel is 64 inputs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ridgeline.kernels.activation.triton import activate
+from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.attention.gluon_names import load_tile
+from ridgeline.kernels.gemm.choose import Stream
+from ridgeline.kernels.launch import launch_options, num_multiprocessors
+
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed; of one partition's threads
+PANEL = gl.constexpr(64)  # columns in one swizzled panel of shared memory: 128 bytes of a 16-bit type
+
+
+def launch_stream(plan: Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gate: str | None) -> Tensor:
+    """x · weightᵀ + bias: [T, O], or with a gate act(first half) * second half: [T, F]. 16-bit types."""
+    (tokens, inputs), device = x_TI.shape, x_TI.device
+    outputs = len(weight_OI) // 2 if gate else len(weight_OI)
+    tiles = triton.cdiv(outputs, plan.columns(gate is not None)) * triton.cdiv(tokens, plan.tokens)
+    programs = min(tiles * plan.split, num_multiprocessors(device))
+    y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=device)
+    sums, arrivals = x_TI, x_TI  # any pointer will do where nothing is split
+    if plan.split > 1:
+        assert programs == tiles * plan.split
+        size = programs * plan.parts * plan.rows * plan.tokens
+        sums = torch.empty(size, dtype=torch.float32, device=device)
+        arrivals = _arrivals(device, plan.split)
+    stream_kernel[(programs,)](
+        _descriptor(x_TI, plan.tokens), _descriptor(weight_OI.contiguous(), plan.rows),
+        x_TI if bias_O is None else bias_O, y_TO, sums, arrivals, tokens, outputs, inputs,
+        ROWS=plan.rows, PARTS=plan.parts, TOKENS=plan.tokens, BLOCK=plan.block, STAGES=plan.stages, SPLIT=plan.split,
+        BIAS=bias_O is not None, GATE=gate or "", WARPS=plan.warps, num_warps=plan.warps, maxnreg=plan.registers,
+        **launch_options(device),
+    )  # fmt: skip
+    return y_TO
+
+
+def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, PANEL.value], _descriptor_layout())
+
+
+@cache
+def _descriptor_layout() -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+@cache
+def _arrivals(device: torch.device, split: int) -> Tensor:
+    """A counter per tile, between launches a multiple of `split`. Made by the first eager launch, before captures."""
+    return torch.zeros(1024, dtype=torch.int32, device=device)
+
+
+@gluon.jit
+def _item(item, outputs, blocks, COLUMNS: gl.constexpr, SPLIT: gl.constexpr):
+    """Work index → (row tile, token tile, first and last input block). Programs of one row tile run side by side."""
+    part = item % SPLIT
+    tiles = gl.cdiv(outputs, COLUMNS)
+    tile = item // SPLIT
+    return tile % tiles, tile // tiles, part * blocks // SPLIT, (part + 1) * blocks // SPLIT
+
+
+@gluon.jit
+def _producer(
+    x_desc, w_desc, x, w, full, empty, items, outputs, blocks,
+    ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    PANELS: gl.constexpr = BLOCK // PANEL
+    HALF: gl.constexpr = PARTS // 2 if GATED else PARTS
+    COLUMNS: gl.constexpr = HALF * ROWS
+    step = 0
+    _, _, first, last = _item(gl.program_id(0), outputs, blocks, COLUMNS, SPLIT)
+    ahead = gl.minimum(last - first, STAGES)
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        tile, token_tile, begin, end = _item(item, outputs, blocks, COLUMNS, SPLIT)
+        for block in range(begin, end):
+            here = step % STAGES
+            mbarrier.wait(empty.index(here), ((step // STAGES) & 1) ^ 1)
+            mbarrier.expect(full.index(here), (PARTS * ROWS + TOKENS) * BLOCK * 2)
+            for part in gl.static_range(PARTS):
+                row = tile * COLUMNS + part % HALF * ROWS + part // HALF * outputs
+                for panel in gl.static_range(PANELS):
+                    place = here * (PARTS * PANELS) + part * PANELS + panel
+                    load_tile(w_desc, [row, block * BLOCK + panel * PANEL], full.index(here), w.index(place))
+            if step >= ahead:
+                for panel in gl.static_range(PANELS):
+                    at = [token_tile * TOKENS, block * BLOCK + panel * PANEL]
+                    load_tile(x_desc, at, full.index(here), x.index(here * PANELS + panel))
+            elif step == ahead - 1:
+                if PDL:
+                    tl.extra.cuda.gdc_wait()
+                for early in range(ahead):
+                    for panel in gl.static_range(PANELS):
+                        at = [token_tile * TOKENS, (begin + early) * BLOCK + panel * PANEL]
+                        load_tile(x_desc, at, full.index(early), x.index(early * PANELS + panel))
+            step += 1
+
+
+@gluon.jit
+def _awaited(sums, pending: gl.constexpr, PARTS: gl.constexpr):
+    """The sums, once at most `pending` products are under way."""
+    return (warpgroup_mma_wait(pending, deps=sums),) if PARTS == 1 else warpgroup_mma_wait(pending, deps=sums)
+
+
+@gluon.jit
+def _products(
+    w, x, full, empty, step, steps,
+    ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
+):  # fmt: skip
+    """(the parts' sums [R, T], next step). A stage is given back when the products after it are under way."""
+    PANELS: gl.constexpr = BLOCK // PANEL
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, TOKENS, 16])
+    sums = ()
+    for _ in gl.static_range(PARTS):
+        sums = sums + (gl.zeros([ROWS, TOKENS], gl.float32, layout),)  # type: ignore[assignment]  # noqa: RUF005
+    for i in range(steps):
+        here = step % STAGES
+        mbarrier.wait(full.index(here), (step // STAGES) & 1)
+        grown = ()
+        for part in gl.static_range(PARTS):
+            sum_RT = sums[part]  # type: ignore[var-annotated]
+            for panel in gl.static_range(PANELS):
+                a = w.index(here * (PARTS * PANELS) + part * PANELS + panel)
+                b = x.index(here * PANELS + panel).permute((1, 0))
+                sum_RT = warpgroup_mma(a, b, sum_RT, is_async=True)
+            grown = grown + (sum_RT,)  # type: ignore[assignment]  # noqa: RUF005
+        sums = _awaited(grown, PARTS * PANELS, PARTS)
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=i > 0)
+        step += 1
+    sums = _awaited(sums, 0, PARTS)
+    mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+    return sums, step
+
+
+@gluon.jit
+def _biased(value, bias_ptr, row, outputs, limit, AXIS: gl.constexpr):
+    """value + bias of its rows, which lie along axis 1 - AXIS."""
+    layout: gl.constexpr = gl.SliceLayout(AXIS, value.type.layout)
+    at = row + gl.arange(0, value.shape[1 - AXIS], layout)
+    return value + gl.expand_dims(gl.load(bias_ptr + at, mask=at < limit, other=0).to(gl.float32), AXIS)
+
+
+@gluon.jit
+def _store(
+    sums, bias_ptr, y_ptr, column, token, tokens, outputs,
+    ROWS: gl.constexpr, PARTS: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, AXIS: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Bias, activation and rounding of a tile whose rows lie along axis 1 - AXIS; written in `layout`."""
+    HALF: gl.constexpr = PARTS if GATE == "" else PARTS // 2
+    dtype: gl.constexpr = y_ptr.dtype.element_ty
+    for part in gl.static_range(HALF):
+        first = column + part * ROWS
+        y = sums[part]
+        if BIAS:
+            y = _biased(y, bias_ptr, first, outputs, outputs, AXIS)
+        if GATE != "":
+            up = sums[part + HALF]
+            if BIAS:
+                up = _biased(up, bias_ptr, first + outputs, outputs, 2 * outputs, AXIS)
+            y = activate(y, GATE) * up
+        y = gl.convert_layout(y.to(dtype), layout)
+        row_R = first + gl.arange(0, ROWS, gl.SliceLayout(AXIS, layout))
+        token_T = token + gl.arange(0, y.shape[AXIS], gl.SliceLayout(1 - AXIS, layout))
+        at = gl.expand_dims(token_T.to(gl.int64) * outputs, 1 - AXIS) + gl.expand_dims(row_R, AXIS)
+        kept = gl.expand_dims(token_T < tokens, 1 - AXIS) & gl.expand_dims(row_R < outputs, AXIS)
+        gl.store(y_ptr + at, y, mask=kept)
+
+
+@gluon.jit
+def _together(
+    sums, sums_ptr, arrival_ptr, tile, part, left,
+    ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, SPLIT: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """This program's share of the tokens, [S, R] a part, added up over its tile's programs. `left`: real tokens."""
+    SHARE: gl.constexpr = TOKENS // SPLIT
+    SIZE: gl.constexpr = PARTS * ROWS * TOKENS
+    tile_ptr = sums_ptr + tile.to(gl.int64) * (SPLIT * SIZE)
+    own: gl.constexpr = sums[0].type.layout
+    row_R1 = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, own)), 1)
+    token_1T = gl.expand_dims(gl.arange(0, TOKENS, gl.SliceLayout(0, own)), 0)
+    for p in gl.static_range(PARTS):
+        at = part * SIZE + p * (ROWS * TOKENS) + token_1T * ROWS + row_R1
+        gl.store(tile_ptr + at, sums[p], mask=(token_1T < left) & (row_R1 >= 0))
+    barrier()  # every thread's sums are written before one thread says so
+    arrived = gl.atomic_add(arrival_ptr + tile, 1, sem="acq_rel") + 1
+    all_here = ((arrived - 1) | (SPLIT - 1)) + 1
+    while arrived - all_here < 0:
+        arrived = gl.atomic_add(arrival_ptr + tile, 0, sem="acquire")
+    token_S = part * SHARE + gl.arange(0, SHARE, gl.SliceLayout(1, layout))
+    row_1R = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(0, layout)), 0)
+    share = ()
+    for p in gl.static_range(PARTS):
+        at = p * (ROWS * TOKENS) + gl.expand_dims(token_S * ROWS, 1) + row_1R
+        mask = gl.expand_dims(token_S < left, 1) & (row_1R >= 0)
+        total = gl.zeros([SHARE, ROWS], gl.float32, layout)
+        for other in gl.static_range(SPLIT):
+            total += gl.load(tile_ptr + other * SIZE + at, mask=mask, other=0, cache_modifier=".cg")
+        share = share + (total,)  # type: ignore[assignment]  # noqa: RUF005
+    return share
+
+
+@gluon.jit
+def _consumer(
+    x, w, full, empty, bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs, blocks,
+    ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    COLUMNS: gl.constexpr = ROWS * (PARTS if GATE == "" else PARTS // 2)
+    step = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        tile, token_tile, begin, end = _item(item, outputs, blocks, COLUMNS, SPLIT)
+        sums, step = _products(w, x, full, empty, step, end - begin, ROWS, PARTS, TOKENS, BLOCK, STAGES, WARPS)
+        token = token_tile * TOKENS
+        if SPLIT == 1:
+            wide: gl.constexpr = gl.BlockedLayout([8, 1], [ROWS // 8, 256 // ROWS], [1, WARPS], [0, 1])
+            _store(sums, bias_ptr, y_ptr, tile * COLUMNS, token, tokens, outputs, ROWS, PARTS, BIAS, GATE, 1, wide)
+        else:
+            narrow: gl.constexpr = gl.BlockedLayout([1, 4], [128 // ROWS, ROWS // 4], [WARPS, 1], [1, 0])
+            share = _together(
+                sums, sums_ptr, arrival_ptr, item // SPLIT, item % SPLIT, tokens - token,
+                ROWS, PARTS, TOKENS, SPLIT, narrow,
+            )  # fmt: skip
+            token += item % SPLIT * (TOKENS // SPLIT)
+            _store(share, bias_ptr, y_ptr, tile * COLUMNS, token, tokens, outputs, ROWS, PARTS, BIAS, GATE, 0, narrow)
+
+
+@gluon.jit
+def _barriers(number: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(number):
+        mbarrier.init(bars.index(i), count=1)
+    return bars
+
+
+@gluon.jit(do_not_specialize=["tokens"])
+def stream_kernel(
+    x_desc, w_desc, bias_ptr, y_ptr, sums_ptr, arrival_ptr, tokens, outputs, inputs,
+    ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, WARPS: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """y [T, O]. GATE: "" or the activation; the weight's rows are then O gates and O ups.
+
+    sums: float32 [tiles, SPLIT, PARTS, T, R]; arrival: a counter per tile, a multiple of SPLIT.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    PANELS: gl.constexpr = BLOCK // PANEL
+    COLUMNS: gl.constexpr = ROWS * (PARTS if GATE == "" else PARTS // 2)
+    dtype: gl.constexpr = w_desc.dtype
+    layout: gl.constexpr = w_desc.layout
+    w = gl.allocate_shared_memory(dtype, [STAGES * PARTS * PANELS, ROWS, PANEL], layout)
+    x = gl.allocate_shared_memory(dtype, [STAGES * PANELS, TOKENS, PANEL], layout)
+    full, empty = _barriers(STAGES), _barriers(STAGES)
+    fence_async_shared()
+    items = gl.cdiv(outputs, COLUMNS) * gl.cdiv(tokens, TOKENS) * SPLIT
+    blocks = gl.cdiv(inputs, BLOCK)
+    gl.warp_specialize(
+        [
+            (_consumer, (
+                x, w, full, empty, bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs, blocks,
+                ROWS, PARTS, TOKENS, BLOCK, STAGES, SPLIT, BIAS, GATE, WARPS,
+            )),
+            (_producer, (
+                x_desc, w_desc, x, w, full, empty, items, outputs, blocks,
+                ROWS, PARTS, TOKENS, BLOCK, STAGES, SPLIT, GATE != "", PDL,
+            )),
+        ],
+        [1],
+        [40],
+    )  # fmt: skip
+
+
+def _aot(plan: Stream, gate: str) -> AotKernel:
+    panel = f"{PANEL.value}],{_descriptor_layout()!r}>"
+    signature = {"x_desc": f"tensordesc<bf16[{plan.tokens}, {panel}", "w_desc": f"tensordesc<bf16[{plan.rows}, {panel}"}
+    signature |= {"bias_ptr": "*bf16", "y_ptr": "*bf16", "sums_ptr": "*fp32", "arrival_ptr": "*i32"}
+    signature |= {"tokens": "i32", "outputs": "i32:16", "inputs": "i32:16"}
+    cut = {"ROWS": plan.rows, "PARTS": plan.parts, "TOKENS": plan.tokens, "BLOCK": plan.block, "STAGES": plan.stages}
+    flags = {"SPLIT": plan.split, "BIAS": False, "GATE": gate, "WARPS": plan.warps}
+    return AotKernel(
+        stream_kernel, signature, cut | flags, num_warps=plan.warps, hot=True, tensor_cores="HGMMA", archs=("sm_90",)
+    )
+
+
+AOT = (
+    _aot(Stream(rows=128, parts=2, tokens=64, block=64, stages=5, warps=8), "silu"),
+    _aot(Stream(rows=128, parts=1, tokens=128, block=64, stages=6, warps=8, split=4), ""),
+)
