@@ -283,6 +283,38 @@ def test_draws_without_a_sort_follow_the_distribution(device: str, count: int, p
     assert (statistic - freedom) / (2 * freedom) ** 0.5 < 5
 
 
+EDGES = [
+    SamplingParams(),
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=1e-5),
+    SamplingParams(temperature=1e-5, top_p=0.9),
+    SamplingParams(temperature=100.0),
+    SamplingParams(temperature=100.0, top_p=0.613, top_k=40),
+    SamplingParams(top_k=1),
+    SamplingParams(top_p=1e-6),
+    SamplingParams(min_p=1.0),
+    SamplingParams(top_k=7, min_p=1.0),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["equal", "one", "two", "tied"])
+def test_the_edges_of_parameters_and_logits(kind: str, dtype: torch.dtype, name: str, device: str) -> None:
+    """All logits equal, all but one or two forbidden, or only five different ones."""
+    logits = torch.full((len(EDGES), V), 21.5)
+    if kind in ("one", "two"):
+        logits = torch.full((len(EDGES), V), -torch.inf)
+        logits[:, [33] if kind == "one" else [33, 12]] = -7.25
+    elif kind == "tied":
+        logits = torch.randint(-2, 3, logits.shape, generator=torch.Generator().manual_seed(9)).float()
+    batch = [Row(p, seed=n) for n, p in enumerate(EDGES)]
+    expected = op.sample_reference(logits, *sampling_of(batch, V))
+    got = choose(name, device)(logits.to(device, dtype), *sampling_of(batch, V, device))
+    assert got.tolist() == expected.tolist()
+
+
 def test_padding_rows_may_hold_anything() -> None:
     """A captured graph's unused rows: whatever their logits are, a token id comes out and others do not notice."""
     logits = torch.randn(3, V, generator=torch.Generator().manual_seed(2))
@@ -307,6 +339,9 @@ REAL = [
     ("both", 2.0, SamplingParams(top_k=40, top_p=0.9)),
     ("large both", 1.0, SamplingParams(top_k=20_000, top_p=0.8)),
     ("floor", 2.0, SamplingParams(min_p=0.05)),
+    ("equal", 0.0, SamplingParams(top_p=0.9)),
+    ("cold", 3.0, SamplingParams(temperature=1e-5)),
+    ("hot", 3.0, SamplingParams(temperature=100, top_p=0.95)),
 ]
 
 

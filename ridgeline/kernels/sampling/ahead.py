@@ -43,19 +43,23 @@ def _kernel(fn: Any, constexprs: dict[str, Any], logits: str = "bf16", **options
 
 def _draws(archs: tuple[str, ...], approximate: bool) -> Iterator[AotKernel]:
     """Those with noise, which takes a logarithm that only NVIDIA has."""
-    base = {"TILE": 4096, "CAPACITY": 8192, "RANDOM": True, "APPROX": approximate}
-    options: dict[str, Any] = {"num_warps": 8, "hot": True, "archs": archs}
+    base = {"TILE": 2048, "CAPACITY": 8192, "RANDOM": True, "APPROX": approximate}
+    options: dict[str, Any] = {"num_warps": 4, "hot": True, "archs": archs}
     for filtered in (False, True):
         yield _kernel(draw_kernel, base | PLAIN | {"FILTER": filtered}, **options)
-    yield _kernel(draw_kernel, base | EVERYTHING | {"FILTER": False}, "fp32", num_warps=8, archs=archs)
-    finish = {"TILES": 32, "CAPACITY": 8192, "FEW": 1024, "MANY": 4096, "SHIFT": 16, "APPROX": approximate}
+    yield _kernel(draw_kernel, base | EVERYTHING | {"FILTER": False}, "fp32", num_warps=4, archs=archs)
+    finish = _REDUCE | {"TILES": 64, "RANDOM": True, "APPROX": approximate}
+    yield _kernel(finish_kernel, finish, num_warps=8, hot=True, archs=archs)
     yield _kernel(finish_kernel, finish | {"FILTER": True}, num_warps=16, archs=archs)
 
 
 PLAIN = {"BIAS_WIDTH": 0, "STOP_WIDTH": 0, "MASK": 0, "PENALTY": 0}
 EVERYTHING = {"BIAS_WIDTH": 1024, "STOP_WIDTH": 64, "MASK": 1, "PENALTY": 1}
 _GREEDY = {"TILE": 1024, "CAPACITY": 8192, "RANDOM": False, "FILTER": False, "APPROX": False}
-_REDUCE = {"TILES": 128, "CAPACITY": 8192, "FEW": 1024, "MANY": 4096, "SHIFT": 16, "APPROX": False, "FILTER": False}
+_REDUCE = {
+    "TILES": 128, "TILE": 2048, "CAPACITY": 8192, "FEW": 1024, "MANY": 4096, "SHIFT": 16, "RANDOM": False,
+    "APPROX": False, "FILTER": False,
+}  # fmt: skip
 
 AOT = (
     _kernel(draw_kernel, _GREEDY | PLAIN, num_warps=4, hot=True),
@@ -63,7 +67,7 @@ AOT = (
     *_draws(AMD, False),
     _kernel(stats_kernel, {"TILE": 4096} | PLAIN, num_warps=8, hot=True),
     _kernel(stats_kernel, {"TILE": 4096} | EVERYTHING, num_warps=8),
-    _kernel(bracket_kernel, {"TILES": 32, "SAMPLE": 8192, "RESERVE": 16, "CAPACITY": 8192}, num_warps=16, hot=True),
+    _kernel(bracket_kernel, {"TILES": 32, "SAMPLE": 4096, "RESERVE": 16, "FEW": 1024}, num_warps=8, hot=True),
     _kernel(finish_kernel, _REDUCE, num_warps=1, hot=True),
     _kernel(score_kernel, {"TILE": 4096}, num_warps=8, hot=True),
     _kernel(combine_kernel, {"TILES": 32}, num_warps=1, hot=True),

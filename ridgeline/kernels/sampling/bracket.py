@@ -11,10 +11,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.sampling.adjust import adjusted
-from ridgeline.kernels.sampling.draw import APART, LEAST, LOG2E
+from ridgeline.kernels.sampling.draw import APART, LEAST, bits_per_logit
 
 RUN = tl.constexpr(16)  # neighbours sampled together: one sector of 32 bytes
-ROUNDS = tl.constexpr(13)  # of bisection between the sample's least and the row's largest logit
+ROUNDS = tl.constexpr(10)  # of bisection between the sample's least and the row's largest logit
 DEVIATIONS = tl.constexpr(4.0)  # how far off the sample may be before a row takes the slow way
 
 
@@ -99,7 +99,7 @@ def stats_kernel(
             PENALTY,
         )
         tl.store(adjusted_ptr + row * adjusted_stride + token, x, mask=valid)
-    scale = 1.0 / tl.where(temperature > 0, temperature, 1.0) * LOG2E
+    scale = bits_per_logit(temperature)
     largest = tl.maximum(tl.max(x, axis=0), LEAST)
     place = row * tl.num_programs(0) + tile
     tl.store(tile_max_ptr + place, largest)
@@ -125,7 +125,7 @@ def bracket_kernel(
     TILES: tl.constexpr,
     SAMPLE: tl.constexpr,
     RESERVE: tl.constexpr,
-    CAPACITY: tl.constexpr,
+    FEW: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid (N,): bracket_N4 = lo, hi, largest logit, total mass; the count of candidates is cleared.
@@ -144,7 +144,7 @@ def bracket_kernel(
     temperature = tl.load(temperature_ptr + slot * float_stride)
     top_p = tl.load(top_p_ptr + slot * float_stride)
     top_k = tl.load(top_k_ptr + slot * int_stride)
-    scale = 1.0 / tl.where(temperature > 0, temperature, 1.0) * LOG2E
+    scale = bits_per_logit(temperature)
     largest = tl.max(max_J, axis=0)
     total = tl.sum(sum_J * tl.exp2((max_J - largest) * scale), axis=0)
     by_rank = (top_k > 0) & (top_k < V)
@@ -164,7 +164,7 @@ def bracket_kernel(
                 tail = float("inf")
                 rank = tl.maximum(_beyond(top_k / ratio, DEVIATIONS / 2), rank)
             lo, above = _low(x_Z, weight_Z, largest, scale, rank, tail)
-            if above * ratio > 0.75 * CAPACITY:
+            if above * ratio > FEW:
                 if by_rank & (top_p >= 1.0):
                     hi = _high(x_Z, weight_Z, largest, scale, _beyond(top_k / ratio, -DEVIATIONS / 2), 0.0)
                 if by_rank == 0:

@@ -1,4 +1,4 @@
-"""From the tiles' winners to a row's token; with a filter, its exact threshold and the draw among what was in doubt.
+"""From the tiles' bounds to a row's token; with a filter, its exact threshold where that decides.
 
 Thresholds are found by bisection on the logits' bits as ordered integers. Masses are integers in units of 2**-40 of
 the likeliest token, so their sums are exact whatever the order. A row whose bracket missed, or held more than fits,
@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.sampling.draw import APART, LEAST, LOG2E
-from ridgeline.kernels.sampling.noise import gumbel_of_tokens
+from ridgeline.kernels.sampling.draw import APART, LEAST, LOG2E, bits_per_logit
+from ridgeline.kernels.sampling.noise import gumbel_of_groups
 
 UNIT = tl.constexpr(1099511627776.0)  # 2**40
 NOBODY = tl.constexpr(0x7FFFFFFF)
@@ -47,8 +47,10 @@ def finish_kernel(
     TILES: tl.constexpr,
     CAPACITY: tl.constexpr,
     SHIFT: tl.constexpr,
+    TILE: tl.constexpr,
     FEW: tl.constexpr,
     MANY: tl.constexpr,
+    RANDOM: tl.constexpr,
     FILTER: tl.constexpr,
     APPROX: tl.constexpr,
     PDL: tl.constexpr,
@@ -60,55 +62,132 @@ def finish_kernel(
         gdc_wait()
         gdc_launch_dependents()
     best_J = tl.load(best_ptr + row * J + j, mask=j < J, other=float("-inf"))
-    id_J = tl.load(best_id_ptr + row * J + j, mask=j < J, other=NOBODY)
-    best = tl.max(best_J, axis=0)
-    token = tl.min(tl.where(best_J == best, id_J, NOBODY), axis=0)
-    if FILTER:
-        lo, hi = tl.load(bracket_ptr + row * 4), tl.load(bracket_ptr + row * 4 + 1)
-        if lo <= hi:  # the row has a threshold
-            top, total = tl.load(bracket_ptr + row * 4 + 2), tl.load(bracket_ptr + row * 4 + 3)
-            slot = tl.load(slots_ptr + row).to(tl.int64)
-            inverse = 1.0 / tl.load(temperature_ptr + slot * float_stride)
-            top_p = tl.load(top_p_ptr + slot * float_stride)
-            min_p = tl.load(min_p_ptr + slot * float_stride)
-            top_k = tl.load(top_k_ptr + slot * int_stride)
-            top_k = tl.where(top_k < V, top_k, 0)
-            seed, position = tl.load(seed_ptr + slot * int_stride), tl.load(position_ptr + row)
-            found = _number(tl.load(num_candidates_ptr + row * APART))
-            values_ptr, ids_ptr = candidate_ptr + row * CAPACITY, candidate_id_ptr + row * CAPACITY
-            sure_mass = tl.sum(tl.load(sure_mass_ptr + row * J + j, mask=j < J, other=0.0), axis=0)
-            sure_mass = (sure_mass * UNIT).to(tl.int64)
-            sure_count = _number(tl.sum(tl.load(sure_count_ptr + row * J + j, mask=j < J, other=0), axis=0))
-            total_mass = (total * UNIT).to(tl.int64)
-            mass = _number(0).to(tl.int64)
-            held = found <= CAPACITY
-            if held:
-                mass = _list_mass(values_ptr, found, top, inverse, FEW)
-                if top_k > 0:
-                    held = (sure_count < top_k) & ((sure_count + found >= top_k) | (lo <= LEAST))
-                else:
-                    target = (top_p * total * UNIT).to(tl.int64)
-                    held = (sure_mass < target) & ((sure_mass + mass >= target) | (lo <= LEAST))
-            if held:
-                if found <= FEW:
-                    value, chosen = _search(
-                        values_ptr, ids_ptr, found, mass, sure_count, sure_mass, total_mass, lo, tl.minimum(hi, top),
-                        top, inverse, top_k, top_p, min_p, seed, position, SHIFT, FEW, False, APPROX,
-                    )  # fmt: skip
-                else:
-                    value, chosen = _search(
-                        values_ptr, ids_ptr, found, mass, sure_count, sure_mass, total_mass, lo, tl.minimum(hi, top),
-                        top, inverse, top_k, top_p, min_p, seed, position, SHIFT, CAPACITY, False, APPROX,
-                    )  # fmt: skip
-                token = tl.where((value > best) | ((value == best) & (chosen < token)), chosen, token)
-            else:
-                none, bottom = _number(0), tl.zeros((), tl.float32) + LEAST
-                value, token = _search(
-                    source_ptr + row * source_stride, ids_ptr, _number(V), none.to(tl.int64), none, none.to(tl.int64),
-                    none.to(tl.int64), bottom, top, top, inverse, top_k, top_p, min_p, seed, position, SHIFT, MANY,
-                    True, APPROX,
-                )  # fmt: skip
+    if RANDOM:
+        token = _draw(
+            best_J, j, sure_mass_ptr, sure_count_ptr, bracket_ptr, num_candidates_ptr, candidate_ptr, candidate_id_ptr,
+            source_ptr, slots_ptr, position_ptr, temperature_ptr, top_p_ptr, min_p_ptr, top_k_ptr, seed_ptr, row, V, J,
+            source_stride, int_stride, float_stride, TILE, CAPACITY, SHIFT, FEW, MANY, FILTER, APPROX,
+        )  # fmt: skip
+    else:
+        id_J = tl.load(best_id_ptr + row * J + j, mask=j < J, other=NOBODY)
+        token = tl.min(tl.where(best_J == tl.max(best_J, axis=0), id_J, NOBODY), axis=0)
     tl.store(token_ptr + row, tl.minimum(token, V - 1).to(tl.int64))
+
+
+@triton.jit
+def _draw(
+    bound_J, j, sure_mass_ptr, sure_count_ptr, bracket_ptr, num_candidates_ptr, candidate_ptr, candidate_id_ptr,
+    source_ptr, slots_ptr, position_ptr, temperature_ptr, top_p_ptr, min_p_ptr, top_k_ptr, seed_ptr, row, V, J,
+    source_stride, int_stride, float_stride, TILE: tl.constexpr, CAPACITY: tl.constexpr, SHIFT: tl.constexpr,
+    FEW: tl.constexpr, MANY: tl.constexpr, FILTER: tl.constexpr, APPROX: tl.constexpr,
+):  # fmt: skip
+    """The row's token. With FILTER first the best of all that may stay: if it lies above the bracket it stays for
+    certain, and the exact threshold, which costs a search, does not matter."""
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    position, seed = tl.load(position_ptr + row), tl.load(seed_ptr + slot * int_stride)
+    temperature = tl.load(temperature_ptr + slot * float_stride)
+    row_ptr = source_ptr + row * source_stride
+    scale = bits_per_logit(temperature)
+    if not FILTER:
+        base = tl.max(bound_J, axis=0)
+        return _winner(
+            bound_J, j, base, row_ptr, V, scale, temperature, position, seed, base, 0.0, _number(0), _number(0),
+            SHIFT, TILE, FILTER, APPROX,
+        )  # fmt: skip
+    else:
+        min_p = tl.load(min_p_ptr + slot * float_stride)
+        lo, hi = tl.load(bracket_ptr + row * 4), tl.load(bracket_ptr + row * 4 + 1)
+        top, total = tl.load(bracket_ptr + row * 4 + 2), tl.load(bracket_ptr + row * 4 + 3)
+        threshold, last = _key(tl.where(lo <= hi, lo, LEAST), SHIFT) - 1, _number(-1)
+        searched = lo > hi  # the row has no threshold
+        token, drawn = _number(0), False
+        while not drawn:
+            token = _winner(
+                bound_J, j, top * scale, row_ptr, V, scale, temperature, position, seed, top, min_p, threshold, last,
+                SHIFT, TILE, FILTER, APPROX,
+            )  # fmt: skip
+            drawn = searched
+            if not searched:
+                top_p = tl.load(top_p_ptr + slot * float_stride)
+                top_k = tl.load(top_k_ptr + slot * int_stride)
+                top_k = tl.where(top_k < V, top_k, 0)
+                found = _number(tl.load(num_candidates_ptr + row * APART))
+                values_ptr, ids_ptr = candidate_ptr + row * CAPACITY, candidate_id_ptr + row * CAPACITY
+                sure_mass = tl.sum(tl.load(sure_mass_ptr + row * J + j, mask=j < J, other=0.0), axis=0)
+                sure_mass = (sure_mass * UNIT).to(tl.int64)
+                sure_count = _number(tl.sum(tl.load(sure_count_ptr + row * J + j, mask=j < J, other=0), axis=0))
+                mass = _number(0).to(tl.int64)
+                held = found <= CAPACITY
+                if held:
+                    mass = _list_mass(values_ptr, found, top, scale, FEW)
+                    if top_k > 0:
+                        held = (sure_count < top_k) & ((sure_count + found >= top_k) | (lo <= LEAST))
+                    else:
+                        target = (top_p * total * UNIT).to(tl.int64)
+                        held = (sure_mass < target) & ((sure_mass + mass >= target) | (lo <= LEAST))
+                x = tl.load(row_ptr + tl.minimum(token, V - 1)).to(tl.float32)
+                drawn = held & (x > hi)
+                if not drawn:
+                    total_mass = (total * UNIT).to(tl.int64)
+                    ceiling = tl.minimum(hi, top)
+                    if not held:  # what stays may lie anywhere
+                        bound_J = tl.where(j < J, float("inf"), float("-inf"))
+                        none, bottom = _number(0), tl.zeros((), tl.float32) + LEAST
+                        threshold, last = _search(
+                            row_ptr, ids_ptr, _number(V), none.to(tl.int64), none, none.to(tl.int64),
+                            none.to(tl.int64), bottom, top, top, scale, top_k, top_p, SHIFT, MANY, True,
+                        )  # fmt: skip
+                    elif found <= FEW:
+                        threshold, last = _search(
+                            values_ptr, ids_ptr, found, mass, sure_count, sure_mass, total_mass, lo, ceiling, top,
+                            scale, top_k, top_p, SHIFT, FEW, False,
+                        )  # fmt: skip
+                    else:
+                        threshold, last = _search(
+                            values_ptr, ids_ptr, found, mass, sure_count, sure_mass, total_mass, lo, ceiling, top,
+                            scale, top_k, top_p, SHIFT, CAPACITY, False,
+                        )  # fmt: skip
+                    key = _key(x, SHIFT)
+                    drawn = held & ((key > threshold) | ((key == threshold) & (token <= last)))
+                searched = True
+        return token
+
+
+@triton.jit
+def _winner(
+    bound_J, j, base, row_ptr, V, scale, temperature, position, seed, top, min_p, threshold, last, SHIFT: tl.constexpr,
+    TILE: tl.constexpr, FILTER: tl.constexpr, APPROX: tl.constexpr,
+):  # fmt: skip
+    """The best noised token of all (FILTER: of those above `threshold`, or equal to it and not past `last`).
+
+    Tiles are looked at from the highest bound down, until none can hold anything better: one or two, as a rule.
+    Values are bits beyond `base`, so noise counts however cold a row is. Bounds may be off by rounding.
+    """
+    Q: tl.constexpr = TILE // 4
+    slack = tl.where(temperature > 0, tl.abs(base) * 4.8e-7 + 1e-5, 0.0)
+    best = tl.zeros((), tl.float32) + float("-inf")
+    token = _number(0)
+    bound = tl.max(bound_J, axis=0)
+    while bound - base > best - slack:
+        tile = tl.min(tl.where(bound_J == bound, j, NOBODY), axis=0)
+        bound_J = tl.where(j == tile, float("-inf"), bound_J)
+        bound = tl.max(bound_J, axis=0)
+        group_Q = tile * Q + tl.arange(0, Q)
+        id_Q4 = group_Q[:, None] * 4 + tl.arange(0, 4)[None, :]
+        x_Q4 = tl.load(row_ptr + id_Q4, mask=id_Q4 < V, other=float("-inf")).to(tl.float32)
+        value_Q4 = tl.fma(x_Q4, tl.zeros_like(x_Q4) + scale, tl.zeros_like(x_Q4) - base)
+        if temperature > 0:
+            value_Q4 += gumbel_of_groups(group_Q, position, seed, Q, APPROX) * LOG2E
+        if FILTER:
+            key_Q4 = _key(x_Q4, SHIFT)
+            stays_Q4 = (key_Q4 > threshold) | ((key_Q4 == threshold) & (id_Q4 <= last))
+            stays_Q4 = stays_Q4 & (tl.exp2((x_Q4 - top) * scale) >= min_p)
+            value_Q4 = tl.where(stays_Q4, value_Q4, float("-inf"))
+        value = tl.max(value_Q4)
+        chosen = tl.min(tl.where(value_Q4 == value, id_Q4, NOBODY))
+        better = (value > best) | ((value == best) & (chosen < token))
+        best, token = tl.where(better, value, best), tl.where(better, chosen, token)
+    return token
 
 
 @triton.jit
@@ -142,24 +221,24 @@ def _read(values_ptr, ids_ptr, start, length, B: tl.constexpr, FULL: tl.constexp
 
 
 @triton.jit
-def _mass(x_B, top, inverse):
+def _mass(x_B, top, scale):
     """Probabilities relative to the likeliest token's, in fixed point."""
-    return (tl.exp2((x_B - top) * (inverse * LOG2E)) * UNIT).to(tl.int64)
+    return (tl.exp2((x_B - top) * scale) * UNIT).to(tl.int64)
 
 
 @triton.jit
-def _list_mass(values_ptr, length, top, inverse, B: tl.constexpr):
+def _list_mass(values_ptr, length, top, scale, B: tl.constexpr):
     """Mass of all candidates."""
     mass_B = tl.zeros((B,), tl.int64)
     for start in range(0, length, B):
         i_B = start + tl.arange(0, B)
-        mass_B += _mass(tl.load(values_ptr + i_B, mask=i_B < length, other=float("-inf")), top, inverse)
+        mass_B += _mass(tl.load(values_ptr + i_B, mask=i_B < length, other=float("-inf")), top, scale)
     return tl.sum(mass_B, axis=0)
 
 
 @triton.jit
 def _above(
-    key, key_B, mass_B, values_ptr, ids_ptr, length, top, inverse, SHIFT: tl.constexpr, B: tl.constexpr,
+    key, key_B, mass_B, values_ptr, ids_ptr, length, top, scale, SHIFT: tl.constexpr, B: tl.constexpr,
     FULL: tl.constexpr,
 ):  # fmt: skip
     """Count and mass of entries with a key above `key`: a list of candidates is in registers, a row (FULL) is not."""
@@ -170,7 +249,7 @@ def _above(
             x_B, _ = _read(values_ptr, ids_ptr, start, length, B, FULL)
             inside_B = (_key(x_B, SHIFT) > key) & (x_B >= LEAST)
             counts_B += inside_B.to(tl.int32)
-            masses_B += tl.where(inside_B, _mass(x_B, top, inverse), 0)
+            masses_B += tl.where(inside_B, _mass(x_B, top, scale), 0)
         return tl.sum(counts_B, axis=0), tl.sum(masses_B, axis=0)
     else:
         inside_B = key_B > key
@@ -205,31 +284,27 @@ def _search(
     floor,
     ceiling,
     top,
-    inverse,
+    scale,
     top_k,
     top_p,
-    min_p,
-    seed,
-    position,
     SHIFT: tl.constexpr,
     B: tl.constexpr,
     FULL: tl.constexpr,
-    APPROX: tl.constexpr,
 ):
-    """Noised value and id of the row's best token among the entries that stay. All that stays beside them (sure_*) lies
-    above `ceiling`; the thresholds lie in [floor, ceiling]. `mass`: of all entries, total_mass: of the row (both are
-    found here if FULL: the entries are the row)."""
+    """The key from which entries stay, and the last token id that stays of those which equal it. All that stays beside
+    them (sure_*) lies above `ceiling`; the thresholds lie in [floor, ceiling]. `mass`: of all entries, total_mass: of
+    the row (both are found here if FULL: the entries are the row)."""
     lowest, highest = _key(floor, SHIFT) - 1, _key(ceiling, SHIFT)
     count = _number(length)
     if FULL:
         key_B, mass_B = tl.zeros((1,), tl.int32), tl.zeros((1,), tl.int64)  # these stay unused
         listed_id_B = key_B
-        count, mass = _above(lowest, key_B, mass_B, values_ptr, ids_ptr, length, top, inverse, SHIFT, B, FULL)
+        count, mass = _above(lowest, key_B, mass_B, values_ptr, ids_ptr, length, top, scale, SHIFT, B, FULL)
         total_mass = mass
     else:
         listed_B, listed_id_B = _read(values_ptr, ids_ptr, 0, length, B, FULL)
         key_B = tl.where(listed_B >= LEAST, _key(listed_B, SHIFT), -0x7FFFFFFF)
-        mass_B = _mass(listed_B, top, inverse)
+        mass_B = _mass(listed_B, top, scale)
     kept_mass = total_mass
     threshold = lowest  # everything above it stays, and `quota` of what equals it
     quota = _number(0)
@@ -241,7 +316,7 @@ def _search(
             high_count, high_mass = _number(0), _number(0).to(tl.int64)
             while low + 1 < high:
                 middle = _between(low, high)
-                n, m = _above(middle, key_B, mass_B, values_ptr, ids_ptr, length, top, inverse, SHIFT, B, FULL)
+                n, m = _above(middle, key_B, mass_B, values_ptr, ids_ptr, length, top, scale, SHIFT, B, FULL)
                 enough = sure_count + n >= top_k
                 low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
                 low_count, low_mass = tl.where(enough, n, low_count), tl.where(enough, m, low_mass)
@@ -259,7 +334,7 @@ def _search(
             high_count, high_mass = _number(0), _number(0).to(tl.int64)
             while low + 1 < high:
                 middle = _between(low, high)
-                n, m = _above(middle, key_B, mass_B, values_ptr, ids_ptr, length, top, inverse, SHIFT, B, FULL)
+                n, m = _above(middle, key_B, mass_B, values_ptr, ids_ptr, length, top, scale, SHIFT, B, FULL)
                 enough = sure_mass + m >= target
                 low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
                 low_count, low_mass = tl.where(enough, n, low_count), tl.where(enough, m, low_mass)
@@ -270,20 +345,7 @@ def _search(
             quota = tl.where((high == threshold) & (quota > 0), tl.minimum(needed, quota), needed)
             threshold = high
     last = _last_tie(threshold, quota, key_B, listed_id_B, values_ptr, ids_ptr, length, SHIFT, B, FULL)
-    best_B = tl.full((B,), float("-inf"), tl.float32)
-    winner_B = tl.full((B,), NOBODY, tl.int32)
-    for start in range(0, length, B):
-        x_B, id_B = _read(values_ptr, ids_ptr, start, length, B, FULL)
-        k_B = _key(x_B, SHIFT)
-        stays_B = (k_B > threshold) | ((k_B == threshold) & (id_B <= last))
-        stays_B = stays_B & (x_B >= LEAST) & (tl.exp2((x_B - top) * (inverse * LOG2E)) >= min_p)
-        value_B = x_B * inverse + gumbel_of_tokens(id_B, position, seed, APPROX)
-        value_B = tl.where(stays_B, value_B, float("-inf"))
-        better_B = (value_B > best_B) | ((value_B == best_B) & (id_B < winner_B))
-        best_B = tl.where(better_B, value_B, best_B)
-        winner_B = tl.where(better_B, id_B, winner_B)
-    best = tl.max(best_B, axis=0)
-    return best, tl.min(tl.where(best_B == best, winner_B, NOBODY), axis=0)
+    return threshold, last
 
 
 @triton.jit

@@ -33,8 +33,9 @@ class Config:
     tile: int
     warps: int
     row_warps: int = 16
+    bracket_warps: int = 8
     capacity: int = 8192
-    sample: int = 8192
+    sample: int = 4096
     reserve: int = 16
     few: int = 1024
     many: int = 4096
@@ -83,15 +84,15 @@ def sample(
     )
     float_NJ = torch.empty(4, rows, tiles, dtype=torch.float32, device=device)
     int_NJ = torch.empty(2, rows, tiles, dtype=torch.int32, device=device)
-    source_NV = logits_NV
+    source_NV = read_NV = logits_NV  # the adjusted logits; what `draw` reads
+    if adjusts and random:
+        source_NV = torch.empty(rows, vocab, dtype=torch.float32, device=device)
     bracket_N4 = count_N = candidates_NC = ids_NC = nothing
     if filtered:
         bracket_N4 = torch.empty(rows, 4, dtype=torch.float32, device=device)
         count_N = torch.empty(rows, APART.value, dtype=torch.int32, device=device)
         candidates_NC = torch.empty(rows, config.capacity, dtype=torch.float32, device=device)
         ids_NC = torch.empty(rows, config.capacity, dtype=torch.int32, device=device)
-        if adjusts:
-            source_NV = torch.empty(rows, vocab, dtype=torch.float32, device=device)
         stats_kernel[(tiles, rows)](
             logits_NV, mask_NV, slots_N, position_N, tables.temperature_S, *columns, source_NV,
             float_NJ[2], float_NJ[3], vocab, logits_NV.stride(0), mask_NV.stride(0), source_NV.stride(0), *strides,
@@ -101,13 +102,13 @@ def sample(
             source_NV, slots_N, tables.temperature_S, tables.top_p_S, tables.top_k_S, float_NJ[2], float_NJ[3],
             bracket_N4, count_N, vocab, tiles, source_NV.stride(0), *strides[-2:],
             TILES=triton.next_power_of_2(tiles), SAMPLE=_sample_size(vocab, config), RESERVE=config.reserve,
-            CAPACITY=config.capacity, num_warps=config.row_warps, **options,
+            FEW=config.few, num_warps=config.bracket_warps, **options,
         )  # fmt: skip
-        flags = dict.fromkeys(flags, 0)  # the source is adjusted already
+        flags, read_NV = dict.fromkeys(flags, 0), source_NV
     draw_kernel[(tiles, rows)](
-        source_NV, mask_NV, slots_N, position_N, tables.temperature_S, tables.min_p_S, tables.seed_S, *columns,
+        read_NV, mask_NV, slots_N, position_N, tables.temperature_S, tables.min_p_S, tables.seed_S, *columns, source_NV,
         bracket_N4, count_N, candidates_NC, ids_NC, float_NJ[0], int_NJ[0], float_NJ[1], int_NJ[1],
-        vocab, source_NV.stride(0), mask_NV.stride(0), *strides,
+        vocab, read_NV.stride(0), mask_NV.stride(0), source_NV.stride(0), *strides,
         TILE=config.tile, CAPACITY=config.capacity, **flags, RANDOM=random, FILTER=filtered, APPROX=approximate,
         num_warps=config.warps, **options,
     )  # fmt: skip
@@ -117,13 +118,18 @@ def sample(
         slots_N, position_N, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S, tables.seed_S,
         token_N, vocab, tiles, source_NV.stride(0), *strides[-2:],
         TILES=triton.next_power_of_2(tiles), CAPACITY=config.capacity, SHIFT=ZERO_BITS[source_NV.dtype],
-        FEW=config.few, MANY=config.many, FILTER=filtered, APPROX=approximate,
-        num_warps=config.row_warps if filtered else 1, **options,
+        TILE=config.tile, FEW=config.few, MANY=config.many, RANDOM=random, FILTER=filtered, APPROX=approximate,
+        num_warps=_row_warps(config, random, filtered), **options,
     )  # fmt: skip
     return token_N
 
 
 sample_fixed = partial(sample, config=Config(2048, 4))  # a tile's sums, and so a row's, as in a batch of any size
+
+
+def _row_warps(config: Config, random: bool, filtered: bool) -> int:
+    """Of `finish`: it searches a list, or looks at a tile again, or only compares the tiles' winners."""
+    return config.row_warps if filtered else config.tile // 256 if random and config.tile > 256 else 1
 
 
 def _flags(tables: SamplingTables, features: Feature, mask_NV: Tensor | None) -> dict[str, int]:

@@ -56,15 +56,30 @@ def gumbel(word, APPROX: tl.constexpr):
 
 
 @triton.jit
-def gumbel_of_groups(group_Q, position, seed, Q: tl.constexpr, APPROX: tl.constexpr):
-    """[Q, 4]: noise of tokens 4 g … 4 g + 3."""
-    w0, w1, w2, w3 = random_words(group_Q, position, seed)
-    return gumbel(tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (Q, 4)), APPROX)
+def log2_below(word, APPROX: tl.constexpr):
+    """log2(1 - u) of uint32 words. Less this is a bound of the noise in bits for a third of the work: -ln u ≥ 1 - u.
+
+    They are the closer the larger the noise is (half of 1 - u apart), and large noise is what wins.
+    """
+    one_to_two = (((word ^ 0xFFFFFFFF) >> 9) | 0x3F800000).to(tl.float32, bitcast=True)
+    return _log2(one_to_two - 0.99999994039535522, APPROX)  # 1 - u, exact: 23 bits and a half step
 
 
 @triton.jit
-def gumbel_of_tokens(token, position, seed, APPROX: tl.constexpr):
-    """Noise of single tokens (any ids), at four times the work per token."""
-    w0, w1, w2, w3 = random_words(token // 4, position, seed)
-    word = token % 4
-    return gumbel(tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3)), APPROX)
+def _spread(w0, w1, w2, w3, Q: tl.constexpr):
+    """[Q, 4]: words of tokens 4 g … 4 g + 3."""
+    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (Q, 4))
+
+
+@triton.jit
+def log2_below_groups(group_Q, position, seed, Q: tl.constexpr, APPROX: tl.constexpr):
+    """[Q, 4]: `log2_below` of tokens 4 g … 4 g + 3."""
+    w0, w1, w2, w3 = random_words(group_Q, position, seed)
+    return log2_below(_spread(w0, w1, w2, w3, Q), APPROX)
+
+
+@triton.jit
+def gumbel_of_groups(group_Q, position, seed, Q: tl.constexpr, APPROX: tl.constexpr):
+    """[Q, 4]: noise of tokens 4 g … 4 g + 3."""
+    w0, w1, w2, w3 = random_words(group_Q, position, seed)
+    return gumbel(_spread(w0, w1, w2, w3, Q), APPROX)
