@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ridgeline.core.plan import PrefixGroup, Rows, StepPlan
+from ridgeline.worker.upload import staging
 
 
 class StepInputs:
@@ -54,14 +55,13 @@ class StepInputs:
             self._load(plan)
 
     def _load(self, plan: StepPlan | None) -> None:
-        source = torch.from_numpy(self._pack(plan))
-        if self._packed.is_cuda:
-            source = source.pin_memory()
-        self._packed.copy_(source, non_blocking=True)
+        staged = staging((len(self._packed),), self._packed.device)
+        self._pack(plan, staged.numpy())
+        self._packed.copy_(staged, non_blocking=True)
         self._rows = None if plan is None or plan.spans else plan.rows
 
-    def _pack(self, plan: StepPlan | None) -> np.ndarray:
-        packed = np.zeros(len(self._packed), np.int32)
+    def _pack(self, plan: StepPlan | None, packed: np.ndarray) -> None:
+        packed.fill(0)
         starts = (0, *accumulate(self._sizes))
         slots_R, start_R1, samples, override_T, prefix = (packed[start:end] for start, end in pairwise(starts))
         rows = 0 if plan is None else len(plan.rows)
@@ -77,7 +77,6 @@ class StepInputs:
                 _write_prefixes(plan.rows.prefixes, prefix.reshape(4, self.num_rows))
         one_each = self.num_rows == self.num_tokens
         start_R1[rows:] = np.arange(rows, self.num_rows + 1) if one_each else start_R1[rows]
-        return packed
 
 
 def _write_prefixes(groups: tuple[PrefixGroup, ...], prefix_4R: np.ndarray) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from struct import Struct
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Assign, Delta, Feature, SetBlocks, features_of
 from ridgeline.core.request import MAX_STOP_IDS
 from ridgeline.kernels.sampling.op import SamplingTables
-from ridgeline.worker.upload import upload
+from ridgeline.worker.upload import staging
 from ridgeline.worker.words import Record, Words
 
 _NUM_INTS = 6
@@ -32,13 +33,16 @@ _FLOATS = {
     "presence_penalty": "presence_S",
     "frequency_penalty": "frequency_S",
 }
-_FORM_WIDTHS = [2] * _NUM_INTS + [1] * len(_FLOATS) + [2 * MAX_STOP_IDS]  # in words, as `_form_words` has them
+# What a slot's form is in words, and as `struct` packs it: ints, floats, not stopped, stop ids
+_FORM_WIDTHS = [2] * _NUM_INTS + [1] * len(_FLOATS) + [1, 2 * MAX_STOP_IDS]
+_FORM = Struct(f"<{_NUM_INTS}q{len(_FLOATS)}fi{MAX_STOP_IDS}q")
 _FIRST_BLOCKS = len(_FORM_WIDTHS)  # block tables come after
 
 
 class Slots:
-    """kv_len_S: tokens in the cache. last_token_S: input of the next row without a span. stopped_S: the device saw the
-    end; rows of the slot write to the null block and emit -1 until the next Assign. max_len_S: total length to stop at.
+    """kv_len_S: tokens in the cache. last_token_S: input of the next row without a span. stopped_S: not 0 once the
+    device saw the end; rows of the slot write to the null block and emit -1 until the next Assign. max_len_S: total
+    length to stop at.
     """
 
     def __init__(self, num_slots: int, num_groups: int, max_blocks: int, vocab_size: int, device: torch.device) -> None:
@@ -47,7 +51,6 @@ class Slots:
         num_slots += 1
         self.generations = np.zeros(num_slots, np.int32)  # of the request in the slot, 0 when it is free
         self.forms: dict[int, Assign] = {}  # host copy of the full form each slot was last assigned
-        self.stopped_S = torch.ones(num_slots, dtype=torch.bool, device=device)
         self._words = words = Words(num_slots, _FORM_WIDTHS + [max_blocks] * num_groups, device)
         self._form = Record(words, len(_FORM_WIDTHS))
         ints = [words.column(table, torch.int64) for table in range(_NUM_INTS)]
@@ -55,6 +58,7 @@ class Slots:
         tables = {"top_k_S": top_k_S, "seed_S": seed_S, "min_len_S": min_len_S}
         tables |= {name: words.column(table, torch.float32) for table, name in enumerate(_FLOATS.values(), _NUM_INTS)}
         tables["stop_ids_SE"] = words.rows(_FIRST_BLOCKS - 1, torch.int64)
+        self.stopped_S = words.column(_FIRST_BLOCKS - 2, torch.int32).fill_(1)
         groups = range(_FIRST_BLOCKS, _FIRST_BLOCKS + num_groups)
         self.block_tables_SC = [words.rows(table, torch.int32).fill_(NULL_BLOCK) for table in groups]
         empty = SamplingTables.empty(num_slots, vocab_size, device)
@@ -68,7 +72,7 @@ class Slots:
         self.forms.clear()
         self.generations.fill(0)
         self._biased.update(range(self.dummy))  # who knows what is there
-        self.stopped_S.fill_(True)
+        self.stopped_S.fill_(1)
 
     def apply(self, deltas: Sequence[Delta]) -> None:
         """Bring the tables up to date. Within a plan later deltas win."""
@@ -90,16 +94,15 @@ class Slots:
             self._write(blocks, list(assigned.values()))
 
     def _write(self, blocks: Mapping[int, int], forms: Sequence[Assign]) -> None:
-        places = np.fromiter(blocks, np.int64, len(blocks))
-        words = np.fromiter(blocks.values(), np.int32, len(blocks))
-        slots_n = np.array([form.slot for form in forms], np.int64)
+        form_words_nW = _form_words(forms)
+        count = len(blocks)
+        staged_2W = staging((2, count + form_words_nW.size), self.device)
+        places_W, words_W = staged_2W.numpy()
+        places_W[:count], words_W[:count] = list(blocks), list(blocks.values())
         if forms:
-            places = np.append(places, self._form.places(slots_n))
-            words = np.append(words, _form_words(forms))
-        places_W, words_W, started_n = upload([places, words, slots_n], self.device)
-        self._words.array_W.index_copy_(0, places_W, words_W)
-        if forms:
-            self.stopped_S.index_fill_(0, started_n, False)
+            places_W[count:] = self._form.places([form.slot for form in forms]).reshape(-1)
+            words_W[count:] = form_words_nW.reshape(-1)
+        self._words.write(staged_2W.to(self.device, non_blocking=True))
         for form in forms:
             self.forms[form.slot] = form
             self.generations[form.slot] = form.generation
@@ -160,13 +163,13 @@ _floats_of = attrgetter(*_FLOATS)
 
 
 def _form_words(forms: Sequence[Assign]) -> np.ndarray:
-    """Each form's ints, floats and stop ids, int32 [n, W]."""
-    ints_nI = np.array([_ints_of(form) for form in forms], np.int64)
-    floats_nF = np.array([_floats_of(form.params) for form in forms], np.float32)
-    stop_ids_nE = np.full((len(forms), MAX_STOP_IDS), -1, np.int64)
-    for row, form in enumerate(forms):
-        stop_ids_nE[row, : len(form.stop_ids)] = sorted(form.stop_ids)
-    return np.concatenate([part.view(np.int32) for part in (ints_nI, floats_nF, stop_ids_nE)], axis=1)
+    """Each form as `_FORM` has it, int32 [n, W]."""
+    packed = b"".join(_FORM.pack(*_ints_of(form), *_floats_of(form.params), 0, *_stop_ids(form)) for form in forms)
+    return np.frombuffer(packed, np.int32).reshape(len(forms), _FORM.size // 4)
+
+
+def _stop_ids(form: Assign) -> list[int]:
+    return _padded(sorted(form.stop_ids), MAX_STOP_IDS)
 
 
 def _ints_of(form: Assign) -> list[int]:

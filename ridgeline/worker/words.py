@@ -35,6 +35,11 @@ class Words:
         """Index of a word in `array_W`."""
         return self.starts[table] + slot * self.widths[table] + word
 
+    def write(self, change_2W: Tensor) -> None:
+        """Places in `array_W` and the words that they get, int32 on the device. No place may come twice."""
+        places_W, words_W = change_2W
+        self.array_W.index_put_((places_W,), words_W)
+
     def _part(self, table: int) -> Tensor:
         start = self.starts[table]
         return self.array_W[start : start + self.num_slots * self.widths[table]]
@@ -48,6 +53,6 @@ class Record:
         self._slot_0 = np.concatenate([words.place(table, 0) + np.arange(width) for table, width in enumerate(widths)])
         self._to_next_slot = np.repeat(widths, widths)
 
-    def places(self, slots_n: np.ndarray) -> np.ndarray:
-        """Index in `array_W` of each, int64 [n, W]."""
-        return self._slot_0 + slots_n[:, None] * self._to_next_slot
+    def places(self, slots_n: Sequence[int]) -> np.ndarray:
+        """Index in `array_W` of each, [n, W]."""
+        return self._slot_0 + np.array(slots_n)[:, None] * self._to_next_slot

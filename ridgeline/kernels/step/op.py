@@ -46,17 +46,17 @@ def step_inputs(
 ) -> StepInputs:
     """Row r owns tokens start_R1[r] … start_R1[r + 1] - 1 and goes on where its slot's cache ends.
 
-    slots_R, start_R1, override_T: int32. A token's id is its override, or the slot's last token where that is negative.
-    place = block * block_size + offset by each of `block_tables` ([S, C] int32). kv_len_R: tokens cached after it,
-    last_R: its last token; 0 for rows without tokens. Stopped rows write to the null block, from position 0, and have
-    kv_len 1, so that their attention stays defined. Tokens of no row: token 0, position 0, place 0.
+    slots_R, start_R1, override_T, stopped_S: int32. A token's id is its override; where that is negative, the slot's
+    last token. place = block * block_size + offset by each of `block_tables` ([S, C] int32). kv_len_R: tokens cached
+    after it, last_R: its last token; 0 for rows without tokens. Stopped rows write to the null block, from position 0,
+    and have kv_len 1, so that their attention stays defined. Tokens of no row: token 0, position 0, place 0.
     """
     slots_R = slots_R.long()
     starts_R, counts_R = start_R1[:-1].long(), start_R1.diff().long()
     token_T = torch.arange(len(override_T), device=override_T.device)
     row_T = torch.searchsorted(start_R1[1:].long(), token_T, right=True).clamp(max=len(slots_R) - 1)
     owned_T = token_T < start_R1[-1]
-    active_R = ~stopped_S[slots_R]
+    active_R = stopped_S[slots_R] == 0
     length_R = kv_len_S[slots_R]
     live_T = owned_T & active_R[row_T]
     positions_T = torch.where(live_T, length_R[row_T] + token_T - starts_R[row_T], 0)
@@ -108,7 +108,7 @@ def step_advance(
     # Inactive rows may share a slot, with each other but never with an active row, so rewriting it is harmless.
     kv_len_S[slots_R] = torch.where(active_R & (kv_len_R > 0), kv_len_R, kv_len_S[slots_R])
     last_token_S[slots_R] = torch.where(emits_R, token_R, last_token_S[slots_R])
-    stopped_S[slots_R] |= finish_R != Finish.NONE
+    stopped_S[slots_R] |= (finish_R != Finish.NONE).int()
     if output_count_SV is not None:
         counted_R = emits_R.to(output_count_SV.dtype)
         output_count_SV.index_put_((slots_R, torch.where(emits_R, token_R, 0)), counted_R, accumulate=True)
@@ -157,7 +157,7 @@ class Case:
             "last_token_S": last_token_S,
             "max_len_S": max_len_S,
             "stop_ids_SE": stop_ids_SE.to(device),
-            "stopped_S": torch.ones(slots, dtype=torch.bool, device=device),
+            "stopped_S": torch.ones(slots, dtype=torch.int32, device=device),
             "output_count_SV": torch.zeros(slots, self.vocab_size, dtype=torch.int32, device=device),
         }
 

@@ -143,7 +143,7 @@ def _step_advance(
     tl.store(out_finish_ptr + row, finish.to(tl.int8), mask=mask)
     tl.store(kv_len_ptr + slot, new_len, mask=active & (new_len > 0))
     tl.store(last_token_ptr + slot, token, mask=emits)
-    tl.store(stopped_ptr + slot, finish != 0, mask=emits & (finish != 0))
+    tl.store(stopped_ptr + slot, (finish != 0).to(tl.int32), mask=emits & (finish != 0))
     if COUNT:
         tl.atomic_add(count_ptr + slot * count_stride + token, 1, mask=emits, sem="relaxed")
 
@@ -206,7 +206,7 @@ def _aot_inputs(groups: int, rows: int, tokens: int) -> AotKernel:
     rows_of = ("table{}_ptr", "stride{}", "place{}_ptr")
     tables, strides, places = ([name.format(i) for i in range(MAX_GROUPS)] for name in rows_of)
     signature = {"slots_ptr": "*i32", "start_ptr": "*i32", "override_ptr": "*i32"}
-    signature |= {"kv_len_ptr": "*i64", "last_token_ptr": "*i64", "stopped_ptr": "*i1"}
+    signature |= {"kv_len_ptr": "*i64", "last_token_ptr": "*i64", "stopped_ptr": "*i32"}
     signature |= dict.fromkeys(tables, "*i32") | dict.fromkeys(strides, "i32")
     signature |= dict.fromkeys(("token_ids_ptr", "positions_ptr", *places, "new_len_ptr", "last_ptr"), "*i64")
     signature |= {"active_ptr": "*i1", "num_rows": "i32", "num_tokens": "i32"}
@@ -218,7 +218,7 @@ def _aot_advance(*, count: bool) -> AotKernel:
     kinds = {
         "token_ptr": "*i64", "samples_ptr": "*i1", "slots_ptr": "*i32", "new_len_ptr": "*i64", "active_ptr": "*i1",
         "stop_ids_ptr": "*i64", "max_len_ptr": "*i64", "kv_len_ptr": "*i64", "last_token_ptr": "*i64",
-        "stopped_ptr": "*i1", "count_ptr": "*i32", "out_token_ptr": "*i32", "out_finish_ptr": "*i8",
+        "stopped_ptr": "*i32", "count_ptr": "*i32", "out_token_ptr": "*i32", "out_finish_ptr": "*i8",
         "num_rows": "i32", "stop_stride": "i32:16", "count_stride": "i32",
     }  # fmt: skip
     constants: dict[str, int | None] = {"E": 64, "STOPS": 64, "ROWS": TOGETHER, "COUNT": count}
