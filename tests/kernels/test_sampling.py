@@ -238,7 +238,7 @@ def test_logprobs_by_one_read_are_the_references(count: int, vocab: int, dtype: 
 
 
 def small_lists(capacity: int) -> gpu.Config:
-    return gpu.Config(tile=16, warps=1, capacity=capacity, sample=64, reserve=8, few=16, many=64)
+    return gpu.Config(tile=16, warps=1, capacity=capacity, sample=64, reserve=8, many=64)
 
 
 @pytest.mark.parametrize("capacity", [16, 64, 4096])

@@ -13,9 +13,9 @@ from ridgeline.kernels.sampling.logprobs import combine_kernel, score_kernel
 
 _INT64 = {
     "slots_ptr", "position_ptr", "seed_ptr", "top_k_ptr", "min_len_ptr", "bias_ids_ptr", "stop_ids_ptr", "token_ptr",
-    "rank_ptr",
+    "rank_ptr", "candidate_ptr",
 }  # fmt: skip
-_INT32 = {"count_ptr", "num_candidates_ptr", "candidate_id_ptr", "best_id_ptr", "sure_count_ptr", "tile_count_ptr"}
+_INT32 = {"count_ptr", "num_candidates_ptr", "best_id_ptr", "tile_count_ptr"}
 _BOOL = {"mask_ptr", "seen_ptr"}
 _DIVISIBLE = {
     "V", "logits_stride", "source_stride", "adjusted_stride", "mask_stride", "bias_ids_stride", "bias_stride",
@@ -43,7 +43,7 @@ def _kernel(fn: Any, constexprs: dict[str, Any], logits: str = "bf16", **options
 
 def _draws(archs: tuple[str, ...], approximate: bool) -> Iterator[AotKernel]:
     """Those with noise, which takes a logarithm that only NVIDIA has."""
-    base = {"TILE": 2048, "CAPACITY": 8192, "RANDOM": True, "APPROX": approximate}
+    base = {"TILE": 2048, "CAPACITY": 2048, "RANDOM": True, "APPROX": approximate}
     options: dict[str, Any] = {"num_warps": 4, "hot": True, "archs": archs}
     for filtered in (False, True):
         yield _kernel(draw_kernel, base | PLAIN | {"FILTER": filtered}, **options)
@@ -55,9 +55,9 @@ def _draws(archs: tuple[str, ...], approximate: bool) -> Iterator[AotKernel]:
 
 PLAIN = {"BIAS_WIDTH": 0, "STOP_WIDTH": 0, "MASK": 0, "PENALTY": 0}
 EVERYTHING = {"BIAS_WIDTH": 1024, "STOP_WIDTH": 64, "MASK": 1, "PENALTY": 1}
-_GREEDY = {"TILE": 1024, "CAPACITY": 8192, "RANDOM": False, "FILTER": False, "APPROX": False}
+_GREEDY = {"TILE": 1024, "CAPACITY": 2048, "RANDOM": False, "FILTER": False, "APPROX": False}
 _REDUCE = {
-    "TILES": 128, "TILE": 2048, "CAPACITY": 8192, "FEW": 1024, "MANY": 4096, "SHIFT": 16, "RANDOM": False,
+    "TILES": 128, "TILE": 2048, "CAPACITY": 2048, "MANY": 8192, "SHIFT": 16, "RANDOM": False,
     "APPROX": False, "FILTER": False,
 }  # fmt: skip
 
@@ -67,7 +67,7 @@ AOT = (
     *_draws(AMD, False),
     _kernel(stats_kernel, {"TILE": 4096} | PLAIN, num_warps=8, hot=True),
     _kernel(stats_kernel, {"TILE": 4096} | EVERYTHING, num_warps=8),
-    _kernel(bracket_kernel, {"TILES": 32, "SAMPLE": 4096, "RESERVE": 16, "FEW": 1024}, num_warps=8, hot=True),
+    _kernel(bracket_kernel, {"TILES": 32, "SAMPLE": 4096, "RESERVE": 16, "CAPACITY": 2048}, num_warps=8, hot=True),
     _kernel(finish_kernel, _REDUCE, num_warps=1, hot=True),
     _kernel(score_kernel, {"TILE": 4096}, num_warps=8, hot=True),
     _kernel(combine_kernel, {"TILES": 32}, num_warps=1, hot=True),

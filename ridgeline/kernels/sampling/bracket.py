@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.sampling.adjust import adjusted
-from ridgeline.kernels.sampling.draw import APART, LEAST, bits_per_logit
+from ridgeline.kernels.sampling.draw import APART, LEAST, WIDTH, bits_per_logit
 
 RUN = tl.constexpr(16)  # neighbours sampled together: one sector of 32 bytes
 ROUNDS = tl.constexpr(10)  # of bisection between the sample's least and the row's largest logit
@@ -112,6 +112,7 @@ def bracket_kernel(
     slots_ptr,
     temperature_ptr,
     top_p_ptr,
+    min_p_ptr,
     top_k_ptr,
     tile_max_ptr,
     tile_sum_ptr,
@@ -125,13 +126,15 @@ def bracket_kernel(
     TILES: tl.constexpr,
     SAMPLE: tl.constexpr,
     RESERVE: tl.constexpr,
-    FEW: tl.constexpr,
+    CAPACITY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (N,): bracket_N4 = lo, hi, largest logit, total mass; the count of candidates is cleared.
+    """Grid (N,): bracket_N8 = lo, hi, largest logit, total mass, floor, bits per logit; the count of candidates is 0.
 
     Tokens above hi will stay and tokens below lo will go, so far as a sample can tell; `finish` checks it exactly.
-    lo = inf, hi = -inf: the row has neither top-k nor top-p. SAMPLE 0: all tokens fit among the candidates.
+    hi = inf: few lie above lo, so they are listed. lo = hi = inf: the row has neither top-k nor top-p. SAMPLE 0: all
+    tokens may be listed. Below the floor nothing stays, by min-p neither. How much lies somewhere is summed with the
+    bits per logit given here: 0 where ranks decide, so that every token counts one.
     """
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, TILES)
@@ -148,7 +151,8 @@ def bracket_kernel(
     largest = tl.max(max_J, axis=0)
     total = tl.sum(sum_J * tl.exp2((max_J - largest) * scale), axis=0)
     by_rank = (top_k > 0) & (top_k < V)
-    lo, hi = float("inf"), float("-inf")
+    lo, hi = float("inf"), float("inf")
+    floor = LEAST
     if (temperature > 0) & (by_rank | (top_p < 1.0)):
         lo, hi = LEAST, float("inf")
         if SAMPLE > 0:
@@ -164,15 +168,23 @@ def bracket_kernel(
                 tail = float("inf")
                 rank = tl.maximum(_beyond(top_k / ratio, DEVIATIONS / 2), rank)
             lo, above = _low(x_Z, weight_Z, largest, scale, rank, tail)
-            if above * ratio > FEW:
+            if above * ratio > CAPACITY / 2:
                 if by_rank & (top_p >= 1.0):
                     hi = _high(x_Z, weight_Z, largest, scale, _beyond(top_k / ratio, -DEVIATIONS / 2), 0.0)
                 if by_rank == 0:
                     hi = _high(x_Z, weight_Z, largest, scale, 1.0 * SAMPLE, tail)
-    tl.store(bracket_ptr + row * 4, lo)
-    tl.store(bracket_ptr + row * 4 + 1, hi)
-    tl.store(bracket_ptr + row * 4 + 2, largest)
-    tl.store(bracket_ptr + row * 4 + 3, total)
+    min_p = tl.load(min_p_ptr + slot * float_stride)
+    if lo < float("inf"):
+        floor = lo
+    if min_p > 0:  # `finish` looks at it exactly
+        floor = tl.maximum(floor, largest + (tl.log2(min_p) - 0.01) / scale)
+    bracket_ptr += row * WIDTH
+    tl.store(bracket_ptr, lo)
+    tl.store(bracket_ptr + 1, hi)
+    tl.store(bracket_ptr + 2, largest)
+    tl.store(bracket_ptr + 3, total)
+    tl.store(bracket_ptr + 4, floor)
+    tl.store(bracket_ptr + 5, tl.where(by_rank, 0.0, scale))
     tl.store(num_candidates_ptr + row * APART, 0)
 
 

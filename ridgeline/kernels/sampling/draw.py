@@ -1,4 +1,4 @@
-"""One read of the logits: how good a token of every tile can be, and for filtered rows the tokens still in doubt.
+"""One read of the logits: how good a token of every tile can be, and for filtered rows how much lies where.
 
 Legend: N rows, V vocabulary, J tiles of a row, Q groups of four tokens in a tile, C candidates kept of a row.
 """
@@ -15,6 +15,7 @@ from ridgeline.kernels.sampling.noise import log2_below_groups
 LOG2E = tl.constexpr(1.4426950408889634)
 APART = tl.constexpr(32)  # rows' counters are so many int32 apart: each in its own cache line
 LEAST = tl.constexpr(-3.4e38)  # below it only -inf: tokens that are forbidden
+WIDTH = tl.constexpr(8)  # of a row of `bracket_kernel`'s numbers
 COLDEST = tl.constexpr(1e-30)  # lower temperatures count as this one: no difference between logits survives it
 
 
@@ -25,7 +26,6 @@ def draw_kernel(
     slots_ptr,
     position_ptr,
     temperature_ptr,
-    min_p_ptr,
     seed_ptr,
     bias_ids_ptr,
     bias_ptr,
@@ -40,11 +40,10 @@ def draw_kernel(
     bracket_ptr,
     num_candidates_ptr,
     candidate_ptr,
-    candidate_id_ptr,
     best_ptr,
     best_id_ptr,
-    sure_mass_ptr,
-    sure_count_ptr,
+    sure_ptr,
+    reach_ptr,
     V,
     logits_stride,
     mask_stride,
@@ -69,7 +68,8 @@ def draw_kernel(
 ):
     """Grid (J, N). Without RANDOM best_NJ and best_id_NJ: a tile's largest logit. With RANDOM best_NJ alone: a bound of
     its noised logits, in bits (of greedy rows the largest logit). FILTER looks only at what may stay, and writes
-    candidates_NC between the row's bracket (lo, hi), and mass and count of what lies above hi."""
+    sure_NJ and reach_NJ, how much of the tile lies above the row's bracket and how much from its low end on; where the
+    bracket has no high end, candidates_NC lists what lies in it."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     Q: tl.constexpr = TILE // 4
     first = tile * TILE
@@ -119,23 +119,26 @@ def draw_kernel(
         if RANDOM:  # a second look must find what this one saw
             tl.store(adjusted_ptr + row * adjusted_stride + token, x, mask=valid)
     place = row * tl.num_programs(0) + tile
+    wanted = True
     if FILTER:
-        lo, hi = tl.load(bracket_ptr + row * 4), tl.load(bracket_ptr + row * 4 + 1)
-        weight = tl.exp2((x - tl.load(bracket_ptr + row * 4 + 2)) * bits_per_logit(temperature))
-        if lo <= hi:
-            _divide(
-                x, token, weight, lo, hi, num_candidates_ptr + row * APART, candidate_ptr + row * CAPACITY,
-                candidate_id_ptr + row * CAPACITY, sure_mass_ptr + place, sure_count_ptr + place, CAPACITY,
-            )  # fmt: skip
-            x = tl.where(x >= lo, x, float("-inf"))
-        x = tl.where(weight >= tl.load(min_p_ptr + slot * float_stride), x, float("-inf"))
-    if RANDOM:
-        wanted = temperature > 0
-        if FILTER:
-            wanted = wanted & (tl.max(x) > float("-inf"))
-        if wanted:
-            seed = tl.load(seed_ptr + slot * int_stride)
-            x = x * bits_per_logit(temperature) - log2_below_groups(group_Q, position, seed, Q, APPROX)
+        bracket_ptr += row * WIDTH
+        lo, hi = tl.load(bracket_ptr), tl.load(bracket_ptr + 1)
+        floor = tl.load(bracket_ptr + 4)
+        wanted = tl.max(x) >= tl.minimum(lo, floor)
+        sure, reach = 0.0, 0.0
+        if wanted & (lo < float("inf")):
+            amount = tl.exp2((x - tl.load(bracket_ptr + 2)) * tl.load(bracket_ptr + 5))
+            reach = tl.sum(tl.where(x >= lo, amount, 0.0))
+            if hi < float("inf"):
+                sure = tl.sum(tl.where(x > hi, amount, 0.0))
+            else:
+                _list(x, token, lo, num_candidates_ptr + row * APART, candidate_ptr + row * CAPACITY, CAPACITY)
+        tl.store(sure_ptr + place, sure)
+        tl.store(reach_ptr + place, reach)
+        x = tl.where(x >= floor, x, float("-inf"))
+    if RANDOM and wanted & (temperature > 0):
+        seed = tl.load(seed_ptr + slot * int_stride)
+        x = x * bits_per_logit(temperature) - log2_below_groups(group_Q, position, seed, Q, APPROX)
     best = tl.max(x)
     tl.store(best_ptr + place, best)
     if not RANDOM:
@@ -149,24 +152,17 @@ def bits_per_logit(temperature):
 
 
 @triton.jit
-def _divide(
-    x, token, weight, lo, hi, count_ptr, candidate_ptr, id_ptr, sure_mass_ptr, sure_count_ptr,
-    CAPACITY: tl.constexpr,
-):  # fmt: skip
-    """Mass and count of what lies above hi; what lies in [lo, hi] goes onto the row's list, tile by tile in any order:
-    one atomic a tile reserves the places."""
-    if hi < float("inf"):
-        tl.store(sure_mass_ptr, tl.sum(tl.where(x > hi, weight, 0.0)))
-        tl.store(sure_count_ptr, tl.sum((x > hi).to(tl.int32)))
-    else:
-        tl.store(sure_mass_ptr, 0.0)
-        tl.store(sure_count_ptr, 0)
-    doubtful_Q4 = ((x >= lo) & (x <= hi)).to(tl.int32)
-    doubtful_Q = tl.sum(doubtful_Q4, axis=1)
-    number = tl.sum(doubtful_Q, axis=0)
+def _list(x, token, lo, count_ptr, candidate_ptr, CAPACITY: tl.constexpr):
+    """Append the tile's x from lo on and their ids to the row's list, tiles in any order. One atomic a tile reserves
+    the places; what does not fit is only counted."""
+    chosen_Q4 = x >= lo
+    one_Q4 = chosen_Q4.to(tl.int32)
+    one_Q = tl.sum(one_Q4, axis=1)
+    number = tl.sum(one_Q, axis=0)
     if number > 0:
-        before_Q = tl.atomic_add(count_ptr, number, sem="relaxed") + tl.cumsum(doubtful_Q, axis=0) - doubtful_Q
-        place_Q4 = before_Q[:, None] + tl.cumsum(doubtful_Q4, axis=1) - doubtful_Q4
-        fits_Q4 = (doubtful_Q4 > 0) & (place_Q4 < CAPACITY)
-        tl.store(candidate_ptr + place_Q4, x, mask=fits_Q4)
-        tl.store(id_ptr + place_Q4, token, mask=fits_Q4)
+        start = tl.atomic_add(count_ptr, number, sem="relaxed")
+        if start + number <= CAPACITY:
+            place_Q = start + tl.cumsum(one_Q, axis=0) - one_Q
+            place_Q4 = place_Q[:, None] + tl.cumsum(one_Q4, axis=1) - one_Q4
+            entry_Q4 = (x.to(tl.int32, bitcast=True).to(tl.int64) << 32) | token.to(tl.int64)
+            tl.store(candidate_ptr + place_Q4, entry_Q4, mask=chosen_Q4)

@@ -1,10 +1,13 @@
-"""From the tiles' bounds to a row's token; with a filter, its exact threshold where that decides.
+"""From the tiles' bounds to a row's token.
 
-Thresholds are found by bisection on the logits' bits as ordered integers. Masses are integers in units of 2**-40 of
-the likeliest token, so their sums are exact whatever the order. A row whose bracket missed, or held more than fits,
-is searched in full: slower by much, equal in result, and rare.
+The best noised token of all that may stay is drawn. It counts if less than the filter's share lies before it: certain
+if it lies above the bracket, else found by adding up. If it does not count, the best of those before it is next. Where
+few may stay they are listed, and their exact threshold comes first: bisection on the logits' bits as ordered integers.
 
-Legend: N rows, V vocabulary, J tiles of a row, B tokens looked at together.
+Masses are integers in units of 2**-40 of the likeliest token, so their sums are exact whatever the order. A row whose
+bracket missed, or that lists more than fits, is searched in full: slower by much, equal in result, and rare.
+
+Legend: N rows, V vocabulary, J tiles of a row, Q groups of four tokens in a tile, B tokens looked at together.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.sampling.draw import APART, LEAST, LOG2E, bits_per_logit
+from ridgeline.kernels.sampling.draw import APART, LEAST, LOG2E, WIDTH, bits_per_logit
 from ridgeline.kernels.sampling.noise import gumbel_of_groups
 
 UNIT = tl.constexpr(1099511627776.0)  # 2**40
@@ -24,12 +27,11 @@ NOBODY = tl.constexpr(0x7FFFFFFF)
 def finish_kernel(
     best_ptr,
     best_id_ptr,
-    sure_mass_ptr,
-    sure_count_ptr,
+    sure_ptr,
+    reach_ptr,
     bracket_ptr,
     num_candidates_ptr,
     candidate_ptr,
-    candidate_id_ptr,
     source_ptr,
     slots_ptr,
     position_ptr,
@@ -48,7 +50,6 @@ def finish_kernel(
     CAPACITY: tl.constexpr,
     SHIFT: tl.constexpr,
     TILE: tl.constexpr,
-    FEW: tl.constexpr,
     MANY: tl.constexpr,
     RANDOM: tl.constexpr,
     FILTER: tl.constexpr,
@@ -63,99 +64,93 @@ def finish_kernel(
         gdc_launch_dependents()
     best_J = tl.load(best_ptr + row * J + j, mask=j < J, other=float("-inf"))
     if RANDOM:
-        token = _draw(
-            best_J, j, sure_mass_ptr, sure_count_ptr, bracket_ptr, num_candidates_ptr, candidate_ptr, candidate_id_ptr,
-            source_ptr, slots_ptr, position_ptr, temperature_ptr, top_p_ptr, min_p_ptr, top_k_ptr, seed_ptr, row, V, J,
-            source_stride, int_stride, float_stride, TILE, CAPACITY, SHIFT, FEW, MANY, FILTER, APPROX,
-        )  # fmt: skip
+        slot = tl.load(slots_ptr + row).to(tl.int64)
+        position, seed = tl.load(position_ptr + row), tl.load(seed_ptr + slot * int_stride)
+        temperature = tl.load(temperature_ptr + slot * float_stride)
+        row_ptr = source_ptr + row * source_stride
+        if FILTER:
+            sure = tl.sum(tl.load(sure_ptr + row * J + j, mask=j < J, other=0.0), axis=0)
+            reach = tl.sum(tl.load(reach_ptr + row * J + j, mask=j < J, other=0.0), axis=0)
+            min_p = tl.load(min_p_ptr + slot * float_stride)
+            top_p = tl.load(top_p_ptr + slot * float_stride)
+            top_k = tl.load(top_k_ptr + slot * int_stride)
+            token = _draw_filtered(
+                best_J, j, J, sure, reach, bracket_ptr + row * WIDTH, tl.load(num_candidates_ptr + row * APART),
+                candidate_ptr + row * CAPACITY, row_ptr, V, temperature, position, seed, top_p, min_p, top_k, TILE,
+                CAPACITY, SHIFT, MANY, APPROX,
+            )  # fmt: skip
+        else:
+            base = tl.max(best_J, axis=0)
+            token = _winner(
+                best_J, j, base, row_ptr, V, temperature, position, seed, base, 0.0, 0, 0, SHIFT, TILE, False, APPROX
+            )
     else:
         id_J = tl.load(best_id_ptr + row * J + j, mask=j < J, other=NOBODY)
         token = tl.min(tl.where(best_J == tl.max(best_J, axis=0), id_J, NOBODY), axis=0)
-    tl.store(token_ptr + row, tl.minimum(token, V - 1).to(tl.int64))
+    tl.store(token_ptr + row, tl.where(token < V, token, 0).to(tl.int64))
 
 
 @triton.jit
-def _draw(
-    bound_J, j, sure_mass_ptr, sure_count_ptr, bracket_ptr, num_candidates_ptr, candidate_ptr, candidate_id_ptr,
-    source_ptr, slots_ptr, position_ptr, temperature_ptr, top_p_ptr, min_p_ptr, top_k_ptr, seed_ptr, row, V, J,
-    source_stride, int_stride, float_stride, TILE: tl.constexpr, CAPACITY: tl.constexpr, SHIFT: tl.constexpr,
-    FEW: tl.constexpr, MANY: tl.constexpr, FILTER: tl.constexpr, APPROX: tl.constexpr,
+def _draw_filtered(
+    bound_J, j, J, sure, reach, bracket_ptr, found, list_ptr, row_ptr, V, temperature, position, seed, top_p, min_p,
+    top_k, TILE: tl.constexpr, CAPACITY: tl.constexpr, SHIFT: tl.constexpr, MANY: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
-    """The row's token. With FILTER first the best of all that may stay: if it lies above the bracket it stays for
-    certain, and the exact threshold, which costs a search, does not matter."""
-    slot = tl.load(slots_ptr + row).to(tl.int64)
-    position, seed = tl.load(position_ptr + row), tl.load(seed_ptr + slot * int_stride)
-    temperature = tl.load(temperature_ptr + slot * float_stride)
-    row_ptr = source_ptr + row * source_stride
+    """The token under top-k, top-p, min-p. sure, reach: how much lies above the bracket, and from its low end on."""
+    lo, hi = tl.load(bracket_ptr), tl.load(bracket_ptr + 1)
+    top, total = tl.load(bracket_ptr + 2), tl.load(bracket_ptr + 3)
     scale = bits_per_logit(temperature)
-    if not FILTER:
-        base = tl.max(bound_J, axis=0)
-        return _winner(
-            bound_J, j, base, row_ptr, V, scale, temperature, position, seed, base, 0.0, _number(0), _number(0),
-            SHIFT, TILE, FILTER, APPROX,
-        )  # fmt: skip
-    else:
-        min_p = tl.load(min_p_ptr + slot * float_stride)
-        lo, hi = tl.load(bracket_ptr + row * 4), tl.load(bracket_ptr + row * 4 + 1)
-        top, total = tl.load(bracket_ptr + row * 4 + 2), tl.load(bracket_ptr + row * 4 + 3)
-        threshold, last = _key(tl.where(lo <= hi, lo, LEAST), SHIFT) - 1, _number(-1)
-        searched = lo > hi  # the row has no threshold
-        token, drawn = _number(0), False
-        while not drawn:
-            token = _winner(
-                bound_J, j, top * scale, row_ptr, V, scale, temperature, position, seed, top, min_p, threshold, last,
-                SHIFT, TILE, FILTER, APPROX,
+    bounded = lo < float("inf")
+    top_k = tl.where(top_k < V, top_k, 0)
+    share = tl.where(top_k > 0, top_k.to(tl.float32), top_p * total)  # what stays before a token that does not
+    threshold, last = _key(tl.where(bounded, lo, LEAST), SHIFT) - 1, _number(-1)
+    exact = bounded == 0
+    if bounded:
+        held = (sure < share) & ((reach >= share) | (lo <= LEAST))
+        listed = hi == float("inf")
+        if listed & held & (found <= CAPACITY):
+            exact = True
+            total_mass = (total * UNIT).to(tl.int64)
+            threshold, last = _search(
+                list_ptr, _number(found), total_mass, lo, top, scale, top_k, top_p, SHIFT, CAPACITY, False
+            )
+        elif listed | (held == 0):
+            exact = True
+            bound_J = tl.where(j < J, float("inf"), float("-inf"))  # what stays may lie anywhere
+            threshold, last = _search(
+                row_ptr, _number(V), _number(0).to(tl.int64), top * 0.0 + LEAST, top, scale, top_k, top_p, SHIFT, MANY,
+                True,
             )  # fmt: skip
-            drawn = searched
-            if not searched:
-                top_p = tl.load(top_p_ptr + slot * float_stride)
-                top_k = tl.load(top_k_ptr + slot * int_stride)
-                top_k = tl.where(top_k < V, top_k, 0)
-                found = _number(tl.load(num_candidates_ptr + row * APART))
-                values_ptr, ids_ptr = candidate_ptr + row * CAPACITY, candidate_id_ptr + row * CAPACITY
-                sure_mass = tl.sum(tl.load(sure_mass_ptr + row * J + j, mask=j < J, other=0.0), axis=0)
-                sure_mass = (sure_mass * UNIT).to(tl.int64)
-                sure_count = _number(tl.sum(tl.load(sure_count_ptr + row * J + j, mask=j < J, other=0), axis=0))
-                mass = _number(0).to(tl.int64)
-                held = found <= CAPACITY
-                if held:
-                    mass = _list_mass(values_ptr, found, top, scale, FEW)
-                    if top_k > 0:
-                        held = (sure_count < top_k) & ((sure_count + found >= top_k) | (lo <= LEAST))
-                    else:
-                        target = (top_p * total * UNIT).to(tl.int64)
-                        held = (sure_mass < target) & ((sure_mass + mass >= target) | (lo <= LEAST))
-                x = tl.load(row_ptr + tl.minimum(token, V - 1)).to(tl.float32)
-                drawn = held & (x > hi)
-                if not drawn:
-                    total_mass = (total * UNIT).to(tl.int64)
-                    ceiling = tl.minimum(hi, top)
-                    if not held:  # what stays may lie anywhere
-                        bound_J = tl.where(j < J, float("inf"), float("-inf"))
-                        none, bottom = _number(0), tl.zeros((), tl.float32) + LEAST
-                        threshold, last = _search(
-                            row_ptr, ids_ptr, _number(V), none.to(tl.int64), none, none.to(tl.int64),
-                            none.to(tl.int64), bottom, top, top, scale, top_k, top_p, SHIFT, MANY, True,
-                        )  # fmt: skip
-                    elif found <= FEW:
-                        threshold, last = _search(
-                            values_ptr, ids_ptr, found, mass, sure_count, sure_mass, total_mass, lo, ceiling, top,
-                            scale, top_k, top_p, SHIFT, FEW, False,
-                        )  # fmt: skip
-                    else:
-                        threshold, last = _search(
-                            values_ptr, ids_ptr, found, mass, sure_count, sure_mass, total_mass, lo, ceiling, top,
-                            scale, top_k, top_p, SHIFT, CAPACITY, False,
-                        )  # fmt: skip
-                    key = _key(x, SHIFT)
-                    drawn = held & ((key > threshold) | ((key == threshold) & (token <= last)))
-                searched = True
-        return token
+    token = _number(NOBODY)
+    drawn = False
+    while not drawn:
+        token = _winner(
+            bound_J, j, top * scale, row_ptr, V, temperature, position, seed, top, min_p, threshold, last, SHIFT, TILE,
+            True, APPROX,
+        )  # fmt: skip
+        x = tl.load(row_ptr + tl.minimum(token, V - 1)).to(tl.float32)
+        drawn = exact | (x > hi) | (token == NOBODY)
+        if not drawn:
+            threshold, last = _key(x, SHIFT), token - 1  # what lies before the token
+            before = _before(threshold, last, row_ptr, V, top, tl.where(top_k > 0, 0.0, scale), SHIFT, MANY)
+            drawn = before < tl.maximum((share * UNIT).to(tl.int64), 1)  # the first always stays
+    return token
+
+
+@triton.jit
+def _before(threshold, last, row_ptr, V, top, scale, SHIFT: tl.constexpr, B: tl.constexpr):
+    """Mass of all tokens above `threshold`, or equal to it and not past `last` (scale 0: how many, in UNIT too)."""
+    mass_B = tl.zeros((B,), tl.int64)
+    for start in range(0, V, B):
+        x_B, id_B = _read(row_ptr, start, V, B, True)
+        key_B = _key(x_B, SHIFT)
+        inside_B = (key_B > threshold) | ((key_B == threshold) & (id_B <= last))
+        mass_B += tl.where(inside_B & (x_B >= LEAST), _mass(x_B, top, scale), 0)
+    return tl.sum(mass_B, axis=0)
 
 
 @triton.jit
 def _winner(
-    bound_J, j, base, row_ptr, V, scale, temperature, position, seed, top, min_p, threshold, last, SHIFT: tl.constexpr,
+    bound_J, j, base, row_ptr, V, temperature, position, seed, top, min_p, threshold, last, SHIFT: tl.constexpr,
     TILE: tl.constexpr, FILTER: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     """The best noised token of all (FILTER: of those above `threshold`, or equal to it and not past `last`).
@@ -164,9 +159,10 @@ def _winner(
     Values are bits beyond `base`, so noise counts however cold a row is. Bounds may be off by rounding.
     """
     Q: tl.constexpr = TILE // 4
+    scale = bits_per_logit(temperature)
     slack = tl.where(temperature > 0, tl.abs(base) * 4.8e-7 + 1e-5, 0.0)
     best = tl.zeros((), tl.float32) + float("-inf")
-    token = _number(0)
+    token = _number(NOBODY)
     bound = tl.max(bound_J, axis=0)
     while bound - base > best - slack:
         tile = tl.min(tl.where(bound_J == bound, j, NOBODY), axis=0)
@@ -210,14 +206,16 @@ def _between(low, high):
 
 
 @triton.jit
-def _read(values_ptr, ids_ptr, start, length, B: tl.constexpr, FULL: tl.constexpr):
+def _read(entries_ptr, start, length, B: tl.constexpr, FULL: tl.constexpr):
     """x float32 and token ids of entries start … start + B: of a row itself (FULL), or of a list of candidates."""
     i_B = start + tl.arange(0, B)
-    x_B = tl.load(values_ptr + i_B, mask=i_B < length, other=float("-inf")).to(tl.float32)
     if FULL:
-        return x_B, i_B
+        return tl.load(entries_ptr + i_B, mask=i_B < length, other=float("-inf")).to(tl.float32), i_B
     else:
-        return x_B, tl.load(ids_ptr + i_B, mask=i_B < length, other=NOBODY)
+        entry_B = tl.load(entries_ptr + i_B, mask=i_B < length, other=0)
+        x_B = (entry_B >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+        inside_B = i_B < length
+        return tl.where(inside_B, x_B, float("-inf")), tl.where(inside_B, entry_B.to(tl.int32), NOBODY)
 
 
 @triton.jit
@@ -227,18 +225,8 @@ def _mass(x_B, top, scale):
 
 
 @triton.jit
-def _list_mass(values_ptr, length, top, scale, B: tl.constexpr):
-    """Mass of all candidates."""
-    mass_B = tl.zeros((B,), tl.int64)
-    for start in range(0, length, B):
-        i_B = start + tl.arange(0, B)
-        mass_B += _mass(tl.load(values_ptr + i_B, mask=i_B < length, other=float("-inf")), top, scale)
-    return tl.sum(mass_B, axis=0)
-
-
-@triton.jit
 def _above(
-    key, key_B, mass_B, values_ptr, ids_ptr, length, top, scale, SHIFT: tl.constexpr, B: tl.constexpr,
+    key, key_B, mass_B, entries_ptr, length, top, scale, SHIFT: tl.constexpr, B: tl.constexpr,
     FULL: tl.constexpr,
 ):  # fmt: skip
     """Count and mass of entries with a key above `key`: a list of candidates is in registers, a row (FULL) is not."""
@@ -246,7 +234,7 @@ def _above(
         counts_B = tl.zeros((B,), tl.int32)
         masses_B = tl.zeros((B,), tl.int64)
         for start in range(0, length, B):
-            x_B, _ = _read(values_ptr, ids_ptr, start, length, B, FULL)
+            x_B, _ = _read(entries_ptr, start, length, B, FULL)
             inside_B = (_key(x_B, SHIFT) > key) & (x_B >= LEAST)
             counts_B += inside_B.to(tl.int32)
             masses_B += tl.where(inside_B, _mass(x_B, top, scale), 0)
@@ -258,14 +246,14 @@ def _above(
 
 @triton.jit
 def _ties_up_to(
-    key, last, key_B, listed_id_B, values_ptr, ids_ptr, length, SHIFT: tl.constexpr, B: tl.constexpr,
+    key, last, key_B, listed_id_B, entries_ptr, length, SHIFT: tl.constexpr, B: tl.constexpr,
     FULL: tl.constexpr,
 ):  # fmt: skip
     """How many entries have exactly `key` and a token id of at most `last`; from registers or not as in `_above`."""
     if FULL:
         counts_B = tl.zeros((B,), tl.int32)
         for start in range(0, length, B):
-            x_B, id_B = _read(values_ptr, ids_ptr, start, length, B, FULL)
+            x_B, id_B = _read(entries_ptr, start, length, B, FULL)
             counts_B += ((_key(x_B, SHIFT) == key) & (x_B >= LEAST) & (id_B <= last)).to(tl.int32)
         return tl.sum(counts_B, axis=0)
     else:
@@ -274,94 +262,82 @@ def _ties_up_to(
 
 @triton.jit
 def _search(
-    values_ptr,
-    ids_ptr,
-    length,
-    mass,
-    sure_count,
-    sure_mass,
-    total_mass,
-    floor,
-    ceiling,
-    top,
-    scale,
-    top_k,
-    top_p,
-    SHIFT: tl.constexpr,
-    B: tl.constexpr,
+    entries_ptr, length, total_mass, floor, top, scale, top_k, top_p, SHIFT: tl.constexpr, B: tl.constexpr,
     FULL: tl.constexpr,
-):
-    """The key from which entries stay, and the last token id that stays of those which equal it. All that stays beside
-    them (sure_*) lies above `ceiling`; the thresholds lie in [floor, ceiling]. `mass`: of all entries, total_mass: of
-    the row (both are found here if FULL: the entries are the row)."""
-    lowest, highest = _key(floor, SHIFT) - 1, _key(ceiling, SHIFT)
-    count = _number(length)
+):  # fmt: skip
+    """The key from which entries stay, and the last token id that stays of those which equal it.
+
+    Nothing below `floor` stays, and nothing above the entries is missing. total_mass: of the row (found here if FULL:
+    the entries are the row).
+    """
+    lowest, highest = _key(floor, SHIFT) - 1, _key(top, SHIFT)
     if FULL:
         key_B, mass_B = tl.zeros((1,), tl.int32), tl.zeros((1,), tl.int64)  # these stay unused
         listed_id_B = key_B
-        count, mass = _above(lowest, key_B, mass_B, values_ptr, ids_ptr, length, top, scale, SHIFT, B, FULL)
-        total_mass = mass
     else:
-        listed_B, listed_id_B = _read(values_ptr, ids_ptr, 0, length, B, FULL)
+        listed_B, listed_id_B = _read(entries_ptr, 0, length, B, FULL)
         key_B = tl.where(listed_B >= LEAST, _key(listed_B, SHIFT), -0x7FFFFFFF)
         mass_B = _mass(listed_B, top, scale)
+    count, mass = _above(lowest, key_B, mass_B, entries_ptr, length, top, scale, SHIFT, B, FULL)
+    if FULL:
+        total_mass = mass
     kept_mass = total_mass
     threshold = lowest  # everything above it stays, and `quota` of what equals it
     quota = _number(0)
     if top_k > 0:
-        kept_mass = sure_mass + mass
-        if sure_count + count > top_k:  # find the smallest key with less than k above it
+        kept_mass = mass
+        if count > top_k:  # find the smallest key with less than k above it
             low, high = lowest, highest
             low_count, low_mass = count, mass  # above low; the others above high
             high_count, high_mass = _number(0), _number(0).to(tl.int64)
             while low + 1 < high:
                 middle = _between(low, high)
-                n, m = _above(middle, key_B, mass_B, values_ptr, ids_ptr, length, top, scale, SHIFT, B, FULL)
-                enough = sure_count + n >= top_k
+                n, m = _above(middle, key_B, mass_B, entries_ptr, length, top, scale, SHIFT, B, FULL)
+                enough = n >= top_k
                 low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
                 low_count, low_mass = tl.where(enough, n, low_count), tl.where(enough, m, low_mass)
                 high_count, high_mass = tl.where(enough, high_count, n), tl.where(enough, high_mass, m)
             threshold = high
-            quota = (top_k - sure_count - high_count).to(tl.int32)
+            quota = (top_k - high_count).to(tl.int32)
             each = (low_mass - high_mass) // tl.maximum(low_count - high_count, 1)
-            kept_mass = sure_mass + high_mass + each * quota
+            kept_mass = high_mass + each * quota
             count, mass = low_count, low_mass
     if top_p < 1.0:
         target = (kept_mass.to(tl.float64) * top_p).to(tl.int64)
-        if (quota > 0) | (sure_mass + mass >= target):  # find the smallest key with less than the target above it
+        if (quota > 0) | (mass >= target):  # find the smallest key with less than the target above it
             low, high = threshold - (quota > 0).to(tl.int32), highest
             low_count, low_mass = count, mass
             high_count, high_mass = _number(0), _number(0).to(tl.int64)
             while low + 1 < high:
                 middle = _between(low, high)
-                n, m = _above(middle, key_B, mass_B, values_ptr, ids_ptr, length, top, scale, SHIFT, B, FULL)
-                enough = sure_mass + m >= target
+                n, m = _above(middle, key_B, mass_B, entries_ptr, length, top, scale, SHIFT, B, FULL)
+                enough = m >= target
                 low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
                 low_count, low_mass = tl.where(enough, n, low_count), tl.where(enough, m, low_mass)
                 high_count, high_mass = tl.where(enough, high_count, n), tl.where(enough, high_mass, m)
             each = tl.maximum((low_mass - high_mass) // tl.maximum(low_count - high_count, 1), 1)
-            needed = (target - sure_mass - high_mass + each - 1) // each
+            needed = (target - high_mass + each - 1) // each
             needed = tl.maximum(tl.minimum(needed, low_count - high_count), 1).to(tl.int32)
             quota = tl.where((high == threshold) & (quota > 0), tl.minimum(needed, quota), needed)
             threshold = high
-    last = _last_tie(threshold, quota, key_B, listed_id_B, values_ptr, ids_ptr, length, SHIFT, B, FULL)
+    last = _last_tie(threshold, quota, key_B, listed_id_B, entries_ptr, length, SHIFT, B, FULL)
     return threshold, last
 
 
 @triton.jit
 def _last_tie(
-    threshold, quota, key_B, listed_id_B, values_ptr, ids_ptr, length, SHIFT: tl.constexpr, B: tl.constexpr,
+    threshold, quota, key_B, listed_id_B, entries_ptr, length, SHIFT: tl.constexpr, B: tl.constexpr,
     FULL: tl.constexpr,
 ):  # fmt: skip
     """Largest token id among the `quota` smallest of those exactly at the threshold (-1: none of them stays)."""
     low, high = _number(-1), _number(-1)
     if quota > 0:
         high = _number(NOBODY)
-        ties = _ties_up_to(threshold, high, key_B, listed_id_B, values_ptr, ids_ptr, length, SHIFT, B, FULL)
+        ties = _ties_up_to(threshold, high, key_B, listed_id_B, entries_ptr, length, SHIFT, B, FULL)
         if ties > quota:
             high = _number(1 << 20)  # above any token id
             while high - low > 1:
                 middle = (low + high) >> 1
-                n = _ties_up_to(threshold, middle, key_B, listed_id_B, values_ptr, ids_ptr, length, SHIFT, B, FULL)
+                n = _ties_up_to(threshold, middle, key_B, listed_id_B, entries_ptr, length, SHIFT, B, FULL)
                 low, high = tl.where(n >= quota, low, middle), tl.where(n >= quota, middle, high)
     return high

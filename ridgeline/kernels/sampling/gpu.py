@@ -17,7 +17,7 @@ from torch import Tensor
 from ridgeline.core.plan import Feature
 from ridgeline.kernels.launch import INTERPRETED, launch_options
 from ridgeline.kernels.sampling.bracket import bracket_kernel, stats_kernel
-from ridgeline.kernels.sampling.draw import APART, draw_kernel
+from ridgeline.kernels.sampling.draw import APART, WIDTH, draw_kernel
 from ridgeline.kernels.sampling.finish import finish_kernel
 from ridgeline.kernels.sampling.op import SamplingTables
 
@@ -34,11 +34,10 @@ class Config:
     warps: int
     row_warps: int = 16
     bracket_warps: int = 8
-    capacity: int = 8192
+    capacity: int = 2048
     sample: int = 4096
     reserve: int = 16
-    few: int = 1024
-    many: int = 4096
+    many: int = 8192
 
 
 def choose_config(rows: int, vocab_size: int, random: bool) -> Config:
@@ -82,43 +81,42 @@ def sample(
         tables.presence_S,
         tables.frequency_S,
     )
-    float_NJ = torch.empty(4, rows, tiles, dtype=torch.float32, device=device)
-    int_NJ = torch.empty(2, rows, tiles, dtype=torch.int32, device=device)
+    best_NJ, sure_NJ, reach_NJ, max_NJ, sum_NJ = torch.empty(5, rows, tiles, dtype=torch.float32, device=device)
+    best_id_NJ = torch.empty(rows, tiles, dtype=torch.int32, device=device)
     source_NV = read_NV = logits_NV  # the adjusted logits; what `draw` reads
     if adjusts and random:
         source_NV = torch.empty(rows, vocab, dtype=torch.float32, device=device)
-    bracket_N4 = count_N = candidates_NC = ids_NC = nothing
+    bracket_N8 = count_N = candidates_NC = nothing
     if filtered:
-        bracket_N4 = torch.empty(rows, 4, dtype=torch.float32, device=device)
+        bracket_N8 = torch.empty(rows, WIDTH.value, dtype=torch.float32, device=device)
         count_N = torch.empty(rows, APART.value, dtype=torch.int32, device=device)
-        candidates_NC = torch.empty(rows, config.capacity, dtype=torch.float32, device=device)
-        ids_NC = torch.empty(rows, config.capacity, dtype=torch.int32, device=device)
+        candidates_NC = torch.empty(rows, config.capacity, dtype=torch.int64, device=device)
         stats_kernel[(tiles, rows)](
             logits_NV, mask_NV, slots_N, position_N, tables.temperature_S, *columns, source_NV,
-            float_NJ[2], float_NJ[3], vocab, logits_NV.stride(0), mask_NV.stride(0), source_NV.stride(0), *strides,
+            max_NJ, sum_NJ, vocab, logits_NV.stride(0), mask_NV.stride(0), source_NV.stride(0), *strides,
             TILE=config.tile, **flags, num_warps=config.warps, **options,
         )  # fmt: skip
         bracket_kernel[(rows,)](
-            source_NV, slots_N, tables.temperature_S, tables.top_p_S, tables.top_k_S, float_NJ[2], float_NJ[3],
-            bracket_N4, count_N, vocab, tiles, source_NV.stride(0), *strides[-2:],
+            source_NV, slots_N, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S, max_NJ,
+            sum_NJ, bracket_N8, count_N, vocab, tiles, source_NV.stride(0), *strides[-2:],
             TILES=triton.next_power_of_2(tiles), SAMPLE=_sample_size(vocab, config), RESERVE=config.reserve,
-            FEW=config.few, num_warps=config.bracket_warps, **options,
+            CAPACITY=config.capacity, num_warps=config.bracket_warps, **options,
         )  # fmt: skip
         flags, read_NV = dict.fromkeys(flags, 0), source_NV
     draw_kernel[(tiles, rows)](
-        read_NV, mask_NV, slots_N, position_N, tables.temperature_S, tables.min_p_S, tables.seed_S, *columns, source_NV,
-        bracket_N4, count_N, candidates_NC, ids_NC, float_NJ[0], int_NJ[0], float_NJ[1], int_NJ[1],
+        read_NV, mask_NV, slots_N, position_N, tables.temperature_S, tables.seed_S, *columns, source_NV,
+        bracket_N8, count_N, candidates_NC, best_NJ, best_id_NJ, sure_NJ, reach_NJ,
         vocab, read_NV.stride(0), mask_NV.stride(0), source_NV.stride(0), *strides,
         TILE=config.tile, CAPACITY=config.capacity, **flags, RANDOM=random, FILTER=filtered, APPROX=approximate,
         num_warps=config.warps, **options,
     )  # fmt: skip
     token_N = torch.empty(rows, dtype=torch.int64, device=device)
     finish_kernel[(rows,)](
-        float_NJ[0], int_NJ[0], float_NJ[1], int_NJ[1], bracket_N4, count_N, candidates_NC, ids_NC, source_NV,
+        best_NJ, best_id_NJ, sure_NJ, reach_NJ, bracket_N8, count_N, candidates_NC, source_NV,
         slots_N, position_N, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S, tables.seed_S,
         token_N, vocab, tiles, source_NV.stride(0), *strides[-2:],
         TILES=triton.next_power_of_2(tiles), CAPACITY=config.capacity, SHIFT=ZERO_BITS[source_NV.dtype],
-        TILE=config.tile, FEW=config.few, MANY=config.many, RANDOM=random, FILTER=filtered, APPROX=approximate,
+        TILE=config.tile, MANY=config.many, RANDOM=random, FILTER=filtered, APPROX=approximate,
         num_warps=_row_warps(config, random, filtered), **options,
     )  # fmt: skip
     return token_N
