@@ -9,11 +9,11 @@ from ridgeline.kernels.aot import ARCHS, AotKernel
 from ridgeline.kernels.sampling.bracket import bracket_kernel, stats_kernel
 from ridgeline.kernels.sampling.draw import draw_kernel
 from ridgeline.kernels.sampling.finish import finish_kernel
-from ridgeline.kernels.sampling.logprobs import combine_kernel, score_kernel
+from ridgeline.kernels.sampling.logprobs import combine_kernel, score_kernel, top_kernel
 
 _INT64 = {
     "slots_ptr", "position_ptr", "seed_ptr", "top_k_ptr", "min_len_ptr", "bias_ids_ptr", "stop_ids_ptr", "token_ptr",
-    "rank_ptr", "candidate_ptr",
+    "rank_ptr", "candidate_ptr", "top_id_ptr",
 }  # fmt: skip
 _INT32 = {"count_ptr", "num_candidates_ptr", "best_id_ptr", "tile_count_ptr"}
 _BOOL = {"mask_ptr", "seen_ptr"}
@@ -71,4 +71,5 @@ AOT = (
     _kernel(finish_kernel, _REDUCE, num_warps=1, hot=True),
     _kernel(score_kernel, {"TILE": 4096}, num_warps=8, hot=True),
     _kernel(combine_kernel, {"TILES": 32}, num_warps=1, hot=True),
+    _kernel(top_kernel, {"TILE": 4096, "TILES": 32}, num_warps=8),
 )

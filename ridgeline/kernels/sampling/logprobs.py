@@ -1,4 +1,4 @@
-"""Log-probabilities and ranks of chosen tokens by one read of the logits, in two launches.
+"""Log-probabilities and ranks of chosen tokens by one read of the logits, in two launches; a third for the likeliest.
 
 Legend: N rows, V vocabulary, J tiles of a row, L likeliest tokens reported.
 """
@@ -44,8 +44,15 @@ def _score(logits_NV: Tensor, token_N: Tensor, num_top: int, tile: int) -> Devic
         logits_NV, token_N, stats_NJ[0], stats_NJ[1], count_NJ, logprob_N, total_N, rank_N, tiles, logits_NV.stride(0),
         TILES=triton.next_power_of_2(tiles), num_warps=1, **options,
     )  # fmt: skip
-    top = logits_NV.topk(min(num_top, vocab), dim=-1)
-    return DeviceLogprobs(logprob_N, rank_N, top.indices, top.values.float() - total_N[:, None])
+    top_ids_NL = torch.empty(rows, min(num_top, vocab), dtype=torch.int64, device=device)
+    top_logprobs_NL = torch.empty(top_ids_NL.shape, dtype=torch.float32, device=device)
+    if num_top > 0:
+        top_kernel[(rows,)](
+            logits_NV, stats_NJ[0], total_N, top_ids_NL, top_logprobs_NL, vocab, tiles, top_ids_NL.shape[1],
+            logits_NV.stride(0), TILE=tile, TILES=triton.next_power_of_2(tiles), num_warps=8 if tile > 1024 else 4,
+            **options,
+        )  # fmt: skip
+    return DeviceLogprobs(logprob_N, rank_N, top_ids_NL, top_logprobs_NL)
 
 
 @triton.jit
@@ -90,3 +97,35 @@ def combine_kernel(
     tl.store(logprob_ptr + row, chosen - largest - log_sum)
     tl.store(total_ptr + row, largest + log_sum)
     tl.store(rank_ptr + row, tl.sum(count_J, axis=0).to(tl.int64) + 1)
+
+
+@triton.jit
+def top_kernel(
+    logits_ptr, tile_max_ptr, total_ptr, top_id_ptr, top_logprob_ptr, V, J, L, logits_stride, TILE: tl.constexpr,
+    TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (N,): ids and logprobs of the row's L likeliest, the smaller id first where they tie.
+
+    One after the other: the largest of the tiles' maxima, then its tile again for what is left of that.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    j = tl.arange(0, TILES)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    left_J = tl.load(tile_max_ptr + row * J + j, mask=j < J, other=float("-inf"))  # -inf: nothing is left
+    total = tl.load(total_ptr + row)
+    before, before_id = float("inf"), V
+    for n in range(L):
+        x = tl.max(left_J, axis=0)
+        tile = tl.min(tl.where(left_J == x, j, TILES - 1), axis=0)
+        i = tile * TILE + tl.arange(0, TILE)
+        x_I = tl.load(logits_ptr + row * logits_stride + i, mask=i < V, other=float("-inf")).to(tl.float32)
+        x_I = tl.where(i < V, tl.maximum(x_I, LEAST), float("-inf"))
+        before_id = tl.where(x == before, before_id, -1)
+        token = tl.min(tl.where((x_I == x) & (i > before_id), i, V - 1), axis=0)
+        after_I = (x_I < x) | ((x_I == x) & (i > token))
+        left_J = tl.where(j == tile, tl.max(tl.where(after_I, x_I, float("-inf")), axis=0), left_J)
+        before, before_id = x, token
+        tl.store(top_id_ptr + row * L + n, token.to(tl.int64))
+        tl.store(top_logprob_ptr + row * L + n, tl.where(x > LEAST, x - total, float("-inf")))
