@@ -15,6 +15,7 @@ from ridgeline.core.cost import Cost
 from ridgeline.core.plan import Feature
 from ridgeline.kernels.activation import op as activation
 from ridgeline.kernels.activation.cost import activation_cost
+from ridgeline.kernels.attention import decode_op
 from ridgeline.kernels.attention import op as attention
 from ridgeline.kernels.attention.cost import attention_cost, write_kv_cost
 from ridgeline.kernels.embedding import op as embedding
@@ -30,7 +31,7 @@ from ridgeline.kernels.sampling import op as sampling
 from ridgeline.kernels.sampling.cost import sample_cost
 
 # Limited by the rate of the matrix units too; the others by memory alone
-MATRIX_OPS = ("linear", "norm_linear", "paged_attention")
+MATRIX_OPS = ("linear", "norm_linear", "paged_attention", "decode_attention")
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,19 @@ REAL: Mapping[str, Sequence[Any]] = {
         attention.Case(rows=((new, cached),) * rows, num_heads=32, num_kv_heads=8, head_dim=128)
         for rows, new, cached in ((1, 1, 8192), (8, 1, 8192), (64, 1, 1024), (256, 1, 1088), (1, 2048, 2048))
     ],
+    "decode_attention": [
+        decode_op.DecodeCase(
+            lengths=(cached,) * rows, num_heads=h, num_kv_heads=8, head_dim=128, rotary_dim=128, norm=h == 16
+        )
+        for h, rows, cached in (
+            (32, 1, 192),
+            (32, 1, 8192),
+            (32, 8, 1024),
+            (32, 64, 1024),
+            (16, 1, 192),
+            (16, 64, 1024),
+        )
+    ],
     "sample": [SampleCase(rows, 128_256) for rows in (1, 64, 256)],
 }
 
@@ -116,6 +130,8 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
         yield Subject(activation.GATED_ACTIVATION, label, c.inputs, _activation(c), slack=16 * 16)
     for c in cases("paged_attention", attention.CASES):
         yield _attention(c)
+    for c in cases("decode_attention", decode_op.CASES):
+        yield _decode_attention(c)
     for c in cases("sample", SAMPLE_CASES):
         yield Subject(sampling.SAMPLE, f"{c.rows}x{c.vocab_size}", c.inputs, _sample(c))
 
@@ -177,5 +193,29 @@ def _attention(c: attention.Case) -> Subject:
         lambda item: attention_cost(new_R, kv_R, itemsize=item, kv_itemsize=item, **shape),
         slack=max(kv_R),
         epsilons=8,  # two products and the output; the weights sum to one, so the length does not matter
+        options={"scale": c.head_dim**-0.5, "window": c.window},
+    )
+
+
+def _decode_attention(c: decode_op.DecodeCase) -> Subject:
+    """The projection read, keys and values kept, and the attention; angles and weights are left out."""
+    shape: Any = {"num_heads": c.num_heads, "num_kv_heads": c.num_kv_heads, "head_dim": c.head_dim}
+
+    def cost(item: int) -> Cost:
+        kept = write_kv_cost(len(c.lengths), c.num_kv_heads, c.head_dim, itemsize=item, kv_itemsize=item)
+        ones = [1] * len(c.lengths)
+        read = attention_cost(ones, c.lengths, itemsize=item, kv_itemsize=item, window=c.window, **shape)
+        return Cost(kept.bytes + read.bytes, read.flops)
+
+    same = len(set(c.lengths)) == 1
+    lengths = f"{len(c.lengths)}x {c.lengths[0]}" if same else str(c.lengths).replace(" ", "")
+    window = f" window {c.window}" if c.window else ""
+    return Subject(
+        decode_op.DECODE_ATTENTION,
+        f"{lengths} heads {c.num_heads}/{c.num_kv_heads}x{c.head_dim}{window}" + (" norm" if c.norm else ""),
+        c.inputs,
+        cost,
+        slack=max(c.lengths),
+        epsilons=16,  # of the heads and of the attention
         options={"scale": c.head_dim**-0.5, "window": c.window},
     )

@@ -5,7 +5,11 @@ index arithmetic and its first weight loads cost nothing. The rules a kernel wit
 
     1. before touching anything an earlier kernel wrote or reads (all but weights), every program waits (`gdc_wait`);
     2. it always waits, even if it needs nothing: whoever follows trusts that everything before it is complete;
-    3. it lets its successor start (`gdc_launch_dependents`) as early as that does not cost it its own resources.
+    3. it lets its successor start (`gdc_launch_dependents`) as early as that does not cost it its own resources;
+    4. a step has one strict kernel, the embedding, behind all that derives the step's inputs and attention schedules:
+       there every program waits before it lets the successor start. Whatever starts later in the step may then read
+       these, block tables, and keys and values of steps before without waiting, as `decode_attention` does.
+       (A kernel without dependent launch, such as any of torch's, is strict by nature.)
 """
 
 from __future__ import annotations

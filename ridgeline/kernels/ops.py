@@ -20,6 +20,7 @@ OPS = {
     "activation": "ridgeline.kernels.activation.op:ACTIVATION",
     "attention_schedule": "ridgeline.kernels.attention.op:ATTENTION_SCHEDULE",
     "paged_attention": "ridgeline.kernels.attention.op:PAGED_ATTENTION",
+    "decode_attention": "ridgeline.kernels.attention.decode_op:DECODE_ATTENTION",
     "sample": "ridgeline.kernels.sampling.op:SAMPLE",
     "score_tokens": "ridgeline.kernels.sampling.op:SCORE_TOKENS",
     "step_inputs": "ridgeline.kernels.step.op:STEP_INPUTS",
@@ -29,7 +30,7 @@ OPS = {
 
 # Implementations whose results for a token do not depend on the tokens beside it
 DETERMINISTIC = dict.fromkeys(
-    ("linear", "norm_linear", "rope_kv", "attention_schedule", "sample", "score_tokens"), "fixed"
+    ("linear", "norm_linear", "rope_kv", "attention_schedule", "decode_attention", "sample", "score_tokens"), "fixed"
 )
 
 
@@ -50,6 +51,7 @@ class Ops:
     activation: Callable[..., Any]
     attention_schedule: Callable[..., Any]
     paged_attention: Callable[..., Any]
+    decode_attention: Callable[..., Any]
     sample: Callable[..., Any]
     score_tokens: Callable[..., Any]
     step_inputs: Callable[..., Any]

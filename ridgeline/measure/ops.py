@@ -32,7 +32,8 @@ from ridgeline.measure.timing import Effort
 from ridgeline.perf.explain import JOINT
 from ridgeline.worker.runner import Runner
 
-UNPRICED = ("step_inputs", "attention_schedule", "step_advance")  # bookkeeping of some hundred bytes
+# Bookkeeping of some hundred bytes; an embedding that is no parameter picks the hidden states to score
+UNPRICED = ("step_inputs", "attention_schedule", "step_advance", "embedding")
 EFFORT = Effort(seconds=0.1, repeats=7)
 
 
@@ -99,10 +100,16 @@ def record_step(model: ModelSpec, shape: StepShape, device: torch.device, dtype:
     _listen(ops, _weight_names(decoder), calls)
     runner.sample(runner.forward(_plan(spec, shape, layout)), {})
     for call in calls:
-        if call.name == "attention":
-            for cache in call.arguments[1:3]:
-                cache.normal_()
+        for cache in _caches_of(call):
+            cache.normal_()
     return _but_first(calls)
+
+
+def _caches_of(call: Recorded) -> tuple[Tensor, ...]:
+    """The keys and values that a call attends to."""
+    if not call.name.endswith("attention"):
+        return ()
+    return call.arguments[1:3] if call.name == "attention" else call.arguments[6:8]
 
 
 def _listen(ops: Ops, names: Mapping[int, str], calls: list[Recorded]) -> None:
@@ -131,9 +138,10 @@ def step_name(op: str, arguments: tuple, names: Mapping[int, str]) -> str:
         norm, product = modules
         gate = arguments[6] if len(arguments) > 6 else None
         return JOINT.join([norm, "unembed" if product == "embed" else product, *(["gated_activation"] if gate else [])])
-    if op == "rope_kv":
+    if op in ("rope_kv", "decode_attention"):
         rotated = arguments[4] is not None
-        return JOINT.join([*modules, *(["rope"] if rotated else []), "write_kv"])
+        attends = op == "decode_attention"
+        return JOINT.join([*modules, *["rope"] * rotated, "write_kv", *["attention"] * attends])
     if op == "linear" and modules == ["embed"]:
         return "unembed"
     return modules[0] if modules else {"paged_attention": "attention"}.get(op, op)

@@ -18,6 +18,7 @@ from ridgeline.worker.loader import read_model_config
 
 CPU = torch.device("cpu")
 MIXED = StepShape([7, 1, 1], [20, 33, 5], 2)
+DECODE = StepShape([1, 1], [33, 5], 2)
 
 
 @pytest.fixture
@@ -78,18 +79,24 @@ def test_a_fresh_copy_writes_elsewhere(spec: Callable[[str], ModelSpec]) -> None
 
 def test_more_tokens_take_more_time(spec: Callable[[str], ModelSpec]) -> None:
     with cpu_threads(1):  # threads that wait for each other on a busy machine would hide the difference
-        few = measure_step_ops(spec("llama"), StepShape([1], [8], 1), CPU, "float32")
+        few = measure_step_ops(spec("llama"), StepShape([2], [8], 1), CPU, "float32")
         many = measure_step_ops(spec("llama"), StepShape([240], [240], 1), CPU, "float32")
     assert few.keys() == many.keys()
     assert many["down"] > few["down"] > 0
     assert many["attention"] > few["attention"] > 0
 
 
+@pytest.mark.parametrize("shape", [MIXED, DECODE], ids=["mixed", "decode"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "mistral", "mixed"])
-def test_ops_are_named_as_in_the_cost_model(spec: Callable[[str], ModelSpec], family: str) -> None:
-    calls = record_step(spec(family), MIXED, CPU, "float32")
+def test_ops_are_named_as_in_the_cost_model(spec: Callable[[str], ModelSpec], family: str, shape: StepShape) -> None:
+    calls = record_step(spec(family), shape, CPU, "float32")
     parts = {part for call in calls for part in call.name.split(JOINT)}
-    assert parts == {op.name for op in step_ops(spec(family), MIXED, dtype="float32")}
+    assert parts == {op.name for op in step_ops(spec(family), shape, dtype="float32")}
+
+
+def test_a_decode_steps_attention_is_one_op_over_a_full_cache(spec: Callable[[str], ModelSpec]) -> None:
+    call = one(record_step(spec("llama"), DECODE, CPU, "float32"), "rope + write_kv + attention")
+    assert call.arguments[6].std() > 0.5
 
 
 def test_the_norm_that_counts_adds_a_residual(spec: Callable[[str], ModelSpec]) -> None:

@@ -43,6 +43,14 @@ def place_of_blocks(blocks, start, stride_block, stride_token, TILE: tl.constexp
 
 
 @triton.jit
+def fetch(pointers):
+    """Ask for the cache lines at `pointers` without waiting for them (NVIDIA)."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, False, 1
+    )
+
+
+@triton.jit
 def logits(scores, scale, softcap, SOFTCAP: tl.constexpr):
     """Scaled, capped and in base 2: the softmax is then taken with exp2. scale: log2(e) times the op's."""
     if SOFTCAP:

@@ -121,20 +121,12 @@ def decode_kernel(
         k_ND = tl.load(k_ptr_ND + place_N1, mask=readable_ND, other=0)
         v_ND = tl.load(v_ptr_ND + place_N1, mask=readable_ND, other=0)
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
-        x_NM = logits(tl.dot(k_ND, q_DM, input_precision="ieee"), scale, softcap, SOFTCAP)
         visible_NM = readable_N[:, None]
         if FEW > 1:
             visible_NM = visible_NM & (key_N[:, None] <= position_M[None, :])
             if WINDOW:
                 visible_NM = visible_NM & (key_N[:, None] > position_M[None, :] - window)
-        x_NM = tl.where(visible_NM, x_NM, -float("inf"))
-        new_max_M = tl.maximum(max_M, tl.max(x_NM, 0))
-        p_NM = tl.exp2(x_NM - new_max_M[None, :])
-        shrink_M = tl.exp2(max_M - new_max_M)
-        sum_NM = sum_NM * shrink_M[None, :] + p_NM
-        acc_DM *= shrink_M[None, :]
-        acc_DM = tl.dot(tl.trans(v_ND), p_NM.to(v_ND.dtype), acc_DM, input_precision="ieee")
-        max_M = new_max_M
+        max_M, sum_NM, acc_DM = add_tile(k_ND, v_ND, q_DM, visible_NM, max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP)
 
     sum_M = tl.sum(sum_NM, 0)
     acc_DM *= tl.where(sum_M > 0, 1 / sum_M, 0)[None, :]
@@ -158,7 +150,7 @@ def decode_kernel(
                 sum_J1 = tl.zeros((HEADS, 1), tl.float32)
                 acc_JD = tl.zeros((HEADS, DIM), tl.float32)
                 if CASCADE:  # rows that share keys have one token
-                    max_J1, sum_J1, acc_JD = _add_parts(
+                    max_J1, sum_J1, acc_JD = add_parts(
                         max_J1,
                         sum_J1,
                         acc_JD,
@@ -173,7 +165,7 @@ def decode_kernel(
                         DIM,
                         PARTS,
                     )
-                max_J1, sum_J1, acc_JD = _add_parts(
+                max_J1, sum_J1, acc_JD = add_parts(
                     max_J1,
                     sum_J1,
                     acc_JD,
@@ -195,7 +187,22 @@ def decode_kernel(
 
 
 @triton.jit
-def _add_parts(
+def add_tile(
+    k_ND, v_ND, q_DM, visible_NM, max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP: tl.constexpr
+):  # fmt: skip
+    """The running softmax (maximum, sums over every TILE-th key, weighted values) with one more tile of keys."""
+    x_NM = logits(tl.dot(k_ND, q_DM, input_precision="ieee"), scale, softcap, SOFTCAP)
+    x_NM = tl.where(visible_NM, x_NM, -float("inf"))
+    new_max_M = tl.maximum(max_M, tl.max(x_NM, 0))
+    p_NM = tl.exp2(x_NM - new_max_M[None, :])
+    shrink_M = tl.exp2(max_M - new_max_M)
+    sum_NM = sum_NM * shrink_M[None, :] + p_NM
+    acc_DM = tl.dot(tl.trans(v_ND), p_NM.to(v_ND.dtype), acc_DM * shrink_M[None, :], input_precision="ieee")
+    return new_max_M, sum_NM, acc_DM
+
+
+@triton.jit
+def add_parts(
     max_J1,
     sum_J1,
     acc_JD,

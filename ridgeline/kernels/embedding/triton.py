@@ -16,8 +16,8 @@ BLOCK = 1024  # columns of a program
 @triton.jit(do_not_specialize_on_alignment=["ids_ptr"])
 def _embedding(ids_ptr, weight_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()  # not before: the step's strict kernel (rule 4 in kernels/launch.py)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(ids_ptr + token).to(tl.int64)

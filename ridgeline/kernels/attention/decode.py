@@ -1,0 +1,168 @@
+"""A decode step's attention in one launch. Reads nothing on the host but shapes. Legend as in op.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.attention.decode_op import composed
+from ridgeline.kernels.attention.op import RaggedBatch
+from ridgeline.kernels.attention.schedule import KEY_TILE, make_schedule
+from ridgeline.kernels.attention.triton import COMBINED, paged_attention
+from ridgeline.kernels.attention.triton_common import LOG2E
+from ridgeline.kernels.attention.triton_fused import fused_kernel
+from ridgeline.kernels.launch import launch_options
+from ridgeline.kernels.rotary.triton import rope_kv, rope_kv_fixed
+
+FUSED = False
+in_two_launches = composed(rope_kv, paged_attention)
+decode_attention_fixed = composed(rope_kv_fixed, paged_attention)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Keys per tile, keys to ask into the cache behind the first tile, and the compiler's options."""
+
+    tile: int
+    ahead: int
+    num_warps: int
+    num_stages: int
+
+
+def config(num_rows: int, num_kv_heads: int, head_dim: int, itemsize: int, block_size: int) -> Config:
+    """Key tiles of up to 16 KiB."""
+    dim = triton.next_power_of_2(head_dim)
+    if torch.version.hip is not None:
+        return Config(max(16, min(KEY_TILE, 8192 // (dim * itemsize))), 0, num_warps=4, num_stages=2)
+    tile = max(16, min(KEY_TILE, 16384 // (dim * itemsize)))
+    return Config(tile, 2 * tile, num_warps=4, num_stages=3)
+
+
+def decode_attention(
+    qkv_TX: Tensor,
+    q_norm_D: Tensor | None,
+    k_norm_D: Tensor | None,
+    eps: float,
+    cos_sin_PR: Tensor | None,
+    positions_T: Tensor,
+    k_cache_NGPD: Tensor,
+    v_cache_NGPD: Tensor,
+    place_T: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    sinks_H: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """As `decode_op.decode_attention`; what no query sees may be NaN. The caches as `triton.paged_attention` wants
+    them. Returns a contiguous [T, H, D]."""
+    num_rows, head_dim = len(batch.slots_R), k_cache_NGPD.shape[3]
+    schedule = batch.schedule
+    if schedule is None:
+        schedule = make_schedule(
+            batch.start_R1, batch.kv_len_R, batch.slots_R,
+            num_tokens=num_rows, num_heads=num_heads, num_kv_heads=num_kv_heads, window=window,
+        )  # fmt: skip
+    if schedule.fixed or schedule.cascade is not None or not FUSED:
+        return in_two_launches(
+            qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,
+            k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
+            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap,
+        )  # fmt: skip
+    if len(qkv_TX) != num_rows or schedule.few != 1 or schedule.window != window:
+        raise ValueError(
+            f"decode attention: {len(qkv_TX)} tokens of {num_rows} rows, window {window}; "
+            f"the schedule was made for up to {schedule.few} tokens a row and window {schedule.window}"
+        )
+    if k_cache_NGPD.stride() != v_cache_NGPD.stride() or k_cache_NGPD.stride(3) != 1 or qkv_TX.stride(1) != 1:
+        raise ValueError("decode attention: caches of equal strides and contiguous heads expected")
+    group, block_size, device = num_heads // num_kv_heads, k_cache_NGPD.shape[2], qkv_TX.device
+    dim, heads = max(16, triton.next_power_of_2(head_dim)), triton.next_power_of_2(group)
+    cut = config(num_rows, num_kv_heads, head_dim, k_cache_NGPD.element_size(), block_size)
+    programs = len(schedule.items_I8) * num_kv_heads
+    out_THD = torch.empty(num_rows, num_heads, head_dim, dtype=qkv_TX.dtype, device=device)
+    fused_kernel[(programs,)](
+        qkv_TX,
+        q_norm_D,
+        k_norm_D,
+        cos_sin_PR,
+        positions_T,
+        place_T,
+        k_cache_NGPD,
+        v_cache_NGPD,
+        out_THD,
+        batch.block_table_SC,
+        schedule.items_I8,
+        schedule.counts_2,
+        schedule.arrivals,
+        torch.empty(programs * group, head_dim, dtype=torch.float32, device=device),
+        torch.empty(programs * group, dtype=torch.float32, device=device),
+        sinks_H,
+        eps,
+        scale * LOG2E.value,
+        softcap or 0.0,
+        window or 0,
+        qkv_TX.stride(0),
+        *k_cache_NGPD.stride()[:3],
+        batch.block_table_SC.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        DIM=dim,
+        ROTATED=0 if cos_sin_PR is None else cos_sin_PR.shape[1],
+        BLOCK_SIZE=block_size,
+        QUERIES=max(16, heads),
+        TILE=cut.tile,
+        AHEAD=cut.ahead,
+        HEADS=heads,
+        PARTS=max(1, min(16, COMBINED // (heads * dim))),
+        NORM=q_norm_D is not None,
+        WINDOW=window is not None,
+        SINKS=sinks_H is not None,
+        SOFTCAP=softcap is not None,
+        num_warps=cut.num_warps,
+        num_stages=cut.num_stages,
+        **launch_options(device),
+    )
+    return out_THD
+
+
+def _aot(rows: int, heads: int, kv_heads: int, head_dim: int, *, norm: bool = False, rotate: bool = True) -> AotKernel:
+    pointers = (
+        "qkv", "q_norm", "k_norm", "cos_sin", "positions", "place", "k", "v", "out", "table", "items", "counts",
+        "arrivals", "parts", "part_lse",
+    )  # fmt: skip
+    kinds = dict.fromkeys(("positions", "place"), "*i64") | dict.fromkeys(("cos_sin", "parts", "part_lse"), "*fp32")
+    kinds |= dict.fromkeys(("table", "items", "counts", "arrivals"), "*i32")
+    signature = {f"{name}_ptr": kinds.get(name, "*bf16") for name in pointers}
+    signature |= {"eps": "fp32", "scale": "fp32", "softcap": "fp32", "window": "i32"}
+    signature |= {f"stride_{name}": "i32:16" for name in ("qkv", "block", "head", "token")} | {"stride_table": "i32"}
+    group, cut = heads // kv_heads, config(rows, kv_heads, head_dim, 2, 64)
+    constants = {
+        "NUM_KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM": triton.next_power_of_2(head_dim),
+        "ROTATED": head_dim if rotate else 0, "BLOCK_SIZE": 64, "QUERIES": 16, "TILE": cut.tile, "AHEAD": cut.ahead,
+        "HEADS": triton.next_power_of_2(group), "PARTS": 8, "NORM": norm, "WINDOW": False, "SINKS": False,
+        "SOFTCAP": False, "sinks_ptr": None,
+    }  # fmt: skip
+    for name in (() if norm else ("q_norm_ptr", "k_norm_ptr")) + (() if rotate else ("cos_sin_ptr",)):
+        del signature[name]
+        constants[name] = None
+    return AotKernel(
+        fused_kernel, signature, constants,
+        num_warps=cut.num_warps, num_stages=cut.num_stages, hot=True, tensor_cores="HGMMA",
+    )  # fmt: skip
+
+
+AOT = (
+    _aot(1, 32, 8, 64),
+    _aot(64, 32, 8, 128),
+    _aot(1, 16, 8, 128, norm=True),
+    _aot(1, 12, 12, 64, rotate=False),
+)

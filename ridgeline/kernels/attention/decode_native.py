@@ -1,0 +1,9 @@
+"""A decode step's attention composed of what torch has."""
+
+from __future__ import annotations
+
+from ridgeline.kernels.attention.decode_op import composed
+from ridgeline.kernels.attention.sdpa import paged_attention
+from ridgeline.kernels.rotary.native import rope_kv
+
+decode_attention = composed(rope_kv, paged_attention)

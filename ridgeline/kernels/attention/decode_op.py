@@ -1,0 +1,157 @@
+"""A decode step's attention in one op: from the fused projection to the attended heads, every row bringing one token.
+
+`rope_kv` and `paged_attention` composed, which is what steps with longer rows use. Legend as in op.py and rotary/op.py;
+X = (H + 2G) * D columns of the fused projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.attention import op as attention
+from ridgeline.kernels.attention.op import RaggedBatch, paged_attention_reference
+from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.rotary.op import rope_kv
+
+
+def decode_attention(
+    qkv_TX: Tensor,
+    q_norm_D: Tensor | None,
+    k_norm_D: Tensor | None,
+    eps: float,
+    cos_sin_PR: Tensor | None,
+    positions_T: Tensor,
+    k_cache_NGPD: Tensor,
+    v_cache_NGPD: Tensor,
+    place_T: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    sinks_H: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Everything between the projection and the output product, where row r has token r and no other: [T, H, D].
+
+    The arguments are those of `rope_kv`, then those of `paged_attention`. A row's newest key is its token's own: its
+    place holds it afterwards, and is not read before. No row reads what another row of the step writes.
+    """
+    q_THD = rope_kv(
+        qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,
+        k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads,
+    )  # fmt: skip
+    return paged_attention_reference(
+        q_THD, k_cache_NGPD, v_cache_NGPD, batch, scale=scale, window=window, sinks_H=sinks_H, softcap=softcap
+    )
+
+
+def composed(rope_kv: Callable[..., Tensor], paged_attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The op as one implementation each of the two that it is made of."""
+
+    def decode_attention(*arguments: object, **options: object) -> Tensor:
+        *projected, batch = arguments
+        return paged_attention(rope_kv(*projected), *projected[6:8], batch, **options)
+
+    return decode_attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeCase:
+    """`lengths`: tokens cached by row, the new one included. rotary_dim None: no rotation. The rest as in op.py."""
+
+    lengths: tuple[int, ...]
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    rotary_dim: int | None = 16
+    norm: bool = False
+    block_size: int = 16
+    window: int | None = None
+    sinks: bool = False
+    softcap: float | None = None
+
+    @property
+    def attention(self) -> attention.Case:
+        """The case of `paged_attention` that is a part of this."""
+        return attention.Case(
+            rows=tuple((1, length) for length in self.lengths),
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            block_size=self.block_size,
+            window=self.window,
+            sinks=self.sinks,
+            softcap=self.softcap,
+        )
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0, unseen: float = 0.0) -> tuple:
+        """The op's positional arguments. The caches are views of one allocation, with `unseen` wherever no row may
+        look: a newest key's place included, since it has not been written."""
+        q_THD, k_cache, v_cache, batch = attention.make_case(self.attention, dtype, device, seed)
+        generator = torch.Generator().manual_seed(seed + 1)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(device, dtype)
+
+        positions_T = torch.tensor(self.lengths) - 1
+        seen = torch.zeros(k_cache.shape[0], self.block_size, dtype=torch.bool)
+        places = []
+        for slot, position in zip(batch.slots_R.tolist(), positions_T.tolist(), strict=True):
+            p = torch.arange(max(0, position + 1 - (self.window or position + 1)), position)
+            seen[batch.block_table_SC[slot].cpu()[p // self.block_size].long(), p % self.block_size] = True
+            places.append(int(batch.block_table_SC[slot, position // self.block_size]) * self.block_size)
+        units = torch.stack((k_cache, v_cache), 1).masked_fill(~seen.to(device)[:, None, None, :, None], unseen)
+        table = None
+        if self.rotary_dim is not None:
+            angles = torch.rand(max(self.lengths), self.rotary_dim // 2, generator=generator) * 6.3
+            table = torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
+        return (
+            normal(len(q_THD), (self.num_heads + 2 * self.num_kv_heads) * self.head_dim),
+            normal(self.head_dim) if self.norm else None,
+            normal(self.head_dim) if self.norm else None,
+            1e-6,
+            table,
+            positions_T.to(device),
+            units[:, 0],
+            units[:, 1],
+            torch.tensor(places, device=device) + (positions_T % self.block_size).to(device),
+            self.num_heads,
+            self.num_kv_heads,
+            replace(batch, kv_len_R=batch.kv_len_R.int()),
+        )
+
+    def options(self, dtype: torch.dtype, device: torch.device) -> dict:
+        """The op's keyword arguments."""
+        return attention.options_of(self.attention, dtype, device)
+
+
+CASES = (
+    DecodeCase(lengths=(1,)),
+    DecodeCase(lengths=(17, 5, 64, 65), norm=True),
+    DecodeCase(lengths=(300, 1, 129, 200), num_heads=6, head_dim=64, rotary_dim=32),
+    DecodeCase(lengths=(2, 70, 200), num_heads=3, num_kv_heads=1, head_dim=80, rotary_dim=None, block_size=4),
+    DecodeCase(lengths=(700, 33), num_heads=2, num_kv_heads=1, head_dim=96, rotary_dim=48, norm=True, block_size=256),
+    DecodeCase(lengths=(300, 17, 90), window=16, num_heads=8, num_kv_heads=8),
+    DecodeCase(lengths=(1000, 450), window=300, num_heads=4, head_dim=128, rotary_dim=128, block_size=64),
+)
+WIDE_CASES = (  # what the plain implementation need not do
+    DecodeCase(lengths=(257, 1, 900), num_heads=8, num_kv_heads=1, softcap=5.0, sinks=True, norm=True),
+    DecodeCase(lengths=(2000,), num_heads=3, num_kv_heads=1, window=900, sinks=True, block_size=1),
+    DecodeCase(lengths=(90, 520), num_heads=2, num_kv_heads=1, head_dim=256, rotary_dim=256, block_size=64),
+)
+
+DECODE_ATTENTION = Op(
+    "decode_attention",
+    decode_attention,
+    (
+        Implementation("triton", "ridgeline.kernels.attention.decode:decode_attention", on_gpu),
+        Implementation("torch", "ridgeline.kernels.attention.decode_native:decode_attention"),
+        Implementation("fixed", "ridgeline.kernels.attention.decode:decode_attention_fixed", on_gpu),
+    ),
+)

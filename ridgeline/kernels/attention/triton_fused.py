@@ -1,0 +1,267 @@
+"""A decode step's attention from the fused projection on, in one launch: heads normalised and rotated, the newest key
+and value stored, and all keys attended to. Work is cut as in triton_decode.py, and most of it done there.
+
+Each program rotates its own queries, since that is less than a launch. The newest key and value never come from the
+cache: the program that reads a row's last stretch has them in registers, as the state its sums begin with, and stores
+them. So all that is read from the cache is old, and a program begins with it while the product before still runs
+(rule 4 in kernels/launch.py): when the projection arrives, the first tile of keys and values is here.
+
+Legend: M queries (heads of a group) padded, N keys of a tile, D head dim padded, J heads of a group, A keys ahead.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.attention.triton_common import (
+    LOG2E,
+    LOWEST,
+    fetch,
+    load_blocks,
+    logits,
+    place_in_blocks,
+    place_of_blocks,
+)
+from ridgeline.kernels.attention.triton_decode import add_parts, add_tile
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "place_ptr"])
+def fused_kernel(
+    qkv_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    cos_sin_ptr,
+    positions_ptr,
+    place_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    table_ptr,
+    items_ptr,
+    counts_ptr,
+    arrivals_ptr,
+    parts_ptr,
+    part_lse_ptr,
+    sinks_ptr,
+    eps,
+    scale,
+    softcap,
+    window,
+    stride_qkv,
+    stride_block,
+    stride_head,
+    stride_token,
+    stride_table,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    ROTATED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
+    NORM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """parts [items, G, GROUP, HEAD_DIM] and part_lse [items, G, GROUP], float32. ROTATED: 0 for no rotation.
+
+    AHEAD: how many keys behind the first tile to ask into the cache before waiting (with PDL).
+    """
+    if PDL:
+        gdc_launch_dependents()
+    item, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
+    count = tl.load(counts_ptr)
+    item_ptr = items_ptr + item * 8
+    slot, token, kv_len = tl.load(item_ptr), tl.load(item_ptr + 1), tl.load(item_ptr + 3)
+    begin, end = tl.load(item_ptr + 4), tl.load(item_ptr + 5)
+    first_item, num_parts = tl.load(item_ptr + 6), tl.load(item_ptr + 7)
+    if item >= count:  # without waiting: some program of every launch does wait, since every row has a token
+        return
+
+    m_M, d_D, n_N = tl.arange(0, QUERIES), tl.arange(0, DIM), tl.arange(0, TILE)
+    d_1D = d_D[None, :]
+    d_DM = tl.broadcast_to(d_D[:, None], (DIM, QUERIES))  # of full shape, so that all loads of heads get one layout
+    real_M = m_M < GROUP
+    has_newest = end == kv_len
+    end = tl.minimum(end, kv_len - 1)
+    seen = begin
+    if WINDOW:
+        seen = tl.maximum(begin, kv_len - window)
+
+    table_ptr += slot.to(tl.int64) * stride_table
+    k_ptr += g * stride_head
+    v_ptr += g * stride_head
+    place_ND = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_1D
+    blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
+    place_N1 = place_of_blocks(blocks, begin, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
+    visible_N = (begin + n_N >= seen) & (begin + n_N < end)
+    visible_ND = visible_N[:, None] & (d_1D < HEAD_DIM)
+    k_ND = tl.load(k_ptr + place_ND + place_N1, mask=visible_ND, other=0)
+    v_ND = tl.load(v_ptr + place_ND + place_N1, mask=visible_ND, other=0)
+    if PDL and AHEAD > 0:
+        ahead_A = begin + TILE + tl.arange(0, AHEAD)
+        block_A = tl.load(table_ptr + ahead_A // BLOCK_SIZE, mask=ahead_A < end, other=0).to(tl.int64)
+        ahead_A = block_A * stride_block + ahead_A % BLOCK_SIZE * stride_token
+        for d in tl.static_range(0, HEAD_DIM, 1024 // k_ptr.dtype.element_ty.primitive_bitwidth):
+            fetch(k_ptr + ahead_A + d)
+            fetch(v_ptr + ahead_A + d)
+    blocks = load_blocks(table_ptr, begin + TILE, end, TILE, BLOCK_SIZE)
+    place = tl.load(place_ptr + token)
+    angle_ptr = cos_sin_ptr
+    if ROTATED > 0:
+        angle_ptr += tl.load(positions_ptr + token).to(tl.int64) * ROTATED
+    angles = load_angles(angle_ptr, d_DM, ROTATED)
+    q_weights = load_weights(q_norm_ptr, d_DM, HEAD_DIM, ROTATED, NORM)
+    k_weights = load_weights(k_norm_ptr, d_DM, HEAD_DIM, ROTATED, NORM)
+    if PDL:
+        gdc_wait()
+
+    heads_ptr = qkv_ptr + token.to(tl.int64) * stride_qkv + g * HEAD_DIM
+    q_ptr_1M = heads_ptr + (g * (GROUP - 1) + m_M[None, :]) * HEAD_DIM
+    k_new_ptr = heads_ptr + NUM_KV_HEADS * GROUP * HEAD_DIM
+    real_DM = (d_DM < HEAD_DIM) & real_M[None, :]
+    newest_DM = (d_DM < tl.where(has_newest, HEAD_DIM, 0)) & real_M[None, :]  # what pads the columns costs nothing
+    v_DM = tl.load(k_new_ptr + NUM_KV_HEADS * HEAD_DIM + d_DM, mask=newest_DM, other=0)
+    k_DM, k_partner_DM = load_head(k_new_ptr, d_DM, newest_DM, ROTATED)
+    q_DM, q_partner_DM = load_head(q_ptr_1M, d_DM, real_DM, ROTATED)
+    k_DM = rotated(k_DM, k_partner_DM, k_weights, angles, eps, HEAD_DIM, ROTATED, NORM)
+    q_DM = rotated(q_DM, q_partner_DM, q_weights, angles, eps, HEAD_DIM, ROTATED, NORM)
+    stored_DM = newest_DM & (m_M == 0)[None, :]
+    new_place = place // BLOCK_SIZE * stride_block + place % BLOCK_SIZE * stride_token
+    tl.store(k_ptr + new_place + d_DM, k_DM, mask=stored_DM)
+    tl.store(v_ptr + new_place + d_DM, v_DM, mask=stored_DM)
+
+    # The sums begin with the newest key, or with nothing
+    x_M = logits(tl.sum(q_DM.to(tl.float32) * k_DM.to(tl.float32), 0), scale, softcap, SOFTCAP)
+    max_M = tl.where(has_newest, x_M, LOWEST)
+    weight_M = tl.where(has_newest, 1.0, 0.0) + tl.zeros((QUERIES,), tl.float32)
+    acc_DM = v_DM.to(tl.float32)
+    if SINKS:  # noqa: SIM102 (decided when compiling)
+        if item == first_item:
+            sink_M = tl.load(sinks_ptr + g * GROUP + m_M, mask=real_M, other=0).to(tl.float32) * LOG2E
+            new_max_M = tl.maximum(max_M, sink_M)
+            shrink_M = tl.exp2(max_M - new_max_M)
+            weight_M = weight_M * shrink_M + tl.exp2(sink_M - new_max_M)
+            acc_DM *= shrink_M[None, :]
+            max_M = new_max_M
+    sum_NM = tl.where((n_N == 0)[:, None], weight_M[None, :], 0.0)  # over the keys at the end, as in triton_decode.py
+    max_M, sum_NM, acc_DM = add_tile(
+        k_ND, v_ND, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP
+    )
+    if begin + TILE < end:  # a pipeline that has nothing to fill still takes its time
+        for start in range(begin + TILE, end, TILE):
+            visible_N = (start + n_N >= seen) & (start + n_N < end)
+            place_N1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
+            visible_ND = visible_N[:, None] & (d_1D < HEAD_DIM)
+            k_ND = tl.load(k_ptr + place_ND + place_N1, mask=visible_ND, other=0)
+            v_ND = tl.load(v_ptr + place_ND + place_N1, mask=visible_ND, other=0)
+            blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)
+            max_M, sum_NM, acc_DM = add_tile(
+                k_ND, v_ND, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP
+            )
+
+    sum_M = tl.sum(sum_NM, 0)
+    acc_DM *= tl.where(sum_M > 0, 1 / sum_M, 0)[None, :]
+    out_ptr += (token.to(tl.int64) * NUM_KV_HEADS + g) * (GROUP * HEAD_DIM)
+    if num_parts == 1:
+        out_DM = out_ptr + m_M[None, :] * HEAD_DIM + d_DM
+        tl.store(out_DM, acc_DM.to(out_ptr.dtype.element_ty), mask=real_DM)
+    else:
+        part_M = (item.to(tl.int64) * NUM_KV_HEADS + g) * GROUP + m_M
+        tl.store(parts_ptr + part_M[None, :] * HEAD_DIM + d_DM, acc_DM, mask=real_DM)
+        tl.store(part_lse_ptr + part_M, max_M + tl.log2(sum_M), mask=real_M)
+        tl.debug_barrier()  # all threads' stores come before the one thread's atomic, which releases them
+        arrived = tl.atomic_add(arrivals_ptr + first_item * NUM_KV_HEADS + g, 1, sem="acq_rel")
+        if arrived == num_parts - 1:
+            tl.debug_barrier()
+            tl.store(arrivals_ptr + first_item * NUM_KV_HEADS + g, 0)  # for the next layer
+            j_J1 = tl.arange(0, HEADS)[:, None]
+            _, sum_J1, acc_JD = add_parts(
+                tl.full((HEADS, 1), LOWEST, tl.float32),
+                tl.zeros((HEADS, 1), tl.float32),
+                tl.zeros((HEADS, DIM), tl.float32),
+                parts_ptr,
+                part_lse_ptr,
+                (first_item.to(tl.int64) * NUM_KV_HEADS + g) * GROUP,
+                NUM_KV_HEADS * GROUP,
+                num_parts,
+                GROUP,
+                HEAD_DIM,
+                HEADS,
+                DIM,
+                PARTS,
+            )
+            acc_JD = acc_JD / sum_J1
+            stored_JD = (j_J1 < GROUP) & (d_1D < HEAD_DIM)
+            tl.store(out_ptr + j_J1 * HEAD_DIM + d_1D, acc_JD.to(out_ptr.dtype.element_ty), mask=stored_JD)
+
+
+# A head comes in two pieces: its elements, and for each the one that is rotated into it. So no thread needs what
+# another one has loaded. Without a rotation the second piece is not used.
+
+
+@triton.jit
+def partners(d, ROTATED: tl.constexpr):
+    """Where the elements are that rotate into those at d."""
+    half: tl.constexpr = ROTATED // 2
+    return tl.where(d < half, d + half, tl.where(d < ROTATED, d - half, d))
+
+
+@triton.jit
+def load_angles(cos_sin_ptr, d, ROTATED: tl.constexpr):
+    """What the two pieces are multiplied with."""
+    if ROTATED > 0:
+        half: tl.constexpr = ROTATED // 2
+        angle = tl.where(d < half, d, d - half)
+        cos = tl.load(cos_sin_ptr + angle, mask=d < ROTATED, other=1)
+        sin = tl.load(cos_sin_ptr + half + angle, mask=d < ROTATED, other=0)
+        return cos, tl.where(d < half, -sin, sin)
+    else:
+        return d, d
+
+
+@triton.jit
+def load_weights(weight_ptr, d, HEAD_DIM: tl.constexpr, ROTATED: tl.constexpr, NORM: tl.constexpr):
+    """Of the norm, for the two pieces."""
+    if NORM:
+        weight = tl.load(weight_ptr + d, mask=d < HEAD_DIM, other=0)
+        if ROTATED > 0:
+            return weight, tl.load(weight_ptr + partners(d, ROTATED), mask=d < HEAD_DIM, other=0)
+        else:
+            return weight, weight
+    else:
+        return d, d
+
+
+@triton.jit
+def load_head(head_ptr, d, mask, ROTATED: tl.constexpr):
+    """The two pieces."""
+    x = tl.load(head_ptr + d, mask=mask, other=0)
+    if ROTATED > 0:
+        return x, tl.load(head_ptr + partners(d, ROTATED), mask=mask, other=0)
+    else:
+        return x, x
+
+
+@triton.jit
+def rotated(
+    x_DM, partner_DM, weights, angles, eps, HEAD_DIM: tl.constexpr, ROTATED: tl.constexpr, NORM: tl.constexpr
+):  # fmt: skip
+    """Heads, normalised and rotated; rounded in between, as by separate ops."""
+    dtype: tl.constexpr = x_DM.dtype
+    if NORM:
+        x32_DM = x_DM.to(tl.float32)
+        scale_1M = tl.rsqrt(tl.sum(x32_DM * x32_DM, 0) / HEAD_DIM + eps)[None, :]
+        x_DM = (x32_DM * scale_1M * weights[0].to(tl.float32)).to(dtype)
+        partner_DM = (partner_DM.to(tl.float32) * scale_1M * weights[1].to(tl.float32)).to(dtype)
+    if ROTATED > 0:
+        x_DM = (x_DM.to(tl.float32) * angles[0] + partner_DM.to(tl.float32) * angles[1]).to(dtype)
+    return x_DM
