@@ -1,12 +1,18 @@
 """Linear maps whose every output is the same bits however many tokens stand beside it.
 
-One tile shape, one order of summation and no split for any number of tokens: what decides the rounding of an output
-then depends on its own row and column alone. Slower than choosing per shape (see docs/data-plane.md for the price).
+An output is one chain of products in the order of the inputs, never split: each step of the matrix units adds the next
+16 to the sum so far (in float32: one). A tile only says which outputs a program computes, so it may follow the number
+of tokens, and no bit does: tests/kernels/test_fixed.py compares all of Hopper's. Other GPUs may step differently for
+other tiles, so there one tile serves all.
 
-Legend: T tokens, I inputs, O outputs; R weight rows, N tokens, B inputs of a tile.
+Legend: T tokens, I inputs, O outputs; N tokens, R weight rows, B inputs of a tile.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -18,50 +24,99 @@ from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.launch import INTERPRETED, launch_options
 from ridgeline.kernels.norm.triton import rms_norm
 
-CUT = {"ROWS": 64, "TOKENS": 64, "BLOCK": 64, "num_warps": 4, "num_stages": 4}
+
+@dataclass(frozen=True)
+class Tile:
+    """tokens x rows outputs of a program, block inputs a step. tokens are 64 or 128: the rows of Hopper's products."""
+
+    tokens: int
+    rows: int
+    block: int
+    warps: int = 4
+    stages: int = 4
+
+
+ANY = Tile(64, 64, 64)
+ALONE = Tile(128, 128, 64, warps=8)  # where the GPU's multiprocessors get one program each
+HOPPER = (
+    Tile(128, 128, 64, stages=3),
+    Tile(64, 128, 64, stages=5),
+    Tile(64, 64, 128),
+    Tile(64, 32, 256, stages=3),
+    Tile(64, 16, 256),
+)
+ENOUGH, MULTIPROCESSORS = 96, 132  # programs that share the memory well; an H200's
+
+
+def choose(tokens: int, outputs: int) -> Tile:
+    """The largest of `HOPPER` that leaves enough programs; tuned on an H200."""
+    for tile in HOPPER if tokens > 64 else HOPPER[1:]:
+        programs = -(-tokens // tile.tokens) * -(-outputs // tile.rows)
+        if programs >= ENOUGH:
+            return ALONE if tile is HOPPER[0] and programs <= MULTIPROCESSORS else tile
+    return HOPPER[-1]
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def fixed_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, x_stride, tokens, outputs, inputs,
-    ROWS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, WIDE: tl.constexpr,
-    PDL: tl.constexpr,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
+    WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """y [T, O]. Token tiles vary fastest, so that a weight tile is read from memory once. WIDE: multiply in float32."""
+    """y [T, O]. EVEN: BLOCK divides the inputs. WIDE: multiply in float32."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    token_N = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    row_R = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    # Eight token tiles beside each other take all weight rows in turn: both operands then come from the L2 cache.
+    row_tiles = tl.cdiv(outputs, ROWS)
+    first = tl.program_id(0) // (8 * row_tiles) * 8
+    beside = tl.minimum(tl.cdiv(tokens, TOKENS) - first, 8)
+    place = tl.program_id(0) % (8 * row_tiles)
+    token_N = (first + place % beside) * TOKENS + tl.arange(0, TOKENS)
+    row_R = place // beside * ROWS + tl.arange(0, ROWS)
     input_B = tl.arange(0, BLOCK)
-    x_ptr += tl.minimum(token_N, tokens - 1).to(tl.int64)[None, :] * x_stride
-    weight_ptr += tl.minimum(row_R, outputs - 1).to(tl.int64)[:, None] * inputs
-    acc_RN = tl.zeros((ROWS, TOKENS), tl.float32)
+    real_N = token_N < tokens
+    x_ptr_NB = x_ptr + token_N.to(tl.int64)[:, None] * x_stride + input_B[None, :]
+    w_ptr_BR = weight_ptr + tl.minimum(row_R, outputs - 1).to(tl.int64)[None, :] * inputs + input_B[:, None]
+    acc_NR = tl.zeros((TOKENS, ROWS), tl.float32)
     for start in range(0, inputs, BLOCK):
-        inside_B = start + input_B < inputs
-        w_RB = tl.load(weight_ptr + start + input_B[None, :], mask=inside_B[None, :], other=0)
-        x_BN = tl.load(x_ptr + start + input_B[:, None], mask=inside_B[:, None], other=0)
+        if EVEN:
+            x_NB = tl.load(x_ptr_NB + start, mask=real_N[:, None], other=0)
+            w_BR = tl.load(w_ptr_BR + start)
+        else:
+            inside_B = start + input_B < inputs
+            x_NB = tl.load(x_ptr_NB + start, mask=real_N[:, None] & inside_B[None, :], other=0)
+            w_BR = tl.load(w_ptr_BR + start, mask=inside_B[:, None], other=0)
         if WIDE:
-            w_RB, x_BN = w_RB.to(tl.float32), x_BN.to(tl.float32)
-        acc_RN = tl.dot(w_RB, x_BN, acc_RN, input_precision="ieee")
+            x_NB, w_BR = x_NB.to(tl.float32), w_BR.to(tl.float32)
+        acc_NR = tl.dot(x_NB, w_BR, acc_NR, input_precision="ieee")
     if BIAS:
-        acc_RN += tl.load(bias_ptr + row_R, mask=row_R < outputs, other=0).to(tl.float32)[:, None]
-    y_ptr += token_N.to(tl.int64)[None, :] * outputs + row_R[:, None]
-    tl.store(y_ptr, acc_RN.to(y_ptr.dtype.element_ty), mask=(row_R < outputs)[:, None] & (token_N < tokens)[None, :])
+        acc_NR += tl.load(bias_ptr + row_R, mask=row_R < outputs, other=0).to(tl.float32)[None, :]
+    y_ptr_NR = y_ptr + token_N.to(tl.int64)[:, None] * outputs + row_R[None, :]
+    tl.store(y_ptr_NR, acc_NR.to(y_ptr.dtype.element_ty), mask=real_N[:, None] & (row_R < outputs)[None, :])
 
 
-def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tile: Tile | None = None) -> Tensor:
     """As `op.linear`; torch's own where a gradient is wanted."""
     if torch.is_grad_enabled() and (x_TI.requires_grad or weight_OI.requires_grad):
         return torch.nn.functional.linear(x_TI, weight_OI, bias_O)
     (tokens, inputs), outputs = x_TI.shape, len(weight_OI)
     x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
     y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=x_TI.device)
-    grid = triton.cdiv(tokens, CUT["TOKENS"]), triton.cdiv(outputs, CUT["ROWS"])
-    fixed_kernel[grid](
+    if tile is None:
+        tile = choose(tokens, outputs) if x_TI.element_size() == 2 and _is_hopper(x_TI.device) else ANY
+    fixed_kernel[(triton.cdiv(tokens, tile.tokens) * triton.cdiv(outputs, tile.rows),)](
         x_TI, weight_OI.contiguous(), weight_OI if bias_O is None else bias_O, y_TO, x_TI.stride(0), tokens, outputs,
-        inputs, BIAS=bias_O is not None, WIDE=INTERPRETED and x_TI.dtype == torch.bfloat16,
-        **CUT, **launch_options(x_TI.device),
+        inputs, **_constants(tile), BIAS=bias_O is not None, EVEN=inputs % tile.block == 0,
+        WIDE=INTERPRETED and x_TI.dtype == torch.bfloat16, num_warps=tile.warps, num_stages=tile.stages,
+        **launch_options(x_TI.device),
     )  # fmt: skip
     return y_TO
 
@@ -81,16 +136,16 @@ def norm_linear(
     return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
 
 
-AOT = (
-    AotKernel(
-        fixed_kernel,
-        dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "y_ptr"), "*bf16")
-        | dict.fromkeys(("x_stride", "outputs", "inputs"), "i32:16")
-        | {"tokens": "i32"},
-        {"ROWS": 64, "TOKENS": 64, "BLOCK": 64, "BIAS": False, "WIDE": False},
-        num_warps=4,
-        num_stages=4,
-        hot=True,
-        tensor_cores="HGMMA",
-    ),
-)
+def _constants(tile: Tile) -> dict[str, int]:
+    return {"TOKENS": tile.tokens, "ROWS": tile.rows, "BLOCK": tile.block}
+
+
+def _aot(tile: Tile, **options: Any) -> AotKernel:
+    signature = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "y_ptr"), "*bf16")
+    signature |= dict.fromkeys(("x_stride", "outputs", "inputs"), "i32:16") | {"tokens": "i32"}
+    constants = {**_constants(tile), "BIAS": False, "EVEN": True, "WIDE": False}
+    shape = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return AotKernel(fixed_kernel, signature, constants, **shape, hot=True, tensor_cores="HGMMA", **options)
+
+
+AOT = (_aot(ANY), *(_aot(tile, archs=("sm_90",)) for tile in (ALONE, *HOPPER)))
