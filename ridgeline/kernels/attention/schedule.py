@@ -145,7 +145,8 @@ def item_target(num_rows: int, num_kv_heads: int, device: torch.device) -> int:
     return max(2 * num_multiprocessors(device) // num_kv_heads, num_rows)
 
 
-@triton.jit
+# Sizes of uncaptured steps are all different: one compilation serves them
+@triton.jit(do_not_specialize=["num_rows", "max_items", "max_tiles", "item_programs", "target", "window"])
 def _schedule_kernel(
     start_ptr,
     kv_len_ptr,
