@@ -82,18 +82,19 @@ def compile_model(
     from ridgeline.kernels.op import Platform
     from ridgeline.kernels.ops import Ops
     from ridgeline.layers.decoder import Decoder
-    from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets, Shape
+    from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
     from ridgeline.worker.inputs import StepInputs
     from ridgeline.worker.runner import Runner
 
     meta = torch.device("meta")
-    long_prompts = {Shape(min(8, max_seqs) + 1, tokens) for tokens in (max_tokens // 2, max_tokens)}  # not captured
+    buckets = Buckets(max_seqs, max_tokens)
+    uncaptured = {buckets.uncaptured(rows, max_tokens) for rows in (1, max_seqs)}
     with compiling_for(arch, multiprocessors) as counts, torch.inference_mode():
         ops = Ops(Platform(device_type="cuda", arch=arch))
         decoder = Decoder(spec, ops, dtype=getattr(torch, dtype), device=meta, max_positions=max_model_len)
         layout = CacheLayout(groups=tuple(spec.cache_groups), block_size=block_size, dtype=dtype, num_pages=1024)
         runner = Runner(decoder, ops, layout, num_slots=max_seqs, max_model_len=max_model_len)
-        for rows, tokens in sorted(Buckets(max_seqs, max_tokens).shapes | long_prompts):
+        for rows, tokens in sorted(buckets.shapes | uncaptured):
             inputs = StepInputs(rows, tokens, runner.slots.dummy, meta)
             scores = runner.segments.forward(inputs)
             for features in CAPTURED_FEATURES:

@@ -94,6 +94,10 @@ class Buckets:
         bucket = _at_least(self._tokens, tokens)
         return next((shape for shape in self._mixed(bucket) if shape.rows >= rows), None) if bucket else None
 
+    def uncaptured(self, rows: int, tokens: int) -> Shape:
+        """What a step that no bucket holds is padded to: kernels are compiled for a number of rows, so there are few."""
+        return next((shape for shape in self._mixed(tokens) if shape.rows >= rows), Shape(rows, tokens))
+
     def _mixed(self, tokens: int) -> list[Shape]:
         """For few rows and for as many as there can be. As many rows as tokens would mean one token each."""
         counts = sorted({min(FEW_ROWS, self._max_rows), min(self._max_rows, tokens)})
@@ -104,13 +108,15 @@ class Graphs:
     """All buckets for up to `max_rows` rows and `max_tokens` tokens a step."""
 
     def __init__(self, segments: Segments, device: torch.device, max_rows: int, max_tokens: int) -> None:
-        self._device = device
+        self._segments, self._device = segments, device
+        self._max_rows, self._max_tokens = max_rows, max_tokens
         self._buckets = Buckets(max_rows, max_tokens)
         self._graphs = {shape: Graph(segments, *shape, device) for shape in self._buckets.shapes}
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> None:
         """Record every bucket, the largest first: smaller ones then fit into the memory it used."""
+        self._warm_up()
         pool = torch.cuda.graph_pool_handle()
         ordered = sorted(self._graphs.items(), key=lambda item: (item[0].tokens, item[0].rows), reverse=True)
         with _side_stream(self._device), _no_garbage_collection():
@@ -118,6 +124,19 @@ class Graphs:
                 if progress is not None:
                     progress("capturing graphs", done / len(ordered))
                 graph.capture(pool)
+
+    def _warm_up(self) -> None:
+        """Run the largest steps, which are not captured: kernels are compiled and memory is found before it matters."""
+        for rows in {FEW_ROWS, self._max_rows}:
+            shape = self._buckets.uncaptured(rows, self._max_tokens)
+            inputs = self._segments.inputs(*shape, self._device)
+            scores = self._segments.forward(inputs)
+            for features in CAPTURED_FEATURES:
+                self._segments.sample(inputs, scores, features)
+
+    def uncaptured(self, plan: StepPlan) -> Shape:
+        """The size of a step that runs op by op."""
+        return self._buckets.uncaptured(len(plan.rows), plan.num_tokens)
 
     def find(self, plan: StepPlan) -> Graph | None:
         """The smallest bucket that holds the plan."""

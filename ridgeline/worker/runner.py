@@ -100,9 +100,10 @@ class Runner:
         self._check_generations(plan)
 
     def inputs(self, plan: StepPlan) -> StepInputs:
-        """The plan's rows on the device, without padding."""
+        """The plan's rows on the device, for a step that runs op by op."""
         if self._inputs is None or not self._inputs.holds(plan):
-            self._inputs = self.segments.inputs(len(plan.rows), plan.num_tokens, self.device, plan)
+            shape = (len(plan.rows), plan.num_tokens) if self._graphs is None else self._graphs.uncaptured(plan)
+            self._inputs = self.segments.inputs(*shape, self.device, plan)
         return self._inputs
 
     @torch.inference_mode()

@@ -133,3 +133,8 @@ def test_a_borrowed_tensor_is_the_same_memory() -> None:
         assert (other.dtype, other.shape, other.data_ptr()) == (own.dtype, own.shape, own.data_ptr())
         own.zero_()
         assert not other.any()
+
+
+@pytest.mark.parametrize(("rows", "tokens", "padded"), [(1, 9000, 8), (8, 9000, 8), (9, 9000, 48), (48, 48, 49)])
+def test_steps_that_are_not_captured_come_with_few_numbers_of_rows(rows: int, tokens: int, padded: int) -> None:
+    assert Buckets(48, 16_384).uncaptured(rows, tokens) == (padded, tokens)
