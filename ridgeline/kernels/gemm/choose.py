@@ -4,8 +4,9 @@ Apart from the device code, so that tuning never touches the mathematics. Torch-
 
     1 or 2 tokens   rows.py, norm and gate included
     3 or 4          rows.py where the matrix is small, else as below
-    5 to 32         tiles.py with its gate, behind a norm kernel: folding the norm into an operand of the matrix units
-                    costs more than a launch
+    5 to 256        on Hopper hopper.py with its gate, behind a norm kernel: folding the norm into an operand of the
+                    matrix units costs more than a launch. From 129 on only small or gated matrices
+    5 to 32         elsewhere tiles.py, likewise
     more            the library
 """
 
@@ -43,27 +44,21 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Stream:
-    """hopper.py: a tile of `parts` * `rows` weight rows (gate and up rows together if gated) by `tokens`.
+    """hopper.py: a tile of `rows` weight rows, 64 or 128 (of each half if gated), by `tokens`.
 
-    block: inputs of a stage. split: programs that share a tile's inputs. registers: per thread, None for all there are;
-    with few, and half of the shared memory, the next kernel's programs start beside this one's.
+    block: inputs of a stage. split: programs that share a tile's inputs.
     """
 
     rows: int
-    parts: int
     tokens: int
     block: int
     stages: int
-    warps: int
     split: int = 1
-    registers: int | None = None
-
-    def columns(self, gated: bool) -> int:
-        """Columns of the result in one tile."""
-        return self.rows * (self.parts // 2 if gated else self.parts)
 
 
 TILES_TOKENS = 32
+STREAM_TOKENS = 256
+RING = 217_000  # bytes of shared memory for the stages of hopper.py: barriers and turned tiles need a few thousand more
 
 
 def choose(
@@ -82,13 +77,16 @@ def choose(
     shared: bytes of shared memory that a program may have. With a norm only `Rows` includes it. hopper: multiprocessors
     of a Hopper GPU, 0 of others.
     """
-    if not tokens or inputs < 64 or inputs % 8 or outputs < 16 or tokens > TILES_TOKENS or itemsize != 2:
+    most = STREAM_TOKENS if hopper else TILES_TOKENS
+    if not tokens or inputs < 64 or inputs % 8 or outputs < 16 or tokens > most or itemsize != 2:
         return None
     if tokens == 1 or (tokens == 2 and inputs <= 8192 and not (gated and outputs >= 8192)):
         return _rows(tokens, inputs, outputs, norm, gated)
     if tokens <= 4 and outputs <= 2048 and inputs <= 4096 and not gated:
         block = max(256, min(_power_of_two(inputs), 2048))
         return Rows(1 if outputs <= 1024 else 2, 4, block, min(2, block // 256))
+    if hopper:
+        return _stream(tokens, inputs, outputs, gated, hopper)
     tiles = _tiles(max(16, _power_of_two(tokens)), inputs, outputs * (2 if gated else 1))
     while (tiles.rows + tiles.tokens) * tiles.block * itemsize * tiles.stages > shared:
         tiles = replace(tiles, block=tiles.block // 2) if tiles.block > 128 else replace(tiles, stages=tiles.stages - 1)
@@ -116,6 +114,34 @@ def _tiles(tokens: int, inputs: int, rows: int) -> Tiles:
     if tiles >= 96 or (tiles >= 64 and inputs <= 2048):
         return Tiles(64, tokens, 256, 3, 4, ahead=1024) if tokens <= 16 else Tiles(64, tokens, 128, 6, 4, ahead=1024)
     return Tiles(64, tokens, 256, 3, 4, 2 if tiles >= 48 or inputs < 1024 else 4, ahead=512)
+
+
+def _stream(tokens: int, inputs: int, outputs: int, gated: bool, processors: int) -> Stream | None:
+    """Half of the multiprocessors read about all that the memory gives, and few programs read x less often.
+
+    Where tiles are few, tokens are split if that alone gives enough programs: weights then come twice, but from the
+    cache. Else the inputs are, for which the programs of a tile must wait for each other.
+    """
+    long = not gated and inputs >= (8192 if tokens > 16 else 4096)
+    padded, tiles = max(16, _power_of_two(tokens)), -(-outputs // 64)
+    if not long and tokens > 32 and processors // 3 < tiles * -(-tokens // 32) <= processors // 2:
+        padded = 32
+    elif not long and tokens > 64:
+        padded = 64 if tiles * -(-tokens // 64) <= processors else 128
+    rows = 64
+    if tiles * -(-tokens // padded) > processors:
+        rows, tiles = 128, -(-outputs // 128)
+    if tokens > 128 and not gated and (rows > 64 or outputs * inputs >= 1 << 25):
+        return None
+    programs, split = tiles * -(-tokens // padded), 1
+    while programs * split * 2 <= (processors if long else processors // 2) and split < 8 and split * 512 <= inputs:
+        split *= 2
+    if gated:
+        block = 128 if rows == 128 and padded == 16 else 64
+    else:
+        block = 128 if padded <= 64 or (padded == 128 and rows == 64 and programs * split >= 100) else 64
+    most = RING // ((rows * (2 if gated else 1) + padded) * block * 2)
+    return Stream(rows, padded, block, min(most, 16, max(2, -(-inputs // (block * split)))), split)
 
 
 def _power_of_two(n: int) -> int:

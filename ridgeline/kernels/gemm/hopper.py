@@ -2,13 +2,13 @@
 
 Weights are the left operand of the matrix units, tokens their columns. A program's one producer warp streams blocks of
 weights and of x into a deep ring of shared memory. It asks for the first weights while the kernel before still runs,
-since weights are never written. All other warps multiply and finish the tile: bias, gated activation, rounding. A tile
-is PARTS times ROWS weight rows (of a gated pair, half of the parts are gate rows, half the matching up rows), so that
-each block of x is read once for many rows. A matrix of few tiles is split along its inputs: the SPLIT programs of a
-tile write float32 sums, wait for each other, and each adds up a share of the tokens in fixed order. They all fit on the
-device at once, or that would never end.
+since weights are never written. All other warps multiply and finish the tile: bias, gated activation, rounding.
 
-Legend: R rows of one part, T tokens, O columns of the result, S tokens of a share; a panel is 64 inputs.
+A tile is ROWS weight rows, 16 a warp; of a gated pair, as many gate rows and the matching up rows: its two parts. Where
+tiles are few, SPLIT programs share the inputs of one: they write float32 sums, wait for each other, and each adds up a
+share of the tokens in fixed order. They all fit on the device at once, or that would never end.
+
+Legend: R rows of one part, T tokens of a tile, S tokens of a share; a panel is 64 inputs.
 """
 
 from __future__ import annotations
@@ -43,21 +43,20 @@ def launch_stream(plan: Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor 
     """x · weightᵀ + bias: [T, O], or with a gate act(first half) * second half: [T, F]. 16-bit types."""
     (tokens, inputs), device = x_TI.shape, x_TI.device
     outputs = len(weight_OI) // 2 if gate else len(weight_OI)
-    tiles = triton.cdiv(outputs, plan.columns(gate is not None)) * triton.cdiv(tokens, plan.tokens)
+    tiles = triton.cdiv(outputs, plan.rows) * triton.cdiv(tokens, plan.tokens)
     programs = min(tiles * plan.split, num_multiprocessors(device))
     y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=device)
     sums, arrivals = x_TI, x_TI  # any pointer will do where nothing is split
     if plan.split > 1:
         assert programs == tiles * plan.split
-        size = programs * plan.parts * plan.rows * plan.tokens
+        size = programs * plan.rows * plan.tokens * (2 if gate else 1)
         sums = torch.empty(size, dtype=torch.float32, device=device)
         arrivals = _arrivals(device, plan.split)
     stream_kernel[(programs,)](
         _descriptor(x_TI, plan.tokens), _descriptor(weight_OI.contiguous(), plan.rows),
         x_TI if bias_O is None else bias_O, y_TO, sums, arrivals, tokens, outputs, inputs,
-        ROWS=plan.rows, PARTS=plan.parts, TOKENS=plan.tokens, BLOCK=plan.block, STAGES=plan.stages, SPLIT=plan.split,
-        BIAS=bias_O is not None, GATE=gate or "", WARPS=plan.warps, num_warps=plan.warps, maxnreg=plan.registers,
-        **launch_options(device),
+        ROWS=plan.rows, TOKENS=plan.tokens, BLOCK=plan.block, STAGES=plan.stages, SPLIT=plan.split,
+        BIAS=bias_O is not None, GATE=gate or "", num_warps=plan.rows // 16, **launch_options(device),
     )  # fmt: skip
     return y_TO
 
@@ -78,36 +77,33 @@ def _arrivals(device: torch.device, split: int) -> Tensor:
 
 
 @gluon.jit
-def _item(item, outputs, blocks, COLUMNS: gl.constexpr, SPLIT: gl.constexpr):
-    """Work index → (row tile, token tile, first and last input block). Programs of one row tile run side by side."""
+def _item(item, token_tiles, blocks, SPLIT: gl.constexpr):
+    """Work index → (row tile, token tile, first and last input block). Those of one row tile run side by side."""
     part = item % SPLIT
-    tiles = gl.cdiv(outputs, COLUMNS)
     tile = item // SPLIT
-    return tile % tiles, tile // tiles, part * blocks // SPLIT, (part + 1) * blocks // SPLIT
+    return tile // token_tiles, tile % token_tiles, part * blocks // SPLIT, (part + 1) * blocks // SPLIT
 
 
 @gluon.jit
 def _producer(
-    x_desc, w_desc, x, w, full, empty, items, outputs, blocks,
+    x_desc, w_desc, x, w, full, empty, items, token_tiles, outputs, blocks,
     ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
+    SPLIT: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     PANELS: gl.constexpr = BLOCK // PANEL
-    HALF: gl.constexpr = PARTS // 2 if GATED else PARTS
-    COLUMNS: gl.constexpr = HALF * ROWS
     step = 0
-    _, _, first, last = _item(gl.program_id(0), outputs, blocks, COLUMNS, SPLIT)
+    _, _, first, last = _item(gl.program_id(0), token_tiles, blocks, SPLIT)
     ahead = gl.minimum(last - first, STAGES)
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        tile, token_tile, begin, end = _item(item, outputs, blocks, COLUMNS, SPLIT)
+        tile, token_tile, begin, end = _item(item, token_tiles, blocks, SPLIT)
         for block in range(begin, end):
             here = step % STAGES
             mbarrier.wait(empty.index(here), ((step // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(here), (PARTS * ROWS + TOKENS) * BLOCK * 2)
             for part in gl.static_range(PARTS):
-                row = tile * COLUMNS + part % HALF * ROWS + part // HALF * outputs
+                row = tile * ROWS + part * outputs
                 for panel in gl.static_range(PANELS):
-                    place = here * (PARTS * PANELS) + part * PANELS + panel
+                    place = (here * PARTS + part) * PANELS + panel
                     load_tile(w_desc, [row, block * BLOCK + panel * PANEL], full.index(here), w.index(place))
             if step >= ahead:
                 for panel in gl.static_range(PANELS):
@@ -133,11 +129,10 @@ def _awaited(sums, pending: gl.constexpr, PARTS: gl.constexpr):
 def _products(
     w, x, full, empty, step, steps,
     ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
-    WARPS: gl.constexpr,
 ):  # fmt: skip
     """(the parts' sums [R, T], next step). A stage is given back when the products after it are under way."""
     PANELS: gl.constexpr = BLOCK // PANEL
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, TOKENS, 16])
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS // 16, 1], [16, TOKENS, 16])
     sums = ()
     for _ in gl.static_range(PARTS):
         sums = sums + (gl.zeros([ROWS, TOKENS], gl.float32, layout),)  # type: ignore[assignment]  # noqa: RUF005
@@ -148,7 +143,7 @@ def _products(
         for part in gl.static_range(PARTS):
             sum_RT = sums[part]  # type: ignore[var-annotated]
             for panel in gl.static_range(PANELS):
-                a = w.index(here * (PARTS * PANELS) + part * PANELS + panel)
+                a = w.index((here * PARTS + part) * PANELS + panel)
                 b = x.index(here * PANELS + panel).permute((1, 0))
                 sum_RT = warpgroup_mma(a, b, sum_RT, is_async=True)
             grown = grown + (sum_RT,)  # type: ignore[assignment]  # noqa: RUF005
@@ -161,38 +156,33 @@ def _products(
 
 
 @gluon.jit
-def _biased(value, bias_ptr, row, outputs, limit, AXIS: gl.constexpr):
+def _biased(value, bias_ptr, row, outputs, AXIS: gl.constexpr):
     """value + bias of its rows, which lie along axis 1 - AXIS."""
     layout: gl.constexpr = gl.SliceLayout(AXIS, value.type.layout)
     at = row + gl.arange(0, value.shape[1 - AXIS], layout)
-    return value + gl.expand_dims(gl.load(bias_ptr + at, mask=at < limit, other=0).to(gl.float32), AXIS)
+    return value + gl.expand_dims(gl.load(bias_ptr + at, mask=at < outputs, other=0).to(gl.float32), AXIS)
 
 
 @gluon.jit
 def _store(
-    sums, bias_ptr, y_ptr, column, token, tokens, outputs,
-    ROWS: gl.constexpr, PARTS: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, AXIS: gl.constexpr,
-    layout: gl.constexpr,
+    sums, bias_ptr, y_ptr, row, token, tokens, outputs,
+    BIAS: gl.constexpr, GATE: gl.constexpr, AXIS: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Bias, activation and rounding of a tile whose rows lie along axis 1 - AXIS; written in `layout`."""
-    HALF: gl.constexpr = PARTS if GATE == "" else PARTS // 2
-    dtype: gl.constexpr = y_ptr.dtype.element_ty
-    for part in gl.static_range(HALF):
-        first = column + part * ROWS
-        y = sums[part]
+    y = sums[0]
+    if BIAS:
+        y = _biased(y, bias_ptr, row, outputs, AXIS)
+    if GATE != "":
+        up = sums[1]
         if BIAS:
-            y = _biased(y, bias_ptr, first, outputs, outputs, AXIS)
-        if GATE != "":
-            up = sums[part + HALF]
-            if BIAS:
-                up = _biased(up, bias_ptr, first + outputs, outputs, 2 * outputs, AXIS)
-            y = activate(y, GATE) * up
-        y = gl.convert_layout(y.to(dtype), layout)
-        row_R = first + gl.arange(0, ROWS, gl.SliceLayout(AXIS, layout))
-        token_T = token + gl.arange(0, y.shape[AXIS], gl.SliceLayout(1 - AXIS, layout))
-        at = gl.expand_dims(token_T.to(gl.int64) * outputs, 1 - AXIS) + gl.expand_dims(row_R, AXIS)
-        kept = gl.expand_dims(token_T < tokens, 1 - AXIS) & gl.expand_dims(row_R < outputs, AXIS)
-        gl.store(y_ptr + at, y, mask=kept)
+            up = _biased(up, bias_ptr + outputs, row, outputs, AXIS)
+        y = activate(y, GATE) * up
+    y = gl.convert_layout(y.to(y_ptr.dtype.element_ty), layout)
+    row_R = row + gl.arange(0, y.shape[1 - AXIS], gl.SliceLayout(AXIS, layout))
+    token_T = token + gl.arange(0, y.shape[AXIS], gl.SliceLayout(1 - AXIS, layout))
+    at = gl.expand_dims(token_T.to(gl.int64) * outputs, 1 - AXIS) + gl.expand_dims(row_R, AXIS)
+    kept = gl.expand_dims(token_T < tokens, 1 - AXIS) & gl.expand_dims(row_R < outputs, AXIS)
+    gl.store(y_ptr + at, y, mask=kept)
 
 
 @gluon.jit
@@ -230,27 +220,27 @@ def _together(
 
 @gluon.jit
 def _consumer(
-    x, w, full, empty, bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs, blocks,
+    x, w, full, empty, bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, token_tiles, tokens, outputs, blocks,
     ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, WARPS: gl.constexpr,
+    SPLIT: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
-    COLUMNS: gl.constexpr = ROWS * (PARTS if GATE == "" else PARTS // 2)
+    WARPS: gl.constexpr = ROWS // 16
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        tile, token_tile, begin, end = _item(item, outputs, blocks, COLUMNS, SPLIT)
-        sums, step = _products(w, x, full, empty, step, end - begin, ROWS, PARTS, TOKENS, BLOCK, STAGES, WARPS)
-        token = token_tile * TOKENS
+        tile, token_tile, begin, end = _item(item, token_tiles, blocks, SPLIT)
+        sums, step = _products(w, x, full, empty, step, end - begin, ROWS, PARTS, TOKENS, BLOCK, STAGES)
+        row, token = tile * ROWS, token_tile * TOKENS
         if SPLIT == 1:
-            wide: gl.constexpr = gl.BlockedLayout([8, 1], [ROWS // 8, 256 // ROWS], [1, WARPS], [0, 1])
-            _store(sums, bias_ptr, y_ptr, tile * COLUMNS, token, tokens, outputs, ROWS, PARTS, BIAS, GATE, 1, wide)
+            tall: gl.constexpr = gl.BlockedLayout([8, 1], [ROWS // 8, 256 // ROWS], [1, WARPS], [0, 1])
+            _store(sums, bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, GATE, 1, tall)
         else:
-            narrow: gl.constexpr = gl.BlockedLayout([1, 4], [128 // ROWS, ROWS // 4], [WARPS, 1], [1, 0])
+            wide: gl.constexpr = gl.BlockedLayout([1, 4], [128 // ROWS, ROWS // 4], [WARPS, 1], [1, 0])
             share = _together(
                 sums, sums_ptr, arrival_ptr, item // SPLIT, item % SPLIT, tokens - token,
-                ROWS, PARTS, TOKENS, SPLIT, narrow,
+                ROWS, PARTS, TOKENS, SPLIT, wide,
             )  # fmt: skip
             token += item % SPLIT * (TOKENS // SPLIT)
-            _store(share, bias_ptr, y_ptr, tile * COLUMNS, token, tokens, outputs, ROWS, PARTS, BIAS, GATE, 0, narrow)
+            _store(share, bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, GATE, 0, wide)
 
 
 @gluon.jit
@@ -264,34 +254,35 @@ def _barriers(number: gl.constexpr):
 @gluon.jit(do_not_specialize=["tokens"])
 def stream_kernel(
     x_desc, w_desc, bias_ptr, y_ptr, sums_ptr, arrival_ptr, tokens, outputs, inputs,
-    ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, WARPS: gl.constexpr, PDL: gl.constexpr,
+    ROWS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """y [T, O]. GATE: "" or the activation; the weight's rows are then O gates and O ups.
 
-    sums: float32 [tiles, SPLIT, PARTS, T, R]; arrival: a counter per tile, a multiple of SPLIT.
+    sums: float32 [tiles, SPLIT, PARTS, TOKENS, R]; arrival: a counter per tile, a multiple of SPLIT.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     PANELS: gl.constexpr = BLOCK // PANEL
-    COLUMNS: gl.constexpr = ROWS * (PARTS if GATE == "" else PARTS // 2)
+    PARTS: gl.constexpr = 1 if GATE == "" else 2
     dtype: gl.constexpr = w_desc.dtype
     layout: gl.constexpr = w_desc.layout
     w = gl.allocate_shared_memory(dtype, [STAGES * PARTS * PANELS, ROWS, PANEL], layout)
     x = gl.allocate_shared_memory(dtype, [STAGES * PANELS, TOKENS, PANEL], layout)
     full, empty = _barriers(STAGES), _barriers(STAGES)
     fence_async_shared()
-    items = gl.cdiv(outputs, COLUMNS) * gl.cdiv(tokens, TOKENS) * SPLIT
+    token_tiles = gl.cdiv(tokens, TOKENS)
+    items = gl.cdiv(outputs, ROWS) * token_tiles * SPLIT
     blocks = gl.cdiv(inputs, BLOCK)
     gl.warp_specialize(
         [
             (_consumer, (
-                x, w, full, empty, bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs, blocks,
-                ROWS, PARTS, TOKENS, BLOCK, STAGES, SPLIT, BIAS, GATE, WARPS,
+                x, w, full, empty, bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, token_tiles, tokens, outputs,
+                blocks, ROWS, PARTS, TOKENS, BLOCK, STAGES, SPLIT, BIAS, GATE,
             )),
             (_producer, (
-                x_desc, w_desc, x, w, full, empty, items, outputs, blocks,
-                ROWS, PARTS, TOKENS, BLOCK, STAGES, SPLIT, GATE != "", PDL,
+                x_desc, w_desc, x, w, full, empty, items, token_tiles, outputs, blocks,
+                ROWS, PARTS, TOKENS, BLOCK, STAGES, SPLIT, PDL,
             )),
         ],
         [1],
@@ -304,14 +295,15 @@ def _aot(plan: Stream, gate: str) -> AotKernel:
     signature = {"x_desc": f"tensordesc<bf16[{plan.tokens}, {panel}", "w_desc": f"tensordesc<bf16[{plan.rows}, {panel}"}
     signature |= {"bias_ptr": "*bf16", "y_ptr": "*bf16", "sums_ptr": "*fp32", "arrival_ptr": "*i32"}
     signature |= {"tokens": "i32", "outputs": "i32:16", "inputs": "i32:16"}
-    cut = {"ROWS": plan.rows, "PARTS": plan.parts, "TOKENS": plan.tokens, "BLOCK": plan.block, "STAGES": plan.stages}
-    flags = {"SPLIT": plan.split, "BIAS": False, "GATE": gate, "WARPS": plan.warps}
+    cut = {"ROWS": plan.rows, "TOKENS": plan.tokens, "BLOCK": plan.block, "STAGES": plan.stages, "SPLIT": plan.split}
+    flags = {"BIAS": False, "GATE": gate}
     return AotKernel(
-        stream_kernel, signature, cut | flags, num_warps=plan.warps, hot=True, tensor_cores="HGMMA", archs=("sm_90",)
-    )
+        stream_kernel, signature, cut | flags, num_warps=plan.rows // 16, hot=True, tensor_cores="HGMMA",
+        archs=("sm_90",),
+    )  # fmt: skip
 
 
 AOT = (
-    _aot(Stream(rows=128, parts=2, tokens=64, block=64, stages=5, warps=8), "silu"),
-    _aot(Stream(rows=128, parts=1, tokens=128, block=64, stages=6, warps=8, split=4), ""),
+    _aot(Stream(rows=128, tokens=64, block=64, stages=5), "silu"),
+    _aot(Stream(rows=64, tokens=128, block=128, stages=4, split=4), ""),
 )

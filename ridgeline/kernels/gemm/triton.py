@@ -63,7 +63,7 @@ def _plan(x_TI: Tensor, weight_OI: Tensor, *, norm: bool = False, gated: bool = 
     outputs = outputs // 2 if gated else outputs
     return choose(
         len(x_TI), inputs, outputs, itemsize=x_TI.itemsize, shared=_shared(device), norm=norm, gated=gated,
-        hopper=_hopper(device),
+        hopper=_hopper(device) if _copyable(x_TI) and _copyable(weight_OI) else 0,
     )  # fmt: skip
 
 
@@ -130,6 +130,11 @@ def _needs_gradient(*tensors: Tensor | None) -> bool:
 
 def _packed(x_TI: Tensor | None) -> bool:
     return x_TI is None or x_TI.stride(-1) == 1
+
+
+def _copyable(x: Tensor) -> bool:
+    """Whether bulk copies can read it: rows of packed values that begin at multiples of 16 bytes."""
+    return x.stride(1) == 1 and x.data_ptr() % 16 == 0 and x.stride(0) * x.itemsize % 16 == 0
 
 
 @cache
