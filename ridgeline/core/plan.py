@@ -142,9 +142,9 @@ class StepPlan:
 
 
 class Finish:
-    """Why the device stopped a row."""
+    """Why the device stopped a row. NAN: its scores were no numbers, so there was no token to draw."""
 
-    NONE, STOP, LENGTH = 0, 1, 2
+    NONE, STOP, LENGTH, NAN = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)

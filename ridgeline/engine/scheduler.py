@@ -23,7 +23,7 @@ import numpy as np
 from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.plan import Assign, Delta, Feature, Release, Rows, StepPlan, StepResult
+from ridgeline.core.plan import Assign, Delta, Feature, Finish, Release, Rows, StepPlan, StepResult
 from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent
 from ridgeline.engine import masks
 from ridgeline.engine.cache.manager import CacheManager
@@ -36,7 +36,8 @@ from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
 from ridgeline.engine.slots import SlotTable
 from ridgeline.engine.waiting import WaitingQueue
 
-REASONS = (None, "stop", "length")  # by `Finish` code
+REASONS = (None, "stop", "length", None)  # by `Finish` code
+NOT_NUMBERS = "the model's scores are not numbers (NaN): its weights are damaged, or its dtype overflows."
 
 
 class Scheduler:
@@ -371,7 +372,10 @@ class Scheduler:
             self._suspects.pop(seq, None)
         for row in finish_R.nonzero()[0].tolist():
             if seqs[row].status is not Status.FINISHED:
-                self._finish(seqs[row])
+                if finish_R[row] == Finish.NAN:
+                    self._fail(seqs[row], NOT_NUMBERS)
+                else:
+                    self._finish(seqs[row])
         if plan.rows.features & Feature.MASK:
             for seq, token in zip(seqs, tokens_R, strict=True):
                 masks.accept(seq, token, self._fail)

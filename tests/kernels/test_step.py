@@ -68,13 +68,14 @@ def test_inputs_are_those_made_by_hand(name: str, case: Case, device: str) -> No
 
 
 def drawn(case: Case, tables: dict[str, Tensor], slots_R: Tensor, device: str) -> tuple[Tensor, Tensor]:
-    """Tokens (every third row draws its slot's first stop id) and which rows sample (most)."""
+    """Tokens (every third row draws its slot's first stop id, every seventh none) and which rows sample (most)."""
     generator = torch.Generator().manual_seed(1)
     token_R = torch.randint(0, case.vocab_size, (len(slots_R),), generator=generator).to(device)
     stops_R = tables["stop_ids_SE"][slots_R.long(), 0]
     third_R = (torch.arange(len(slots_R), device=device) % 3 == 0) & (stops_R >= 0)
     samples_R = torch.rand(len(slots_R), generator=generator) < 0.8
-    return torch.where(third_R, stops_R, token_R), samples_R.to(device)
+    seventh_R = torch.arange(len(slots_R), device=device) % 7 == 6
+    return torch.where(third_R, stops_R, token_R).masked_fill(seventh_R, -1), samples_R.to(device)
 
 
 @pytest.mark.parametrize(("case", "device"), CASES_AND_DEVICES, ids=str)
@@ -92,7 +93,9 @@ def test_slots_advance_row_by_row(name: str, case: Case, penalties: bool, device
         active = bool(inputs.active_R[row])
         emits = active and bool(samples_R[row])
         finish = Finish.NONE
-        if emits and token in want["stop_ids_SE"][slot].tolist():
+        if emits and token < 0:
+            finish = Finish.NAN
+        elif emits and token in want["stop_ids_SE"][slot].tolist():
             finish = Finish.STOP
         elif emits and length + 1 >= want["max_len_S"][slot]:
             finish = Finish.LENGTH
@@ -101,8 +104,9 @@ def test_slots_advance_row_by_row(name: str, case: Case, penalties: bool, device
         if active and length:
             want["kv_len_S"][slot] = length
         if emits:
-            want["last_token_S"][slot] = token
             want["stopped_S"][slot] |= finish != Finish.NONE
+        if emits and token >= 0:
+            want["last_token_S"][slot] = token
             want["output_count_SV"][slot, token] += penalties
     out_token_R = torch.full((len(slots_R),), 77, dtype=torch.int32, device=device)
     out_finish_R = torch.full((len(slots_R),), 77, dtype=torch.int8, device=device)
@@ -130,7 +134,7 @@ def test_the_cases_see_every_way_to_finish() -> None:
             tables["max_len_S"], tables["kv_len_S"], tables["last_token_S"], tables["stopped_S"], None, out, finish_R,
         )  # fmt: skip
         seen |= set(finish_R.tolist())
-    assert seen == {Finish.NONE, Finish.STOP, Finish.LENGTH}
+    assert seen == {Finish.NONE, Finish.STOP, Finish.LENGTH, Finish.NAN}
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -28,11 +28,12 @@ def sample(
         logits_NV = _forbid_stops(logits_NV, tables, slots_N, position_N)
     if features & Feature.PENALTY:
         logits_NV = _penalize(logits_NV, tables, slots_N)
-    greedy_N = logits_NV.argmax(-1)
+    best_N, greedy_N = logits_NV.max(-1)
+    greedy_N = torch.where(best_N.isnan(), -1, greedy_N)
     if not features & Feature.RANDOM:
         return greedy_N
     temperature_N = tables.temperature_S[slots_N]
-    is_greedy_N = temperature_N == 0
+    is_greedy_N = (temperature_N == 0) | (greedy_N < 0)
     logits_NV = logits_NV - logits_NV.amax(-1, keepdim=True)  # so that noise counts however cold a row is
     logits_NV = logits_NV / torch.where(is_greedy_N, 1, temperature_N)[:, None]
     if features & Feature.FILTER:

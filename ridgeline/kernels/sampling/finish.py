@@ -87,7 +87,7 @@ def finish_kernel(
     else:
         id_J = tl.load(best_id_ptr + row * J + j, mask=j < J, other=NOBODY)
         token = tl.min(tl.where(best_J == tl.max(best_J, axis=0), id_J, NOBODY), axis=0)
-    tl.store(token_ptr + row, tl.where(token < V, token, 0).to(tl.int64))
+    tl.store(token_ptr + row, tl.where(token < V, token, -1).to(tl.int64))
 
 
 @triton.jit

@@ -66,13 +66,17 @@ def sample_reference(
     features: Feature,
     mask_NV: Tensor | None = None,
 ) -> Tensor:
-    """One token per row, int64 [N]. logits_NV: any float dtype, left as it is. position: index of the token to draw.
+    """One token per row, int64 [N]; -1 where all logits are NaN. logits_NV: any float dtype, left as it is. position:
+    index of the token to draw.
 
     `features` is what the rows need at most; the reference ignores it and looks at every row's own numbers.
     """
     tokens = []
     for n, slot in enumerate(slots_N.tolist()):
         logits_V = logits_NV[n].double()
+        if logits_V.isnan().all():
+            tokens.append(-1)
+            continue
         for token, bias in zip(tables.bias_ids_SB[slot].tolist(), tables.bias_SB[slot].tolist(), strict=True):
             if token >= 0:
                 logits_V[token] += bias

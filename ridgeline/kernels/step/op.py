@@ -94,24 +94,27 @@ def step_advance(
     """Take the tokens drawn into the slots, find who has finished; in place.
 
     A row emits if it is active and samples_R (bool) says so: out_token_R (int32) is its token, else -1; out_finish_R
-    (int8) its `Finish` code: STOP if the token is one of its stop ids (-1: unused), else LENGTH once the slot holds
-    max_len tokens, the new one included. kv_len_R, active_R: of `step_inputs`. Rows that are not active change nothing.
+    (int8) its `Finish` code: NAN if there is none (-1), STOP if the token is one of its stop ids (-1: unused), else
+    LENGTH once the slot holds max_len tokens, the new one included. kv_len_R, active_R: of `step_inputs`. Rows that
+    are not active change nothing.
     """
     slots_R, token_R = slots_R.long(), token_R.long()
     emits_R = active_R & samples_R
     stops_R = (stop_ids_SE[slots_R] == token_R[:, None]).any(1)
     full_R = kv_len_R + 1 >= max_len_S[slots_R]
     finish_R = torch.where(stops_R, Finish.STOP, torch.where(full_R, Finish.LENGTH, Finish.NONE))
+    finish_R = torch.where(token_R < 0, Finish.NAN, finish_R)
     finish_R = torch.where(emits_R, finish_R, Finish.NONE)
     out_token_R.copy_(torch.where(emits_R, token_R, -1))
     out_finish_R.copy_(finish_R)
     # Inactive rows may share a slot, with each other but never with an active row, so rewriting it is harmless.
     kv_len_S[slots_R] = torch.where(active_R & (kv_len_R > 0), kv_len_R, kv_len_S[slots_R])
-    last_token_S[slots_R] = torch.where(emits_R, token_R, last_token_S[slots_R])
+    drawn_R = emits_R & (token_R >= 0)
+    last_token_S[slots_R] = torch.where(drawn_R, token_R, last_token_S[slots_R])
     stopped_S[slots_R] |= (finish_R != Finish.NONE).int()
     if output_count_SV is not None:
-        counted_R = emits_R.to(output_count_SV.dtype)
-        output_count_SV.index_put_((slots_R, torch.where(emits_R, token_R, 0)), counted_R, accumulate=True)
+        counted_R = drawn_R.to(output_count_SV.dtype)
+        output_count_SV.index_put_((slots_R, torch.where(drawn_R, token_R, 0)), counted_R, accumulate=True)
 
 
 def step_post(packed_B: Tensor, ring_KW: Tensor, turn_1: Tensor) -> None:

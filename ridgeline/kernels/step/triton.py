@@ -138,14 +138,15 @@ def _step_advance(
     )
     stops = tl.sum((stop_ids == token[:, None]).to(tl.int32), 1) > 0
     full = new_len + 1 >= tl.load(max_len_ptr + slot, mask=emits, other=0)
-    finish = tl.where(emits, tl.where(stops, 1, tl.where(full, 2, 0)), 0)
+    finish = tl.where(emits, tl.where(token < 0, 3, tl.where(stops, 1, tl.where(full, 2, 0))), 0)
     tl.store(out_token_ptr + row, tl.where(emits, token, -1).to(tl.int32), mask=mask)
     tl.store(out_finish_ptr + row, finish.to(tl.int8), mask=mask)
     tl.store(kv_len_ptr + slot, new_len, mask=active & (new_len > 0))
-    tl.store(last_token_ptr + slot, token, mask=emits)
+    drawn = emits & (token >= 0)
+    tl.store(last_token_ptr + slot, token, mask=drawn)
     tl.store(stopped_ptr + slot, (finish != 0).to(tl.int32), mask=emits & (finish != 0))
     if COUNT:
-        tl.atomic_add(count_ptr + slot * count_stride + token, 1, mask=emits, sem="relaxed")
+        tl.atomic_add(count_ptr + slot * count_stride + token, 1, mask=drawn, sem="relaxed")
 
 
 def step_advance(
