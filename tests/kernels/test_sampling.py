@@ -327,7 +327,7 @@ def test_the_edges_of_parameters_and_logits(kind: str, dtype: torch.dtype, name:
 
 
 def test_padding_rows_may_hold_anything() -> None:
-    """A captured graph's unused rows: whatever their logits are, a token id or -1 comes out and others do not notice."""
+    """A captured graph's unused rows: whatever their logits are, an id or -1 comes out and others do not notice."""
     logits = torch.randn(3, V, generator=torch.Generator().manual_seed(2))
     sampling = sampling_of([Row(SamplingParams(top_k=5, top_p=0.9)), Row(SamplingParams()), Row(GREEDY)], V)
     expected = gpu.sample(logits, *sampling)
