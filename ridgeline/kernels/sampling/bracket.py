@@ -15,6 +15,7 @@ from ridgeline.kernels.sampling.draw import APART, LEAST, WIDTH, bits_per_logit
 
 RUN = tl.constexpr(16)  # neighbours sampled together: one sector of 32 bytes
 ROUNDS = tl.constexpr(10)  # of bisection between the sample's least and the row's largest logit
+RANKED = tl.constexpr(1e-30)  # times any difference of logits: not enough to tell from 0, but -inf stays what it is
 DEVIATIONS = tl.constexpr(4.0)  # how far off the sample may be before a row takes the slow way
 
 
@@ -134,7 +135,7 @@ def bracket_kernel(
     Tokens above hi will stay and tokens below lo will go, so far as a sample can tell; `finish` checks it exactly.
     hi = inf: few lie above lo, so they are listed. lo = hi = inf: the row has neither top-k nor top-p. SAMPLE 0: all
     tokens may be listed. Below the floor nothing stays, by min-p neither. How much lies somewhere is summed with the
-    bits per logit given here: 0 where ranks decide, so that every token counts one.
+    bits per logit given here: next to none where ranks decide, so that every token counts one.
     """
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, TILES)
@@ -184,7 +185,7 @@ def bracket_kernel(
     tl.store(bracket_ptr + 2, largest)
     tl.store(bracket_ptr + 3, total)
     tl.store(bracket_ptr + 4, floor)
-    tl.store(bracket_ptr + 5, tl.where(by_rank, 0.0, scale))
+    tl.store(bracket_ptr + 5, tl.where(by_rank, RANKED, scale))
     tl.store(num_candidates_ptr + row * APART, 0)
 
 

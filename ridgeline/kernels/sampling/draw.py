@@ -68,8 +68,8 @@ def draw_kernel(
 ):
     """Grid (J, N). Without RANDOM best_NJ and best_id_NJ: a tile's largest logit. With RANDOM best_NJ alone: a bound of
     its noised logits, in bits (of greedy rows the largest logit). FILTER looks only at what may stay, and writes
-    sure_NJ and reach_NJ, how much of the tile lies above the row's bracket and how much from its low end on; where the
-    bracket has no high end, candidates_NC lists what lies in it."""
+    sure_NJ and reach_NJ, how much of the tile lies above the row's bracket and how much from its floor on; where the
+    bracket has no high end, candidates_NC lists what lies in it instead."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     Q: tl.constexpr = TILE // 4
     first = tile * TILE
@@ -119,24 +119,20 @@ def draw_kernel(
         if RANDOM:  # a second look must find what this one saw
             tl.store(adjusted_ptr + row * adjusted_stride + token, x, mask=valid)
     place = row * tl.num_programs(0) + tile
-    wanted = True
+    if RANDOM:
+        wanted = temperature > 0
     if FILTER:
         bracket_ptr += row * WIDTH
         lo, hi = tl.load(bracket_ptr), tl.load(bracket_ptr + 1)
-        floor = tl.load(bracket_ptr + 4)
-        wanted = tl.max(x) >= tl.minimum(lo, floor)
-        sure, reach = 0.0, 0.0
-        if wanted & (lo < float("inf")):
+        if (lo < float("inf")) & (hi == float("inf")):
+            _list(x, token, lo, num_candidates_ptr + row * APART, candidate_ptr + row * CAPACITY, CAPACITY)
+            wanted = False  # `finish` draws from the list
+        x = tl.where(x >= tl.load(bracket_ptr + 4), x, float("-inf"))
+        if hi < float("inf"):
             amount = tl.exp2((x - tl.load(bracket_ptr + 2)) * tl.load(bracket_ptr + 5))
-            reach = tl.sum(tl.where(x >= lo, amount, 0.0))
-            if hi < float("inf"):
-                sure = tl.sum(tl.where(x > hi, amount, 0.0))
-            else:
-                _list(x, token, lo, num_candidates_ptr + row * APART, candidate_ptr + row * CAPACITY, CAPACITY)
-        tl.store(sure_ptr + place, sure)
-        tl.store(reach_ptr + place, reach)
-        x = tl.where(x >= floor, x, float("-inf"))
-    if RANDOM and wanted & (temperature > 0):
+            tl.store(reach_ptr + place, tl.sum(amount))
+            tl.store(sure_ptr + place, tl.sum(tl.where(x > hi, amount, 0.0)))
+    if RANDOM and wanted:
         seed = tl.load(seed_ptr + slot * int_stride)
         x = x * bits_per_logit(temperature) - log2_below_groups(group_Q, position, seed, Q, APPROX)
     best = tl.max(x)
@@ -153,16 +149,12 @@ def bits_per_logit(temperature):
 
 @triton.jit
 def _list(x, token, lo, count_ptr, candidate_ptr, CAPACITY: tl.constexpr):
-    """Append the tile's x from lo on and their ids to the row's list, tiles in any order. One atomic a tile reserves
-    the places; what does not fit is only counted."""
+    """Append x [Q, 4] from lo on and their ids to the row's list, in any order. They are few among many: one atomic for
+    every group that holds some costs less than counting the tile's. What does not fit is only counted."""
     chosen_Q4 = x >= lo
     one_Q4 = chosen_Q4.to(tl.int32)
     one_Q = tl.sum(one_Q4, axis=1)
-    number = tl.sum(one_Q, axis=0)
-    if number > 0:
-        start = tl.atomic_add(count_ptr, number, sem="relaxed")
-        if start + number <= CAPACITY:
-            place_Q = start + tl.cumsum(one_Q, axis=0) - one_Q
-            place_Q4 = place_Q[:, None] + tl.cumsum(one_Q4, axis=1) - one_Q4
-            entry_Q4 = (x.to(tl.int32, bitcast=True).to(tl.int64) << 32) | token.to(tl.int64)
-            tl.store(candidate_ptr + place_Q4, entry_Q4, mask=chosen_Q4)
+    place_Q = tl.atomic_add(count_ptr + one_Q * 0, one_Q, mask=one_Q > 0, sem="relaxed")
+    place_Q4 = place_Q[:, None] + tl.cumsum(one_Q4, axis=1) - one_Q4
+    entry_Q4 = (x.to(tl.int32, bitcast=True).to(tl.int64) << 32) | token.to(tl.int64)
+    tl.store(candidate_ptr + place_Q4, entry_Q4, mask=chosen_Q4 & (place_Q4 < CAPACITY))

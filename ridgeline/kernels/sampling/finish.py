@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.sampling.draw import APART, LEAST, LOG2E, WIDTH, bits_per_logit
-from ridgeline.kernels.sampling.noise import gumbel_of_groups
+from ridgeline.kernels.sampling.noise import gumbel_of_groups, gumbel_of_tokens
 
 UNIT = tl.constexpr(1099511627776.0)  # 2**40
 NOBODY = tl.constexpr(0x7FFFFFFF)
@@ -95,33 +95,49 @@ def _draw_filtered(
     bound_J, j, J, sure, reach, bracket_ptr, found, list_ptr, row_ptr, V, temperature, position, seed, top_p, min_p,
     top_k, TILE: tl.constexpr, CAPACITY: tl.constexpr, SHIFT: tl.constexpr, MANY: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
-    """The token under top-k, top-p, min-p. sure, reach: how much lies above the bracket, and from its low end on."""
+    """The token under top-k, top-p, min-p. sure, reach: how much lies above the bracket, and from its floor on."""
     lo, hi = tl.load(bracket_ptr), tl.load(bracket_ptr + 1)
     top, total = tl.load(bracket_ptr + 2), tl.load(bracket_ptr + 3)
     scale = bits_per_logit(temperature)
-    bounded = lo < float("inf")
     top_k = tl.where(top_k < V, top_k, 0)
     share = tl.where(top_k > 0, top_k.to(tl.float32), top_p * total)  # what stays before a token that does not
-    threshold, last = _key(tl.where(bounded, lo, LEAST), SHIFT) - 1, _number(-1)
-    exact = bounded == 0
-    if bounded:
-        held = (sure < share) & ((reach >= share) | (lo <= LEAST))
-        listed = hi == float("inf")
-        if listed & held & (found <= CAPACITY):
-            exact = True
-            total_mass = (total * UNIT).to(tl.int64)
-            threshold, last = _search(
-                list_ptr, _number(found), total_mass, lo, top, scale, top_k, top_p, SHIFT, CAPACITY, False
-            )
-        elif listed | (held == 0):
-            exact = True
-            bound_J = tl.where(j < J, float("inf"), float("-inf"))  # what stays may lie anywhere
-            threshold, last = _search(
-                row_ptr, _number(V), _number(0).to(tl.int64), top * 0.0 + LEAST, top, scale, top_k, top_p, SHIFT, MANY,
-                True,
-            )  # fmt: skip
+    least, last = _key(top * 0.0 + LEAST, SHIFT) - 1, _number(-1)
+    threshold = least
+    everywhere_J = tl.where(j < J, float("inf"), float("-inf"))  # bounds, if what stays may lie anywhere
     token = _number(NOBODY)
-    drawn = False
+    drawn, exact = False, lo == float("inf")
+    if hi < float("inf"):
+        threshold = _key(lo, SHIFT) - 1
+        hi = tl.where(sure < share, hi, float("inf"))
+        if (reach < share) & (tl.load(bracket_ptr + 4) == lo) & (lo > LEAST):
+            threshold, bound_J = least, everywhere_J
+    elif lo < float("inf"):
+        exact = True
+        if found <= CAPACITY:
+            x_C, id_C = _read(list_ptr, 0, found, CAPACITY, False)
+            key_C, mass_C = tl.where(x_C >= LEAST, _key(x_C, SHIFT), -0x7FFFFFFF), _mass(x_C, top, scale)
+            if top_k > 0:
+                drawn = (found >= top_k) | (lo <= LEAST)
+            else:
+                drawn = (tl.sum(mass_C, axis=0) >= (share * UNIT).to(tl.int64)) | (lo <= LEAST)
+            if drawn:
+                threshold, last = _search(
+                    row_ptr, V, key_C, mass_C, id_C, (total * UNIT).to(tl.int64), lo, top, scale, top_k, top_p, SHIFT,
+                    MANY, False,
+                )  # fmt: skip
+                value_C = tl.fma(x_C, x_C * 0.0 + scale, x_C * 0.0 - top * scale)
+                value_C += gumbel_of_tokens(id_C, position, seed, APPROX) * LOG2E
+                stays_C = (key_C > threshold) | ((key_C == threshold) & (id_C <= last))
+                stays_C = stays_C & (x_C >= LEAST) & (tl.exp2((x_C - top) * scale) >= min_p)
+                value_C = tl.where(stays_C, value_C, float("-inf"))
+                token = tl.min(tl.where(value_C == tl.max(value_C, axis=0), id_C, NOBODY), axis=0)
+        if not drawn:
+            none_1 = tl.zeros((1,), tl.int32)
+            bound_J = everywhere_J
+            threshold, last = _search(
+                row_ptr, V, none_1, none_1.to(tl.int64), none_1, _number(0).to(tl.int64), top * 0.0 + LEAST, top, scale,
+                top_k, top_p, SHIFT, MANY, True,
+            )  # fmt: skip
     while not drawn:
         token = _winner(
             bound_J, j, top * scale, row_ptr, V, temperature, position, seed, top, min_p, threshold, last, SHIFT, TILE,
@@ -132,19 +148,20 @@ def _draw_filtered(
         if not drawn:
             threshold, last = _key(x, SHIFT), token - 1  # what lies before the token
             before = _before(threshold, last, row_ptr, V, top, tl.where(top_k > 0, 0.0, scale), SHIFT, MANY)
-            drawn = before < tl.maximum((share * UNIT).to(tl.int64), 1)  # the first always stays
+            drawn = (before < share) | (before == 0.0)
     return token
 
 
 @triton.jit
 def _before(threshold, last, row_ptr, V, top, scale, SHIFT: tl.constexpr, B: tl.constexpr):
-    """Mass of all tokens above `threshold`, or equal to it and not past `last` (scale 0: how many, in UNIT too)."""
-    mass_B = tl.zeros((B,), tl.int64)
-    for start in range(0, V, B):
+    """Mass of all tokens above `threshold`, or equal to it and not past `last` (scale 0: how many), summed in one order
+    for any row."""
+    mass_B = tl.zeros((B,), tl.float32)
+    for start in tl.range(0, V, B, num_stages=3):
         x_B, id_B = _read(row_ptr, start, V, B, True)
         key_B = _key(x_B, SHIFT)
         inside_B = (key_B > threshold) | ((key_B == threshold) & (id_B <= last))
-        mass_B += tl.where(inside_B & (x_B >= LEAST), _mass(x_B, top, scale), 0)
+        mass_B += tl.where(inside_B & (x_B >= LEAST), tl.exp2((x_B - top) * scale), 0.0)
     return tl.sum(mass_B, axis=0)
 
 
@@ -181,7 +198,7 @@ def _winner(
             value_Q4 = tl.where(stays_Q4, value_Q4, float("-inf"))
         value = tl.max(value_Q4)
         chosen = tl.min(tl.where(value_Q4 == value, id_Q4, NOBODY))
-        better = (value > best) | ((value == best) & (chosen < token))
+        better = (value > best) | ((value == best) & (chosen < token) & (best > float("-inf")))
         best, token = tl.where(better, value, best), tl.where(better, chosen, token)
     return token
 
@@ -226,15 +243,14 @@ def _mass(x_B, top, scale):
 
 @triton.jit
 def _above(
-    key, key_B, mass_B, entries_ptr, length, top, scale, SHIFT: tl.constexpr, B: tl.constexpr,
-    FULL: tl.constexpr,
+    key, key_B, mass_B, row_ptr, V, top, scale, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
     """Count and mass of entries with a key above `key`: a list of candidates is in registers, a row (FULL) is not."""
     if FULL:
-        counts_B = tl.zeros((B,), tl.int32)
-        masses_B = tl.zeros((B,), tl.int64)
-        for start in range(0, length, B):
-            x_B, _ = _read(entries_ptr, start, length, B, FULL)
+        counts_B = tl.zeros((MANY,), tl.int32)
+        masses_B = tl.zeros((MANY,), tl.int64)
+        for start in range(0, V, MANY):
+            x_B, _ = _read(row_ptr, start, V, MANY, FULL)
             inside_B = (_key(x_B, SHIFT) > key) & (x_B >= LEAST)
             counts_B += inside_B.to(tl.int32)
             masses_B += tl.where(inside_B, _mass(x_B, top, scale), 0)
@@ -246,39 +262,31 @@ def _above(
 
 @triton.jit
 def _ties_up_to(
-    key, last, key_B, listed_id_B, entries_ptr, length, SHIFT: tl.constexpr, B: tl.constexpr,
-    FULL: tl.constexpr,
+    key, last, key_B, id_B, row_ptr, V, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
     """How many entries have exactly `key` and a token id of at most `last`; from registers or not as in `_above`."""
     if FULL:
-        counts_B = tl.zeros((B,), tl.int32)
-        for start in range(0, length, B):
-            x_B, id_B = _read(entries_ptr, start, length, B, FULL)
-            counts_B += ((_key(x_B, SHIFT) == key) & (x_B >= LEAST) & (id_B <= last)).to(tl.int32)
+        counts_B = tl.zeros((MANY,), tl.int32)
+        for start in range(0, V, MANY):
+            x_B, i_B = _read(row_ptr, start, V, MANY, FULL)
+            counts_B += ((_key(x_B, SHIFT) == key) & (x_B >= LEAST) & (i_B <= last)).to(tl.int32)
         return tl.sum(counts_B, axis=0)
     else:
-        return tl.sum(((key_B == key) & (listed_id_B <= last)).to(tl.int32), axis=0)
+        return tl.sum(((key_B == key) & (id_B <= last)).to(tl.int32), axis=0)
 
 
 @triton.jit
 def _search(
-    entries_ptr, length, total_mass, floor, top, scale, top_k, top_p, SHIFT: tl.constexpr, B: tl.constexpr,
-    FULL: tl.constexpr,
+    row_ptr, V, key_B, mass_B, id_B, total_mass, floor, top, scale, top_k, top_p, SHIFT: tl.constexpr,
+    MANY: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """The key from which entries stay, and the last token id that stays of those which equal it.
 
-    Nothing below `floor` stays, and nothing above the entries is missing. total_mass: of the row (found here if FULL:
-    the entries are the row).
+    The entries are key_B, mass_B, id_B, or the row itself (FULL), looked at MANY together. Nothing below `floor` stays,
+    and nothing above it is missing. total_mass: of the row (found here if FULL).
     """
     lowest, highest = _key(floor, SHIFT) - 1, _key(top, SHIFT)
-    if FULL:
-        key_B, mass_B = tl.zeros((1,), tl.int32), tl.zeros((1,), tl.int64)  # these stay unused
-        listed_id_B = key_B
-    else:
-        listed_B, listed_id_B = _read(entries_ptr, 0, length, B, FULL)
-        key_B = tl.where(listed_B >= LEAST, _key(listed_B, SHIFT), -0x7FFFFFFF)
-        mass_B = _mass(listed_B, top, scale)
-    count, mass = _above(lowest, key_B, mass_B, entries_ptr, length, top, scale, SHIFT, B, FULL)
+    count, mass = _above(lowest, key_B, mass_B, row_ptr, V, top, scale, SHIFT, MANY, FULL)
     if FULL:
         total_mass = mass
     kept_mass = total_mass
@@ -292,7 +300,7 @@ def _search(
             high_count, high_mass = _number(0), _number(0).to(tl.int64)
             while low + 1 < high:
                 middle = _between(low, high)
-                n, m = _above(middle, key_B, mass_B, entries_ptr, length, top, scale, SHIFT, B, FULL)
+                n, m = _above(middle, key_B, mass_B, row_ptr, V, top, scale, SHIFT, MANY, FULL)
                 enough = n >= top_k
                 low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
                 low_count, low_mass = tl.where(enough, n, low_count), tl.where(enough, m, low_mass)
@@ -310,7 +318,7 @@ def _search(
             high_count, high_mass = _number(0), _number(0).to(tl.int64)
             while low + 1 < high:
                 middle = _between(low, high)
-                n, m = _above(middle, key_B, mass_B, entries_ptr, length, top, scale, SHIFT, B, FULL)
+                n, m = _above(middle, key_B, mass_B, row_ptr, V, top, scale, SHIFT, MANY, FULL)
                 enough = m >= target
                 low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
                 low_count, low_mass = tl.where(enough, n, low_count), tl.where(enough, m, low_mass)
@@ -320,24 +328,23 @@ def _search(
             needed = tl.maximum(tl.minimum(needed, low_count - high_count), 1).to(tl.int32)
             quota = tl.where((high == threshold) & (quota > 0), tl.minimum(needed, quota), needed)
             threshold = high
-    last = _last_tie(threshold, quota, key_B, listed_id_B, entries_ptr, length, SHIFT, B, FULL)
+    last = _last_tie(threshold, quota, key_B, id_B, row_ptr, V, SHIFT, MANY, FULL)
     return threshold, last
 
 
 @triton.jit
 def _last_tie(
-    threshold, quota, key_B, listed_id_B, entries_ptr, length, SHIFT: tl.constexpr, B: tl.constexpr,
-    FULL: tl.constexpr,
+    threshold, quota, key_B, id_B, row_ptr, V, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
     """Largest token id among the `quota` smallest of those exactly at the threshold (-1: none of them stays)."""
     low, high = _number(-1), _number(-1)
     if quota > 0:
         high = _number(NOBODY)
-        ties = _ties_up_to(threshold, high, key_B, listed_id_B, entries_ptr, length, SHIFT, B, FULL)
+        ties = _ties_up_to(threshold, high, key_B, id_B, row_ptr, V, SHIFT, MANY, FULL)
         if ties > quota:
             high = _number(1 << 20)  # above any token id
             while high - low > 1:
                 middle = (low + high) >> 1
-                n = _ties_up_to(threshold, middle, key_B, listed_id_B, entries_ptr, length, SHIFT, B, FULL)
+                n = _ties_up_to(threshold, middle, key_B, id_B, row_ptr, V, SHIFT, MANY, FULL)
                 low, high = tl.where(n >= quota, low, middle), tl.where(n >= quota, middle, high)
     return high
