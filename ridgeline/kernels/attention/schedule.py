@@ -27,7 +27,8 @@ KEY_TILE = 64  # items begin and end at multiples of it (but for the last), so k
 WHOLE = 192  # so few keys are read by one program sooner than several could add up their parts
 DOT_ROWS = 16  # rows of the smallest matrix product: heads of a group times tokens of an item
 HOPPER_TOKENS = 256  # in smaller steps a tile of 128 queries of one head is mostly empty
-TILE_ROWS = 128  # the same of a query tile
+TILE_ROWS = 128  # queries of a tile, tokens times heads of a group
+FEW_TOKENS, FEW_ROWS = 512, 64  # steps of fewer tokens take smaller tiles, so that there are more
 
 
 def make_schedule(
@@ -52,7 +53,7 @@ def make_schedule(
     group = num_heads // num_kv_heads
     decode_only = num_tokens == num_rows
     few = 0 if fixed else 1 if decode_only else max(1, DOT_ROWS // group)
-    tile_tokens = max(1, TILE_ROWS // group)
+    tile_tokens = max(1, (FEW_ROWS if num_tokens < FEW_TOKENS and not fixed else TILE_ROWS) // group)
     target = item_target(num_rows, num_kv_heads, device)
     max_items = target + num_rows
     hopper = None
@@ -228,7 +229,7 @@ def _schedule_kernel(
         tl.store(item_I, slot_I, mask=real_I)
         tl.store(item_I + 1, token_I, mask=real_I)
         tl.store(item_I + 2, tokens_I, mask=real_I)
-        tl.store(item_I + 3, kv_len_I, mask=real_I)
+        tl.store(item_I + 3, kv_len_I, mask=entry_I < max_items)  # 0: no item
         tl.store(item_I + 4, begin_I, mask=real_I)
         tl.store(item_I + 5, tl.minimum(begin_I + even_I, kv_len_I), mask=real_I)
         tl.store(item_I + 6, first_entry_I, mask=real_I)

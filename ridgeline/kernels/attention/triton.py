@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from ridgeline.kernels.attention.op import Cascade, RaggedBatch, Schedule
-from ridgeline.kernels.attention.schedule import KEY_TILE, TILE_ROWS, make_schedule
+from ridgeline.kernels.attention.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.triton_cascade import shared_kernel
 from ridgeline.kernels.attention.triton_common import LOG2E
 from ridgeline.kernels.attention.triton_decode import decode_kernel
@@ -185,16 +185,17 @@ def _attend_to_shared(
 def _prefill(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, shared: dict[str, Any]) -> None:
     q_THD, k_cache_NGPD = tensors[:2]
     config = prefill_config(q_THD.shape[2], k_cache_NGPD.element_size(), k_cache_NGPD.shape[2], q_THD.device)
+    queries = max(16, triton.next_power_of_2(schedule.tile_tokens * shared["GROUP"]))
     prefill_kernel[(len(schedule.tiles_J4) * shared["NUM_KV_HEADS"],)](
         *tensors,
         schedule.tiles_J4,
         schedule.counts_2,
         sinks,
         *numbers,
-        QUERIES=max(TILE_ROWS, triton.next_power_of_2(shared["GROUP"])),
+        QUERIES=queries,
         TILE=config.tile,
         FIXED=schedule.fixed,
-        num_warps=config.num_warps,
+        num_warps=config.num_warps if queries > 64 else 4,
         num_stages=config.num_stages,
         **shared,
     )
