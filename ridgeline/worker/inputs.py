@@ -55,7 +55,7 @@ class StepInputs:
             self._load(plan)
 
     def _load(self, plan: StepPlan | None) -> None:
-        staged = staging((len(self._packed),), self._packed.device)
+        staged = staging(len(self._packed), self._packed.device)
         self._pack(plan, staged.numpy())
         self._packed.copy_(staged, non_blocking=True)
         self._rows = None if plan is None or plan.spans else plan.rows

@@ -96,13 +96,15 @@ class Slots:
     def _write(self, blocks: Mapping[int, int], forms: Sequence[Assign]) -> None:
         form_words_nW = _form_words(forms)
         count = len(blocks)
-        staged_2W = staging((2, count + form_words_nW.size), self.device)
-        places_W, words_W = staged_2W.numpy()
+        total = count + form_words_nW.size
+        staged_3W = staging(3 * total, self.device)
+        change = staged_3W.numpy()
+        places_W, words_W = change[: 2 * total].view(np.int64), change[2 * total :]
         places_W[:count], words_W[:count] = list(blocks), list(blocks.values())
         if forms:
             places_W[count:] = self._form.places([form.slot for form in forms]).reshape(-1)
             words_W[count:] = form_words_nW.reshape(-1)
-        self._words.write(staged_2W.to(self.device, non_blocking=True))
+        self._words.write(staged_3W.to(self.device, non_blocking=True))
         for form in forms:
             self.forms[form.slot] = form
             self.generations[form.slot] = form.generation

@@ -35,10 +35,10 @@ class Words:
         """Index of a word in `array_W`."""
         return self.starts[table] + slot * self.widths[table] + word
 
-    def write(self, change_2W: Tensor) -> None:
-        """Places in `array_W` and the words that they get, int32 on the device. No place may come twice."""
-        places_W, words_W = change_2W
-        self.array_W.index_put_((places_W,), words_W)
+    def write(self, change_3W: Tensor) -> None:
+        """W places in `array_W`, int64 as two words each, and the W words that they get. No place may come twice."""
+        count = len(change_3W) // 3
+        self.array_W.index_copy_(0, change_3W[: 2 * count].view(torch.int64), change_3W[2 * count :])
 
     def _part(self, table: int) -> Tensor:
         start = self.starts[table]
