@@ -80,7 +80,10 @@ def test_reading_shared_prefixes_together_changes_no_token(tiny_model: Callable[
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
-def test_on_a_gpu_shared_prefixes_change_no_token(tiny_model: Callable[[str], Path], enforce_eager: bool) -> None:
+def test_on_a_gpu_shared_prefixes_change_no_token(
+    tiny_model: Callable[[str], Path], enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ridgeline.worker.graphs.FEW_ROWS", 3)  # so few share nothing
     folder = tiny_model("llama")
     with rig(folder, max_num_seqs=7) as own:
         expected, _ = together(own)

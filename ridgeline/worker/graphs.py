@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -34,10 +35,10 @@ Progress = Callable[[str, float], None]
 
 
 class Graph:
-    """One bucket."""
+    """One bucket. cascade: for steps of which rows share their first blocks."""
 
-    def __init__(self, segments: Segments, num_rows: int, num_tokens: int, device: torch.device) -> None:
-        self.inputs = segments.inputs(num_rows, num_tokens, device)
+    def __init__(self, segments: Segments, shape: Shape, device: torch.device, *, cascade: bool) -> None:
+        self.inputs = segments.inputs(*shape, device, cascade=cascade)
         self._segments = segments
         self._forward, self._samples = torch.cuda.CUDAGraph(), dict[Feature, tuple[torch.cuda.CUDAGraph, Outcome]]()
         self._scores: Scores | None = None
@@ -95,7 +96,7 @@ class Buckets:
         return next((shape for shape in self._mixed(bucket) if shape.rows >= rows), None) if bucket else None
 
     def uncaptured(self, rows: int, tokens: int) -> Shape:
-        """What a step that no bucket holds is padded to: kernels are compiled for a number of rows, so there are few."""
+        """What a step without a bucket is padded to: kernels are compiled for a number of rows, so there are few."""
         return next((shape for shape in self._mixed(tokens) if shape.rows >= rows), Shape(rows, tokens))
 
     def _mixed(self, tokens: int) -> list[Shape]:
@@ -105,20 +106,29 @@ class Buckets:
 
 
 class Graphs:
-    """All buckets for up to `max_rows` rows and `max_tokens` tokens a step."""
+    """All buckets for up to `max_rows` rows and `max_tokens` tokens a step. cascade: those of many rows once more, for
+    steps of which rows share their first blocks: others would pay for what they do not use."""
 
-    def __init__(self, segments: Segments, device: torch.device, max_rows: int, max_tokens: int) -> None:
+    def __init__(
+        self, segments: Segments, device: torch.device, max_rows: int, max_tokens: int, *, cascade: bool = False
+    ) -> None:
         self._segments, self._device = segments, device
         self._max_rows, self._max_tokens = max_rows, max_tokens
         self._buckets = Buckets(max_rows, max_tokens)
-        self._graphs = {shape: Graph(segments, *shape, device) for shape in self._buckets.shapes}
+        self._cascades = (False, True) if cascade else (False,)
+        self._graphs = {
+            (shape, shared): Graph(segments, shape, device, cascade=shared)
+            for shape in self._buckets.shapes
+            for shared in self._cascades
+            if shape.rows > FEW_ROWS or not shared
+        }
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> None:
         """Record every bucket, the largest first: smaller ones then fit into the memory it used."""
         self._warm_up()
         pool = torch.cuda.graph_pool_handle()
-        ordered = sorted(self._graphs.items(), key=lambda item: (item[0].tokens, item[0].rows), reverse=True)
+        ordered = sorted(self._graphs.items(), key=lambda item: (item[0][0].tokens, item[0][0].rows), reverse=True)
         with _side_stream(self._device), _no_garbage_collection():
             for done, (_, graph) in enumerate(ordered):
                 if progress is not None:
@@ -127,9 +137,9 @@ class Graphs:
 
     def _warm_up(self) -> None:
         """Run the largest steps, which are not captured: kernels are compiled and memory is found before it matters."""
-        for rows in {FEW_ROWS, self._max_rows}:
+        for rows, shared in product({FEW_ROWS, self._max_rows}, self._cascades):
             shape = self._buckets.uncaptured(rows, self._max_tokens)
-            inputs = self._segments.inputs(*shape, self._device)
+            inputs = self._segments.inputs(*shape, self._device, cascade=shared)
             scores = self._segments.forward(inputs)
             for features in CAPTURED_FEATURES:
                 self._segments.sample(inputs, scores, features)
@@ -143,7 +153,9 @@ class Graphs:
         if plan.rows.features & UNCAPTURED:
             return None
         shape = self._buckets.find(len(plan.rows), plan.num_tokens)
-        return self._graphs[shape] if shape is not None else None
+        if shape is None:
+            return None
+        return self._graphs.get((shape, bool(plan.rows.prefixes))) or self._graphs[shape, False]
 
 
 def row_buckets(max_rows: int) -> list[int]:

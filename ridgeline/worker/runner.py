@@ -52,7 +52,7 @@ class Sampled:
 
 
 class Runner:
-    """cascade: attention makes use of the plans' prefix groups."""
+    """cascade: attention makes use of the plans' prefix groups, in steps that have any."""
 
     def __init__(
         self,
@@ -68,13 +68,14 @@ class Runner:
         self.device = next(decoder.parameters()).device
         columns = -(-max_model_len // layout.block_size)
         self.slots = Slots(num_slots, len(layout.groups), columns, decoder.spec.vocab_size, self.device)
-        self.segments = Segments(decoder, ops, layout, self.slots, cascade=cascade)
+        self.segments = Segments(decoder, ops, layout, self.slots)
+        self._cascade = cascade
         self._graphs: Graphs | None = None
         self._inputs: StepInputs | None = None
 
     def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None) -> None:
         """Record graphs for steps of up to `max_rows` rows and, up to a point, `max_tokens` tokens. CUDA only."""
-        self._graphs = Graphs(self.segments, self.device, max_rows, max_tokens)
+        self._graphs = Graphs(self.segments, self.device, max_rows, max_tokens, cascade=self._cascade)
         self._graphs.capture(progress)
         self.segments.mailbox.restart()
 
@@ -103,7 +104,8 @@ class Runner:
         """The plan's rows on the device, for a step that runs op by op."""
         if self._inputs is None or not self._inputs.holds(plan):
             shape = (len(plan.rows), plan.num_tokens) if self._graphs is None else self._graphs.uncaptured(plan)
-            self._inputs = self.segments.inputs(*shape, self.device, plan)
+            shared = self._cascade and bool(plan.rows.prefixes)
+            self._inputs = self.segments.inputs(*shape, self.device, plan, cascade=shared)
         return self._inputs
 
     @torch.inference_mode()

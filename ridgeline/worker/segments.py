@@ -70,24 +70,30 @@ class Outcome:
 
 
 class Segments:
-    """The model, its cache and the slots, as two functions of a step's inputs. cascade: inputs say which rows share
-    their first blocks."""
+    """The model, its cache and the slots, as two functions of a step's inputs."""
 
-    def __init__(self, decoder: Decoder, ops: Ops, layout: CacheLayout, slots: Slots, *, cascade: bool = False) -> None:
+    def __init__(self, decoder: Decoder, ops: Ops, layout: CacheLayout, slots: Slots) -> None:
         parameter = next(decoder.parameters())
         self.decoder = decoder
         self.slots = slots
         self._ops = ops
-        self._cascade = cascade
         self._block_size = layout.block_size
         first = [group.layers[0] for group in layout.groups]  # of a group's layers one stands for all
         self._mixers = [(layer, decoder.spec.layers[layer].mixer) for layer in first]
         self.state = PagedState(PagedCache(layout, parameter.dtype, parameter.device), ops)
         self.mailbox = Mailbox(Outcome.size(slots.dummy + 1), ops, parameter.device)  # padding may add a row
 
-    def inputs(self, num_rows: int, num_tokens: int, device: torch.device, plan: StepPlan | None = None) -> StepInputs:
-        """Of a step of this size."""
-        return StepInputs(num_rows, num_tokens, self.slots.dummy, device, plan, cascade=self._cascade)
+    def inputs(
+        self,
+        num_rows: int,
+        num_tokens: int,
+        device: torch.device,
+        plan: StepPlan | None = None,
+        *,
+        cascade: bool = False,
+    ) -> StepInputs:
+        """Of a step of this size. cascade: they say which rows share their first blocks."""
+        return StepInputs(num_rows, num_tokens, self.slots.dummy, device, plan, cascade=cascade)
 
     def forward(self, inputs: StepInputs, lengths: HostLengths | None = None) -> Scores:
         """Run the network and score every row's last token."""

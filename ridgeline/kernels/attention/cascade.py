@@ -22,7 +22,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.attention.op import Cascade
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
-QUERIES = 64  # columns of a gang's matrix product: its accumulator (with as many keys as rows) stays in registers
+QUERIES = 64  # rows of a gang's matrix products: their sums and scores stay in registers
+FILLED = 2  # programs per multiprocessor that the stretches should come to
 
 
 def make_cascade(
@@ -44,7 +45,7 @@ def make_cascade(
     gang = queries // group
     if min(gang, num_rows) < 2:
         return None
-    target = max(1, 2 * num_multiprocessors(device) // num_kv_heads)
+    target = max(1, FILLED * num_multiprocessors(device) // num_kv_heads)
     max_stretches = target + num_rows * 2 // 3  # most gangs: groups of three, of which a gang holds two
     rows = triton.next_power_of_2(num_rows)
     entries = max(1, min(16, 16384 // rows))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ridgeline.kernels.attention.op import Cascade, RaggedBatch, Schedule
 from ridgeline.kernels.attention.schedule import KEY_TILE, make_schedule
-from ridgeline.kernels.attention.triton_cascade import shared_kernel
+from ridgeline.kernels.attention.triton_cascade import shared_kernel, shared_options
 from ridgeline.kernels.attention.triton_common import LOG2E
 from ridgeline.kernels.attention.triton_decode import decode_kernel
 from ridgeline.kernels.attention.triton_prefill import prefill_kernel
@@ -175,8 +175,7 @@ def _attend_to_shared(
         *strides,
         QUERIES=cascade.queries,
         TILE=config.tile,
-        num_warps=config.num_warps,
-        num_stages=2,  # the queries take as much room as a stage, and two programs should fit
+        **shared_options(cascade.queries, q_THD.shape[2]),
         **{name: value for name, value in shared.items() if name not in ("WINDOW", "SINKS")},
     )
     return part_values, part_lse

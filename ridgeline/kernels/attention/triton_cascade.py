@@ -1,7 +1,8 @@
 """Attention of several rows to the keys they share: each program reads a stretch of them once for a gang of rows.
 
-As triton_decode.py with the queries of up to a gang of rows side by side. All of them see all keys of the stretch, and
-every row has keys of its own besides, so each row's result is a part that `decode_kernel`, launched next, adds up.
+The queries of up to a gang of rows are the rows of the matrix products, so that probabilities go from one product into
+the next in registers. All of them see all keys of the stretch, and every row has keys of its own besides, so each row's
+result is a part that `decode_kernel`, launched next, adds up.
 
 Legend: M queries (rows x heads of a group) padded, N keys of a tile, D head dim padded.
 """
@@ -14,6 +15,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.attention.triton_common import LOWEST, load_blocks, logits, place_in_blocks, place_of_blocks
+
+
+def shared_options(queries: int, head_dim: int) -> dict[str, int]:
+    """For the compiler. Wide heads: the queries take as much room as a stage, and two programs should fit."""
+    return {"num_warps": 8 if queries > 64 else 4, "num_stages": 3 if head_dim <= 64 else 2}
 
 
 @triton.jit
@@ -65,7 +71,8 @@ def shared_kernel(
     real_M = token_M >= 0
     inside_D = d_D < HEAD_DIM
     q_M = token_M.to(tl.int64) * stride_q_token + head_M * stride_q_head
-    q_DM = tl.load(q_ptr + q_M[None, :] + d_D[:, None], mask=real_M[None, :] & inside_D[:, None], other=0)
+    stored_MD = real_M[:, None] & inside_D[None, :]
+    q_MD = tl.load(q_ptr + q_M[:, None] + d_D[None, :], mask=stored_MD, other=0)
     table_ptr += slot.to(tl.int64) * stride_table
     place_ND = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_D[None, :]
     k_ptr_ND = k_ptr + g * stride_head + place_ND
@@ -73,7 +80,7 @@ def shared_kernel(
 
     max_M = tl.full((QUERIES,), LOWEST, tl.float32)
     sum_M = tl.zeros((QUERIES,), tl.float32)
-    acc_DM = tl.zeros((DIM, QUERIES), tl.float32)
+    acc_MD = tl.zeros((QUERIES, DIM), tl.float32)
     blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
     for start in range(begin, end, TILE):
         readable_N = start + n_N < end
@@ -82,20 +89,19 @@ def shared_kernel(
         k_ND = tl.load(k_ptr_ND + place_N1, mask=readable_ND, other=0)
         v_ND = tl.load(v_ptr_ND + place_N1, mask=readable_ND, other=0)
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
-        x_NM = logits(tl.dot(k_ND, q_DM, input_precision="ieee"), scale, softcap, SOFTCAP)
-        x_NM = tl.where(readable_N[:, None], x_NM, -float("inf"))
-        new_max_M = tl.maximum(max_M, tl.max(x_NM, 0))
-        p_NM = tl.exp2(x_NM - new_max_M[None, :])
+        x_MN = logits(tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee"), scale, softcap, SOFTCAP)
+        x_MN = tl.where(readable_N[None, :], x_MN, -float("inf"))
+        new_max_M = tl.maximum(max_M, tl.max(x_MN, 1))
+        p_MN = tl.exp2(x_MN - new_max_M[:, None])
         shrink_M = tl.exp2(max_M - new_max_M)
-        sum_M = sum_M * shrink_M + tl.sum(p_NM, 0)
-        acc_DM *= shrink_M[None, :]
-        acc_DM = tl.dot(tl.trans(v_ND), p_NM.to(v_ND.dtype), acc_DM, input_precision="ieee")
+        sum_M = sum_M * shrink_M + tl.sum(p_MN, 1)
+        acc_MD *= shrink_M[:, None]
+        acc_MD = tl.dot(p_MN.to(v_ND.dtype), v_ND, acc_MD, input_precision="ieee")
         max_M = new_max_M
 
-    acc_DM /= sum_M[None, :]
+    acc_MD /= sum_M[:, None]
     part_M = ((part + member_M).to(tl.int64) * NUM_KV_HEADS + g) * GROUP + m_M % GROUP
-    stored_DM = real_M[None, :] & inside_D[:, None]
-    tl.store(parts_ptr + part_M[None, :] * HEAD_DIM + d_D[:, None], acc_DM, mask=stored_DM)
+    tl.store(parts_ptr + part_M[:, None] * HEAD_DIM + d_D[None, :], acc_MD, mask=stored_MD)
     tl.store(part_lse_ptr + part_M, max_M + tl.log2(sum_M), mask=real_M)
 
 
