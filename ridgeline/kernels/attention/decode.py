@@ -18,7 +18,6 @@ from ridgeline.kernels.attention.triton_fused import fused_kernel
 from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.rotary.triton import rope_kv, rope_kv_fixed
 
-FUSED = False
 in_two_launches = composed(rope_kv, paged_attention)
 decode_attention_fixed = composed(rope_kv_fixed, paged_attention)
 
@@ -70,7 +69,7 @@ def decode_attention(
             batch.start_R1, batch.kv_len_R, batch.slots_R,
             num_tokens=num_rows, num_heads=num_heads, num_kv_heads=num_kv_heads, window=window,
         )  # fmt: skip
-    if schedule.fixed or schedule.cascade is not None or not FUSED:
+    if schedule.fixed or schedule.cascade is not None:
         return in_two_launches(
             qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,
             k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
@@ -100,7 +99,6 @@ def decode_attention(
         out_THD,
         batch.block_table_SC,
         schedule.items_I8,
-        schedule.counts_2,
         schedule.arrivals,
         torch.empty(programs * group, head_dim, dtype=torch.float32, device=device),
         torch.empty(programs * group, dtype=torch.float32, device=device),
@@ -136,11 +134,11 @@ def decode_attention(
 
 def _aot(rows: int, heads: int, kv_heads: int, head_dim: int, *, norm: bool = False, rotate: bool = True) -> AotKernel:
     pointers = (
-        "qkv", "q_norm", "k_norm", "cos_sin", "positions", "place", "k", "v", "out", "table", "items", "counts",
+        "qkv", "q_norm", "k_norm", "cos_sin", "positions", "place", "k", "v", "out", "table", "items",
         "arrivals", "parts", "part_lse",
     )  # fmt: skip
     kinds = dict.fromkeys(("positions", "place"), "*i64") | dict.fromkeys(("cos_sin", "parts", "part_lse"), "*fp32")
-    kinds |= dict.fromkeys(("table", "items", "counts", "arrivals"), "*i32")
+    kinds |= dict.fromkeys(("table", "items", "arrivals"), "*i32")
     signature = {f"{name}_ptr": kinds.get(name, "*bf16") for name in pointers}
     signature |= {"eps": "fp32", "scale": "fp32", "softcap": "fp32", "window": "i32"}
     signature |= {f"stride_{name}": "i32:16" for name in ("qkv", "block", "head", "token")} | {"stride_table": "i32"}

@@ -21,9 +21,10 @@ class Schedule:
     """A step's attention cut into pieces of work, made on the device once and shared by all layers of a cache group.
 
     items_I8: stretches of a short row's keys (split-KV), each (slot, first token, tokens, kv_len, first key, end key,
-    first item of the row, items of the row). tiles_J4: query tiles of long rows, each (slot, first token, tokens,
-    position of the first). counts_2: how many of either there are; the tables are as long as there can be at most.
-    arrivals: zeros, one per item and key head, for finding a row's last item. All int32 on the device.
+    first item of the row, items of the row); where there is no item kv_len is 0. tiles_J4: query tiles of long rows,
+    each (slot, first token, tokens, position of the first). counts_2: how many of either there are; the tables are as
+    long as there can be at most. arrivals: zeros, one per item and key head, for finding a row's last item. All int32
+    on the device.
     few: rows with up to so many tokens are items. tile_tokens: most tokens of a tile. window: what it was made for.
     fixed: every row is cut into query tiles, however few its tokens, and all its keys are treated alike, so that a
     query's result does not depend on what runs beside it. hopper: the long rows' work as hopper.py wants it, in place
@@ -65,12 +66,15 @@ class Cascade:
 @dataclass(frozen=True, kw_only=True)
 class PrefillItems:
     """The long rows' work for hopper.py: table_I4, count_1 (how many of its entries are filled) and ticket_1 (0 between
-    launches) lie on the device, `limit` bounds the count on the host."""
+    launches) lie on the device, `limit` bounds the count on the host. An item has up to `queries` of them, of tokens
+    times `pack` heads."""
 
     table_I4: Tensor
     count_1: Tensor
     ticket_1: Tensor
     limit: int
+    queries: int
+    pack: int
 
 
 @dataclass(frozen=True, kw_only=True)

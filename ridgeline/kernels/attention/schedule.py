@@ -58,10 +58,13 @@ def make_schedule(
     max_items = target + num_rows
     hopper = None
     if cache_NGPD is not None and not decode_only and not fixed and hopper_is_faster(num_tokens, cache_NGPD):
-        from ridgeline.kernels.attention.hopper import prefill_items
+        from ridgeline.kernels.attention.hopper import prefill_items, tile_queries
 
         row_bytes = 2 * num_kv_heads * cache_NGPD.shape[3] * cache_NGPD.element_size()
-        hopper = prefill_items(start_R1, kv_len_R, slots_R, num_tokens, kv_row_bytes=row_bytes, few=few)
+        queries = tile_queries(cache_NGPD.shape[3], num_tokens * num_heads)
+        hopper = prefill_items(
+            start_R1, kv_len_R, slots_R, num_tokens, kv_row_bytes=row_bytes, few=few, queries=queries
+        )
     max_tiles = (
         0
         if (decode_only and not fixed) or hopper

@@ -40,7 +40,6 @@ def fused_kernel(
     out_ptr,
     table_ptr,
     items_ptr,
-    counts_ptr,
     arrivals_ptr,
     parts_ptr,
     part_lse_ptr,
@@ -78,12 +77,11 @@ def fused_kernel(
     if PDL:
         gdc_launch_dependents()
     item, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
-    count = tl.load(counts_ptr)
     item_ptr = items_ptr + item * 8
     slot, token, kv_len = tl.load(item_ptr), tl.load(item_ptr + 1), tl.load(item_ptr + 3)
     begin, end = tl.load(item_ptr + 4), tl.load(item_ptr + 5)
     first_item, num_parts = tl.load(item_ptr + 6), tl.load(item_ptr + 7)
-    if item >= count:  # without waiting: some program of every launch does wait, since every row has a token
+    if kv_len == 0:  # no item; it need not wait, since some program of every launch does: every row has a token
         return
 
     m_M, d_D, n_N = tl.arange(0, QUERIES), tl.arange(0, DIM), tl.arange(0, TILE)
@@ -106,6 +104,9 @@ def fused_kernel(
     visible_ND = visible_N[:, None] & (d_1D < HEAD_DIM)
     k_ND = tl.load(k_ptr + place_ND + place_N1, mask=visible_ND, other=0)
     v_ND = tl.load(v_ptr + place_ND + place_N1, mask=visible_ND, other=0)
+    # So that the first product takes its keys from registers. From shared memory, where the weights of the softmax come
+    # to lie at the same place afterwards, ptxas 12.8 takes the weights' descriptor from a register it never writes.
+    k_ND = tl.where(visible_N[:, None], k_ND, 0.0)
     if PDL and AHEAD > 0:
         ahead_A = begin + TILE + tl.arange(0, AHEAD)
         block_A = tl.load(table_ptr + ahead_A // BLOCK_SIZE, mask=ahead_A < end, other=0).to(tl.int64)
