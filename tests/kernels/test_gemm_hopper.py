@@ -12,9 +12,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from ridgeline.kernels.gemm.choose import Stream, choose
 from ridgeline.kernels.gemm.op import LINEAR, Case
@@ -96,7 +98,9 @@ def test_machine_code_uses_warpgroup_products_and_bulk_copies() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_every_cut_equals_the_reference(cut: Stream, gate: str | None, dtype: torch.dtype) -> None:
+def test_every_cut_equals_the_reference(
+    cut: Stream, gate: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = torch.device("cuda")
     if Platform.of(device).arch != "sm_90":
         pytest.skip("not a Hopper GPU")
@@ -108,7 +112,7 @@ def test_every_cut_equals_the_reference(cut: Stream, gate: str | None, dtype: to
             (1, 512, 64, False),
             (cut.tokens - 3, 1032, 72, True),
             (2 * cut.tokens, 2048, 520, True),
-            (17, 4096, 1040, False),
+            (17, 4096, 1024, False),
         )
     ):
         rows = 2 * outputs if gate else outputs
@@ -120,11 +124,11 @@ def test_every_cut_equals_the_reference(cut: Stream, gate: str | None, dtype: to
         expected = torch.nn.functional.linear(*wide)
         if gate:
             expected = gated_activation(expected, gate)
-        poison = torch.full((1 << 22,), torch.nan, device=device)
-        del poison  # fresh memory is NaN: what is left unwritten, or read before it is written, shows
+        room = (32 if gate else 4) * eps + 4 * inputs * 2.0**-24
         for _ in range(2):  # the second time the counters must be where the first needed them
-            got = hopper.launch_stream(cut, x_TI, weight_OI, bias_O, gate)
-            room = (32 if gate else 4) * eps + 4 * inputs * 2.0**-24
+            with monkeypatch.context() as patch:
+                patch.setattr(torch, "empty", nan)
+                got = hopper.launch_stream(cut, x_TI, weight_OI, bias_O, gate)
             torch.testing.assert_close(got.double(), expected.double(), rtol=4 * eps, atol=room)
 
 
@@ -137,6 +141,11 @@ def test_chosen_cuts_equal_the_reference(tokens: int) -> None:
         got = LINEAR.choose(Platform.of(device))(*arguments)
         eps = torch.finfo(torch.bfloat16).eps
         torch.testing.assert_close(got, LINEAR.reference(*arguments), rtol=4 * eps, atol=5 * eps)
+
+
+def nan(*shape: int, **options: Any) -> Tensor:
+    """Fresh memory: what a kernel leaves unwritten, or reads before writing, shows."""
+    return torch.full(shape, torch.nan, **options)
 
 
 def machine_code() -> list[dict[str, int]]:

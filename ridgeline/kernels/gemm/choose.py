@@ -5,7 +5,7 @@ Apart from the device code, so that tuning never touches the mathematics. Torch-
     1 or 2 tokens   rows.py, norm and gate included
     3 or 4          rows.py where the matrix is small, else as below
     5 to 256        on Hopper hopper.py with its gate, behind a norm kernel: folding the norm into an operand of the
-                    matrix units costs more than a launch. From 129 on only small or gated matrices
+                    matrix units costs more than a launch. From 129 on only small matrices
     5 to 32         elsewhere tiles.py, likewise
     more            the library
 """
@@ -122,6 +122,8 @@ def _stream(tokens: int, inputs: int, outputs: int, gated: bool, processors: int
     Where tiles are few, tokens are split if that alone gives enough programs: weights then come twice, but from the
     cache. Else the inputs are, for which the programs of a tile must wait for each other.
     """
+    if tokens > 128 and (2 if gated else 1) * outputs * inputs > 1 << 23:
+        return None
     long = not gated and inputs >= (8192 if tokens > 16 else 4096)
     padded, tiles = max(16, _power_of_two(tokens)), -(-outputs // 64)
     if not long and tokens > 32 and processors // 3 < tiles * -(-tokens // 32) <= processors // 2:
@@ -131,8 +133,6 @@ def _stream(tokens: int, inputs: int, outputs: int, gated: bool, processors: int
     rows = 64
     if tiles * -(-tokens // padded) > processors:
         rows, tiles = 128, -(-outputs // 128)
-    if tokens > 128 and not gated and (rows > 64 or outputs * inputs >= 1 << 25):
-        return None
     programs, split = tiles * -(-tokens // padded), 1
     while programs * split * 2 <= (processors if long else processors // 2) and split < 8 and split * 512 <= inputs:
         split *= 2

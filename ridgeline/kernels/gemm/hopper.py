@@ -31,7 +31,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ridgeline.kernels.activation.triton import activate
 from ridgeline.kernels.aot import AotKernel
-from ridgeline.kernels.attention.gluon_names import load_tile
+from ridgeline.kernels.attention.gluon_names import load_tile, viewed
 from ridgeline.kernels.gemm.choose import Stream
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
@@ -51,9 +51,9 @@ def launch_stream(plan: Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor 
         assert programs == tiles * plan.split
         size = programs * plan.rows * plan.tokens * (2 if gate else 1)
         sums = torch.empty(size, dtype=torch.float32, device=device)
-        arrivals = _arrivals(device, plan.split)
+        arrivals = _arrivals(device)[plan.split]
     stream_kernel[(programs,)](
-        _descriptor(x_TI, plan.tokens), _descriptor(weight_OI.contiguous(), plan.rows),
+        _descriptor(x_TI, min(plan.tokens, 32)), _descriptor(weight_OI.contiguous(), plan.rows),
         x_TI if bias_O is None else bias_O, y_TO, sums, arrivals, tokens, outputs, inputs,
         ROWS=plan.rows, TOKENS=plan.tokens, BLOCK=plan.block, STAGES=plan.stages, SPLIT=plan.split,
         BIAS=bias_O is not None, GATE=gate or "", num_warps=plan.rows // 16, **launch_options(device),
@@ -71,9 +71,12 @@ def _descriptor_layout() -> gl.NVMMASharedLayout:
 
 
 @cache
-def _arrivals(device: torch.device, split: int) -> Tensor:
-    """A counter per tile, between launches a multiple of `split`. Made by the first eager launch, before captures."""
-    return torch.zeros(1024, dtype=torch.int32, device=device)
+def _arrivals(device: torch.device) -> dict[int, Tensor]:
+    """By SPLIT a counter per tile, always a multiple of SPLIT between launches: so every SPLIT has its own.
+
+    Made by the first eager launch, so before any graph is captured.
+    """
+    return {split: torch.zeros(512, dtype=torch.int32, device=device) for split in (2, 4, 8)}
 
 
 @gluon.jit
@@ -85,8 +88,21 @@ def _item(item, token_tiles, blocks, SPLIT: gl.constexpr):
 
 
 @gluon.jit
+def _load_tokens(x_desc, x, full, stage, token, first, tokens, PANELS: gl.constexpr):
+    """A stage's block of x. Instead of boxes beyond the last token, slow to fill with zeros, the first one again."""
+    layout: gl.constexpr = x_desc.layout
+    BOX: gl.constexpr = x_desc.block_shape[0]
+    BOXES: gl.constexpr = x.shape[1] // BOX
+    for panel in gl.static_range(PANELS):
+        boxes = viewed(x.index(stage * PANELS + panel), [BOXES, BOX, PANEL], layout)
+        for box in gl.static_range(BOXES):
+            corner = [gl.where(token + box * BOX < tokens, token + box * BOX, 0), first + panel * PANEL]
+            load_tile(x_desc, corner, full.index(stage), boxes.index(box))
+
+
+@gluon.jit
 def _producer(
-    x_desc, w_desc, x, w, full, empty, items, token_tiles, outputs, blocks,
+    x_desc, w_desc, x, w, full, empty, items, token_tiles, tokens, outputs, blocks,
     ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
     SPLIT: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -106,16 +122,13 @@ def _producer(
                     place = (here * PARTS + part) * PANELS + panel
                     load_tile(w_desc, [row, block * BLOCK + panel * PANEL], full.index(here), w.index(place))
             if step >= ahead:
-                for panel in gl.static_range(PANELS):
-                    at = [token_tile * TOKENS, block * BLOCK + panel * PANEL]
-                    load_tile(x_desc, at, full.index(here), x.index(here * PANELS + panel))
+                _load_tokens(x_desc, x, full, here, token_tile * TOKENS, block * BLOCK, tokens, PANELS)
             elif step == ahead - 1:
                 if PDL:
                     tl.extra.cuda.gdc_wait()
                 for early in range(ahead):
-                    for panel in gl.static_range(PANELS):
-                        at = [token_tile * TOKENS, (begin + early) * BLOCK + panel * PANEL]
-                        load_tile(x_desc, at, full.index(early), x.index(early * PANELS + panel))
+                    at = (begin + early) * BLOCK
+                    _load_tokens(x_desc, x, full, early, token_tile * TOKENS, at, tokens, PANELS)
             step += 1
 
 
@@ -281,7 +294,7 @@ def stream_kernel(
                 blocks, ROWS, PARTS, TOKENS, BLOCK, STAGES, SPLIT, BIAS, GATE,
             )),
             (_producer, (
-                x_desc, w_desc, x, w, full, empty, items, token_tiles, outputs, blocks,
+                x_desc, w_desc, x, w, full, empty, items, token_tiles, tokens, outputs, blocks,
                 ROWS, PARTS, TOKENS, BLOCK, STAGES, SPLIT, PDL,
             )),
         ],
@@ -292,7 +305,10 @@ def stream_kernel(
 
 def _aot(plan: Stream, gate: str) -> AotKernel:
     panel = f"{PANEL.value}],{_descriptor_layout()!r}>"
-    signature = {"x_desc": f"tensordesc<bf16[{plan.tokens}, {panel}", "w_desc": f"tensordesc<bf16[{plan.rows}, {panel}"}
+    signature = {
+        "x_desc": f"tensordesc<bf16[{min(plan.tokens, 32)}, {panel}",
+        "w_desc": f"tensordesc<bf16[{plan.rows}, {panel}",
+    }
     signature |= {"bias_ptr": "*bf16", "y_ptr": "*bf16", "sums_ptr": "*fp32", "arrival_ptr": "*i32"}
     signature |= {"tokens": "i32", "outputs": "i32:16", "inputs": "i32:16"}
     cut = {"ROWS": plan.rows, "TOKENS": plan.tokens, "BLOCK": plan.block, "STAGES": plan.stages, "SPLIT": plan.split}
