@@ -4,7 +4,7 @@ The best noised token of all that may stay is drawn. It counts if less than the 
 if it lies above the bracket, else found by adding up. If it does not count, the best of those before it is next. Where
 few may stay they are listed, and their exact threshold comes first: bisection on the logits' bits as ordered integers.
 
-Masses are integers in units of 2**-40 of the likeliest token, so their sums are exact whatever the order. A row whose
+Masses are integers in units of 2**-38 of the likeliest token, so their sums are exact whatever the order. A row whose
 bracket missed, or that lists more than fits, is searched in full: slower by much, equal in result, and rare.
 
 Legend: N rows, V vocabulary, J tiles of a row, Q groups of four tokens in a tile, B tokens looked at together.
@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.sampling.draw import APART, LEAST, LOG2E, WIDTH, bits_per_logit
 from ridgeline.kernels.sampling.noise import gumbel_of_groups, gumbel_of_tokens
 
-UNIT = tl.constexpr(1099511627776.0)  # 2**40
+UNIT = tl.constexpr(274877906944.0)  # 2**38
 NOBODY = tl.constexpr(0x7FFFFFFF)
 
 
@@ -245,7 +245,10 @@ def _mass(x_B, top, scale):
 def _above(
     key, key_B, mass_B, row_ptr, V, top, scale, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
-    """Count and mass of entries with a key above `key`: a list of candidates is in registers, a row (FULL) is not."""
+    """Count and mass of entries with a key above `key`: a list of candidates is in registers, a row (FULL) is not.
+
+    A list's masses sum up to less than 2**50, so one sum takes both: the count in the bits from there on.
+    """
     if FULL:
         counts_B = tl.zeros((MANY,), tl.int32)
         masses_B = tl.zeros((MANY,), tl.int64)
@@ -256,8 +259,8 @@ def _above(
             masses_B += tl.where(inside_B, _mass(x_B, top, scale), 0)
         return tl.sum(counts_B, axis=0), tl.sum(masses_B, axis=0)
     else:
-        inside_B = key_B > key
-        return tl.sum(inside_B.to(tl.int32), axis=0), tl.sum(tl.where(inside_B, mass_B, 0), axis=0)
+        both = tl.sum(tl.where(key_B > key, mass_B + (1 << 50), 0), axis=0)
+        return (both >> 50).to(tl.int32), both & ((1 << 50) - 1)
 
 
 @triton.jit
