@@ -34,16 +34,17 @@ CASES = (
 )
 
 
+@pytest.mark.parametrize("queries", [128, 192])
 @pytest.mark.parametrize("pack", [1, 4])
-def test_the_work_list_has_every_tile_once_and_the_latest_first_within_a_section(pack: int) -> None:
+def test_the_work_list_has_every_tile_once_and_the_latest_first_within_a_section(pack: int, queries: int) -> None:
     case = Case(rows=((1, 3), (300, 700), (129, 129), (1, 9), (128, 428), (5, 9)))
     _, _, _, batch = make_case(case, torch.float32, torch.device("cpu"))
     num_tokens, section = sum(new for new, _ in case.rows), 1000
     items = hopper.prefill_items(
         batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens,
-        kv_row_bytes=hopper.CACHED_BYTES // section, few=2, pack=pack,
+        kv_row_bytes=hopper.CACHED_BYTES // section, few=2, queries=queries, pack=pack,
     )  # fmt: skip
-    size = hopper.QUERIES // pack
+    size = queries // pack
     slots, starts = batch.slots_R.tolist(), batch.start_R1.tolist()
     expected, cached = [], 0
     for row, (new, length) in enumerate(case.rows):
@@ -73,16 +74,18 @@ def test_what_is_supported(arch: str, dtype: torch.dtype, head_dim: int, block_s
     assert hopper.supports(arch, dtype, head_dim, block_size) == expected
 
 
-@pytest.mark.parametrize(("head_dim", "window"), [(128, 0), (64, 0), (128, 1000)])
-def test_machine_code_uses_warpgroup_products_and_bulk_copies(head_dim: int, window: int) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "queries", "window"), [(128, 128, 0), (64, 128, 0), (64, 192, 0), (128, 128, 1000)]
+)
+def test_machine_code_uses_warpgroup_products_and_bulk_copies(head_dim: int, queries: int, window: int) -> None:
     """Compiled in a process of its own: in this one kernels may be interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    command = [sys.executable, "-W", "ignore", __file__, str(head_dim), str(window)]
+    command = [sys.executable, "-W", "ignore", __file__, str(head_dim), str(queries), str(window)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     found = json.loads(run.stdout.splitlines()[0])
-    assert found["HGMMA"] >= 2 * 2 * (4 + head_dim // 16)  # both products of one tile, in both consumers, at least
+    assert found["HGMMA"] >= queries // 64 * 2 * (4 + head_dim // 16)  # both products of one tile, in all consumers
     assert found["UTMALDG"]
     assert found["USETMAXREG"]
     assert found["HMMA"] == 0
@@ -102,11 +105,15 @@ def poisoned(case: Case, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: An
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("packed", "queries"), [(False, 128), (True, 128), (True, 192)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_long_rows_equal_the_reference_and_others_are_left_alone(case: Case, dtype: torch.dtype, packed: bool) -> None:
+def test_long_rows_equal_the_reference_and_others_are_left_alone(
+    case: Case, dtype: torch.dtype, packed: bool, queries: int
+) -> None:
     device = torch.device("cuda")
+    if queries > hopper.tile_shape(case.head_dim, 1, 1 << 20, 1)[0]:
+        pytest.skip("no registers for so many")
     if not hopper.supports(Platform.of(device).arch, dtype, case.head_dim, case.block_size):
         pytest.skip("not a Hopper GPU")
     q_THD, k_cache, v_cache, batch = make_case(case, dtype, device)
@@ -117,12 +124,12 @@ def test_long_rows_equal_the_reference_and_others_are_left_alone(case: Case, dty
     expected = paged_attention_reference(q_THD, k_cache, v_cache, batch, **options)
     items = hopper.prefill_items(
         batch.start_R1, batch.kv_len_R, batch.slots_R, len(q_THD),
-        kv_row_bytes=4 * case.num_kv_heads * case.head_dim, pack=pack,
+        kv_row_bytes=4 * case.num_kv_heads * case.head_dim, queries=queries, pack=pack,
     )  # fmt: skip
     for bounds in (batch.kv_bound_R, None):  # the second time the ticket must be where the first needed it
         out = torch.full_like(q_THD, torch.nan)
         known = replace(batch, kv_bound_R=bounds)
-        hopper.prefill_attention(q_THD, k_cache, v_cache, known, items, out_THD=out, pack=pack, **options)
+        hopper.prefill_attention(q_THD, k_cache, v_cache, known, items, out_THD=out, **options)
         start = 0
         for new, _ in case.rows:
             part = slice(start, start + new)
@@ -134,7 +141,7 @@ def test_long_rows_equal_the_reference_and_others_are_left_alone(case: Case, dty
             start += new
 
 
-def machine_code(head_dim: int, window: int) -> dict[str, int]:
+def machine_code(head_dim: int, queries: int, window: int) -> dict[str, int]:
     """How often instructions occur, and bytes of stack, of the kernel for a model of today."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -145,10 +152,10 @@ def machine_code(head_dim: int, window: int) -> dict[str, int]:
     for name, box in {"q_desc": [16, 4, 64], "k_desc": [16, 64], "v_desc": [16, 64]}.items():
         layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(box))
         descriptors[name] = f"tensordesc<bf16{box},{layout!r}>"
-    config = hopper.choose(head_dim, None)
+    config = hopper.choose(head_dim, queries)
     constants = {
         "UNITS": 8, "PER_KV": 4, "PACK": 4, "P": 16, "BOX": 16, "D": head_dim,
-        "KEYS": config.KEYS, "STAGES": config.STAGES, "WINDOW": window,
+        "KEYS": config.KEYS, "STAGES": config.STAGES, "WINDOW": window, "CONSUMERS": queries // 64, "PDL": True,
         "CONSUMER_REGS": config.CONSUMER_REGS, "PRODUCER_REGS": config.PRODUCER_REGS,
     }  # fmt: skip
     types = {**descriptors, "out_ptr": "*bf16", "scale_log2": "fp32", **dict.fromkeys(constants, "constexpr")}
@@ -177,4 +184,4 @@ def machine_code(head_dim: int, window: int) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(machine_code(int(sys.argv[1]), int(sys.argv[2]))), flush=True)
+    print(json.dumps(machine_code(*map(int, sys.argv[1:]))), flush=True)

@@ -1,12 +1,13 @@
 """Prefill attention over the paged cache for Hopper: bulk tensor copies, warpgroup MMA, specialised warps.
 
-A work item is 128 queries of one row: consecutive tokens times the heads that share a key head, so that short rows fill
-it too. One warp draws items by ticket, one streams key and value tiles, block by block, into two rings of shared
-memory; two warpgroups own 64 queries each and run FlashAttention-3's schedule (arXiv 2407.08608): the next tile's
-scores are computed while the weights before them meet their values. Keys are visited from the newest to the oldest, so
-tiles that need a mask come first.
+A work item is 128 or 192 queries of one row: consecutive tokens times the heads that share a key head, so that short
+rows fill it too. One warp draws items by ticket, one streams key and value tiles, block by block, into two rings of
+shared memory; two or three warpgroups own 64 queries each. A warpgroup asks at once for the next tile's scores and for
+the product of the weights before them with their values, as in FlashAttention-3 (arXiv 2407.08608); while it works on
+the softmax, the tensor cores serve the others. Keys are visited from the newest to the oldest, so tiles that need a
+mask come first.
 
-Legend as in op.py; I work items; a table entry is (slot, first token, tokens, position of the first token). PACK heads
+Legend as in op.py; I work items; a table entry is (slot, first token, tokens, position of the first). PACK heads
 of a token follow each other in a tile; a unit is PACK heads.
 """
 
@@ -27,12 +28,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.attention.gluon_names import load_tile, viewed
 from ridgeline.kernels.attention.op import PrefillItems, RaggedBatch
-from ridgeline.kernels.launch import num_multiprocessors
+from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
-QUERIES = 128  # of one work item, tokens times heads: two warpgroups with 64 each
 PANEL = gl.constexpr(64)  # columns in one swizzled panel of shared memory: 128 bytes of a 16-bit type
 LOG2E = 1.4426950408889634
 CACHED_BYTES = 24 << 20  # keys and values worked on at a time, about half of the second-level cache
@@ -52,23 +53,24 @@ def prefill_items(
     *,
     kv_row_bytes: int,
     few: int = 1,
+    queries: int = 128,
     pack: int = 1,
 ) -> PrefillItems:
     """Work items of the rows with more than `few` tokens, longest first within sections that fit the cache.
 
-    `num_tokens` is T, padding included; `kv_row_bytes` the size of one token's keys and values in one layer; `pack` as
-    for `prefill_attention`.
+    `num_tokens` is T, padding included; `kv_row_bytes` the size of one token's keys and values in one layer; `queries`
+    of an item, 128 or 192, are tokens times `pack` heads, a power of two that divides the heads per key head.
     """
     num_rows = len(slots_R)
-    limit = num_tokens // (QUERIES // pack) + num_rows
+    limit = num_tokens // (queries // pack) + num_rows
     table_I4 = torch.empty(limit, 4, dtype=torch.int32, device=slots_R.device)
     count_1, ticket_1 = torch.empty(2, 1, dtype=torch.int32, device=slots_R.device)
     at_once, section = 32, max(1, CACHED_BYTES // kv_row_bytes)
     _items_kernel[(triton.cdiv(limit, at_once),)](
         start_R1, kv_len_R, slots_R, table_I4, count_1, ticket_1, num_rows, section, few,
-        ROWS=triton.next_power_of_2(num_rows), ITEMS=at_once, QUERIES=QUERIES // pack,
+        ROWS=triton.next_power_of_2(num_rows), ITEMS=at_once, QUERIES=queries // pack,
     )  # fmt: skip
-    return PrefillItems(table_I4=table_I4, count_1=count_1, ticket_1=ticket_1, limit=limit)
+    return PrefillItems(table_I4=table_I4, count_1=count_1, ticket_1=ticket_1, limit=limit, queries=queries, pack=pack)
 
 
 @triton.jit
@@ -119,9 +121,20 @@ def _items_kernel(
         tl.store(ticket_ptr, 0)
 
 
+def tile_shape(head_dim: int, group: int, num_tokens: int, num_rows: int) -> tuple[int, int]:
+    """(queries, pack) of a step's items, with `group` heads per key head.
+
+    Heads of 64 leave registers for a third warpgroup, which hides more; items so large waste more of short rows. Heads
+    are packed where rows are too short to fill items.
+    """
+    queries = 192 if head_dim == 64 and num_tokens >= 4096 * num_rows else 128
+    return queries, group & -group if num_tokens < 64 * num_rows else 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """KEYS in a tile, STAGES of each ring, registers per thread."""
+    """KEYS in a tile, STAGES of each ring, registers per thread. Queries of an item see at most STAGES - 1 tiles more
+    than others of it."""
 
     KEYS: int = 128
     STAGES: int = 2
@@ -129,13 +142,10 @@ class Config:
     PRODUCER_REGS: int = 40
 
 
-def choose(head_dim: int, longest: int | None) -> Config:
-    """Measured on an H200: small key tiles waste less of short rows, large ones keep the tensor cores busier.
-
-    `longest`: the most keys of a row, if known.
-    """
-    if longest is not None and longest <= 1024 and head_dim == 128:
-        return Config(KEYS=64, STAGES=4)
+def choose(head_dim: int, queries: int) -> Config:
+    """Measured on an H200: smaller key tiles are slower at every length."""
+    if queries > 128:
+        return Config(STAGES=4, CONSUMER_REGS=160, PRODUCER_REGS=24)
     return Config(STAGES=2 if head_dim == 128 else 4)
 
 
@@ -149,21 +159,19 @@ def prefill_attention(
     scale: float,
     out_THD: Tensor,
     window: int | None = None,
-    pack: int = 1,
     config: Config | None = None,
 ) -> None:
     """Attention of the rows that `items` lists, as `op.paged_attention_reference`, into `out_THD`.
 
     Other rows are left alone. Memory that no query sees may hold anything, NaN included. Heads of a query must be
-    adjacent; caches' blocks must start at multiples of D elements. `pack`: heads of a token in one tile, as `items` was
-    made for, a power of two that divides the heads per key head.
+    adjacent; caches' blocks must start at multiples of D elements.
     """
     num_heads, head_dim = q_THD.shape[1:]
     num_kv_heads, block_size = k_cache_NGPD.shape[1:3]
     longest = None if batch.kv_bound_R is None else int(batch.kv_bound_R.max(initial=1))
-    config = config or choose(head_dim, longest)
+    config = config or choose(head_dim, items.queries)
     box = min(block_size, config.KEYS)
-    per_kv = num_heads // num_kv_heads
+    per_kv, pack = num_heads // num_kv_heads, items.pack
     k_XD, v_XD = _rows(k_cache_NGPD), _rows(v_cache_NGPD)
     programs = min(items.limit * num_heads // pack, num_multiprocessors(q_THD.device))
     prefill_kernel[(programs,)](
@@ -173,8 +181,9 @@ def prefill_attention(
         k_cache_NGPD.stride(0) // head_dim, k_cache_NGPD.stride(1) // head_dim,
         v_cache_NGPD.stride(0) // head_dim, v_cache_NGPD.stride(1) // head_dim, max(len(k_XD), len(v_XD)),
         UNITS=num_heads // pack, PER_KV=per_kv, PACK=pack, P=block_size, BOX=box, D=head_dim,
-        KEYS=config.KEYS, STAGES=config.STAGES, WINDOW=window or 0, CONSUMER_REGS=config.CONSUMER_REGS,
-        PRODUCER_REGS=config.PRODUCER_REGS, num_warps=4,
+        KEYS=config.KEYS, STAGES=config.STAGES, WINDOW=window or 0,
+        CONSUMERS=items.queries // 64, CONSUMER_REGS=config.CONSUMER_REGS, PRODUCER_REGS=config.PRODUCER_REGS,
+        num_warps=4, **launch_options(q_THD.device),
     )  # fmt: skip
 
 
@@ -228,24 +237,31 @@ def _tiles(position, tokens, KEYS: gl.constexpr, WINDOW: gl.constexpr):
 
 
 @gluon.jit
-def _load_keys(
-    desc, tile, bar, row_ptr, first, begin, end, block_rows, head_row, nowhere,
-    P: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
-):  # fmt: skip
-    """One key or value tile: boxes of `BOX` tokens, each within one block, 64 columns at a time."""
-    rows = ()
+def _blocks(row_ptr, first, begin, end, P: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr):
+    """The block of every box of a tile, -1 where nobody sees a key of it."""
+    blocks = ()
     for b in gl.static_range(KEYS // BOX):
         key = first + b * BOX
         seen = (key < end) & (key + BOX > begin)
-        block = gl.load(row_ptr + key // P, mask=seen, other=0)
-        # A box nobody sees is addressed outside the cache, where copies read zeros.
-        rows = rows + (gl.where(seen, block * block_rows + head_row + key % P, nowhere),)  # type: ignore[assignment]  # noqa: RUF005
+        blocks = blocks + (gl.load(row_ptr + key // P, mask=seen, other=-1),)  # type: ignore[assignment]  # noqa: RUF005
+    return blocks
+
+
+@gluon.jit
+def _load_keys(
+    desc, tile, bar, blocks, first, block_rows, head_row, nowhere,
+    AT: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
+):  # fmt: skip
+    """One key or value tile: boxes of `BOX` tokens, each within one block, 64 columns at a time."""
     layout: gl.constexpr = desc.layout
     boxes = viewed(tile, [D // PANEL * (KEYS // BOX), BOX, PANEL], layout)
     mbarrier.expect(bar, KEYS * D * 2)
     for b in gl.static_range(KEYS // BOX):
+        # A box nobody sees is addressed outside the cache, where copies read zeros.
+        block = blocks[AT + b]
+        row = gl.where(block >= 0, block * block_rows + head_row + (first + b * BOX) % P, nowhere)
         for panel in gl.static_range(D // PANEL):
-            load_tile(desc, [rows[b], panel * PANEL], bar, boxes.index(panel * (KEYS // BOX) + b))
+            load_tile(desc, [row, panel * PANEL], bar, boxes.index(panel * (KEYS // BOX) + b))
 
 
 @gluon.jit
@@ -259,9 +275,11 @@ def _hear(slot, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def _scheduler(table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS: gl.constexpr):
+def _scheduler(
+    table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
     """Draws items, always one ahead of the others, and tells them; an item without tokens at the end."""
-    news_full: gl.constexpr = 6
+    news_full: gl.constexpr = 5
     count = gl.load(count_ptr)
     w = gl.program_id(0)
     round = 0
@@ -284,12 +302,14 @@ def _scheduler(table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNIT
                 gl.store(ticket_ptr, 0)
             w = drawn + gl.num_programs(0)
         round += 1
+    if PDL:
+        gdc_launch_dependents()
 
 
 @gluon.jit
 def _news(news, bars, round, WARPS: gl.constexpr):
     """The round's item: (first token, tokens, position of the first, unit, slot); no tokens at the end."""
-    news_full: gl.constexpr = 6
+    news_full: gl.constexpr = 5
     here = round % 2
     mbarrier.wait(bars[news_full].index(here), (round // 2) & 1)
     token = _hear(news.index(here * 8), WARPS)
@@ -303,14 +323,16 @@ def _news(news, bars, round, WARPS: gl.constexpr):
 
 @gluon.jit
 def _producer(
-    q_desc, k_desc, v_desc, blocks_ptr, q, k, v, news, bars,
-    columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
+    descs, places, q, rings,
     PER_KV: gl.constexpr, PACK: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
-    D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, CONSUMERS: gl.constexpr,
 ):  # fmt: skip
     """Fills the rings in the order in which they are drained: K0 Q K1 V0 K2 V1 … of item after item."""
+    q_desc, k_desc, v_desc = descs
+    k, v, news, bars = rings
+    blocks_ptr, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere = places
     q_layout: gl.constexpr = q_desc.layout
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, _news_full, _news_empty = bars
+    q_full, q_empty, k_full, v_full, empty, _news_full, _news_empty = bars
     base = 0
     round = 0
     token, tokens, position, unit, slot = _news(news, bars, 0, 1)
@@ -324,31 +346,37 @@ def _producer(
         group = unit * PACK // PER_KV
         row_ptr = blocks_ptr + slot.to(gl.int64) * columns
         tiles = newest - oldest + 1
+        blocks = _blocks(row_ptr, newest * KEYS, begin, end, P, BOX, KEYS)
+        blocks = blocks + blocks
         for i in range(tiles + 1):
+            first = (newest - i) * KEYS
+            # Asked for a tile ahead. Blocks of the tile before go to the values, which come a tile later than keys.
+            next_blocks = _blocks(row_ptr, gl.maximum(first - KEYS, 0), begin, end, P, BOX, KEYS)
+            # Key tile `step` and the value tile before it take the places of two that were used together.
+            step = base + i
+            mbarrier.wait(empty.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
             if i < tiles:
-                step = base + i
-                s = step % STAGES
-                mbarrier.wait(k_empty.index(s), ((step // STAGES) & 1) ^ 1)
                 _load_keys(
-                    k_desc, k.index(s), k_full.index(s), row_ptr, (newest - i) * KEYS, begin, end,
-                    k_block_rows, group * k_head_rows, nowhere, P, BOX, D, KEYS,
+                    k_desc, k.index(step % STAGES), k_full.index(step % STAGES), blocks, first,
+                    k_block_rows, group * k_head_rows, nowhere, 0, P, BOX, D, KEYS,
                 )  # fmt: skip
             if i == 0:
                 mbarrier.wait(q_empty.index(here), ((round // 2) & 1) ^ 1)
-                mbarrier.expect(q_full.index(here), 128 * D * 2)
-                for half in gl.static_range(2):
-                    panels = viewed(q.index(here * 2 + half), [D // PANEL, 64 // PACK, PACK, PANEL], q_layout)
+                mbarrier.expect(q_full.index(here), CONSUMERS * 64 * D * 2)
+                for part in gl.static_range(CONSUMERS):
+                    panels = viewed(q[part].index(here), [D // PANEL, 64 // PACK, PACK, PANEL], q_layout)
                     for panel in gl.static_range(D // PANEL):
-                        at = [token + half * (64 // PACK), unit * PACK, panel * PANEL]
+                        at = [token + part * (64 // PACK), unit * PACK, panel * PANEL]
                         load_tile(q_desc, at, q_full.index(here), panels.index(panel))
             else:
-                step = base + i - 1
-                s = step % STAGES
-                mbarrier.wait(v_empty.index(s), ((step // STAGES) & 1) ^ 1)
+                s = (step - 1) % STAGES
                 _load_keys(
-                    v_desc, v.index(s), v_full.index(s), row_ptr, (newest - i + 1) * KEYS, begin, end,
-                    v_block_rows, group * v_head_rows, nowhere, P, BOX, D, KEYS,
+                    v_desc, v.index(s), v_full.index(s), blocks, first + KEYS, v_block_rows, group * v_head_rows,
+                    nowhere, KEYS // BOX, P, BOX, D, KEYS,
                 )  # fmt: skip
+            for b in gl.static_range(KEYS // BOX):
+                next_blocks = next_blocks + (blocks[b],)  # noqa: RUF005
+            blocks = next_blocks
         base += tiles
         round += 1
         token, tokens, position, unit, slot = _news(news, bars, round, 1)
@@ -374,12 +402,11 @@ def _zero_rows(tile, begin, end, D: gl.constexpr, KEYS: gl.constexpr):
 def _masked(s, first_key, position, WINDOW: gl.constexpr, KEYS: gl.constexpr, PACK: gl.constexpr):
     """Scores of keys a query must not see become -inf, whatever they were (NaN too)."""
     layout: gl.constexpr = s.type.layout
-    key = first_key - position + gl.arange(0, KEYS, gl.SliceLayout(0, layout))
-    query = gl.arange(0, 64, gl.SliceLayout(1, layout)) // PACK
-    behind = gl.expand_dims(query, 1) - gl.expand_dims(key, 0)
-    seen = behind >= 0
+    key = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(0, layout)), 0)
+    last = gl.expand_dims(position - first_key + gl.arange(0, 64, gl.SliceLayout(1, layout)) // PACK, 1)
+    seen = key <= last
     if WINDOW > 0:
-        seen = seen & (behind < WINDOW)
+        seen = seen & (key > last - WINDOW)
     return gl.where(seen, s, float("-inf"))
 
 
@@ -393,33 +420,46 @@ def _softmax(s, m, scale_log2):
 
 
 @gluon.jit
-def _rescaled(o, shrink):
-    return o * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, o.type.layout)), 1)
+def _as_column(x, like):
+    """One value per row, to be broadcast over the columns of `like`."""
+    return gl.expand_dims(gl.convert_layout(x, gl.SliceLayout(1, like.type.layout)), 1)
 
 
 @gluon.jit
 def _clean(
-    v, step, tokens, position, bars, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    v, step, tile, tokens, position, bars, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Make an item's newest values safe beyond its last key. No product may be under way."""
+    """Make an item's newest values, if this tile is them, safe beyond its last key. No product may be under way."""
     end = (position + tokens - 1) % KEYS + 1
-    if end % BOX != 0:
+    if (end % BOX != 0) & (tile == (position + tokens - 1) // KEYS):
         here = step % STAGES
-        mbarrier.wait(bars[4].index(here), (step // STAGES) & 1)
+        mbarrier.wait(bars[3].index(here), (step // STAGES) & 1)
         _zero_rows(v.index(here), end, (end + BOX - 1) // BOX * BOX, D, KEYS)
+
+
+@gluon.constexpr_function
+def _wide(D):
+    """8 neighbouring columns in a thread, to be stored at once; rows stay in the warp where products leave them."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], *([0, 32 << i] for i in range((D // 32).bit_length() - 1))],
+        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, D],
+    )
 
 
 @gluon.jit
 def _finish(
-    o, total, out_ptr, out_stride, token, tokens, unit, dtype: gl.constexpr, half: gl.constexpr,
+    o, total, out_ptr, out_stride, token, tokens, unit, dtype: gl.constexpr, part: gl.constexpr,
     PACK: gl.constexpr,
 ):  # fmt: skip
     """Write 64 queries' outputs, those that exist."""
     D: gl.constexpr = o.shape[1]
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    o = o / gl.expand_dims(gl.convert_layout(total, gl.SliceLayout(1, o.type.layout)), 1)
+    layout: gl.constexpr = _wide(D)
+    o = o * _as_column(1 / total, o)
     out = gl.convert_layout(o.to(dtype), layout)
-    row = half * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    row = part * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
     column = gl.arange(0, D, gl.SliceLayout(0, layout))
     at = (token + row // PACK).to(gl.int64) * out_stride + (unit * PACK + row % PACK) * D
     pointers = out_ptr + gl.expand_dims(at, 1) + gl.expand_dims(column, 0)
@@ -428,34 +468,31 @@ def _finish(
 
 @gluon.jit
 def _steps(
-    first, steps, step, o, p, shrink, m, total, q, k, v, bars, position, tokens, scale_log2,
-    out_ptr, out_stride, token_before, tokens_before, unit_before, half: gl.constexpr,
+    first, steps, step, last, o, p, m, total, q, k, v, bars, position, tokens, scale_log2,
+    out_ptr, out_stride, token_before, tokens_before, unit_before, part: gl.constexpr,
     PACK: gl.constexpr, BEGINS: gl.constexpr, MASKED: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """Key tiles first, first - 1, …: each one's softmax runs while the weights before it meet their values.
+    """Key tiles first, first - 1, …: each one's scores are computed together with the values of the tile before it.
 
     BEGINS: the first is an item's newest, so the weights before it are the last of the item before, which is finished
     on the way. No product is under way when a step begins or ends, or ptxas would serialize them all.
     """
-    _q_full, _q_empty, k_full, k_empty, v_full, v_empty, _news_full, _news_empty = bars
+    _q_full, _q_empty, k_full, v_full, empty, _news_full, _news_empty = bars
     p_layout: gl.constexpr = p.type.layout
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     dtype: gl.constexpr = p.dtype
     for i in range(steps):
         here = step % STAGES
-        before = (step + STAGES - 1) % STAGES
-        v_phase = ((step - 1) // STAGES) & 1
-        started = step > 0
+        before = (last + STAGES) % STAGES
         mbarrier.wait(k_full.index(here), (step // STAGES) & 1)
-        nothing = gl.zeros([64, KEYS], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16]))
+        mbarrier.wait(v_full.index(before), (last // STAGES) & 1, pred=last >= 0)
+        nothing = gl.zeros([64, KEYS], gl.float32, s_layout)
         s = warpgroup_mma(q, k.index(here).permute((1, 0)), nothing, use_acc=False, is_async=True)
-        o = _rescaled(o, shrink)
-        mbarrier.wait(v_full.index(before), v_phase, pred=started)
         o = warpgroup_mma(p, v.index(before), o, is_async=True)
         s = warpgroup_mma_wait(1, deps=(s,))
-        mbarrier.arrive(k_empty.index(here), count=1)
         if MASKED:
-            s = _masked(s, (first - i) * KEYS, position + half * (64 // PACK), WINDOW, KEYS, PACK)
+            s = _masked(s, (first - i) * KEYS, position + part * (64 // PACK), WINDOW, KEYS, PACK)
         done = total
         if BEGINS:
             m = gl.where(i == 0, gl.full_like(m, -1e30), m)
@@ -463,46 +500,57 @@ def _steps(
         m, weights, shrink = _softmax(s, m, scale_log2)
         total = total * shrink + gl.sum(weights, 1)
         next_p = gl.convert_layout(weights.to(dtype), p_layout)
-        # Already true. The branch keeps ptxas from moving the softmax behind the wait for the product.
-        mbarrier.wait(v_full.index(before), v_phase, pred=started)
+        # How much of the softmax runs beside this product is left to ptxas: neither all nor nothing was as fast.
         o = warpgroup_mma_wait(0, deps=(o,))
-        mbarrier.arrive(v_empty.index(before), count=1, pred=started)
         if BEGINS:  # noqa: SIM102
             if i == 0:
-                _finish(o, done, out_ptr, out_stride, token_before, tokens_before, unit_before, dtype, half, PACK)
+                for passed in range(last + 1, step):
+                    mbarrier.arrive(empty.index(passed % STAGES), count=1)
+        mbarrier.arrive(empty.index(here), count=1)
+        if BEGINS:  # noqa: SIM102
+            if i == 0:
+                _finish(o, done, out_ptr, out_stride, token_before, tokens_before, unit_before, dtype, part, PACK)
                 o = gl.zeros_like(o)
-                _clean(v, step, tokens, position, bars, BOX, D, KEYS, STAGES)
+                _clean(v, step, first, tokens, position, bars, BOX, D, KEYS, STAGES)
+        o = o * _as_column(shrink, o)
         p = next_p
+        last = step
         step += 1
-    return step, o, p, shrink, m, total
+    return step, last, o, p, m, total
 
 
 @gluon.jit
 def _consumer(
-    out_ptr, q_tiles, k, v, news, bars, scale_log2, out_stride,
-    half: gl.constexpr, PACK: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
+    q_tiles, rings, out, scale_log2, part: gl.constexpr,
+    PACK: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
     STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """64 queries of every item. An item's first scores are computed while the last values of the one before come in."""
-    q_full, q_empty, _k_full, _k_empty, v_full, _v_empty, _news_full, _news_empty = bars
+    k, v, news, bars = rings
+    out_ptr, out_stride = out
+    q_full, q_empty, _k_full, v_full, _empty, _news_full, _news_empty = bars
     dtype: gl.constexpr = q_tiles.dtype
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    row_layout: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16]))
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     o = gl.zeros([64, D], gl.float32, o_layout)
     p = gl.zeros([64, KEYS], dtype, gl.DotOperandLayout(0, o_layout, 2))
-    m = gl.zeros([64], gl.float32, row_layout)
-    total = gl.zeros([64], gl.float32, row_layout)
-    shrink = gl.zeros([64], gl.float32, row_layout)
+    m = gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout))
+    total = gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout))
     step = 0
+    last = step - 1  # whose weights have not met their values yet
     round = 0
     token_before = 0
     tokens_before = 0
     unit_before = 0
     token, tokens, position, unit, _slot = _news(news, bars, 0, 4)
     while tokens > 0:
-        q = q_tiles.index(round % 2 * 2 + half)
+        q = q_tiles.index(round % 2)
         newest, oldest = _tiles(position, tokens, KEYS, WINDOW)
-        mine = position + half * (64 // PACK)
+        mine = position + part * (64 // PACK)
+        # Tiles that only later queries of the item see are passed by.
+        own = gl.minimum(newest, (mine + 64 // PACK - 1) // KEYS)
+        step += newest - own
+        newest = own
         # The newest tile and tiles that causality cuts, then whole ones, then those that the window cuts.
         whole = gl.minimum(newest - 1, (mine + 1) // KEYS - 1)
         cut = oldest
@@ -512,21 +560,21 @@ def _consumer(
             )
         whole = gl.minimum(gl.maximum(whole, cut - 1), newest - 1)
         mbarrier.wait(q_full.index(round % 2), (round // 2) & 1)
-        step, o, p, shrink, m, total = _steps(
-            newest, newest - whole, step, o, p, shrink, m, total, q, k, v, bars, position, tokens, scale_log2,
-            out_ptr, out_stride, token_before, tokens_before, unit_before, half,
+        step, last, o, p, m, total = _steps(
+            newest, newest - whole, step, last, o, p, m, total, q, k, v, bars, position, tokens, scale_log2,
+            out_ptr, out_stride, token_before, tokens_before, unit_before, part,
             PACK, True, True, BOX, D, KEYS, STAGES, WINDOW,
         )  # fmt: skip
-        step, o, p, shrink, m, total = _steps(
-            whole, whole + 1 - cut, step, o, p, shrink, m, total, q, k, v, bars, position, tokens, scale_log2,
-            out_ptr, out_stride, token_before, tokens_before, unit_before, half,
+        step, last, o, p, m, total = _steps(
+            whole, whole + 1 - cut, step, last, o, p, m, total, q, k, v, bars, position, tokens, scale_log2,
+            out_ptr, out_stride, token_before, tokens_before, unit_before, part,
             PACK, False, False, BOX, D, KEYS, STAGES, WINDOW,
         )  # fmt: skip
         if WINDOW > 0:
             rest = gl.minimum(cut - 1, newest - 1)
-            step, o, p, shrink, m, total = _steps(
-                rest, rest + 1 - oldest, step, o, p, shrink, m, total, q, k, v, bars, position, tokens, scale_log2,
-                out_ptr, out_stride, token_before, tokens_before, unit_before, half,
+            step, last, o, p, m, total = _steps(
+                rest, rest + 1 - oldest, step, last, o, p, m, total, q, k, v, bars, position, tokens, scale_log2,
+                out_ptr, out_stride, token_before, tokens_before, unit_before, part,
                 PACK, False, True, BOX, D, KEYS, STAGES, WINDOW,
             )  # fmt: skip
         mbarrier.arrive(q_empty.index(round % 2), count=1)
@@ -534,12 +582,11 @@ def _consumer(
         round += 1
         token, tokens, position, unit, _slot = _news(news, bars, round, 4)
     if step > 0:
-        o = _rescaled(o, shrink)
-        before = (step - 1) % STAGES
-        mbarrier.wait(v_full.index(before), ((step - 1) // STAGES) & 1)
+        before = last % STAGES
+        mbarrier.wait(v_full.index(before), (last // STAGES) & 1)
         o = warpgroup_mma(p, v.index(before), o, is_async=True)
         o = warpgroup_mma_wait(0, deps=(o,))
-        _finish(o, total, out_ptr, out_stride, token_before, tokens_before, unit_before, dtype, half, PACK)
+        _finish(o, total, out_ptr, out_stride, token_before, tokens_before, unit_before, dtype, part, PACK)
 
 
 @gluon.jit
@@ -556,35 +603,46 @@ def prefill_kernel(
     out_stride, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
     UNITS: gl.constexpr, PER_KV: gl.constexpr, PACK: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    CONSUMERS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     layout: gl.constexpr = k_desc.layout
-    q = gl.allocate_shared_memory(dtype, [4, 64, D], layout)  # two items, two halves
+    q0 = gl.allocate_shared_memory(dtype, [2, 64, D], layout)  # a consumer's queries of two items
+    q1 = gl.allocate_shared_memory(dtype, [2, 64, D], layout)
     k = gl.allocate_shared_memory(dtype, [STAGES, KEYS, D], layout)
     v = gl.allocate_shared_memory(dtype, [STAGES, KEYS, D], layout)
     news = gl.allocate_shared_memory(gl.int32, [16, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q_full, q_empty = _barriers(2, 1), _barriers(2, 2)
-    k_full, k_empty = _barriers(STAGES, 1), _barriers(STAGES, 2)
-    v_full, v_empty = _barriers(STAGES, 1), _barriers(STAGES, 2)
-    news_full, news_empty = _barriers(2, 1), _barriers(2, 3)
+    q_full, q_empty = _barriers(2, 1), _barriers(2, CONSUMERS)
+    k_full, v_full, empty = _barriers(STAGES, 1), _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS)
+    news_full, news_empty = _barriers(2, 1), _barriers(2, CONSUMERS + 1)
     fence_async_shared()
-    bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty, news_full, news_empty)
-    gl.warp_specialize(
-        [
-            (_consumer, (
-                out_ptr, q, k, v, news, bars, scale_log2, out_stride, 0, PACK, BOX, D, KEYS, STAGES, WINDOW,
-            )),
-            (_consumer, (
-                out_ptr, q, k, v, news, bars, scale_log2, out_stride, 1, PACK, BOX, D, KEYS, STAGES, WINDOW,
-            )),
-            (_producer, (
-                q_desc, k_desc, v_desc, blocks_ptr, q, k, v, news, bars,
-                columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
-                PER_KV, PACK, P, BOX, D, KEYS, STAGES, WINDOW,
-            )),
-            (_scheduler, (table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS)),
-        ],
-        [4, 1, 1],
-        [CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS],
-    )  # fmt: skip
+    if PDL:
+        gdc_wait()
+    bars = (q_full, q_empty, k_full, v_full, empty, news_full, news_empty)
+    descs = (q_desc, k_desc, v_desc)
+    places = (blocks_ptr, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere)
+    rings, out = (k, v, news, bars), (out_ptr, out_stride)
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_consumer, (q0, rings, out, scale_log2, 0, PACK, BOX, D, KEYS, STAGES, WINDOW)),
+                (_consumer, (q1, rings, out, scale_log2, 1, PACK, BOX, D, KEYS, STAGES, WINDOW)),
+                (_producer, (descs, places, (q0, q1), rings, PER_KV, PACK, P, BOX, D, KEYS, STAGES, WINDOW, 2)),
+                (_scheduler, (table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS, PDL)),
+            ],
+            [4, 1, 1],
+            [CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS],
+        )  # fmt: skip
+    else:
+        q2 = gl.allocate_shared_memory(dtype, [2, 64, D], layout)
+        gl.warp_specialize(
+            [
+                (_consumer, (q0, rings, out, scale_log2, 0, PACK, BOX, D, KEYS, STAGES, WINDOW)),
+                (_consumer, (q1, rings, out, scale_log2, 1, PACK, BOX, D, KEYS, STAGES, WINDOW)),
+                (_consumer, (q2, rings, out, scale_log2, 2, PACK, BOX, D, KEYS, STAGES, WINDOW)),
+                (_producer, (descs, places, (q0, q1, q2), rings, PER_KV, PACK, P, BOX, D, KEYS, STAGES, WINDOW, 3)),
+                (_scheduler, (table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS, PDL)),
+            ],
+            [4, 4, 1, 1],
+            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS],
+        )  # fmt: skip

@@ -58,12 +58,12 @@ def make_schedule(
     max_items = target + num_rows
     hopper = None
     if cache_NGPD is not None and not decode_only and not fixed and hopper_is_faster(num_tokens, cache_NGPD):
-        from ridgeline.kernels.attention.hopper import prefill_items, tile_queries
+        from ridgeline.kernels.attention.hopper import prefill_items, tile_shape
 
         row_bytes = 2 * num_kv_heads * cache_NGPD.shape[3] * cache_NGPD.element_size()
-        queries = tile_queries(cache_NGPD.shape[3], num_tokens * num_heads)
+        queries, pack = tile_shape(cache_NGPD.shape[3], group, num_tokens, num_rows)
         hopper = prefill_items(
-            start_R1, kv_len_R, slots_R, num_tokens, kv_row_bytes=row_bytes, few=few, queries=queries
+            start_R1, kv_len_R, slots_R, num_tokens, kv_row_bytes=row_bytes, few=few, queries=queries, pack=pack
         )
     max_tiles = (
         0
