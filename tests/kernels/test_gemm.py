@@ -35,6 +35,9 @@ CUTS = [
     Rows(rows=1, tokens=1, block=256, warps=1),
     Rows(rows=2, tokens=4, block=1024, warps=4),
     Rows(rows=4, tokens=2, block=512, warps=2),
+    Rows(rows=2, tokens=2, block=256, warps=1, depth=3),
+    Rows(rows=4, tokens=1, block=1024, warps=4, programs=2),
+    Rows(rows=2, tokens=2, block=1024, warps=2, programs=1),
     Tiles(rows=16, tokens=16, block=64, stages=3, warps=4),
     Tiles(rows=64, tokens=16, block=128, stages=4, warps=4),
     Tiles(rows=16, tokens=32, block=32, stages=2, warps=2, split=3),
@@ -47,6 +50,11 @@ def assert_close(got: Tensor, want: Tensor, inputs: int, epsilons: int = 4) -> N
     assert got.dtype == want.dtype
     eps = torch.finfo(got.dtype).eps
     torch.testing.assert_close(got.double(), want.double(), rtol=4 * eps, atol=epsilons * eps + 4 * inputs * 2.0**-24)
+
+
+def whole_rows(cut: Rows, inputs: int) -> Rows:
+    """`cut`, or with a block that holds whole rows where its programs go around."""
+    return replace(cut, block=max(cut.block, 1 << (inputs - 1).bit_length())) if cut.programs else cut
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +81,9 @@ def test_every_cut_multiplies(
     expected = LINEAR.reference(x_TI, weight_OI, bias_O)
     poisoned(monkeypatch)
     if isinstance(cut, Rows):
-        y_TO, _ = implementation.launch_rows(cut, x_TI, None, None, 0.0, weight_OI, bias_O, None)
+        y_TO, _ = implementation.launch_rows(
+            whole_rows(cut, case.in_width), x_TI, None, None, 0.0, weight_OI, bias_O, None
+        )
     else:
         y_TO = implementation.launch_tiles(cut, x_TI, weight_OI, bias_O, None)
     assert_close(y_TO, expected, case.in_width)
@@ -92,7 +102,7 @@ def test_every_cut_normalises_or_gates(
     expected, expected_s = NORM_LINEAR.reference(*arguments)
     poisoned(monkeypatch)
     if isinstance(cut, Rows):
-        y_TO, s_TI = implementation.launch_rows(cut, *arguments)
+        y_TO, s_TI = implementation.launch_rows(whole_rows(cut, case.in_width), *arguments)
         assert_close(s_TI, expected_s, 1)
     else:
         n_TI, _ = rms_norm(*arguments[:4])
@@ -127,6 +137,7 @@ def test_every_cut_chosen_can_be_launched(norm: bool, gated: bool, shared: int) 
                 assert cut.tokens >= tokens
                 if isinstance(cut, Rows):
                     assert cut.block >= 256 * cut.warps  # every thread loads 16 bytes
+                    assert cut.block >= inputs or not cut.programs
                 else:
                     assert cut.stages >= 1
                     assert cut.ahead & (cut.ahead - 1) == 0

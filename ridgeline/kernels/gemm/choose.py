@@ -17,12 +17,18 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Rows:
-    """rows.py: `rows` weight rows per program (of each half if gated), `block` inputs per step."""
+    """rows.py: `rows` weight rows at once (of each half if gated), `block` inputs of each.
+
+    depth: blocks under way. programs: per multiprocessor, which then go around (`block` holds whole rows); 0: a program
+    for every `rows`.
+    """
 
     rows: int
     tokens: int
     block: int
     warps: int
+    depth: int = 1
+    programs: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ def choose(
     most = STREAM_TOKENS if hopper else TILES_TOKENS
     if not tokens or inputs < 64 or inputs % 8 or outputs < 16 or tokens > most or itemsize != 2:
         return None
-    if tokens == 1 or (tokens == 2 and inputs <= 8192 and not (gated and outputs >= 8192)):
+    if tokens <= 2:
         return _rows(tokens, inputs, outputs, norm, gated)
     if tokens <= 4 and outputs <= 2048 and inputs <= 4096 and not gated:
         block = max(256, min(_power_of_two(inputs), 2048))
@@ -94,16 +100,36 @@ def choose(
 
 
 def _rows(tokens: int, inputs: int, outputs: int, norm: bool, gated: bool) -> Rows:
-    block = max(256, min(_power_of_two(inputs), 4096))
-    if outputs <= 1024 and block >= 2048:
-        return Rows(2, tokens, block, 8)
+    """One or two tokens. Programs of this kernel and the first of the next should fit the device together: small ones
+    leave their places early, and those that go around are few, so that the kernel is soon over."""
+    block = max(256, _power_of_two(inputs))
+    if block > 4096 or (inputs % 1024 == 0 and inputs < block):
+        return _long_rows(tokens, inputs, norm, gated)
+    many = outputs >= 32_768  # so many that starting and ending do not count
     if block <= 1024:
-        return Rows(4, tokens, block, min(2, block // 256))
+        if tokens == 2 and gated:
+            return Rows(2, 2, block, min(2, block // 256), programs=6)
+        return Rows(4, tokens, block, 1 if norm and not gated else min(2, block // 256))
     if block == 2048:
-        return Rows(4 if tokens > 1 or (norm and not gated) else 2, tokens, block, 2 if tokens == 1 or norm else 4)
-    if tokens == 1:
-        return Rows(2 if gated else 1 if inputs > 4096 else 4, tokens, block, 4)
-    return Rows(2 if gated else 4, tokens, block, 4 if norm or inputs > 4096 else 8)
+        if tokens == 1 and not gated and outputs > 1024:
+            return Rows(4 if norm else 2, 1, block, 2)
+        if many:
+            return Rows(4, tokens, block, 4)
+        return Rows(2 if tokens == 2 and gated else 4, tokens, block, 4, programs=2 + tokens)
+    if gated:
+        return Rows(2, 1, block, 8) if tokens == 1 else Rows(1, 2, block, 4, programs=3)
+    return Rows(2 * tokens, tokens, block, 8) if many else Rows(4, tokens, block, 8, programs=2)
+
+
+def _long_rows(tokens: int, inputs: int, norm: bool, gated: bool) -> Rows:
+    """Rows that no power of two holds well, in blocks."""
+    if norm:
+        return Rows(1 if gated else 2, tokens, 1024, 4, depth=4)
+    if inputs <= 4096:
+        return Rows(2 // tokens, tokens, 1024, 4, depth=3)
+    if tokens == 2:
+        return Rows(2, 2, 1024, 4, depth=8 if inputs <= 8192 else 4)
+    return Rows(1, 1, 1024, 1, depth=4) if inputs <= 8192 else Rows(1, 1, 2048, 4, depth=3)
 
 
 def _tiles(tokens: int, inputs: int, rows: int) -> Tiles:

@@ -1,7 +1,11 @@
 """A few tokens times a matrix on the vector units: each program streams a few whole weight rows.
 
 With a norm, y = (Σ w·n·s) · rsqrt(mean(s²) + eps): the scale factors out of the product, so each program adds up s² on
-the way and needs no kernel before it. Legend: R weight rows, T tokens, B inputs of one block.
+the way and needs no kernel before it. Two kernels: `rows_kernel` cuts long rows into blocks and has a program for every
+few rows; `laps_kernel` holds whole rows and goes around with a fixed number of programs, so that x is prepared once in
+each, and that few programs have to end before the next kernel may read y.
+Both ask for their first weights before they wait, since no kernel writes weights.
+Legend: G weight rows (of a gated pair R gate rows, then R up rows), R outputs, T tokens, B inputs of one block.
 """
 
 from __future__ import annotations
@@ -14,115 +18,187 @@ from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.gemm.blocks import summed
 
 
+@triton.jit
+def _rows(weight_ptr, first, outputs, inputs: tl.constexpr, ROWS: tl.constexpr, GATED: tl.constexpr):
+    """Where the weight rows of outputs first … first + R begin: [G, 1, 1]. Past the end the last row repeats, so that
+    the loads that matter need no mask."""
+    local_G = tl.arange(0, ROWS * 2 if GATED else ROWS)
+    row_G = tl.minimum(first + local_G % ROWS, outputs - 1) + local_G // ROWS * outputs
+    return weight_ptr + row_G.to(tl.int64)[:, None, None] * inputs
+
+
+@triton.jit
+def _load(pointers, input_11B, inputs: tl.constexpr, RAGGED: tl.constexpr):
+    """Weights at `pointers` [.., .., B]; 0 past the last input, which only a RAGGED block has. Read once a step, they
+    should not push out of the cache what is read again."""
+    if RAGGED:
+        return tl.load(pointers, mask=input_11B < inputs, other=0.0, eviction_policy="evict_first")
+    return tl.load(pointers, eviction_policy="evict_first")
+
+
+@triton.jit
+def _kept(token_1T1, input_11B, tokens, inputs: tl.constexpr, FULL: tl.constexpr):
+    """Which of x's values [1, T, B] there are. Where all are, the compiler sees it, and loads have no mask."""
+    return (token_1T1 >= 0 if FULL else token_1T1 < tokens) & (input_11B < inputs)
+
+
+@triton.jit
+def _finish(
+    y_GT, bias_ptr, y_ptr, first, tokens, outputs,
+    ROWS: tl.constexpr, TOKENS: tl.constexpr, FULL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr,
+):  # fmt: skip
+    """Bias, gate, and the result's place."""
+    row_R = first + tl.arange(0, ROWS)
+    token_T = tl.arange(0, TOKENS)
+    kept_R = row_R < outputs
+    if GATE == "":
+        y_RT = y_GT
+        if BIAS:
+            y_RT += tl.load(bias_ptr + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
+    else:
+        y_RT, up_RT = tl.split(y_GT.reshape(2, ROWS, TOKENS).permute(1, 2, 0))
+        if BIAS:
+            y_RT += tl.load(bias_ptr + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
+            up_RT += tl.load(bias_ptr + outputs + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
+        y_RT = activate(y_RT, GATE) * up_RT
+    tl.store(
+        y_ptr + token_T[None, :] * outputs.to(tl.int64) + row_R[:, None],
+        y_RT.to(y_ptr.dtype.element_ty),
+        mask=kept_R[:, None] if FULL else kept_R[:, None] & (token_T[None, :] < tokens),
+    )
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def rows_kernel(
-    x_ptr,
-    residual_ptr,
-    norm_ptr,
-    weight_ptr,
-    bias_ptr,
-    y_ptr,
-    s_ptr,
-    x_stride,
-    residual_stride,
-    tokens,
-    outputs,
-    eps,
-    inputs: tl.constexpr,
-    ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
+    x_ptr, residual_ptr, norm_ptr, weight_ptr, bias_ptr, y_ptr, s_ptr, x_stride, residual_stride, tokens, outputs, eps,
+    inputs: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    FULL: tl.constexpr,  # tokens == TOKENS
     BLOCK: tl.constexpr,
-    NORM: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    BIAS: tl.constexpr,
-    GATE: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    DEPTH: tl.constexpr,  # blocks of weights under way at once
+    NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """y [T, O]; s [T, I] with a residual. GATE: "" or the activation; the weight's rows are then O gates and O ups."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
+    G: tl.constexpr = ROWS * 2 if GATE != "" else ROWS
+    RAGGED: tl.constexpr = inputs % BLOCK != 0
+    STEPS: tl.constexpr = (inputs + BLOCK - 1) // BLOCK
+    AHEAD: tl.constexpr = DEPTH if DEPTH < STEPS else STEPS
     first = tl.program_id(0) * ROWS
-    row_R = first + tl.arange(0, ROWS)
-    token_T = tl.arange(0, TOKENS)
-    input_B = tl.arange(0, BLOCK)
-    # Rows past the end repeat the last one: no mask on the loads that matter
-    row_R11 = tl.minimum(row_R, outputs - 1).to(tl.int64)[:, None, None]
-    weights_R1B = weight_ptr + row_R11 * inputs + input_B[None, None, :]
-    ups_R1B = weights_R1B + outputs.to(tl.int64) * inputs
-    token_1T1 = token_T[None, :, None]
-    valid_1T1 = token_1T1 < tokens
+    input_11B = tl.arange(0, BLOCK)[None, None, :]
+    token_1T1 = tl.arange(0, TOKENS)[None, :, None]
+    weights_G1B = _rows(weight_ptr, first, outputs, inputs, ROWS, GATE != "") + input_11B
 
-    # Weights are never written by a kernel: the first ones are under way while the kernel before drains
-    valid_11B = (input_B < inputs)[None, None, :]
-    w_R1B = tl.load(weights_R1B, mask=valid_11B, other=0.0)
-    if GATE != "":
-        u_R1B = tl.load(ups_R1B, mask=valid_11B, other=0.0)
-    if NORM:
-        n_11B = tl.load(norm_ptr + input_B[None, None, :], mask=valid_11B, other=0.0)
+    w_G1B = ()
+    n_11B = ()
+    for step in tl.static_range(AHEAD):
+        w_G1B += (_load(weights_G1B + step * BLOCK, input_11B + step * BLOCK, inputs, RAGGED),)  # type: ignore[assignment]
+        if NORM:
+            n_11B += (_load(norm_ptr + input_11B + step * BLOCK, input_11B + step * BLOCK, inputs, RAGGED),)  # type: ignore[assignment]
     if PDL:
         tl.extra.cuda.gdc_wait()
 
-    acc_RTB = tl.zeros((ROWS, TOKENS, BLOCK), tl.float32)
-    up_RTB = tl.zeros((ROWS, TOKENS, BLOCK), tl.float32)
+    acc_GTB = tl.zeros((G, TOKENS, BLOCK), tl.float32)
     squares_1TB = tl.zeros((1, TOKENS, BLOCK), tl.float32)
-    for start in tl.static_range(0, inputs, BLOCK):
-        input_11B = start + input_B[None, None, :]
-        mask_1TB = valid_1T1 & (input_11B < inputs)
+    for step in tl.static_range(STEPS):
+        here_11B = input_11B + step * BLOCK
+        mask_1TB = _kept(token_1T1, here_11B, tokens, inputs, FULL)
         s_1TB = summed(
             x_ptr,
             residual_ptr,
-            token_1T1 * x_stride + input_11B,
-            token_1T1 * residual_stride + input_11B,
+            token_1T1 * x_stride + here_11B,
+            token_1T1 * residual_stride + here_11B,
             mask_1TB,
             RESIDUAL,
         )
         a_1TB = s_1TB.to(tl.float32)
         if NORM:
             if RESIDUAL:
-                tl.store(s_ptr + token_1T1 * inputs + input_11B, s_1TB, mask=mask_1TB & (first + token_1T1 * 0 == 0))
+                tl.store(s_ptr + token_1T1 * inputs + here_11B, s_1TB, mask=mask_1TB & (first + token_1T1 * 0 == 0))
             squares_1TB += a_1TB * a_1TB
-            a_1TB *= n_11B.to(tl.float32)
-        acc_RTB += w_R1B.to(tl.float32) * a_1TB
-        if GATE != "":
-            up_RTB += u_R1B.to(tl.float32) * a_1TB
-        if start + BLOCK < inputs:
-            valid_11B = input_11B + BLOCK < inputs
-            w_R1B = tl.load(weights_R1B + (start + BLOCK), mask=valid_11B, other=0.0)
-            if GATE != "":
-                u_R1B = tl.load(ups_R1B + (start + BLOCK), mask=valid_11B, other=0.0)
+            a_1TB *= n_11B[0].to(tl.float32)  # type: ignore[misc]
+        acc_GTB += w_G1B[0].to(tl.float32) * a_1TB  # type: ignore[misc]
+        w_G1B = w_G1B[1:]
+        n_11B = n_11B[1:]
+        if step + AHEAD < STEPS:
+            next_11B = here_11B + AHEAD * BLOCK
+            w_G1B += (_load(weights_G1B + (step + AHEAD) * BLOCK, next_11B, inputs, RAGGED),)  # type: ignore[assignment]
             if NORM:
-                n_11B = tl.load(norm_ptr + BLOCK + input_11B, mask=valid_11B, other=0.0)
+                n_11B += (_load(norm_ptr + next_11B, next_11B, inputs, RAGGED),)  # type: ignore[assignment]
 
-    scale_1T = tl.full((1, TOKENS), 1.0, tl.float32)
+    y_GT = tl.sum(acc_GTB, 2)
     if NORM:
-        scale_1T = tl.rsqrt(tl.sum(squares_1TB, 2) / inputs + eps)
-    y_RT = tl.sum(acc_RTB, 2) * scale_1T
-    kept_R = row_R < outputs
-    if BIAS:
-        y_RT += tl.load(bias_ptr + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
-    if GATE != "":
-        up_RT = tl.sum(up_RTB, 2) * scale_1T
-        if BIAS:
-            up_RT += tl.load(bias_ptr + outputs + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
-        y_RT = activate(y_RT, GATE) * up_RT
-    tl.store(
-        y_ptr + token_T[None, :] * outputs.to(tl.int64) + row_R[:, None],
-        y_RT.to(y_ptr.dtype.element_ty),
-        mask=kept_R[:, None] & (token_T[None, :] < tokens),
+        y_GT *= tl.rsqrt(tl.sum(squares_1TB, 2) / inputs + eps)
+    _finish(y_GT, bias_ptr, y_ptr, first, tokens, outputs, ROWS, TOKENS, FULL, BIAS, GATE)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def laps_kernel(
+    x_ptr, residual_ptr, norm_ptr, weight_ptr, bias_ptr, y_ptr, s_ptr, x_stride, residual_stride, tokens, outputs, eps,
+    inputs: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    FULL: tl.constexpr,  # tokens == TOKENS
+    BLOCK: tl.constexpr,  # at least inputs
+    NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """As `rows_kernel`. On each lap a program multiplies R outputs' rows while the next lap's are under way."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    RAGGED: tl.constexpr = inputs != BLOCK
+    GATED: tl.constexpr = GATE != ""
+    stride = tl.num_programs(0) * ROWS
+    begin = tl.program_id(0) * ROWS
+    input_11B = tl.arange(0, BLOCK)[None, None, :]
+    token_1T1 = tl.arange(0, TOKENS)[None, :, None]
+    mask_1TB = _kept(token_1T1, input_11B, tokens, inputs, FULL)
+
+    w_G1B = _load(_rows(weight_ptr, begin, outputs, inputs, ROWS, GATED) + input_11B, input_11B, inputs, RAGGED)
+    if NORM:
+        n_11B = _load(norm_ptr + input_11B, input_11B, inputs, RAGGED)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+    s_1TB = summed(
+        x_ptr,
+        residual_ptr,
+        token_1T1 * x_stride + input_11B,
+        token_1T1 * residual_stride + input_11B,
+        mask_1TB,
+        RESIDUAL,
     )
+    a_1TB = s_1TB.to(tl.float32)
+    if NORM:
+        if RESIDUAL:
+            tl.store(s_ptr + token_1T1 * inputs + input_11B, s_1TB, mask=mask_1TB & (begin + token_1T1 * 0 == 0))
+        scale_1T = tl.rsqrt(tl.sum(a_1TB * a_1TB, 2) / inputs + eps)
+        a_1TB *= n_11B.to(tl.float32)
+    for first in tl.range(begin, outputs, stride, num_stages=1):
+        acc_GTB = w_G1B.to(tl.float32) * a_1TB
+        more = tl.where(first + stride < outputs, inputs, 0)  # nothing after the last lap
+        next_G1B = _rows(weight_ptr, first + stride, outputs, inputs, ROWS, GATED) + input_11B
+        w_G1B = tl.load(next_G1B, mask=input_11B < more, other=0.0, eviction_policy="evict_first")
+        y_GT = tl.sum(acc_GTB, 2)
+        if NORM:
+            y_GT *= scale_1T
+        _finish(y_GT, bias_ptr, y_ptr, first, tokens, outputs, ROWS, TOKENS, FULL, BIAS, GATE)
 
 
-def _aot(inputs: int, rows: int, tokens: int, block: int, warps: int, *, norm: bool, gate: str) -> AotKernel:
+def _aot(
+    inputs: int, rows: int, tokens: int, block: int, warps: int, depth: int | None, *, norm: bool, gate: str
+) -> AotKernel:
+    """`depth` of `rows_kernel`; None: `laps_kernel`."""
     pointers = ("x_ptr", "residual_ptr", "norm_ptr", "weight_ptr", "bias_ptr", "y_ptr", "s_ptr")
     signature = dict.fromkeys(pointers, "*bf16") | dict.fromkeys(("x_stride", "residual_stride"), "i32:16")
     signature |= {"tokens": "i32", "outputs": "i32:16", "eps": "fp32"}
-    cut = {"inputs": inputs, "ROWS": rows, "TOKENS": tokens, "BLOCK": block}
+    cut = {"inputs": inputs, "ROWS": rows, "TOKENS": tokens, "FULL": True, "BLOCK": block}
+    cut |= {"DEPTH": depth} if depth else {}
     flags = {"NORM": norm, "RESIDUAL": norm, "BIAS": False, "GATE": gate}
-    return AotKernel(rows_kernel, signature, cut | flags, num_warps=warps, hot=True)
+    return AotKernel(rows_kernel if depth else laps_kernel, signature, cut | flags, num_warps=warps, hot=True)
 
 
 AOT = (
-    _aot(14_336, 1, 1, 4096, 4, norm=False, gate=""),
-    _aot(4096, 1, 1, 4096, 4, norm=True, gate="silu"),
-    _aot(1024, 2, 2, 1024, 4, norm=True, gate=""),
+    _aot(14_336, 1, 1, 2048, 4, 3, norm=False, gate=""),
+    _aot(4096, 2, 1, 4096, 8, 1, norm=True, gate="silu"),
+    _aot(1024, 2, 2, 1024, 4, 1, norm=True, gate=""),
+    _aot(2048, 4, 1, 2048, 4, None, norm=True, gate="silu"),
+    _aot(4096, 4, 1, 4096, 8, None, norm=False, gate=""),
 )

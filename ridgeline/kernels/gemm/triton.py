@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ridgeline.kernels.activation.triton import gated_activation
 from ridgeline.kernels.gemm import native
 from ridgeline.kernels.gemm.choose import Rows, Stream, Tiles, choose
-from ridgeline.kernels.gemm.rows import rows_kernel
+from ridgeline.kernels.gemm.rows import laps_kernel, rows_kernel
 from ridgeline.kernels.gemm.tiles import tiles_kernel
 from ridgeline.kernels.launch import INTERPRETED, launch_options, num_multiprocessors
 from ridgeline.kernels.norm.triton import rms_norm
@@ -92,12 +92,16 @@ def launch_rows(
     s_TI = x_TI if residual_TI is None else torch.empty(tokens, inputs, dtype=x_TI.dtype, device=x_TI.device)
     # Instead of an absent tensor any pointer will do: the kernel never looks at what its flags deny
     residual = x_TI if residual_TI is None else residual_TI
-    rows_kernel[(triton.cdiv(outputs, plan.rows),)](
+    tiles = triton.cdiv(outputs, plan.rows)
+    laps = plan.programs > 0
+    assert plan.block >= inputs or not laps
+    programs = min(plan.programs * num_multiprocessors(x_TI.device), tiles) if laps else tiles
+    (laps_kernel if laps else rows_kernel)[(programs,)](
         x_TI, residual, x_TI if norm_weight_I is None else norm_weight_I, weight_OI.contiguous(),
         x_TI if bias_O is None else bias_O, y_TO, s_TI, x_TI.stride(0), residual.stride(0), tokens, outputs, eps,
-        inputs=inputs, ROWS=plan.rows, TOKENS=plan.tokens, BLOCK=plan.block, NORM=norm_weight_I is not None,
-        RESIDUAL=residual_TI is not None, BIAS=bias_O is not None, GATE=gate or "", num_warps=plan.warps,
-        **launch_options(x_TI.device),
+        inputs=inputs, ROWS=plan.rows, TOKENS=plan.tokens, FULL=tokens == plan.tokens, BLOCK=plan.block,
+        NORM=norm_weight_I is not None, RESIDUAL=residual_TI is not None, BIAS=bias_O is not None, GATE=gate or "",
+        num_warps=plan.warps, **({} if laps else {"DEPTH": plan.depth}), **launch_options(x_TI.device),
     )  # fmt: skip
     return y_TO, s_TI
 
