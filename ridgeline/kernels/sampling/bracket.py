@@ -172,8 +172,10 @@ def bracket_kernel(
             if above * ratio > CAPACITY / 2:
                 if by_rank & (top_p >= 1.0):
                     hi = _high(x_Z, weight_Z, largest, scale, _beyond(top_k / ratio, -DEVIATIONS / 2), 0.0)
+                    hi = tl.minimum(hi, largest)  # nothing is certain, but too many for a list
                 if by_rank == 0:
                     hi = _high(x_Z, weight_Z, largest, scale, 1.0 * SAMPLE, tail)
+                    hi = tl.minimum(hi, largest)
     min_p = tl.load(min_p_ptr + slot * float_stride)
     if lo < float("inf"):
         floor = lo

@@ -66,11 +66,14 @@ def draw_kernel(
     APPROX: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (J, N). Without RANDOM best_NJ and best_id_NJ: a tile's largest logit. With RANDOM best_NJ alone: a bound of
-    its noised logits, in bits (of greedy rows the largest logit). FILTER looks only at what may stay, and writes
-    sure_NJ and reach_NJ, how much of the tile lies above the row's bracket and how much from its floor on; where the
-    bracket has no high end, candidates_NC lists what lies in it instead."""
-    tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """Grid (N, J), so that programs that run together are of many rows and do not wait for one counter.
+
+    Without RANDOM best_NJ and best_id_NJ: a tile's largest logit. With RANDOM best_NJ alone: a bound of its noised
+    logits, in bits (of greedy rows the largest logit). FILTER looks only at what may stay, and writes sure_NJ and
+    reach_NJ, how much of the tile lies above the row's bracket and how much from its floor on; where the bracket has no
+    high end, candidates_NC lists what lies in it instead.
+    """
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     Q: tl.constexpr = TILE // 4
     first = tile * TILE
     group_Q = tile * Q + tl.arange(0, Q)
@@ -118,7 +121,7 @@ def draw_kernel(
         )
         if RANDOM:  # a second look must find what this one saw
             tl.store(adjusted_ptr + row * adjusted_stride + token, x, mask=valid)
-    place = row * tl.num_programs(0) + tile
+    place = row * tl.num_programs(1) + tile
     if RANDOM:
         wanted = temperature > 0
     if FILTER:

@@ -103,7 +103,7 @@ def sample(
             CAPACITY=config.capacity, num_warps=config.bracket_warps, **options,
         )  # fmt: skip
         flags, read_NV = dict.fromkeys(flags, 0), source_NV
-    draw_kernel[(tiles, rows)](
+    draw_kernel[(rows, tiles)](
         read_NV, mask_NV, slots_N, position_N, tables.temperature_S, tables.seed_S, *columns, source_NV,
         bracket_N8, count_N, candidates_NC, best_NJ, best_id_NJ, sure_NJ, reach_NJ,
         vocab, read_NV.stride(0), mask_NV.stride(0), source_NV.stride(0), *strides,
