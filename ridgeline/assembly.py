@@ -55,6 +55,7 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
     load_weights(decoder, folder, model.weights, load_format=config.load_format, seed=config.seed, progress=progress)
     decoder.requires_grad_(False)
     max_seqs, max_tokens = _limits(config, device)
+    cascade = on_gpu(ops.platform) and not config.deterministic if config.cascade is None else config.cascade
     memory = plan_memory(
         model.spec,
         config,
@@ -71,7 +72,7 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
             memory.layout,
             num_slots=max_seqs,
             max_model_len=memory.max_model_len,
-            cascade=config.cascade,
+            cascade=cascade,
         )
         if on_gpu(ops.platform) and not config.enforce_eager:
             runner.capture(max_rows=max_seqs, max_tokens=max_tokens, progress=progress)
@@ -86,7 +87,7 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
         max_num_batched_tokens=max_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
         scheduling_policy=config.scheduling_policy,
-        cascade=config.cascade,
+        cascade=cascade,
         debug_checks=config.debug_checks,
     )
     worker = LocalWorker(runner)

@@ -36,7 +36,7 @@ ENGINE_HELP = {
     "load_format": "auto, safetensors, or dummy (random weights).",
     "enforce_eager": "Launch ops one by one instead of replaying CUDA graphs.",
     "deterministic": "The same bits for a request whatever runs beside it (GPU only; slower).",
-    "cascade": "Requests with a common beginning read its cached keys together.",
+    "cascade": "Requests with a common beginning read its cached keys together (default: on a GPU).",
     "debug_checks": "Compare engine and device state at every step (slow).",
 }
 

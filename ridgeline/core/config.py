@@ -26,8 +26,8 @@ class LLMConfig:
     in all; kv_cache_memory: bytes for the KV cache, instead. block_size: tokens per cache block (64 on a GPU, else 16).
     enforce_eager: launch ops one by one instead of replaying CUDA graphs (slower; starts sooner). deterministic: a
     request gets the same bits whatever runs beside it (GPU only; slower). cascade: decoding requests with the same
-    first cache blocks read their keys together (not with deterministic). kernels: op → implementation, where the
-    platform's first choice is not wanted ("reference" always exists).
+    first cache blocks read their keys together (on a GPU, but not with deterministic). kernels: op → implementation,
+    where the platform's first choice is not wanted ("reference" always exists).
     """
 
     model: str | Path = ""
@@ -47,7 +47,7 @@ class LLMConfig:
     skip_tokenizer_init: bool = False
     enforce_eager: bool = False
     deterministic: bool = False
-    cascade: bool = False
+    cascade: bool | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
     debug_checks: bool = False
 
@@ -91,7 +91,7 @@ class LLMConfig:
             "cascade",
             "debug_checks",
         ):
-            if not isinstance(getattr(self, name), bool):
+            if not isinstance(getattr(self, name), bool) and not (name == "cascade" and self.cascade is None):
                 raise InvalidConfig(f"{name} must be True or False, got {getattr(self, name)!r}.")
         if not isinstance(self.gpu_memory_utilization, (int, float)):
             raise InvalidConfig(f"gpu_memory_utilization must be a number, got {self.gpu_memory_utilization!r}.")

@@ -14,7 +14,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -29,6 +28,7 @@ T = TypeVar("T")
 MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 FEW_ROWS = 8  # mixed buckets come for this many rows and for all
 CAPTURED_FEATURES = (Feature.NONE, Feature.RANDOM, Feature.RANDOM | Feature.FILTER)
+SHARING_ROWS = 16  # decode buckets of a multiple of it are captured once more, for rows that share their first blocks
 UNCAPTURED = Feature.PROMPT_LOGPROBS  # needs more of the forward segment than a graph leaves
 
 Progress = Callable[[str, float], None]
@@ -37,7 +37,7 @@ Progress = Callable[[str, float], None]
 class Graph:
     """One bucket. cascade: for steps of which rows share their first blocks."""
 
-    def __init__(self, segments: Segments, shape: Shape, device: torch.device, *, cascade: bool) -> None:
+    def __init__(self, segments: Segments, shape: Shape, device: torch.device, *, cascade: bool = False) -> None:
         self.inputs = segments.inputs(*shape, device, cascade=cascade)
         self._segments = segments
         self._forward, self._samples = torch.cuda.CUDAGraph(), dict[Feature, tuple[torch.cuda.CUDAGraph, Outcome]]()
@@ -95,6 +95,16 @@ class Buckets:
         bucket = _at_least(self._tokens, tokens)
         return next((shape for shape in self._mixed(bucket) if shape.rows >= rows), None) if bucket else None
 
+    @property
+    def sharing(self) -> list[Shape]:
+        """Decode buckets whose rows may share their first blocks."""
+        return [Shape(rows, rows) for rows in self._rows if rows % SHARING_ROWS == 0]
+
+    def share(self, rows: int) -> Shape:
+        """The one of them for so many rows, if there is one."""
+        rows = -(-rows // SHARING_ROWS) * SHARING_ROWS
+        return Shape(rows, rows)
+
     def uncaptured(self, rows: int, tokens: int) -> Shape:
         """What a step without a bucket is padded to: kernels are compiled for a number of rows, so there are few."""
         return next((shape for shape in self._mixed(tokens) if shape.rows >= rows), Shape(rows, tokens))
@@ -106,8 +116,8 @@ class Buckets:
 
 
 class Graphs:
-    """All buckets for up to `max_rows` rows and `max_tokens` tokens a step. cascade: those of many rows once more, for
-    steps of which rows share their first blocks: others would pay for what they do not use."""
+    """All buckets for up to `max_rows` rows and `max_tokens` tokens a step. cascade: some once more, for decode steps
+    of which rows share their first blocks. Others would pay for what they do not use."""
 
     def __init__(
         self, segments: Segments, device: torch.device, max_rows: int, max_tokens: int, *, cascade: bool = False
@@ -115,13 +125,10 @@ class Graphs:
         self._segments, self._device = segments, device
         self._max_rows, self._max_tokens = max_rows, max_tokens
         self._buckets = Buckets(max_rows, max_tokens)
-        self._cascades = (False, True) if cascade else (False,)
-        self._graphs = {
-            (shape, shared): Graph(segments, shape, device, cascade=shared)
-            for shape in self._buckets.shapes
-            for shared in self._cascades
-            if shape.rows > FEW_ROWS or not shared
-        }
+        self._graphs = {(shape, False): Graph(segments, shape, device) for shape in self._buckets.shapes}
+        if cascade:
+            for shape in self._buckets.sharing:
+                self._graphs[shape, True] = Graph(segments, shape, device, cascade=True)
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> None:
@@ -137,9 +144,8 @@ class Graphs:
 
     def _warm_up(self) -> None:
         """Run the largest steps, which are not captured: kernels are compiled and memory is found before it matters."""
-        for rows, shared in product({FEW_ROWS, self._max_rows}, self._cascades):
-            shape = self._buckets.uncaptured(rows, self._max_tokens)
-            inputs = self._segments.inputs(*shape, self._device, cascade=shared)
+        for rows in {FEW_ROWS, self._max_rows}:
+            inputs = self._segments.inputs(*self._buckets.uncaptured(rows, self._max_tokens), self._device)
             scores = self._segments.forward(inputs)
             for features in CAPTURED_FEATURES:
                 self._segments.sample(inputs, scores, features)
@@ -152,10 +158,11 @@ class Graphs:
         """The smallest bucket that holds the plan."""
         if plan.rows.features & UNCAPTURED:
             return None
-        shape = self._buckets.find(len(plan.rows), plan.num_tokens)
-        if shape is None:
-            return None
-        return self._graphs.get((shape, bool(plan.rows.prefixes))) or self._graphs[shape, False]
+        rows, tokens = len(plan.rows), plan.num_tokens
+        if plan.rows.prefixes and rows == tokens and (graph := self._graphs.get((self._buckets.share(rows), True))):
+            return graph
+        shape = self._buckets.find(rows, tokens)
+        return self._graphs[shape, False] if shape is not None else None
 
 
 def row_buckets(max_rows: int) -> list[int]:

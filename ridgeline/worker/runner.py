@@ -52,7 +52,7 @@ class Sampled:
 
 
 class Runner:
-    """cascade: attention makes use of the plans' prefix groups, in steps that have any."""
+    """cascade: attention makes use of the plans' prefix groups, in decode steps that have any."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Runner:
         """The plan's rows on the device, for a step that runs op by op."""
         if self._inputs is None or not self._inputs.holds(plan):
             shape = (len(plan.rows), plan.num_tokens) if self._graphs is None else self._graphs.uncaptured(plan)
-            shared = self._cascade and bool(plan.rows.prefixes)
+            shared = self._cascade and self._graphs is None and bool(plan.rows.prefixes)
             self._inputs = self.segments.inputs(*shape, self.device, plan, cascade=shared)
         return self._inputs
 

@@ -138,3 +138,11 @@ def test_a_borrowed_tensor_is_the_same_memory() -> None:
 @pytest.mark.parametrize(("rows", "tokens", "padded"), [(1, 9000, 8), (8, 9000, 8), (9, 9000, 48), (48, 48, 49)])
 def test_steps_that_are_not_captured_come_with_few_numbers_of_rows(rows: int, tokens: int, padded: int) -> None:
     assert Buckets(48, 16_384).uncaptured(rows, tokens) == (padded, tokens)
+
+
+@pytest.mark.parametrize(("rows", "shared"), [(1, 16), (16, 16), (17, 32), (40, 48)])
+def test_rows_that_share_their_first_blocks_have_decode_buckets_of_their_own(rows: int, shared: int) -> None:
+    buckets = Buckets(48, 2048)
+    assert buckets.share(rows) == (shared, shared)
+    assert buckets.share(rows) in buckets.sharing
+    assert set(buckets.sharing) <= buckets.shapes
