@@ -99,7 +99,8 @@ def _option(owner: type, field_name: str, text: str, *, unset: bool = False) -> 
     elif field_name == "model":
         kind, default = typing.Optional[str], None  # noqa: UP045
     panel = "Sampling" if owner is SamplingParams else "Engine"
-    declarations = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
+    is_flag = kind in (bool, typing.Optional[bool])  # noqa: UP045
+    declarations = [f"{flag}/--no-{flag[2:]}"] if is_flag else [flag]
     option = typer.Option(
         default, *declarations, help=text, show_default=not unset and default is not None, rich_help_panel=panel
     )
