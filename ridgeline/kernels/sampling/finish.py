@@ -4,8 +4,8 @@ The best noised token of all that may stay is drawn. It counts if less than the 
 if it lies above the bracket, else found by adding up. If it does not count, the best of those before it is next. Where
 few may stay they are listed, and their exact threshold comes first: bisection on the logits' bits as ordered integers.
 
-Masses are integers in units of 2**-38 of the likeliest token, so their sums are exact whatever the order. A row whose
-bracket missed, or that lists more than fits, is searched in full: slower by much, equal in result, and rare.
+A list's masses are integers in units of 2**-38 of the likeliest token, so their sums are exact whatever the order. A
+row whose list missed something, or did not hold it all, is searched in full: slower by much, equal in result, and rare.
 
 Legend: N rows, V vocabulary, J tiles of a row, Q groups of four tokens in a tile, B tokens looked at together.
 """

@@ -1,8 +1,10 @@
 """Sampling on a GPU without a sort: two launches without filters, four with. Legend as in op.py.
 
-Without filters: every tile of a row finds its best noised logit (`draw`), one program per row the best tile (`finish`).
-With filters: `stats` and `bracket` say roughly where a row will be cut, `draw` takes what stays for certain and lists
-what is in doubt, `finish` finds the exact threshold in the list. Nothing waits for the host; sizes depend on shapes.
+Greedy: every tile of a row finds its largest logit (`draw`), one program per row the best tile (`finish`). With noise
+`draw` only bounds what a tile holds, which costs half as much, and `finish` looks again at the few tiles that can win.
+With filters `stats` and `bracket` say first, roughly, where a row will be cut. If much stays, `draw` bounds what may,
+and `finish` checks that what it drew stays; if little, `draw` lists it, and `finish` finds the exact threshold and
+draws from the list. Nothing waits for the host; sizes depend on shapes.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ ZERO_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # of a fl
 
 @dataclass(frozen=True)
 class Config:
-    """tile: logits per program of a pass, with `warps`; `row_warps`: of a program per row, if there are filters. Rows
-    keep up to `capacity` candidates and estimate the cut from `sample` tokens, at least `reserve` of them above it;
-    `few`, `many`: entries the search looks at together."""
+    """tile: logits per program of a pass, with `warps`. `row_warps`, `bracket_warps`: of a program per row under filters.
+    Rows list up to `capacity` candidates (a power of two, at most 2048) and estimate the cut from `sample` tokens, at
+    least `reserve` of them above it. `many`: tokens looked at together where a row must be looked at in full."""
 
     tile: int
     warps: int
