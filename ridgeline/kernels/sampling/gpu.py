@@ -28,7 +28,7 @@ ZERO_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # of a fl
 
 @dataclass(frozen=True)
 class Config:
-    """tile: logits per program of a pass, with `warps`. `row_warps`, `bracket_warps`: of programs per row under filters.
+    """tile: logits per program of a pass, with `warps`. `row_warps`, `bracket_warps`: of a row's program, with filters.
     Rows list up to `capacity` candidates (a power of two, at most 2048) and estimate the cut from `sample` tokens, at
     least `reserve` of them above it. `many`: tokens looked at together where a row must be looked at in full."""
 
