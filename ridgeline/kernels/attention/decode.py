@@ -18,27 +18,34 @@ from ridgeline.kernels.attention.triton_fused import fused_kernel
 from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.rotary.triton import rope_kv, rope_kv_fixed
 
+FEW_ROWS = 8
+
 in_two_launches = composed(rope_kv, paged_attention)
 decode_attention_fixed = composed(rope_kv_fixed, paged_attention)
 
 
 @dataclass(frozen=True)
 class Config:
-    """Keys per tile, keys to ask into the cache behind the first tile, and the compiler's options."""
+    """Keys per tile, keys to ask into the cache behind the first tile, columns of the matrix products at the least (8:
+    those of a warp, 16: those of a warpgroup where there are such), and the compiler's options."""
 
     tile: int
     ahead: int
+    queries: int
     num_warps: int
     num_stages: int
 
 
-def config(num_rows: int, num_kv_heads: int, head_dim: int, itemsize: int, block_size: int) -> Config:
-    """Key tiles of up to 16 KiB."""
-    dim = triton.next_power_of_2(head_dim)
+def config(num_rows: int, head_dim: int, itemsize: int, block_size: int) -> Config:
+    """A few rows are bound by latency: large tiles, and products of single warps, whose operands need no descriptors.
+    Many are bound by reading keys: tiles of up to 16 KiB, three stages of which fit a multiprocessor twice."""
+    dim = max(16, triton.next_power_of_2(head_dim))
     if torch.version.hip is not None:
-        return Config(max(16, min(KEY_TILE, 8192 // (dim * itemsize))), 0, num_warps=4, num_stages=2)
+        return Config(max(16, min(KEY_TILE, 8192 // (dim * itemsize))), 0, 16, num_warps=4, num_stages=2)
+    if num_rows <= FEW_ROWS and itemsize == 2 and dim <= 128 and KEY_TILE % block_size == 0:
+        return Config(2 * KEY_TILE, 2 * KEY_TILE, 8, num_warps=max(4, dim // 16), num_stages=2)
     tile = max(16, min(KEY_TILE, 16384 // (dim * itemsize)))
-    return Config(tile, 2 * tile, num_warps=4, num_stages=3)
+    return Config(tile, 2 * tile, 16, num_warps=4, num_stages=3)
 
 
 def decode_attention(
@@ -84,7 +91,7 @@ def decode_attention(
         raise ValueError("decode attention: caches of equal strides and contiguous heads expected")
     group, block_size, device = num_heads // num_kv_heads, k_cache_NGPD.shape[2], qkv_TX.device
     dim, heads = max(16, triton.next_power_of_2(head_dim)), triton.next_power_of_2(group)
-    cut = config(num_rows, num_kv_heads, head_dim, k_cache_NGPD.element_size(), block_size)
+    cut = config(num_rows, head_dim, k_cache_NGPD.element_size(), block_size)
     programs = len(schedule.items_I8) * num_kv_heads
     out_THD = torch.empty(num_rows, num_heads, head_dim, dtype=qkv_TX.dtype, device=device)
     fused_kernel[(programs,)](
@@ -92,7 +99,6 @@ def decode_attention(
         q_norm_D,
         k_norm_D,
         cos_sin_PR,
-        positions_T,
         place_T,
         k_cache_NGPD,
         v_cache_NGPD,
@@ -116,7 +122,7 @@ def decode_attention(
         DIM=dim,
         ROTATED=0 if cos_sin_PR is None else cos_sin_PR.shape[1],
         BLOCK_SIZE=block_size,
-        QUERIES=max(16, heads),
+        QUERIES=max(cut.queries, heads),
         TILE=cut.tile,
         AHEAD=cut.ahead,
         HEADS=heads,
@@ -134,27 +140,28 @@ def decode_attention(
 
 def _aot(rows: int, heads: int, kv_heads: int, head_dim: int, *, norm: bool = False, rotate: bool = True) -> AotKernel:
     pointers = (
-        "qkv", "q_norm", "k_norm", "cos_sin", "positions", "place", "k", "v", "out", "table", "items",
+        "qkv", "q_norm", "k_norm", "cos_sin", "place", "k", "v", "out", "table", "items",
         "arrivals", "parts", "part_lse",
     )  # fmt: skip
-    kinds = dict.fromkeys(("positions", "place"), "*i64") | dict.fromkeys(("cos_sin", "parts", "part_lse"), "*fp32")
+    kinds = {"place": "*i64"} | dict.fromkeys(("cos_sin", "parts", "part_lse"), "*fp32")
     kinds |= dict.fromkeys(("table", "items", "arrivals"), "*i32")
     signature = {f"{name}_ptr": kinds.get(name, "*bf16") for name in pointers}
     signature |= {"eps": "fp32", "scale": "fp32", "softcap": "fp32", "window": "i32"}
     signature |= {f"stride_{name}": "i32:16" for name in ("qkv", "block", "head", "token")} | {"stride_table": "i32"}
-    group, cut = heads // kv_heads, config(rows, kv_heads, head_dim, 2, 64)
+    group, cut = heads // kv_heads, config(rows, head_dim, 2, 64)
     constants = {
         "NUM_KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM": triton.next_power_of_2(head_dim),
-        "ROTATED": head_dim if rotate else 0, "BLOCK_SIZE": 64, "QUERIES": 16, "TILE": cut.tile, "AHEAD": cut.ahead,
-        "HEADS": triton.next_power_of_2(group), "PARTS": 8, "NORM": norm, "WINDOW": False, "SINKS": False,
-        "SOFTCAP": False, "sinks_ptr": None,
+        "ROTATED": head_dim if rotate else 0, "BLOCK_SIZE": 64, "QUERIES": max(cut.queries, group), "TILE": cut.tile,
+        "AHEAD": cut.ahead, "HEADS": triton.next_power_of_2(group), "PARTS": 8, "NORM": norm, "WINDOW": False,
+        "SINKS": False, "SOFTCAP": False, "sinks_ptr": None,
     }  # fmt: skip
     for name in (() if norm else ("q_norm_ptr", "k_norm_ptr")) + (() if rotate else ("cos_sin_ptr",)):
         del signature[name]
         constants[name] = None
     return AotKernel(
         fused_kernel, signature, constants,
-        num_warps=cut.num_warps, num_stages=cut.num_stages, hot=True, tensor_cores="HGMMA",
+        num_warps=cut.num_warps, num_stages=cut.num_stages, hot=True,
+        tensor_cores="HMMA" if cut.queries < 16 else "HGMMA",
     )  # fmt: skip
 
 

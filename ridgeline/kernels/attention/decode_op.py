@@ -39,8 +39,9 @@ def decode_attention(
 ) -> Tensor:
     """Everything between the projection and the output product, where row r has token r and no other: [T, H, D].
 
-    The arguments are those of `rope_kv`, then those of `paged_attention`. A row's newest key is its token's own: its
-    place holds it afterwards, and is not read before. No row reads what another row of the step writes.
+    The arguments are those of `rope_kv`, then those of `paged_attention`; token r is at position kv_len_R[r] - 1. Its
+    place holds the row's newest key afterwards, and is not read before. No row reads what another row of the step
+    writes.
     """
     q_THD = rope_kv(
         qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,

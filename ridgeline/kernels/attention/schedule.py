@@ -24,7 +24,7 @@ from ridgeline.kernels.attention.op import Schedule
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
 KEY_TILE = 64  # items begin and end at multiples of it (but for the last), so kernels' key tiles must divide it
-WHOLE = 192  # so few keys are read by one program sooner than several could add up their parts
+WHOLE = 256  # so few keys are read by one program sooner than several could add up their parts
 DOT_ROWS = 16  # rows of the smallest matrix product: heads of a group times tokens of an item
 HOPPER_TOKENS = 256  # in smaller steps a tile of 128 queries of one head is mostly empty
 TILE_ROWS = 128  # queries of a tile, tokens times heads of a group

@@ -51,6 +51,13 @@ def fetch(pointers):
 
 
 @triton.jit
+def held(x):
+    """The same values, for which the program waits only here (NVIDIA)."""
+    PACK: tl.constexpr = 32 // x.dtype.primitive_bitwidth
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, False, PACK)
+
+
+@triton.jit
 def logits(scores, scale, softcap, SOFTCAP: tl.constexpr):
     """Scaled, capped and in base 2: the softmax is then taken with exp2. scale: log2(e) times the op's."""
     if SOFTCAP:

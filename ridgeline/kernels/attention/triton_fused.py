@@ -19,6 +19,7 @@ from ridgeline.kernels.attention.triton_common import (
     LOG2E,
     LOWEST,
     fetch,
+    held,
     load_blocks,
     logits,
     place_in_blocks,
@@ -27,13 +28,12 @@ from ridgeline.kernels.attention.triton_common import (
 from ridgeline.kernels.attention.triton_decode import add_parts, add_tile
 
 
-@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "place_ptr"])
+@triton.jit(do_not_specialize_on_alignment=["place_ptr"])
 def fused_kernel(
     qkv_ptr,
     q_norm_ptr,
     k_norm_ptr,
     cos_sin_ptr,
-    positions_ptr,
     place_ptr,
     k_ptr,
     v_ptr,
@@ -104,9 +104,6 @@ def fused_kernel(
     visible_ND = visible_N[:, None] & (d_1D < HEAD_DIM)
     k_ND = tl.load(k_ptr + place_ND + place_N1, mask=visible_ND, other=0)
     v_ND = tl.load(v_ptr + place_ND + place_N1, mask=visible_ND, other=0)
-    # So that the first product takes its keys from registers. From shared memory, where the weights of the softmax come
-    # to lie at the same place afterwards, ptxas 12.8 takes the weights' descriptor from a register it never writes.
-    k_ND = tl.where(visible_N[:, None], k_ND, 0.0)
     if PDL and AHEAD > 0:
         ahead_A = begin + TILE + tl.arange(0, AHEAD)
         block_A = tl.load(table_ptr + ahead_A // BLOCK_SIZE, mask=ahead_A < end, other=0).to(tl.int64)
@@ -118,7 +115,7 @@ def fused_kernel(
     place = tl.load(place_ptr + token)
     angle_ptr = cos_sin_ptr
     if ROTATED > 0:
-        angle_ptr += tl.load(positions_ptr + token).to(tl.int64) * ROTATED
+        angle_ptr += (kv_len - 1).to(tl.int64) * ROTATED  # a row's token is its last
     angles = load_angles(angle_ptr, d_DM, ROTATED)
     q_weights = load_weights(q_norm_ptr, d_DM, HEAD_DIM, ROTATED, NORM)
     k_weights = load_weights(k_norm_ptr, d_DM, HEAD_DIM, ROTATED, NORM)
@@ -154,6 +151,11 @@ def fused_kernel(
             acc_DM *= shrink_M[None, :]
             max_M = new_max_M
     sum_NM = tl.where((n_N == 0)[:, None], weight_M[None, :], 0.0)  # over the keys at the end, as in triton_decode.py
+    if PDL:
+        # So that nothing waits for the tile before, and that the products take it from registers. (From shared memory,
+        # where the weights of the softmax come to lie at the keys' place afterwards, ptxas 12.8 takes the weights'
+        # descriptor from a register that it never writes.)
+        k_ND, v_ND = held(k_ND), held(v_ND)
     max_M, sum_NM, acc_DM = add_tile(
         k_ND, v_ND, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP
     )
