@@ -133,7 +133,8 @@ def decode_attention(
         SOFTCAP=softcap is not None,
         num_warps=cut.num_warps,
         num_stages=cut.num_stages,
-        **launch_options(device),
+        # A schedule made just now is no earlier step's work: it must be complete before the kernel starts
+        **(launch_options(device) if batch.schedule is not None else {"PDL": False}),
     )
     return out_THD
 
