@@ -70,12 +70,14 @@ def decode_attention(
     """As `decode_op.decode_attention`; what no query sees may be NaN. The caches as `triton.paged_attention` wants
     them. Returns a contiguous [T, H, D]."""
     num_rows, head_dim = len(batch.slots_R), k_cache_NGPD.shape[3]
-    schedule = batch.schedule
+    schedule, options = batch.schedule, launch_options(qkv_TX.device)
     if schedule is None:
         schedule = make_schedule(
             batch.start_R1, batch.kv_len_R, batch.slots_R,
             num_tokens=num_rows, num_heads=num_heads, num_kv_heads=num_kv_heads, window=window,
         )  # fmt: skip
+        if options["PDL"]:  # made just now, it must be complete before the kernel starts: the same kernel (without PDL
+            options["launch_pdl"] = False  # the compiler's error comes back that `held` avoids), launched strictly
     if schedule.fixed or schedule.cascade is not None:
         return in_two_launches(
             qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,
@@ -133,8 +135,7 @@ def decode_attention(
         SOFTCAP=softcap is not None,
         num_warps=cut.num_warps,
         num_stages=cut.num_stages,
-        # A schedule made just now is no earlier step's work: it must be complete before the kernel starts
-        **(launch_options(device) if batch.schedule is not None else {"PDL": False}),
+        **options,
     )
     return out_THD
 
