@@ -18,7 +18,8 @@ from ridgeline.kernels.attention.triton_fused import fused_kernel
 from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.rotary.triton import rope_kv, rope_kv_fixed
 
-FEW_ROWS = 8
+FEW_ROWS = 8  # up to so many, latency decides
+MANY_ROWS = 64  # beyond, reading keys decides, and the plain kernel keeps more programs on a multiprocessor
 
 in_two_launches = composed(rope_kv, paged_attention)
 decode_attention_fixed = composed(rope_kv_fixed, paged_attention)
@@ -78,7 +79,7 @@ def decode_attention(
         )  # fmt: skip
         if options["PDL"]:  # made just now, it must be complete before the kernel starts: the same kernel (without PDL
             options["launch_pdl"] = False  # the compiler's error comes back that `held` avoids), launched strictly
-    if schedule.fixed or schedule.cascade is not None:
+    if schedule.fixed or schedule.cascade is not None or num_rows > MANY_ROWS:
         return in_two_launches(
             qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,
             k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
