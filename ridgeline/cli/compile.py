@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,6 +15,9 @@ from ridgeline.cli.sizes import read_config
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, DTYPES
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from ridgeline.kernels.aot import Counts
 
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}
 
@@ -46,7 +50,7 @@ def compile(
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise InvalidConfig("TRITON_INTERPRET is set, which turns the compiler off; unset it.")
     started = time.perf_counter()
-    compiled, found = compile_model(
+    counted = compile_model(
         config.spec,
         arch,
         units,
@@ -58,9 +62,10 @@ def compile(
     )
     seconds = time.perf_counter() - started
     if as_json:
-        print(json.dumps({"arch": arch, "compiled": compiled, "found": found, "seconds": round(seconds, 1)}))
+        counts = {"compiled": counted.compiled, "found": counted.found, "kernels": sorted(counted.names)}
+        print(json.dumps({"arch": arch, **counts, "seconds": round(seconds, 1)}))
         return
-    print(f"{compiled} kernels compiled for {arch} in {seconds:.0f} s, {found} more were in the cache.")
+    print(f"{counted.compiled} kernels compiled for {arch} in {seconds:.0f} s, {counted.found} more were in the cache.")
 
 
 def compile_model(
@@ -73,8 +78,8 @@ def compile_model(
     max_seqs: int,
     max_tokens: int,
     block_size: int,
-) -> tuple[int, int]:
-    """(kernels compiled, kernels found in the cache): every step shape runs once, with tensors that hold nothing."""
+) -> Counts:
+    """Every step shape runs once, with tensors that hold nothing."""
     import torch  # takes seconds to import
 
     from ridgeline.core.cache_spec import CacheLayout
@@ -94,9 +99,10 @@ def compile_model(
         decoder = Decoder(spec, ops, dtype=getattr(torch, dtype), device=meta, max_positions=max_model_len)
         layout = CacheLayout(groups=tuple(spec.cache_groups), block_size=block_size, dtype=dtype, num_pages=1024)
         runner = Runner(decoder, ops, layout, num_slots=max_seqs, max_model_len=max_model_len)
-        for rows, tokens in sorted(buckets.shapes | uncaptured):
-            inputs = StepInputs(rows, tokens, runner.slots.dummy, meta)
+        shapes = [(shape, False) for shape in sorted(buckets.shapes | uncaptured)]
+        for (rows, tokens), cascade in shapes + [(shape, True) for shape in buckets.sharing]:
+            inputs = StepInputs(rows, tokens, runner.slots.dummy, meta, cascade=cascade)
             scores = runner.segments.forward(inputs)
             for features in CAPTURED_FEATURES:
                 runner.segments.sample(inputs, scores, features)
-    return counts.compiled, counts.found
+    return counts

@@ -154,6 +154,12 @@ def _target(arch: str) -> Any:
     return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
 
 
+# Bytes that a program may have, from the vendors' tables
+SHARED_MEMORY = dict.fromkeys(("sm_80", "sm_87"), 166_912)
+SHARED_MEMORY |= dict.fromkeys(("sm_86", "sm_89", "sm_120"), 101_376)
+SHARED_MEMORY |= dict.fromkeys(("sm_90", "sm_100", "sm_103"), 232_448)
+
+
 class _AbsentDriver:
     """What Triton asks of a driver before it has anything to run."""
 
@@ -172,10 +178,11 @@ class _AbsentDriver:
 
 @dataclass
 class Counts:
-    """Kernels compiled, and kernels that the cache had."""
+    """Kernels compiled, and kernels that the cache had, each for one set of constants; the names of all."""
 
     compiled: int = 0
     found: int = 0
+    names: set[str] = field(default_factory=set)
 
 
 @contextmanager
@@ -194,13 +201,16 @@ def compiling_for(arch: str, multiprocessors: int) -> Iterator[Counts]:
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         return run(self, *args, grid=grid, warmup=True, **kwargs)
 
-    def count(*, cache_hit: bool, **_: Any) -> None:
+    def count(*, src: Any, cache_hit: bool, **_: Any) -> None:
+        counts.names.add(src.name)
         counts.found += cache_hit
         counts.compiled += not cache_hit
 
+    capability = divmod(int(arch[3:]), 10) if arch.startswith("sm_") else (0, 0)
     told = {
-        "dependent_launch": lambda device: arch.startswith("sm_") and int(arch[3:]) >= 90,
+        "compute_capability": lambda device: capability,
         "num_multiprocessors": lambda device: multiprocessors,
+        "shared_memory": lambda device: SHARED_MEMORY.get(arch, 65_536),
     }
     asked = {name: getattr(launch, name) for name in told}
     JITFunction.run, triton.knobs.compilation.listener = compile_only, count

@@ -24,24 +24,15 @@ import torch
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+# What kernels are chosen by. Whoever compiles them without the GPU says what these would (see aot.py).
+
+
 @cache
-def dependent_launch(device: torch.device) -> bool:
-    """Whether kernels on `device` may overlap with the one before (NVIDIA, compute capability ≥ 9.0)."""
+def compute_capability(device: torch.device) -> tuple[int, int]:
+    """(9, 0) of a Hopper GPU; (0, 0) of what is not NVIDIA's."""
     if device.type != "cuda" or INTERPRETED or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def launch_options(device: torch.device) -> dict[str, Any]:
-    """Keyword arguments for a kernel that has a `PDL: tl.constexpr` parameter."""
-    if dependent_launch(device):
-        return {"PDL": True, "launch_pdl": True}
-    return {"PDL": False}
-
-
-def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Where kernels for tensors on `device` must be launched: Triton asks for the thread's current device only."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        return 0, 0
+    return torch.cuda.get_device_capability(device)
 
 
 @cache
@@ -50,3 +41,24 @@ def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 4
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have."""
+    if device.type != "cuda":
+        return 65_536
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)
+
+
+def launch_options(device: torch.device) -> dict[str, Any]:
+    """Keyword arguments for a kernel that has a `PDL: tl.constexpr` parameter."""
+    if compute_capability(device) >= (9, 0):
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Where kernels for tensors on `device` must be launched: Triton asks for the thread's current device only."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -86,6 +86,14 @@ def test_a_model_compiled_ahead_is_found_by_the_next_process(tmp_path: Path) -> 
     assert (second["compiled"], second["found"]) == (0, first["compiled"])
 
 
+def test_what_only_a_hopper_gpu_runs_is_compiled_ahead_too(tmp_path: Path) -> None:
+    """Kernels in Gluon, and those of rows that share their first blocks."""
+    size = ("--max-num-seqs", "16", "--max-num-batched-tokens", "256", "--max-model-len", "512")
+    command = ("ridgeline", "compile", "ridgeline/assets/embedded", "--arch", "sm_90", "--json", "--dtype", "bfloat16")
+    (report,) = lines_of(*command, *size, TRITON_CACHE_DIR=str(tmp_path))
+    assert {"stream_kernel", "fused_kernel", "_items_kernel", "shared_kernel"} <= set(report["kernels"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.attention.cascade import make_cascade, pieces_of
 from ridgeline.kernels.attention.op import Schedule
-from ridgeline.kernels.launch import launch_options, num_multiprocessors
+from ridgeline.kernels.launch import compute_capability, launch_options, num_multiprocessors
 
 KEY_TILE = 64  # items begin and end at multiples of it (but for the last), so kernels' key tiles must divide it
 WHOLE = 256  # so few keys are read by one program sooner than several could add up their parts
@@ -136,12 +136,11 @@ def fixed_schedule(*tensors: Tensor, **shape: Any) -> Schedule:
 
 def hopper_is_faster(num_tokens: int, cache_NGPD: Tensor) -> bool:
     """Whether hopper.py should do the long rows of a step of so many tokens."""
-    if not cache_NGPD.is_cuda or torch.version.hip is not None or num_tokens < HOPPER_TOKENS:
+    if num_tokens < HOPPER_TOKENS or compute_capability(cache_NGPD.device) != (9, 0):
         return False
     from ridgeline.kernels.attention.hopper import supports
 
-    major, minor = torch.cuda.get_device_capability(cache_NGPD.device)
-    return supports(f"sm_{major}{minor}", cache_NGPD.dtype, cache_NGPD.shape[3], cache_NGPD.shape[2])
+    return supports("sm_90", cache_NGPD.dtype, cache_NGPD.shape[3], cache_NGPD.shape[2])
 
 
 def item_target(num_rows: int, num_kv_heads: int, device: torch.device) -> int:

@@ -18,7 +18,7 @@ from ridgeline.kernels.attention.triton_cascade import shared_kernel, shared_opt
 from ridgeline.kernels.attention.triton_common import LOG2E
 from ridgeline.kernels.attention.triton_decode import decode_kernel
 from ridgeline.kernels.attention.triton_prefill import prefill_kernel
-from ridgeline.kernels.launch import launch_options
+from ridgeline.kernels.launch import compute_capability, launch_options
 
 COMBINED = 8192  # float32 values of row parts that a program holds at once when it adds them up
 
@@ -46,7 +46,7 @@ def prefill_config(head_dim: int, itemsize: int, block_size: int, device: torch.
         return Config(16 if itemsize > 2 else 32 if head_dim > 128 else 64, num_warps=8, num_stages=1)
     if itemsize > 2:
         return Config(32, num_warps=8, num_stages=2)
-    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    hopper = compute_capability(device) >= (9, 0)
     if head_dim > 128:
         return Config(64 if hopper else 32, num_warps=8, num_stages=2)
     if hopper and head_dim > 64 and block_size % 128 == 0:  # a tile in one block: few addresses, room for more keys

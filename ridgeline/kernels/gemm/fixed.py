@@ -11,7 +11,6 @@ Legend: T tokens, I inputs, O outputs; N tokens, R weight rows, B inputs of a ti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from ridgeline.kernels.activation.triton import gated_activation
 from ridgeline.kernels.aot import AotKernel
-from ridgeline.kernels.launch import INTERPRETED, launch_options
+from ridgeline.kernels.launch import INTERPRETED, compute_capability, launch_options
 from ridgeline.kernels.norm.triton import rms_norm
 
 
@@ -55,13 +54,6 @@ def choose(tokens: int, outputs: int) -> Tile:
         if programs >= ENOUGH:
             return ALONE if tile is HOPPER[0] and programs <= MULTIPROCESSORS else tile
     return HOPPER[-1]
-
-
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -111,7 +103,8 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tile: Tile | 
     x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
     y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=x_TI.device)
     if tile is None:
-        tile = choose(tokens, outputs) if x_TI.element_size() == 2 and _is_hopper(x_TI.device) else ANY
+        tuned = x_TI.element_size() == 2 and compute_capability(x_TI.device) == (9, 0)
+        tile = choose(tokens, outputs) if tuned else ANY
     fixed_kernel[(triton.cdiv(tokens, tile.tokens) * triton.cdiv(outputs, tile.rows),)](
         x_TI, weight_OI.contiguous(), weight_OI if bias_O is None else bias_O, y_TO, x_TI.stride(0), tokens, outputs,
         inputs, **_constants(tile), BIAS=bias_O is not None, EVEN=inputs % tile.block == 0,

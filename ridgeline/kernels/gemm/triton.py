@@ -20,7 +20,13 @@ from ridgeline.kernels.gemm import native
 from ridgeline.kernels.gemm.choose import Rows, Stream, Tiles, choose
 from ridgeline.kernels.gemm.rows import laps_kernel, rows_kernel
 from ridgeline.kernels.gemm.tiles import tiles_kernel
-from ridgeline.kernels.launch import INTERPRETED, launch_options, num_multiprocessors
+from ridgeline.kernels.launch import (
+    INTERPRETED,
+    compute_capability,
+    launch_options,
+    num_multiprocessors,
+    shared_memory,
+)
 from ridgeline.kernels.norm.triton import rms_norm
 
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -62,7 +68,7 @@ def _plan(x_TI: Tensor, weight_OI: Tensor, *, norm: bool = False, gated: bool = 
     (outputs, inputs), device = weight_OI.shape, x_TI.device
     outputs = outputs // 2 if gated else outputs
     return choose(
-        len(x_TI), inputs, outputs, itemsize=x_TI.itemsize, shared=_shared(device), norm=norm, gated=gated,
+        len(x_TI), inputs, outputs, itemsize=x_TI.itemsize, shared=shared_memory(device), norm=norm, gated=gated,
         hopper=_hopper(device) if _copyable(x_TI) and _copyable(weight_OI) else 0,
     )  # fmt: skip
 
@@ -141,21 +147,9 @@ def _copyable(x: Tensor) -> bool:
     return x.stride(1) == 1 and x.data_ptr() % 16 == 0 and x.stride(0) * x.itemsize % 16 == 0
 
 
-@cache
-def _shared(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have."""
-    if device.type != "cuda":
-        return 65_536
-    properties = torch.cuda.get_device_properties(device)
-    return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)
-
-
-@cache
 def _hopper(device: torch.device) -> int:
     """Multiprocessors of a Hopper GPU; 0 of any other device."""
-    if device.type != "cuda" or INTERPRETED or torch.version.hip is not None:
-        return 0
-    return num_multiprocessors(device) if torch.cuda.get_device_capability(device) == (9, 0) else 0
+    return num_multiprocessors(device) if compute_capability(device) == (9, 0) else 0
 
 
 @cache
