@@ -177,16 +177,21 @@ class _AbsentDriver:
 
 
 @dataclass
-class Counts:
-    """Kernels compiled, and kernels that the cache had, each for one set of constants; the names of all."""
+class Compiled:
+    """Cache keys of kernels that were compiled, and of those that the cache had; the names of all."""
 
-    compiled: int = 0
-    found: int = 0
+    fresh: set[str] = field(default_factory=set)
+    found: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
+
+    def __or__(self, other: Compiled) -> Compiled:
+        """What both did, where one may have found what the other had just compiled."""
+        fresh = self.fresh | other.fresh
+        return Compiled(fresh, (self.found | other.found) - fresh, self.names | other.names)
 
 
 @contextmanager
-def compiling_for(arch: str, multiprocessors: int) -> Iterator[Counts]:
+def compiling_for(arch: str, multiprocessors: int) -> Iterator[Compiled]:
     """Inside, launching a kernel compiles it for `arch` and leaves it in Triton's cache. For processes that do nothing
     else: kernels launched before or after are bound to another driver.
     """
@@ -196,15 +201,14 @@ def compiling_for(arch: str, multiprocessors: int) -> Iterator[Counts]:
 
     from ridgeline.kernels import launch
 
-    counts, run = Counts(), JITFunction.run
+    done, run = Compiled(), JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         return run(self, *args, grid=grid, warmup=True, **kwargs)
 
-    def count(*, src: Any, cache_hit: bool, **_: Any) -> None:
-        counts.names.add(src.name)
-        counts.found += cache_hit
-        counts.compiled += not cache_hit
+    def note(*, src: Any, metadata: Mapping[str, Any], cache_hit: bool, **_: Any) -> None:
+        (done.found if cache_hit else done.fresh).add(metadata["hash"])
+        done.names.add(src.name)
 
     capability = divmod(int(arch[3:]), 10) if arch.startswith("sm_") else (0, 0)
     told = {
@@ -213,11 +217,11 @@ def compiling_for(arch: str, multiprocessors: int) -> Iterator[Counts]:
         "shared_memory": lambda device: SHARED_MEMORY.get(arch, 65_536),
     }
     asked = {name: getattr(launch, name) for name in told}
-    JITFunction.run, triton.knobs.compilation.listener = compile_only, count
+    JITFunction.run, triton.knobs.compilation.listener = compile_only, note
     _replace(asked, told)
     driver.set_active(_AbsentDriver(_target(arch)))
     try:
-        yield counts
+        yield done
     finally:
         JITFunction.run, triton.knobs.compilation.listener = run, None
         _replace(told, asked)
