@@ -62,6 +62,11 @@ class SampleCase:
         tables = sampling.SamplingTables.empty(self.rows, self.vocab_size, device)
         return logits, tables, slots, torch.ones_like(slots), Feature.NONE
 
+    def scored(self, dtype: torch.dtype, device: torch.device) -> tuple:
+        """The same logits, and a token of each row whose logprob and rank are asked for."""
+        logits, _, slots, *_ = self.inputs(dtype, device)
+        return logits, slots % self.vocab_size, 0
+
 
 SAMPLE_CASES = (SampleCase(1, 4096), SampleCase(8, 32_000))
 
@@ -134,6 +139,7 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
         yield _decode_attention(c)
     for c in cases("sample", SAMPLE_CASES):
         yield Subject(sampling.SAMPLE, f"{c.rows}x{c.vocab_size}", c.inputs, _sample(c))
+        yield Subject(sampling.SCORE_TOKENS, f"{c.rows}x{c.vocab_size}", c.scored, _sample(c), slack=512)
 
 
 def _sample(c: SampleCase) -> Callable[[int], Cost]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,8 @@ def difference(got: Any, wanted: Any, subject: Subject) -> str:
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:
+    if dataclasses.is_dataclass(result):
+        return tuple(vars(result).values())
     return result if isinstance(result, tuple) else (result,)
 
 

@@ -58,7 +58,7 @@ def test_matrix_products_run_on_tensor_cores(reports: Reports) -> None:
         if report["tensor_cores"] and not report["error"]:
             expected = report["tensor_cores"] if report["arch"] == "sm_90" else ""
             found = report["instructions"]
-            assert found.get(expected) if expected else found, (report["kernel"], report["arch"], found)
+            assert any(expected in name for name in found), (report["kernel"], report["arch"], found)
 
 
 def test_the_list_is_short_and_says_nothing_twice(reports: Reports) -> None:
