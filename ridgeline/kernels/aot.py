@@ -10,8 +10,8 @@ A module with kernels lists what is worth compiling in a module-level `AOT`, nex
   allocations are, unless the kernel does not specialize them; integers are not, unless they say so ("i32:16").
 - `constexprs`: all of them but `PDL`, which is switched on with its launch option where the architecture has it.
   An argument that is None at run time is a constexpr of value None, one that is always 1 a constexpr of value 1.
-- `hot`: must not spill. `tensor_cores`: what an instruction that sm_90 must use ends in, "HGMMA" (of a warpgroup) or "MMA" (or a
-  warp); other architectures must then use any of theirs.
+- `hot`: must not spill. `tensor_cores`: what the name of an instruction that sm_90 must use contains: "HGMMA" (of a
+  warpgroup) or "MMA" (of a warp too); other architectures must then use any of theirs.
 - `archs`: which architectures; by default all of `ARCHS`.
 
 A plain tuple (kernel, signature, constexprs) will do where no option is needed. Gluon kernels are welcome too; give
