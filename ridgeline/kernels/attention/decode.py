@@ -12,7 +12,7 @@ from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.attention.decode_op import composed
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.attention.schedule import KEY_TILE, make_schedule
-from ridgeline.kernels.attention.triton import COMBINED, paged_attention
+from ridgeline.kernels.attention.triton import COMBINED, decode_config, paged_attention
 from ridgeline.kernels.attention.triton_common import LOG2E
 from ridgeline.kernels.attention.triton_fused import fused_kernel
 from ridgeline.kernels.launch import launch_options
@@ -39,14 +39,12 @@ class Config:
 
 def config(num_rows: int, head_dim: int, itemsize: int, block_size: int) -> Config:
     """A few rows are bound by latency: large tiles, and products of single warps, whose operands need no descriptors.
-    Many are bound by reading keys: tiles of up to 16 KiB, three stages of which fit a multiprocessor twice."""
+    Many are bound by reading keys: tiles as in two launches."""
+    plain, hip = decode_config(head_dim, itemsize), torch.version.hip is not None
     dim = max(16, triton.next_power_of_2(head_dim))
-    if torch.version.hip is not None:
-        return Config(max(16, min(KEY_TILE, 8192 // (dim * itemsize))), 0, 16, num_warps=4, num_stages=2)
-    if num_rows <= FEW_ROWS and itemsize == 2 and dim <= 128 and KEY_TILE % block_size == 0:
+    if not hip and num_rows <= FEW_ROWS and itemsize == 2 and dim <= 128 and KEY_TILE % block_size == 0:
         return Config(2 * KEY_TILE, 2 * KEY_TILE, 8, num_warps=max(4, dim // 16), num_stages=2)
-    tile = max(16, min(KEY_TILE, 16384 // (dim * itemsize)))
-    return Config(tile, 2 * tile, 16, num_warps=4, num_stages=3)
+    return Config(plain.tile, 0 if hip else 2 * plain.tile, 16, plain.num_warps, plain.num_stages)
 
 
 def decode_attention(
