@@ -44,7 +44,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -191,9 +191,13 @@ class Compiled:
 
 
 @contextmanager
-def compiling_for(arch: str, multiprocessors: int) -> Iterator[Compiled]:
+def compiling_for(
+    arch: str, multiprocessors: int, wanted: Callable[[str], bool] = lambda kernel: True
+) -> Iterator[Compiled]:
     """Inside, launching a kernel compiles it for `arch` and leaves it in Triton's cache. For processes that do nothing
     else: kernels launched before or after are bound to another driver.
+
+    wanted: asked once for every kernel, by a text that names it in any process; the others are not compiled.
     """
     import triton
     from triton.runtime.driver import driver
@@ -205,6 +209,14 @@ def compiling_for(arch: str, multiprocessors: int) -> Iterator[Compiled]:
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         return run(self, *args, grid=grid, warmup=True, **kwargs)
+
+    skipped = set[str]()
+
+    def skip(*, key: str, fn: Any, **_: Any) -> bool:
+        kernel = f"{fn.module}.{fn.name}{key}"
+        if kernel not in skipped and not wanted(kernel):
+            skipped.add(kernel)
+        return kernel in skipped
 
     def note(*, src: Any, metadata: Mapping[str, Any], cache_hit: bool, **_: Any) -> None:
         (done.found if cache_hit else done.fresh).add(metadata["hash"])
@@ -218,12 +230,14 @@ def compiling_for(arch: str, multiprocessors: int) -> Iterator[Compiled]:
     }
     asked = {name: getattr(launch, name) for name in told}
     JITFunction.run, triton.knobs.compilation.listener = compile_only, note
+    triton.knobs.runtime.jit_cache_hook = skip
     _replace(asked, told)
     driver.set_active(_AbsentDriver(_target(arch)))
     try:
         yield done
     finally:
         JITFunction.run, triton.knobs.compilation.listener = run, None
+        triton.knobs.runtime.jit_cache_hook = None
         _replace(told, asked)
         driver._active = None
 

@@ -1,0 +1,116 @@
+"""Which kernels an engine needs, and how they are compiled without its GPU: by running every captured shape on tensors
+that hold nothing. `compilers.py` does so in several processes, each of which begins here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import sys
+import threading
+import warnings
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+import ridgeline
+from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.kernels.aot import Compiled, compiling_for
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import Ops
+from ridgeline.layers.decoder import Decoder
+from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
+from ridgeline.worker.inputs import StepInputs
+from ridgeline.worker.runner import Runner
+
+SOURCES = ("core", "kernels", "layers", "models", "worker")  # packages that decide which kernels there are
+PRIORITY = 5  # below whatever loads the weights meanwhile
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSet:
+    """All that decides which kernels an engine runs. overrides: of ops, as (op, implementation), sorted."""
+
+    spec: ModelSpec
+    arch: str
+    multiprocessors: int
+    dtype: str
+    max_model_len: int
+    max_seqs: int
+    max_tokens: int
+    block_size: int
+    cascade: bool
+    overrides: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def marker(self) -> Path:
+        """An empty file that lies in Triton's cache once all of these kernels do, and goes with it."""
+        import triton
+
+        digest = hashlib.sha256(repr((self, triton.__version__, torch.__version__, _debugging())).encode())
+        root = Path(ridgeline.__file__).parent
+        for path in sorted(path for package in SOURCES for path in (root / package).rglob("*.py")):
+            digest.update(path.read_bytes())
+        return Path(triton.knobs.cache.dir) / f"ridgeline-{digest.hexdigest()[:32]}"
+
+
+def _debugging() -> list[tuple[str, str]]:
+    """Triton's variables in the environment, of which some change what is compiled, but for where its cache lies."""
+    places = ("TRITON_CACHE_DIR", "TRITON_HOME")
+    return sorted(item for item in os.environ.items() if item[0].startswith("TRITON_") and item[0] not in places)
+
+
+def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
+    """Run every step shape once and compile what nobody else has claimed by a file in the folder `claims`.
+
+    Running the shapes takes a second or two; so every process may run them all, and takes the next kernel when it is
+    done with one.
+    """
+    meta = torch.device("meta")
+    buckets = Buckets(kernels.max_seqs, kernels.max_tokens)
+    uncaptured = {buckets.uncaptured(rows, kernels.max_tokens) for rows in (1, kernels.max_seqs)}
+    shapes = [(shape, False) for shape in sorted(buckets.shapes | uncaptured)]
+    if kernels.cascade:
+        shapes += [(shape, True) for shape in buckets.sharing]
+
+    def claim(kernel: str) -> bool:
+        try:
+            (claims / hashlib.sha256(kernel.encode()).hexdigest()).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    with compiling_for(kernels.arch, kernels.multiprocessors, claim) as done, torch.inference_mode():
+        ops = Ops(Platform(device_type="cuda", arch=kernels.arch), dict(kernels.overrides))
+        dtype, longest = getattr(torch, kernels.dtype), kernels.max_model_len
+        decoder = Decoder(kernels.spec, ops, dtype=dtype, device=meta, max_positions=longest)
+        groups = kernels.spec.cache_groups
+        layout = CacheLayout(groups=groups, block_size=kernels.block_size, dtype=kernels.dtype, num_pages=1024)
+        runner = Runner(decoder, ops, layout, num_slots=kernels.max_seqs, max_model_len=longest)
+        for (rows, tokens), cascade in shapes:
+            inputs = StepInputs(rows, tokens, runner.slots.dummy, meta, cascade=cascade)
+            scores = runner.segments.forward(inputs)
+            for features in CAPTURED_FEATURES:
+                runner.segments.sample(inputs, scores, features)
+    return done
+
+
+def child() -> None:
+    """One process of `Compilers`: (KernelSet, folder of claims) on standard input, what it compiled on its output."""
+    os.nice(PRIORITY)
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
+    kernels, claims = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    done = compile_claimed(kernels, claims)
+    print(json.dumps({name: sorted(keys) for name, keys in asdict(done).items()}))
+
+
+def _end_with_parent() -> None:
+    """It never writes again, and holds our standard input open as long as it lives."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)

@@ -1,0 +1,159 @@
+"""Kernels are compiled by other processes, once for every engine that needs others, and never in an engine's way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import ridgeline
+from ridgeline.assembly import EMBEDDED_MODEL
+from ridgeline.worker import compilers
+from ridgeline.worker.compilers import Compilers, processes_needed
+from ridgeline.worker.loader import read_model_config
+from ridgeline.worker.precompile import KernelSet
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelSet:
+    """Of a small engine on a GPU that is not here, with an empty cache, on a machine with cores to spare."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delenv("TRITON_ALWAYS_COMPILE", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
+    (tmp_path / "cache").mkdir()
+    return KernelSet(
+        spec=read_model_config(EMBEDDED_MODEL).spec,
+        arch="sm_90",
+        multiprocessors=132,
+        dtype="bfloat16",
+        max_model_len=64,
+        max_seqs=2,
+        max_tokens=16,
+        block_size=64,
+        cascade=True,
+    )
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_processes_fill_the_cache_and_the_next_start_needs_none(kernels: KernelSet) -> None:
+    labels: list[str] = []
+    assert processes_needed(kernels) == 8
+    with Compilers(kernels, 2) as children:
+        first = children.finish(lambda label, fraction: labels.append(label))
+    assert len(first.fresh) > 10
+    assert not first.found
+    assert set(labels) == {"compiling kernels"}
+    assert processes_needed(kernels) == 0
+    options = ("--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "64", "--dtype", "bfloat16")
+    command = ("compile", str(EMBEDDED_MODEL), "--arch", "sm_90", "--json", "--processes", "1", *options)
+    run = subprocess.run([sys.executable, "-m", "ridgeline", *command], capture_output=True, text=True, check=True)
+    second = json.loads(run.stdout)
+    assert (second["compiled"], second["found"]) == (0, len(first.fresh))
+    assert list(kernels.marker.parent.glob("ridgeline-*")) == [kernels.marker]
+
+
+def test_the_marker_stands_for_everything_that_decides_what_is_compiled(
+    kernels: KernelSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    markers = [
+        kernels.marker,
+        replace(kernels, max_seqs=3).marker,
+        replace(kernels, spec=replace(kernels.spec, vocab_size=512)).marker,
+        replace(kernels, overrides=(("linear", "reference"),)).marker,
+    ]
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+    markers.append(replace(kernels).marker)
+    package = tmp_path / "ridgeline"
+    shutil.copytree(Path(ridgeline.__file__).parent / "kernels", package / "kernels")
+    monkeypatch.setattr(ridgeline, "__file__", str(package / "__init__.py"))
+    markers.append(replace(kernels).marker)
+    (package / "kernels" / "launch.py").write_text("# changed")
+    markers.append(replace(kernels).marker)
+    assert len(set(markers)) == len(markers)
+    assert replace(kernels).marker == markers[-1]
+
+
+@pytest.mark.parametrize("name", ["TRITON_INTERPRET", "TRITON_ALWAYS_COMPILE"])
+def test_nothing_is_started_that_triton_would_not_use(
+    kernels: KernelSet, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert processes_needed(kernels) == 0
+
+
+def test_nothing_is_started_on_few_cores(kernels: KernelSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
+    assert processes_needed(kernels) == 0
+
+
+@pytest.mark.parametrize("child", [(sys.executable, "-c", "raise SystemExit('broken')"), ("/nowhere/python",)])
+def test_a_process_that_fails_is_only_logged(
+    kernels: KernelSet, child: tuple[str, ...], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilers, "CHILD", child)
+    with caplog.at_level(logging.WARNING), Compilers(kernels, 2) as children:
+        children.try_to_finish()
+    assert "broken" in caplog.text or "/nowhere/python" in caplog.text
+    assert not kernels.marker.exists()
+
+
+def test_an_interrupt_ends_the_processes(kernels: KernelSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilers, "CHILD", (sys.executable, "-c", "import time; time.sleep(600)"))
+    children = Compilers(kernels, 2)
+    with suppress(KeyboardInterrupt), children:
+        raise KeyboardInterrupt
+    started = [process.pid for process in children._children.values()]
+    assert len(started) == 2
+    assert not any(is_running(process) for process in started)
+
+
+ENGINE = """
+import sys, pickle, time
+from ridgeline.worker.compilers import Compilers
+with Compilers(pickle.load(sys.stdin.buffer), 2) as children:
+    print(*(process.pid for process in children._children.values()), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_processes_end_with_an_engine_that_is_killed(kernels: KernelSet) -> None:
+    endless = replace(kernels, max_seqs=256, max_tokens=8192, max_model_len=8192)
+    command = [sys.executable, "-c", ENGINE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
+        assert engine.stdin is not None
+        assert engine.stdout is not None
+        pickle.dump(endless, engine.stdin)
+        engine.stdin.close()
+        started = [int(process) for process in engine.stdout.readline().split()]
+        assert len(started) == 2
+        assert all(is_running(process) for process in started)
+        engine.send_signal(signal.SIGKILL)
+        wait_until(lambda: not any(is_running(process) for process in started))
