@@ -7,18 +7,21 @@ from pathlib import Path
 
 import torch
 
-from ridgeline.core.config import EngineConfig, LLMConfig
+from ridgeline.core.config import DEFAULT_BLOCK_SIZE, EngineConfig, LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.engine.engine import Engine
+from ridgeline.kernels.launch import num_multiprocessors
 from ridgeline.kernels.op import Platform, on_gpu
 from ridgeline.kernels.ops import DETERMINISTIC, Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.measure.machine import hardware_of
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.roofline import Roofline
+from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.loader import Progress, load_weights, read_model_config, resolve_model
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.memory import MemoryReport, check_weights_fit, plan_memory
+from ridgeline.worker.precompile import KernelSet
 from ridgeline.worker.runner import Runner
 
 EMBEDDED_MODEL = Path(__file__).parent / "assets" / "embedded"
@@ -50,21 +53,39 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
     dtype = choose_dtype(config.dtype, model.dtype, device)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     check_weights_fit(model.spec, device, dtype=dtype, positions=wanted_len)
-    ops = Ops(Platform.of(device), _kernels(config, device))
-    decoder = Decoder(model.spec, ops, dtype=getattr(torch, dtype), device=device, max_positions=wanted_len)
-    load_weights(decoder, folder, model.weights, load_format=config.load_format, seed=config.seed, progress=progress)
-    decoder.requires_grad_(False)
     max_seqs, max_tokens = _limits(config, device)
+    overrides = _kernels(config, device)
+    ops = Ops(Platform.of(device), overrides)
     cascade = on_gpu(ops.platform) and not config.deterministic if config.cascade is None else config.cascade
-    memory = plan_memory(
-        model.spec,
-        config,
-        device,
+    captured = on_gpu(ops.platform) and not config.enforce_eager
+    kernels = KernelSet(
+        spec=model.spec,
+        arch=ops.platform.arch,
+        multiprocessors=num_multiprocessors(device),
         dtype=dtype,
-        weights=sum(p.numel() * p.element_size() for p in decoder.parameters()),
+        max_model_len=wanted_len,
         max_seqs=max_seqs,
-        max_chunk=max_tokens,
+        max_tokens=max_tokens,
+        block_size=config.block_size or DEFAULT_BLOCK_SIZE[device.type],
+        cascade=cascade,
+        overrides=tuple(sorted(overrides.items())),
     )
+    with Compilers(kernels, processes_needed(kernels) if captured else 0) as compilers:
+        decoder = Decoder(model.spec, ops, dtype=getattr(torch, dtype), device=device, max_positions=wanted_len)
+        load_weights(
+            decoder, folder, model.weights, load_format=config.load_format, seed=config.seed, progress=progress
+        )
+        decoder.requires_grad_(False)
+        memory = plan_memory(
+            model.spec,
+            config,
+            device,
+            dtype=dtype,
+            weights=sum(p.numel() * p.element_size() for p in decoder.parameters()),
+            max_seqs=max_seqs,
+            max_chunk=max_tokens,
+        )
+        compilers.try_to_finish(progress)
     try:
         runner = Runner(
             decoder,
@@ -74,7 +95,7 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
             max_model_len=memory.max_model_len,
             cascade=cascade,
         )
-        if on_gpu(ops.platform) and not config.enforce_eager:
+        if captured:
             runner.capture(max_rows=max_seqs, max_tokens=max_tokens, progress=progress)
     except torch.OutOfMemoryError as error:
         raise InvalidConfig(
