@@ -44,7 +44,8 @@ class Graph:
         self._scores: Scores | None = None
 
     def capture(self, pool: Any) -> None:
-        """Run everything once, so that kernels are compiled and loaded, then record it."""
+        """Run everything once, so that kernels are compiled and loaded, record it, and replay that: a graph's first launch
+        takes longer than the others, and here the host records the next one meanwhile."""
         segments, inputs = self._segments, self.inputs
         scores = segments.forward(inputs)
         for features in CAPTURED_FEATURES:
@@ -56,6 +57,9 @@ class Graph:
             outcome = _record(graph, pool, partial(segments.sample, inputs, scores, features))
             self._samples[features] = graph, Outcome(borrowed(outcome.packed))
         self._scores = Scores(borrowed(scores.active_R), borrowed(scores.kv_len_R), borrowed(scores.logits_RV))
+        self.forward()
+        for features in self._samples:
+            self.sample(features)
 
     def forward(self) -> Scores:
         assert self._scores is not None

@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 from ridgeline.core.plan import Feature
-from ridgeline.kernels.launch import INTERPRETED, launch_options
+from ridgeline.kernels.launch import compute_capability, launch_options
 from ridgeline.kernels.sampling.bracket import bracket_kernel, stats_kernel
 from ridgeline.kernels.sampling.draw import APART, WIDTH, draw_kernel
 from ridgeline.kernels.sampling.finish import finish_kernel
@@ -68,7 +68,7 @@ def sample(
     flags = _flags(tables, features, mask_NV)
     adjusts = any(flags.values())
     options = launch_options(device)
-    approximate = device.type == "cuda" and torch.version.hip is None and not INTERPRETED
+    approximate = compute_capability(device) != (0, 0)  # NVIDIA's have the instruction
     strides = _strides(tables)
     nothing = slots_N  # stands for pointers that are not followed
     mask_NV = nothing[None] if mask_NV is None else mask_NV
