@@ -66,7 +66,7 @@ class Runner:
     ) -> None:
         self.decoder = decoder
         self.device = next(decoder.parameters()).device
-        columns = -(-max_model_len // layout.block_size)
+        columns = -(-max_model_len // (16 * layout.block_size)) * 16  # so that any length runs the same kernels
         self.slots = Slots(num_slots, len(layout.groups), columns, decoder.spec.vocab_size, self.device)
         self.segments = Segments(decoder, ops, layout, self.slots)
         self._cascade = cascade
