@@ -120,6 +120,8 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
         vocab_size=model.spec.vocab_size,
         cost_model=Roofline(model.spec, hardware, dtype) if hardware is not None else None,
     )
+    if captured:
+        engine.rehearse()
     return Assembly(engine=engine, worker=worker, model=model, folder=folder, device=device, dtype=dtype, memory=memory)
 
 

@@ -12,8 +12,10 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel, Headroom, StepShape
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan import StepPlan, Worker
-from ridgeline.core.request import Request, RequestStats, StepEvents
+from ridgeline.core.request import Request, RequestStats, SamplingParams, StepEvents
 from ridgeline.engine.scheduler import Scheduler
+
+REHEARSALS = 12  # Python looks at a function for about that many calls before it has made it fast
 
 
 class Engine:
@@ -72,6 +74,20 @@ class Engine:
         events = self.scheduler.update(result)
         self._provide_masks()
         return events
+
+    def rehearse(self) -> None:
+        """Run some tiny requests and forget them, so that the first user's finds its way trodden: code, kernels and
+        memory are prepared when they are first used."""
+        length = min(8, self.config.max_model_len - 2, self.layout.block_size - 1)  # no full block is left behind
+        for number in range(REHEARSALS if length > 0 else 0):
+            params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+            name = f"rehearsal {number}"
+            self.add(
+                Request(id=name, prompt_token_ids=(0,) * length, params=params, seed=0, max_total_tokens=length + 2)
+            )
+            while self.has_work:
+                self.step()
+        self.headroom = Headroom()
 
     def shutdown(self) -> None:
         self._worker.shutdown()

@@ -7,9 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.cost import Headroom
+from ridgeline.engine.engine import Engine
 from tests.engine.desk import Desk, make_request
-from tests.engine.ideal_worker import VOCAB
-from tests.engine.layouts import Groups
+from tests.engine.ideal_worker import VOCAB, IdealWorker, alone
+from tests.engine.layouts import Groups, layout_of
 from tests.engine.test_scheduler_machine import Alternating
 
 PROMPT = (1, 2, 3, 1, 2, 2, 1, 3, 3, 1)  # two full blocks of four and a rest
@@ -289,3 +292,22 @@ def test_a_hit_scattered_over_the_whole_pool_is_given_up() -> None:
     desk.finish()
     assert desk.scheduler.cache.hit_tokens == 0
     assert desk.got == {"a": desk.alone(first), "b": desk.alone(second)}
+
+
+# ---- rehearsals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_a_rehearsal_leaves_nothing_behind(block_size: int) -> None:
+    layout, request = layout_of(((None, 1),), block_size, 33), make_request("a", PROMPT)
+    config = EngineConfig(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, debug_checks=True)
+    engine = Engine(config, layout, IdealWorker(layout), vocab_size=VOCAB)
+    engine.rehearse()
+    assert not engine.has_work
+    assert engine.headroom == Headroom()
+    pool = engine.scheduler.cache.pool
+    assert pool.free_pages == pool.num_pages
+    engine.add(request)
+    events = [event for _ in range(20) for event in engine.step()]
+    assert [event.token_id for event in events] == alone(request, layout)
+    assert {event.request_id for event in events} == {"a"}
