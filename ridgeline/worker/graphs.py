@@ -44,8 +44,8 @@ class Graph:
         self._scores: Scores | None = None
 
     def capture(self, pool: Any) -> None:
-        """Run everything once, so that kernels are compiled and loaded, record it, and replay that: a graph's first launch
-        takes longer than the others, and here the host records the next one meanwhile."""
+        """Run everything once, so that kernels are compiled and loaded, record it, and replay that: a graph's first
+        launch takes longer than the others, and here the host records the next one meanwhile."""
         segments, inputs = self._segments, self.inputs
         scores = segments.forward(inputs)
         for features in CAPTURED_FEATURES:

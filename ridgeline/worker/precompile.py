@@ -104,7 +104,7 @@ def child() -> None:
     """One process of `Compilers`: (KernelSet, folder of claims) on standard input, what it compiled on its output."""
     os.nice(PRIORITY)
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
-    kernels, claims = pickle.load(sys.stdin.buffer)
+    kernels, claims = pickle.load(sys.stdin.buffer)  # from our own parent, as `multiprocessing` does it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     done = compile_claimed(kernels, claims)
     print(json.dumps({name: sorted(keys) for name, keys in asdict(done).items()}))
