@@ -52,6 +52,27 @@ def shared_memory(device: torch.device) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)
 
 
+@cache
+def settle_cache_keys() -> None:
+    """Let processes agree on the names under which Triton keeps what it compiled.
+
+    Triton 3.6 hashes a kernel together with the constants of those functions it calls that happen to have been hashed
+    before, so the name depends on what the process ran first. Hashing them before the kernel, as later versions do,
+    ends that.
+    """
+    from triton.runtime.jit import DependenciesFinder
+
+    update = getattr(DependenciesFinder, "_update_hash", None)
+    if update is None:
+        return  # not a version we know: the worst is that a kernel is compiled again
+
+    def callee_first(self: Any, function: Any) -> None:
+        _ = function.cache_key
+        update(self, function)
+
+    DependenciesFinder._update_hash = callee_first
+
+
 def launch_options(device: torch.device) -> dict[str, Any]:
     """Keyword arguments for a kernel that has a `PDL: tl.constexpr` parameter."""
     if compute_capability(device) >= (9, 0):

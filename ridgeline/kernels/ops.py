@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.op import Overrides, Platform, load_op
+from ridgeline.kernels.launch import settle_cache_keys
+from ridgeline.kernels.op import Overrides, Platform, load_op, on_gpu
 
 OPS = {
     "embedding": "ridgeline.kernels.embedding.op:EMBEDDING",
@@ -62,5 +63,7 @@ class Ops:
         if unknown := sorted(set(overrides or ()) - OPS.keys()):
             raise InvalidConfig(f"there is no op {unknown[0]!r}; known: {', '.join(OPS)}.")
         self.platform = platform
+        if on_gpu(platform):
+            settle_cache_keys()
         for name, target in OPS.items():
             setattr(self, name, load_op(target).choose(platform, (overrides or {}).get(name)))

@@ -23,9 +23,13 @@ Reports = list[dict[str, Any]]
 
 def lines_of(*command: str, **environment: str) -> list[Any]:
     """What `python -m command` prints, as JSON."""
+    return lines_printed("-m", *command, **environment)
+
+
+def lines_printed(*arguments: str, **environment: str) -> list[Any]:
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", *command],
+        [sys.executable, "-W", "ignore", *arguments],
         env=inherited | environment,
         capture_output=True,
         text=True,
@@ -107,3 +111,23 @@ def test_what_only_a_hopper_gpu_runs_is_compiled_ahead_too(tmp_path: Path) -> No
 def test_mistakes_of_the_compile_verb_are_named(arguments: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(AssertionError, match=complaint):
         lines_of("ridgeline", "compile", "ridgeline/assets/embedded", *arguments)
+
+
+IN_ORDER = """
+import json, sys
+import triton
+from ridgeline.kernels.launch import settle_cache_keys
+from ridgeline.kernels.sampling import draw, finish
+settle_cache_keys()
+functions = [f for module in (draw, finish) for f in vars(module).values() if isinstance(f, triton.JITFunction)]
+for f in functions[:: int(sys.argv[1])]:
+    f.cache_key
+print(json.dumps(sorted((f.__name__, f.cache_key) for f in functions)))
+"""
+
+
+def test_a_kernel_has_one_name_whatever_was_compiled_before_it() -> None:
+    """Otherwise an engine would not find what other processes have compiled for it."""
+    [forwards], [backwards] = (lines_printed("-c", IN_ORDER, step) for step in ("1", "-1"))
+    assert len(forwards) > 5
+    assert forwards == backwards
