@@ -18,7 +18,6 @@ from ridgeline.kernels.attention.triton_fused import fused_kernel
 from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.rotary.triton import rope_kv, rope_kv_fixed
 
-FEW_ROWS = 8  # up to so many, latency decides
 MANY_ROWS = 64  # beyond, reading keys decides, and the plain kernel keeps more programs on a multiprocessor
 
 in_two_launches = composed(rope_kv, paged_attention)
@@ -27,24 +26,25 @@ decode_attention_fixed = composed(rope_kv_fixed, paged_attention)
 
 @dataclass(frozen=True)
 class Config:
-    """Keys per tile, keys to ask into the cache behind the first tile, columns of the matrix products at the least (8:
-    those of a warp, 16: those of a warpgroup where there are such), and the compiler's options."""
+    """Keys per tile, columns of the matrix products at the least (8: those of a warp, 16: those of a warpgroup where
+    there are such), and the compiler's options."""
 
     tile: int
-    ahead: int
     queries: int
     num_warps: int
     num_stages: int
 
 
 def config(num_rows: int, head_dim: int, itemsize: int, block_size: int) -> Config:
-    """A few rows are bound by latency: large tiles, and products of single warps, whose operands need no descriptors.
-    Many are bound by reading keys: tiles as in two launches."""
+    """One row is bound by latency: large tiles. More are bound by reading keys: tiles that leave room for two or more
+    programs on a multiprocessor, so that these hide each other's latency. Both by products of single warps."""
     plain, hip = decode_config(head_dim, itemsize), torch.version.hip is not None
     dim = max(16, triton.next_power_of_2(head_dim))
-    if not hip and num_rows <= FEW_ROWS and itemsize == 2 and dim <= 128 and KEY_TILE % block_size == 0:
-        return Config(2 * KEY_TILE, 2 * KEY_TILE, 8, num_warps=max(4, dim // 16), num_stages=2)
-    return Config(plain.tile, 0 if hip else 2 * plain.tile, 16, plain.num_warps, plain.num_stages)
+    if hip or itemsize > 2 or dim > 128:
+        return Config(plain.tile, 16, plain.num_warps, plain.num_stages)
+    if num_rows == 1 and KEY_TILE % block_size == 0:
+        return Config(2 * KEY_TILE, 8, num_warps=max(4, dim // 16), num_stages=2)
+    return Config(KEY_TILE, 8, num_warps=4, num_stages=3)
 
 
 def decode_attention(
@@ -125,7 +125,6 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         QUERIES=max(cut.queries, heads),
         TILE=cut.tile,
-        AHEAD=cut.ahead,
         HEADS=heads,
         PARTS=max(1, min(16, COMBINED // (heads * dim))),
         NORM=q_norm_D is not None,
@@ -153,7 +152,7 @@ def _aot(rows: int, heads: int, kv_heads: int, head_dim: int, *, norm: bool = Fa
     constants = {
         "NUM_KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM": triton.next_power_of_2(head_dim),
         "ROTATED": head_dim if rotate else 0, "BLOCK_SIZE": 64, "QUERIES": max(cut.queries, group), "TILE": cut.tile,
-        "AHEAD": cut.ahead, "HEADS": triton.next_power_of_2(group), "PARTS": 8, "NORM": norm, "WINDOW": False,
+        "HEADS": triton.next_power_of_2(group), "PARTS": 8, "NORM": norm, "WINDOW": False,
         "SINKS": False, "SOFTCAP": False, "sinks_ptr": None,
     }  # fmt: skip
     for name in (() if norm else ("q_norm_ptr", "k_norm_ptr")) + (() if rotate else ("cos_sin_ptr",)):
@@ -168,7 +167,9 @@ def _aot(rows: int, heads: int, kv_heads: int, head_dim: int, *, norm: bool = Fa
 
 AOT = (
     _aot(1, 32, 8, 64),
+    _aot(64, 32, 8, 64),
     _aot(64, 32, 8, 128),
     _aot(1, 16, 8, 128, norm=True),
+    _aot(64, 16, 8, 128, norm=True),
     _aot(1, 12, 12, 64, rotate=False),
 )

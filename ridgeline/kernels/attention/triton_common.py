@@ -43,14 +43,6 @@ def place_of_blocks(blocks, start, stride_block, stride_token, TILE: tl.constexp
 
 
 @triton.jit
-def fetch(pointers):
-    """Ask for the cache lines at `pointers` without waiting for them (NVIDIA)."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, False, 1
-    )
-
-
-@triton.jit
 def held(x):
     """The same values, for which the program waits only here (NVIDIA)."""
     PACK: tl.constexpr = 32 // x.dtype.primitive_bitwidth

@@ -126,7 +126,9 @@ def decode_kernel(
             visible_NM = visible_NM & (key_N[:, None] <= position_M[None, :])
             if WINDOW:
                 visible_NM = visible_NM & (key_N[:, None] > position_M[None, :] - window)
-        max_M, sum_NM, acc_DM = add_tile(k_ND, v_ND, q_DM, visible_NM, max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP)
+        max_M, sum_NM, acc_DM = add_tile(
+            k_ND, tl.trans(v_ND), q_DM, visible_NM, max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP
+        )
 
     sum_M = tl.sum(sum_NM, 0)
     acc_DM *= tl.where(sum_M > 0, 1 / sum_M, 0)[None, :]
@@ -188,7 +190,7 @@ def decode_kernel(
 
 @triton.jit
 def add_tile(
-    k_ND, v_ND, q_DM, visible_NM, max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP: tl.constexpr
+    k_ND, v_DN, q_DM, visible_NM, max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP: tl.constexpr
 ):  # fmt: skip
     """The running softmax (maximum, sums over every TILE-th key, weighted values) with one more tile of keys."""
     x_NM = logits(tl.dot(k_ND, q_DM, input_precision="ieee"), scale, softcap, SOFTCAP)
@@ -197,7 +199,7 @@ def add_tile(
     p_NM = tl.exp2(x_NM - new_max_M[None, :])
     shrink_M = tl.exp2(max_M - new_max_M)
     sum_NM = sum_NM * shrink_M[None, :] + p_NM
-    acc_DM = tl.dot(tl.trans(v_ND), p_NM.to(v_ND.dtype), acc_DM * shrink_M[None, :], input_precision="ieee")
+    acc_DM = tl.dot(v_DN, p_NM.to(v_DN.dtype), acc_DM * shrink_M[None, :], input_precision="ieee")
     return new_max_M, sum_NM, acc_DM
 
 

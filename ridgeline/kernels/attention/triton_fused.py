@@ -6,7 +6,7 @@ cache: the program that reads a row's last stretch has them in registers, as the
 them. So all that is read from the cache is old, and a program begins with it while the product before still runs
 (rule 4 in kernels/launch.py): when the projection arrives, the first tile of keys and values is here.
 
-Legend: M queries (heads of a group) padded, N keys of a tile, D head dim padded, J heads of a group, A keys ahead.
+Legend: M queries (heads of a group) padded, N keys of a tile, D head dim padded, J heads of a group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.attention.triton_common import (
     LOG2E,
     LOWEST,
-    fetch,
     held,
     load_blocks,
     logits,
@@ -61,7 +60,6 @@ def fused_kernel(
     BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
     TILE: tl.constexpr,
-    AHEAD: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
     NORM: tl.constexpr,
@@ -70,10 +68,7 @@ def fused_kernel(
     SOFTCAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts [items, G, GROUP, HEAD_DIM] and part_lse [items, G, GROUP], float32. ROTATED: 0 for no rotation.
-
-    AHEAD: how many keys behind the first tile to ask into the cache before waiting (with PDL).
-    """
+    """parts [items, G, GROUP, HEAD_DIM] and part_lse [items, G, GROUP], float32. ROTATED: 0 for no rotation."""
     if PDL:
         gdc_launch_dependents()
     item, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
@@ -85,7 +80,6 @@ def fused_kernel(
         return
 
     m_M, d_D, n_N = tl.arange(0, QUERIES), tl.arange(0, DIM), tl.arange(0, TILE)
-    d_1D = d_D[None, :]
     d_DM = tl.broadcast_to(d_D[:, None], (DIM, QUERIES))  # of full shape, so that all loads of heads get one layout
     real_M = m_M < GROUP
     has_newest = end == kv_len
@@ -97,20 +91,10 @@ def fused_kernel(
     table_ptr += slot.to(tl.int64) * stride_table
     k_ptr += g * stride_head
     v_ptr += g * stride_head
-    place_ND = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_1D
     blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
-    place_N1 = place_of_blocks(blocks, begin, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
-    visible_N = (begin + n_N >= seen) & (begin + n_N < end)
-    visible_ND = visible_N[:, None] & (d_1D < HEAD_DIM)
-    k_ND = tl.load(k_ptr + place_ND + place_N1, mask=visible_ND, other=0)
-    v_ND = tl.load(v_ptr + place_ND + place_N1, mask=visible_ND, other=0)
-    if PDL and AHEAD > 0:
-        ahead_A = begin + TILE + tl.arange(0, AHEAD)
-        block_A = tl.load(table_ptr + ahead_A // BLOCK_SIZE, mask=ahead_A < end, other=0).to(tl.int64)
-        ahead_A = block_A * stride_block + ahead_A % BLOCK_SIZE * stride_token
-        for d in tl.static_range(0, HEAD_DIM, 1024 // k_ptr.dtype.element_ty.primitive_bitwidth):
-            fetch(k_ptr + ahead_A + d)
-            fetch(v_ptr + ahead_A + d)
+    k_ND, v_DN, visible_N = load_tile(
+        k_ptr, v_ptr, blocks, begin, seen, end, stride_block, stride_token, HEAD_DIM, DIM, TILE, BLOCK_SIZE
+    )
     blocks = load_blocks(table_ptr, begin + TILE, end, TILE, BLOCK_SIZE)
     place = tl.load(place_ptr + token)
     angle_ptr = cos_sin_ptr
@@ -155,20 +139,18 @@ def fused_kernel(
         # So that nothing waits for the tile before, and that the products take it from registers. (From shared memory,
         # where the weights of the softmax come to lie at the keys' place afterwards, ptxas 12.8 takes the weights'
         # descriptor from a register that it never writes.)
-        k_ND, v_ND = held(k_ND), held(v_ND)
+        k_ND, v_DN = held(k_ND), held(v_DN)
     max_M, sum_NM, acc_DM = add_tile(
-        k_ND, v_ND, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP
+        k_ND, v_DN, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP
     )
     if begin + TILE < end:  # a pipeline that has nothing to fill still takes its time
         for start in range(begin + TILE, end, TILE):
-            visible_N = (start + n_N >= seen) & (start + n_N < end)
-            place_N1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
-            visible_ND = visible_N[:, None] & (d_1D < HEAD_DIM)
-            k_ND = tl.load(k_ptr + place_ND + place_N1, mask=visible_ND, other=0)
-            v_ND = tl.load(v_ptr + place_ND + place_N1, mask=visible_ND, other=0)
+            k_ND, v_DN, visible_N = load_tile(
+                k_ptr, v_ptr, blocks, start, seen, end, stride_block, stride_token, HEAD_DIM, DIM, TILE, BLOCK_SIZE
+            )
             blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)
             max_M, sum_NM, acc_DM = add_tile(
-                k_ND, v_ND, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP
+                k_ND, v_DN, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP
             )
 
     sum_M = tl.sum(sum_NM, 0)
@@ -186,7 +168,7 @@ def fused_kernel(
         if arrived == num_parts - 1:
             tl.debug_barrier()
             tl.store(arrivals_ptr + first_item * NUM_KV_HEADS + g, 0)  # for the next layer
-            j_J1 = tl.arange(0, HEADS)[:, None]
+            j_J1, d_1D = tl.arange(0, HEADS)[:, None], d_D[None, :]
             _, sum_J1, acc_JD = add_parts(
                 tl.full((HEADS, 1), LOWEST, tl.float32),
                 tl.zeros((HEADS, 1), tl.float32),
@@ -205,6 +187,37 @@ def fused_kernel(
             acc_JD = acc_JD / sum_J1
             stored_JD = (j_J1 < GROUP) & (d_1D < HEAD_DIM)
             tl.store(out_ptr + j_J1 * HEAD_DIM + d_1D, acc_JD.to(out_ptr.dtype.element_ty), mask=stored_JD)
+
+
+@triton.jit
+def load_tile(
+    k_ptr,
+    v_ptr,
+    blocks,
+    start,
+    seen,
+    end,
+    stride_block,
+    stride_token,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """A tile's keys, its values, and which of them are visible: those from seen to end, the others are zero.
+
+    Values are loaded as the product wants them. If they were transposed afterwards, as registers are, the compiler
+    would not let products of single warps take them from a pipeline.
+    """
+    d_D, key_N = tl.arange(0, DIM), start + tl.arange(0, TILE)
+    place_N = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)
+    in_block_N = place_in_blocks(stride_token, TILE, BLOCK_SIZE)
+    visible_N, real_D = (key_N >= seen) & (key_N < end), d_D < HEAD_DIM
+    k_ptr_ND = k_ptr + (in_block_N[:, None] + d_D[None, :]) + place_N[:, None]
+    v_ptr_DN = v_ptr + (in_block_N[None, :] + d_D[:, None]) + place_N[None, :]
+    k_ND = tl.load(k_ptr_ND, mask=visible_N[:, None] & real_D[None, :], other=0)
+    v_DN = tl.load(v_ptr_DN, mask=visible_N[None, :] & real_D[:, None], other=0)
+    return k_ND, v_DN, visible_N
 
 
 # A head comes in two pieces: its elements, and for each the one that is rotated into it. So no thread needs what
