@@ -21,7 +21,7 @@ REHEARSALS = 12  # Python looks at a function for about that many calls before i
 class Engine:
     """Runs requests on one worker. Not thread-safe: one thread adds, aborts and steps.
 
-    headroom: time of all steps so far, beside their limit by `cost_model`.
+    headroom: time of all steps so far, beside their limit by `cost_model`. last_plan: whose result came last.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Engine:
         self._vocab_size = vocab_size
         self._cost_model = cost_model
         self.headroom = Headroom()
+        self.last_plan: StepPlan | None = None
 
     def on_finish(self, listener: Callable[[Request, RequestStats], None]) -> None:
         """Call `listener` whenever a request ends, however it does."""
@@ -66,7 +67,8 @@ class Engine:
         self._fill()
         if not self.scheduler.in_flight:
             return StepEvents()
-        limit = self._limit(self.scheduler.in_flight[0].plan)  # before the wait: the device is busy meanwhile
+        self.last_plan = plan = self.scheduler.in_flight[0].plan
+        limit = self._limit(plan)  # before the wait: the device is busy meanwhile
         result = self._worker.collect()
         if result.elapsed > 0:  # it ran
             result = replace(result, limit=limit)

@@ -1,0 +1,61 @@
+"""Who is let in: not while the server ends, not beyond the queue's bounds, not what the cache could never hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.core.request import Request
+from ridgeline.serving.errors import Overloaded, TooLong, Unavailable
+from ridgeline.transport.messages import EngineFacts
+
+RETRY_AFTER = 1  # seconds
+
+
+@dataclass
+class Admission:
+    """max_requests, max_tokens: open at once, running or waiting (0: no bound); of this face, so of N faces each gets
+    its share. A request's tokens are its prompt and all that it may write."""
+
+    max_requests: int = 0
+    max_tokens: int = 0
+    draining: bool = False
+    open_requests: int = 0
+    open_tokens: int = 0
+
+    def admit(self, requests: Sequence[Request], facts: EngineFacts) -> None:
+        """Count them in, until `leave`. Raises Unavailable, Overloaded or TooLong."""
+        if self.draining:
+            raise Unavailable("the server is shutting down; send the request to another.", retry_after=5)
+        tokens = sum(request.max_total_tokens for request in requests)
+        for request in requests:
+            length = len(request.prompt_token_ids)
+            if length >= facts.max_model_len:
+                raise TooLong(
+                    f"the prompt has {length} tokens and the context holds {facts.max_model_len} including the output; "
+                    "shorten it.",
+                    param="prompt",
+                )
+            if request.max_total_tokens > facts.cache_tokens:
+                raise TooLong(
+                    f"prompt and max_tokens together are {request.max_total_tokens} tokens, and the KV cache holds "
+                    f"{facts.cache_tokens}; lower max_tokens.",
+                    param="max_tokens",
+                )
+        if self.max_requests and self.open_requests + len(requests) > self.max_requests:
+            raise Overloaded(
+                f"{self.open_requests} requests are open, of at most {self.max_requests}; try again later.",
+                retry_after=RETRY_AFTER,
+            )
+        if self.max_tokens and self.open_tokens + tokens > self.max_tokens:
+            raise Overloaded(
+                f"the open requests have {self.open_tokens} tokens and this one {tokens}, of at most "
+                f"{self.max_tokens}; try again later.",
+                retry_after=RETRY_AFTER,
+            )
+        self.open_requests += len(requests)
+        self.open_tokens += tokens
+
+    def leave(self, count: int, tokens: int) -> None:
+        self.open_requests -= count
+        self.open_tokens -= tokens

@@ -1,0 +1,262 @@
+"""A face's end of the wire: requests go out as tickets, what the engine says about them comes back into these."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+
+from ridgeline.core.request import Request
+from ridgeline.serving.errors import BadRequest, EngineFailed, RequestFailed, SlowReader, Unavailable
+from ridgeline.transport.messages import (
+    Ask,
+    Cancel,
+    Ended,
+    EngineFacts,
+    Event,
+    FromEngine,
+    Grammar,
+    Hello,
+    Progress,
+    Refused,
+    Stats,
+    Submit,
+    Welcome,
+)
+from ridgeline.transport.zmq import FaceSocket
+
+logger = logging.getLogger(__name__)
+
+GREETING_PERIOD = 0.2  # seconds between greetings while no engine answers
+RETRY_AFTER = 5  # seconds in which an engine that died is usually back
+
+
+class Ticket:
+    """One completion under way. inbox: tokens (as numbers) and events, oldest first. ended: once it has ended."""
+
+    __slots__ = ("_buffer", "_waiter", "ended", "failure", "id", "inbox")
+
+    def __init__(self, number: int, buffer: int) -> None:
+        self.id = number
+        self.inbox: deque[int | Event] = deque()
+        self.ended: Ended | None = None
+        self.failure: RequestFailed | None = None
+        self._buffer = buffer
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: int | Event) -> bool:
+        """False if there are more than its reader may be behind."""
+        self.inbox.append(item)
+        self.wake()
+        return len(self.inbox) <= self._buffer
+
+    def fail(self, failure: RequestFailed) -> None:
+        self.failure = self.failure or failure
+        self.wake()
+
+    def wake(self) -> None:
+        if self._waiter is not None:
+            _resolve(self._waiter)
+
+    def watch(self, waiter: asyncio.Future[None]) -> None:
+        """Resolve `waiter` as soon as there is something to see."""
+        self._waiter = waiter
+        if self.inbox or self.failure is not None:
+            self.wake()
+
+
+class EngineClient:
+    """facts: None while no engine answers. stats: the newest. last_heard: on the monotonic clock.
+
+    buffer: tokens that a reader may be behind before its request is cut.
+    """
+
+    def __init__(self, path: str, face: str, *, buffer: int) -> None:
+        self.facts: EngineFacts | None = None
+        self.stats: Stats | None = None
+        self.last_heard = 0.0
+        self._path, self._face, self._buffer = path, face, buffer
+        self._socket: FaceSocket | None = None
+        self._tickets: dict[int, Ticket] = {}
+        self._numbers = itertools.count(1)
+        self._asked: list[asyncio.Future[Stats]] = []
+        self._up = asyncio.Event()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._tickets)
+
+    async def wait_until_up(self) -> EngineFacts:
+        await self._up.wait()
+        assert self.facts is not None
+        return self.facts
+
+    async def run(self) -> None:
+        """Greet the engine, listen to it until it dies, greet the next; until cancelled."""
+        while True:
+            self._socket = FaceSocket(self._path)
+            try:
+                facts = await self._greet(self._socket)
+                if facts is not None:
+                    await self._listen(self._socket, facts)
+            finally:
+                self._lose_engine()
+
+    async def submit(self, request: Request, grammar: Grammar | None) -> Ticket:
+        """Raises Unavailable where no engine is there to run it."""
+        if self.facts is None or self._socket is None:
+            raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
+        ticket = Ticket(next(self._numbers), self._buffer)
+        self._tickets[ticket.id] = ticket
+        message = Submit(
+            id=ticket.id,
+            prompt_token_ids=list(request.prompt_token_ids),
+            params=request.params,
+            seed=request.seed,
+            max_total_tokens=request.max_total_tokens,
+            stop_ids=list(request.stop_ids),
+            eos_ids=list(request.eos_ids),
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+            arrival=request.arrival,
+            grammar=grammar,
+        )
+        await self._socket.send(message)
+        return ticket
+
+    def cancel(self, tickets: Iterable[Ticket], at_token: int | None = None) -> None:
+        """End what has not ended; nothing more comes for it but, with at_token, its `ended`."""
+        going = [ticket.id for ticket in tickets if ticket.id in self._tickets]
+        if at_token is None:
+            for number in going:
+                del self._tickets[number]
+        if going and self._socket is not None and self.facts is not None:
+            self._send_soon(Cancel(ids=going, at_token=at_token))
+
+    async def ask(self, timeout: float = 1.0) -> Stats | None:
+        """Figures of this moment; the newest known if the engine does not answer."""
+        if self.facts is None:
+            return self.stats
+        future: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        self._asked.append(future)
+        if len(self._asked) == 1:
+            self._send_soon(Ask())
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(future, timeout)
+        return self.stats
+
+    # ---- inside -----------------------------------------------------------------------------------------------
+
+    async def _greet(self, socket: FaceSocket) -> EngineFacts | None:
+        """The engine's facts, once one answers; None if it died at once."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GREETING_PERIOD):
+                    await socket.send(Hello(face=self._face))
+                    while True:
+                        message = await socket.receive()
+                        if isinstance(message, Welcome):
+                            return message.facts
+
+    async def _listen(self, socket: FaceSocket, facts: EngineFacts) -> None:
+        """Take messages until the engine's process is gone."""
+        loop = asyncio.get_running_loop()
+        try:
+            process = os.pidfd_open(facts.process_id)
+        except OSError:
+            return
+        gone: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(process, _resolve, gone)
+        self.facts, self.last_heard = facts, time.monotonic()
+        self._up.set()
+        logger.info("engine %d is up: %s on %s", facts.process_id, facts.model, facts.device)
+        reader = asyncio.create_task(self._read(socket))
+        try:
+            await asyncio.wait({reader, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                reader.result()
+        finally:
+            loop.remove_reader(process)
+            os.close(process)
+            reader.cancel()
+            with suppress(asyncio.CancelledError):
+                await reader
+
+    async def _read(self, socket: FaceSocket) -> None:
+        while True:
+            self._take(await socket.receive())
+
+    def _take(self, message: FromEngine) -> None:
+        self.last_heard = time.monotonic()
+        match message:
+            case Progress():
+                self._take_progress(message)
+            case Stats():
+                self.stats = message
+                for future in self._asked:
+                    if not future.done():
+                        future.set_result(message)
+                self._asked.clear()
+            case Refused():
+                if (ticket := self._tickets.pop(message.id, None)) is not None:
+                    ticket.fail(_refusal(message))
+            case Welcome():
+                pass  # the answer to a greeting that came late
+
+    def _take_progress(self, progress: Progress) -> None:
+        tickets, slow = self._tickets, []
+        for number, token_id in zip(progress.ids, progress.token_ids, strict=True):
+            ticket = tickets.get(number)
+            if ticket is not None and not ticket.put(token_id):
+                slow.append(ticket)
+        for event in progress.events:
+            ticket = tickets.get(event.id)
+            if ticket is not None and not ticket.put(event):
+                slow.append(ticket)
+        for ended in progress.ended:
+            ticket = tickets.pop(ended.id, None)
+            if ticket is not None:
+                ticket.ended = ended
+                ticket.wake()
+        for ticket in slow:
+            ticket.fail(SlowReader(f"{len(ticket.inbox)} tokens were not read; the request was cut."))
+        self.cancel(slow)
+
+    def _lose_engine(self) -> None:
+        self.facts = None
+        self._up.clear()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        lost = list(self._tickets.values())
+        self._tickets.clear()
+        for ticket in lost:
+            ticket.fail(Unavailable("the engine died while it ran this request; try again.", retry_after=RETRY_AFTER))
+        for future in self._asked:
+            future.cancel()
+        self._asked.clear()
+
+    def _send_soon(self, message: Cancel | Ask) -> None:
+        """Without waiting: sending to a socket whose queue has no bound never blocks."""
+        assert self._socket is not None
+        task = asyncio.ensure_future(self._socket.send(message))
+        task.add_done_callback(_log_failure)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _refusal(message: Refused) -> RequestFailed:
+    return BadRequest(message.error, param=message.param) if message.param else EngineFailed(message.error)
+
+
+def _log_failure(task: asyncio.Future[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.warning("a message to the engine was lost: %s", error)

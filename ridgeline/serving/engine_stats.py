@@ -1,0 +1,157 @@
+"""What the engine's process counts: one place, so that any number of faces show the same figures.
+
+Legend: B bounds of a histogram.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from ridgeline.core.cost import Headroom
+from ridgeline.core.plan import StepPlan
+from ridgeline.core.request import Request, RequestStats
+from ridgeline.engine.scheduler import Scheduler
+from ridgeline.transport.messages import Distribution, Gpu, Stats, StepShape
+
+SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+LONG = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+# Histogram → upper bounds. Seconds, but for the last three.
+BOUNDS: dict[str, Sequence[float]] = {
+    "time_to_first_token_seconds": (*SHORT, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+    "inter_token_latency_seconds": (0.0005, *SHORT, 20.0, 40.0, 80.0),
+    "request_time_per_output_token_seconds": (0.0005, *SHORT, 20.0, 40.0, 80.0),
+    "e2e_request_latency_seconds": (*SHORT[:-3], *LONG[6:]),
+    "request_queue_time_seconds": (*SHORT[:-3], *LONG[6:]),
+    "request_prefill_time_seconds": (*SHORT[:-3], *LONG[6:]),
+    "request_decode_time_seconds": (*SHORT[:-3], *LONG[6:]),
+    "request_inference_time_seconds": (*SHORT[:-3], *LONG[6:]),
+    "request_prompt_tokens": TOKENS,
+    "request_generation_tokens": TOKENS,
+    "iteration_tokens_total": TOKENS,
+}
+KEPT_STEPS = 512  # shapes of steps that a `Stats` tells of at most
+KEPT_MARKS = 100_000  # steps to look back for what the device did while a request ran
+
+
+class Histogram:
+    """Counts of values up to each bound; the last counts what is above all of them."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds_B = np.array(bounds)
+        self._counts = np.zeros(len(bounds) + 1, np.int64)
+        self._total = 0.0
+
+    def add(self, *values: float) -> None:
+        places = np.searchsorted(self._bounds_B, values)
+        self._counts += np.bincount(places, minlength=len(self._counts))
+        self._total += sum(values)
+
+    def message(self) -> Distribution:
+        return Distribution(counts=self._counts.tolist(), total=self._total)
+
+
+class EngineStats:
+    """Fed by the engine's loop: every step, every token, every end of a request. Times on the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._started = time.time()
+        self._steps = 0
+        self._recent: deque[StepShape] = deque(maxlen=KEPT_STEPS)
+        self._finished: Counter[str] = Counter()
+        self._counters = Counter[str](prompt_tokens=0, generation_tokens=0, preemptions=0)
+        self._histograms = {name: Histogram(bounds) for name, bounds in BOUNDS.items()}
+        self._arrival: dict[str, float] = {}  # of requests without a token
+        self._last_token: dict[str, float] = {}  # of the others: when the newest came
+        self._marks: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]  # time, device's work and its limit so far
+
+    def note_step(self, now: float, spent: Headroom, plan: StepPlan) -> None:
+        """A step's result is in."""
+        rows, tokens = len(plan.rows), plan.num_tokens
+        prefills = int(np.count_nonzero(plan.rows.num_tokens_R > 1))
+        shape = StepShape(
+            at=now,
+            seconds=spent.elapsed,
+            limit=spent.limit,
+            decode_rows=rows - prefills,
+            prefill_rows=prefills,
+            tokens=tokens,
+        )
+        self._steps += 1
+        self._recent.append(shape)
+        self._histograms["iteration_tokens_total"].add(tokens)
+        _, elapsed, limit = self._marks[-1]
+        self._marks.append((now, elapsed + spent.elapsed, limit + spent.limit))
+        if len(self._marks) > 2 * KEPT_MARKS:
+            del self._marks[:KEPT_MARKS]
+
+    def note_arrival(self, request: Request) -> None:
+        self._arrival[request.id] = request.arrival
+
+    def note_tokens(self, request_ids: Sequence[str], now: float) -> None:
+        """Each of these got a token."""
+        last, arrival = self._last_token, self._arrival
+        gaps = [now - last[name] for name in request_ids if name in last]
+        if gaps:
+            self._histograms["inter_token_latency_seconds"].add(*gaps)
+        if len(gaps) < len(request_ids):
+            waits = [now - arrival.pop(name) for name in request_ids if name in arrival]
+            self._histograms["time_to_first_token_seconds"].add(*waits)
+        for name in request_ids:
+            last[name] = now
+        self._counters["generation_tokens"] += len(request_ids)
+
+    def note_end(self, request: Request, stats: RequestStats, reason: str) -> Headroom:
+        """A request has ended, however it did; times that it never reached are left out. What the device did while
+        it ran, for it and for others."""
+        self._finished[reason] += 1
+        self._arrival.pop(request.id, None)
+        self._last_token.pop(request.id, None)
+        self._counters["preemptions"] += stats.preemptions
+        add = {name: histogram.add for name, histogram in self._histograms.items()}
+        add["request_prompt_tokens"](stats.prompt_tokens)
+        add["request_generation_tokens"](stats.output_tokens)
+        add["e2e_request_latency_seconds"](stats.finished - stats.arrival)
+        if stats.first_scheduled is None:
+            return Headroom()
+        self._counters["prompt_tokens"] += stats.prompt_tokens
+        add["request_queue_time_seconds"](stats.first_scheduled - stats.arrival)
+        add["request_inference_time_seconds"](stats.finished - stats.first_scheduled)
+        if stats.first_token is not None:
+            add["request_prefill_time_seconds"](stats.first_token - stats.first_scheduled)
+            add["request_decode_time_seconds"](stats.finished - stats.first_token)
+            if stats.output_tokens > 1:
+                per_token = (stats.finished - stats.first_token) / (stats.output_tokens - 1)
+                add["request_time_per_output_token_seconds"](per_token)
+        return self._worked(since=stats.first_scheduled)
+
+    def message(self, scheduler: Scheduler, headroom: Headroom, gpus: list[Gpu]) -> Stats:
+        cache = scheduler.cache
+        queried = {"prefix_cache_queries": cache.queried_tokens, "prefix_cache_hits": cache.hit_tokens}
+        return Stats(
+            at=time.monotonic(),
+            started=self._started,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            pages_used=cache.pool.num_pages - cache.pool.free_pages,
+            num_pages=cache.pool.num_pages,
+            steps=self._steps,
+            step_seconds=headroom.elapsed,
+            limit_seconds=headroom.limit,
+            counters={**self._counters, **queried},
+            finished=dict(self._finished),
+            histograms={name: histogram.message() for name, histogram in self._histograms.items()},
+            recent=list(self._recent),
+            gpus=gpus,
+        )
+
+    def _worked(self, *, since: float) -> Headroom:
+        _, elapsed, limit = self._marks[max(0, bisect_right(self._marks, (since,)) - 1)]
+        _, elapsed_now, limit_now = self._marks[-1]
+        return Headroom(elapsed_now - elapsed, limit_now - limit)

@@ -1,0 +1,58 @@
+"""How a request can fail, for both faces: what HTTP calls it, and what gRPC does."""
+
+from __future__ import annotations
+
+
+class RequestFailed(Exception):
+    """status: of HTTP (gRPC's follows from it). kind, code, param: OpenAI's `type`, `code` and `param`. retry_after:
+    seconds after which trying again makes sense."""
+
+    status = 500
+    kind = "internal_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.message, self.param, self.retry_after = message, param, retry_after
+
+
+class BadRequest(RequestFailed):
+    status, kind = 400, "invalid_request_error"
+
+
+class TooLong(BadRequest):
+    """More tokens than the context or the cache holds."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFound(BadRequest):
+    status, code = 404, "model_not_found"
+
+
+class Overloaded(RequestFailed):
+    """The queue is full: there is more to do than this server takes on."""
+
+    status, kind, code = 429, "rate_limit_error", "queue_full"
+
+
+class Unavailable(RequestFailed):
+    """The engine is starting, gone, or the server is about to end."""
+
+    status, kind, code = 503, "service_unavailable", "engine_unavailable"
+
+
+class TimedOut(RequestFailed):
+    status, kind, code = 504, "timeout_error", "timeout"
+
+
+class SlowReader(RequestFailed):
+    """The client does not read what it asked for."""
+
+    status, kind, code = 408, "timeout_error", "slow_reader"
+
+
+class EngineFailed(RequestFailed):
+    """The engine ended this request with an error of its own."""
+
+    code = "engine_error"

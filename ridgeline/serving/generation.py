@@ -1,0 +1,191 @@
+"""What REST and gRPC share of a request's life: from a validated request to pieces of text, whatever happens between.
+
+    async with service.run(asked) as run:
+        async for piece in run:
+            ...
+    run.result  # everything, once the loop has ended
+
+Leaving the block early, by an exception or a cancelled task, ends the request in the engine within a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from ridgeline.core.request import SamplingParams, TokenEvent
+from ridgeline.serving.admission import Admission
+from ridgeline.serving.engine_client import EngineClient, Ticket
+from ridgeline.serving.errors import EngineFailed, TimedOut, Unavailable
+from ridgeline.text.completion import Completion
+from ridgeline.text.outputs import CompletionOutput, RequestOutput
+from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
+from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.transport.messages import Ended, EngineFacts, Event, Grammar
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """What a client asked for, checked. prompt: its text, where it came as text. timeout: seconds, 0 for none."""
+
+    id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    prompt: str | None = None
+    grammar: Grammar | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    timeout: float = 0.0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is new for one completion. output: all of it so far."""
+
+    text: str
+    token_ids: list[int]
+    output: CompletionOutput
+
+
+class Service:
+    """Runs requests for a face. draining: nothing new is taken on."""
+
+    def __init__(self, client: EngineClient, tokenizer: Tokenizer, admission: Admission, *, seed: int = 0) -> None:
+        self.client, self.tokenizer, self.admission = client, tokenizer, admission
+        self._seed = seed
+        self._count = 0
+
+    def facts(self) -> EngineFacts:
+        """Raises Unavailable where no engine is there."""
+        if self.client.facts is None:
+            raise Unavailable("the engine is not running yet; try again soon.", retry_after=5)
+        return self.client.facts
+
+    def limits(self) -> RequestLimits:
+        facts = self.facts()
+        eos_ids = frozenset(facts.eos_ids).union(self.tokenizer.eos_ids)
+        return RequestLimits(max_model_len=facts.max_model_len, vocab_size=facts.vocab_size, eos_ids=eos_ids)
+
+    def run(self, asked: GenerationRequest) -> Run:
+        self._count += 1
+        return Run(self, asked, derive_seed(self._seed, time.time_ns() + self._count))
+
+
+class Run:
+    """One request under way: its completions, as an async iterator of pieces."""
+
+    def __init__(self, service: Service, asked: GenerationRequest, seed: int) -> None:
+        outputs = [CompletionOutput(index) for index in range(asked.params.n)]
+        self.asked = asked
+        self.result = RequestOutput(asked.id, asked.prompt, asked.prompt_token_ids, outputs)
+        self._service, self._seed = service, seed
+        self._tickets: list[Ticket] = []
+        self._completions: list[Completion] = []
+        self._deadline = time.monotonic() + asked.timeout if asked.timeout > 0 else None
+        self._admitted = 0
+
+    async def __aenter__(self) -> Run:
+        """Admit and submit. Raises RequestFailed or InvalidRequest."""
+        service, asked = self._service, self.asked
+        requests = make_requests(
+            asked.id,
+            asked.prompt_token_ids,
+            asked.params,
+            service.limits(),
+            seed=self._seed,
+            priority=asked.priority,
+            cache_salt=asked.cache_salt,
+        )
+        service.admission.admit(requests, service.facts())
+        self._admitted = sum(request.max_total_tokens for request in requests)
+        self._completions = [
+            Completion(request, output, self.result, service.tokenizer)
+            for request, output in zip(requests, self.result.outputs, strict=True)
+        ]
+        try:
+            for request in requests:
+                self._tickets.append(await service.client.submit(request, asked.grammar))
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._service.client.cancel(ticket for ticket in self._tickets if ticket.ended is None)
+        for output in self.result.outputs:
+            if not output.finished:
+                output.finish_reason = "abort"
+        self._service.admission.leave(len(self._completions), self._admitted)
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        """Raises RequestFailed if the request ends otherwise than by itself."""
+        going = list(zip(self._tickets, self._completions, strict=True))
+        while going:
+            await self._wait([ticket for ticket, _ in going])
+            for ticket, completion in list(going):
+                if ticket.inbox:
+                    yield self._take(ticket, completion)
+                if ticket.failure is not None:
+                    raise ticket.failure
+                if completion.output.finished and ticket.ended is not None:
+                    completion.output.metrics = ticket.ended.stats
+                    going.remove((ticket, completion))
+
+    async def finish(self) -> RequestOutput:
+        """Run to the end, for who wants all at once."""
+        async for _ in self:
+            pass
+        return self.result
+
+    @property
+    def endings(self) -> list[Ended | None]:
+        """What the engine told of each completion's end, as far as it has."""
+        told = [ticket.ended for ticket in self._tickets]
+        return told + [None] * (len(self.result.outputs) - len(told))
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, found in the prefix cache by the first completion."""
+        first = self.endings[0]
+        return first.stats.cached_tokens if first is not None else 0
+
+    async def _wait(self, tickets: list[Ticket]) -> None:
+        """Until one of them has something to say. Raises TimedOut."""
+        waiter = asyncio.get_running_loop().create_future()
+        for ticket in tickets:
+            ticket.watch(waiter)
+        try:
+            async with asyncio.timeout(None if self._deadline is None else self._deadline - time.monotonic()):
+                await waiter
+        except TimeoutError:
+            raise TimedOut(f"the request took longer than {self.asked.timeout:g} s and was ended.") from None
+
+    def _take(self, ticket: Ticket, completion: Completion) -> Piece:
+        """Everything that has come for a completion, as one piece."""
+        text, before, inbox = [], len(completion.output.token_ids), ticket.inbox
+        while inbox and not completion.output.finished:
+            item = inbox.popleft()
+            text.append(completion.take_token(item) if isinstance(item, int) else self._take_event(item, completion))
+        inbox.clear()
+        if completion.abort_at is not None:
+            self._service.client.cancel([ticket], completion.abort_at)
+        return Piece("".join(text), completion.output.token_ids[before:], completion.output)
+
+    def _take_event(self, event: Event, completion: Completion) -> str:
+        if event.finish_reason == "error":
+            raise EngineFailed(event.error or "the engine ended this request with an error.")
+        return completion.take(
+            TokenEvent(
+                completion.request.id,
+                event.token_id,
+                event.finish_reason,
+                event.logprobs,
+                event.prompt_logprobs,
+                event.error,
+            )
+        )

@@ -1,0 +1,35 @@
+"""Logs of the server's processes: a line each, or a JSON object each, on standard error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class JsonLines(logging.Formatter):
+    """What is given as `extra=` becomes fields, such as request_id."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        fields = {
+            "time": when,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields |= {name: value for name, value in record.__dict__.items() if name not in PLAIN}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str)
+
+
+def set_up_logging(*, as_json: bool, level: str = "info") -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,0 +1,72 @@
+"""The two ends of the wire: ZeroMQ over a Unix socket that only this user can open."""
+
+from __future__ import annotations
+
+import zmq
+import zmq.asyncio
+
+from ridgeline.transport.messages import (
+    FromEngine,
+    FromFace,
+    decode_from_engine,
+    decode_from_face,
+    encode,
+)
+
+HELD = 100_000  # messages kept for a face that does not read; one that lags further is taken for dead
+
+
+class EngineSocket:
+    """The engine's end: one ROUTER for all faces, each known by its connection. Not thread-safe."""
+
+    def __init__(self, path: str) -> None:
+        self._socket: zmq.Socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.SNDHWM, HELD)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 1000)  # what was sent just before the end still goes out
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.bind(f"ipc://{path}")
+
+    def receive(self, wait: float) -> list[tuple[bytes, FromFace]]:
+        """All that has come, as (connection, message); waits up to `wait` seconds for the first."""
+        found: list[tuple[bytes, FromFace]] = []
+        if wait > 0:
+            self._socket.poll(int(1000 * wait))
+        while True:
+            try:
+                connection, body = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return found
+            found.append((connection, decode_from_face(body)))
+
+    def send(self, connection: bytes, message: FromEngine) -> bool:
+        """False if nobody is there any more, or nobody reads."""
+        try:
+            self._socket.send_multipart((connection, encode(message)), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class FaceSocket:
+    """A face's end, to one life of the engine: what was sent to it never reaches the next."""
+
+    def __init__(self, path: str) -> None:
+        self._socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.connect(f"ipc://{path}")
+
+    async def receive(self) -> FromEngine:
+        return decode_from_engine(await self._socket.recv())
+
+    async def send(self, message: FromFace) -> None:
+        await self._socket.send(encode(message))
+
+    def close(self) -> None:
+        self._socket.close()
