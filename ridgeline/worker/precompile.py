@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 
-import ridgeline
 from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.kernels.aot import Compiled, compiling_for
@@ -53,7 +52,7 @@ class KernelSet:
         import triton
 
         digest = hashlib.sha256(repr((self, triton.__version__, torch.__version__, _debugging())).encode())
-        root = Path(ridgeline.__file__).parent
+        root = Path(__file__).parents[1]
         for path in sorted(path for package in SOURCES for path in (root / package).rglob("*.py")):
             digest.update(path.read_bytes())
         return Path(triton.knobs.cache.dir) / f"ridgeline-{digest.hexdigest()[:32]}"
