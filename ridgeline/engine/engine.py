@@ -90,6 +90,7 @@ class Engine:
             while self.has_work:
                 self.step()
         self.headroom = Headroom()
+        self.scheduler.cache.queried_tokens = 0
 
     def shutdown(self) -> None:
         self._worker.shutdown()

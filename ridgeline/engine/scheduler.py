@@ -65,6 +65,7 @@ class Scheduler:
         self._failed: list[InFlight] = []
         self._unsent: list[TokenEvent] = []  # ends that no result brought
         self._reset = True  # the first plan too finds a worker in an unknown state
+        self.num_preemptions = 0
         self._arrivals = 0
         self._plan_id = 0  # newest submitted
         self._retired = 0  # newest whose result is in
@@ -412,6 +413,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         self._leave(seq)
         seq.preemptions += 1
+        self.num_preemptions += 1
         self._waiting.push(seq)
 
     def _preempt_all(self) -> None:

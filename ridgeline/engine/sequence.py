@@ -42,6 +42,7 @@ class Sequence:
         "order",
         "preemptions",
         "private",
+        "prompt_hit",
         "prompt_logprobs_sent",
         "published",
         "request",
@@ -71,6 +72,7 @@ class Sequence:
         self.admitted: float | None = None
         self.first_token: float | None = None
         self.preemptions = 0
+        self.prompt_hit = 0  # tokens found in the cache when it first started
 
     @property
     def num_prompt(self) -> int:
@@ -92,7 +94,7 @@ class Sequence:
             first_token=self.first_token,
             finished=time.monotonic(),
             prompt_tokens=self.num_prompt,
-            cached_tokens=min(self.cached_tokens, self.num_prompt),
+            cached_tokens=self.prompt_hit,
             output_tokens=len(self.tokens) - self.num_prompt,
             preemptions=self.preemptions,
         )

@@ -71,16 +71,20 @@ class Ticket:
 
 
 class EngineClient:
-    """facts: None while no engine answers. stats: the newest. last_heard: on the monotonic clock.
+    """name: of the face. facts: None while no engine answers. known: the newest, even then. lives: engines that have
+    answered so far. stats: the newest. last_heard: on the monotonic clock.
 
     buffer: tokens that a reader may be behind before its request is cut.
     """
 
     def __init__(self, path: str, face: str, *, buffer: int) -> None:
         self.facts: EngineFacts | None = None
+        self.known: EngineFacts | None = None
+        self.lives = 0
         self.stats: Stats | None = None
         self.last_heard = 0.0
-        self._path, self._face, self._buffer = path, face, buffer
+        self.name = face
+        self._path, self._buffer = path, buffer
         self._socket: FaceSocket | None = None
         self._tickets: dict[int, Ticket] = {}
         self._numbers = itertools.count(1)
@@ -157,7 +161,7 @@ class EngineClient:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GREETING_PERIOD):
-                    await socket.send(Hello(face=self._face))
+                    await socket.send(Hello(face=self.name))
                     while True:
                         message = await socket.receive()
                         if isinstance(message, Welcome):
@@ -172,7 +176,8 @@ class EngineClient:
             return
         gone: asyncio.Future[None] = loop.create_future()
         loop.add_reader(process, _resolve, gone)
-        self.facts, self.last_heard = facts, time.monotonic()
+        self.facts = self.known = facts
+        self.lives, self.last_heard = self.lives + 1, time.monotonic()
         self._up.set()
         logger.info("engine %d is up: %s on %s", facts.process_id, facts.model, facts.device)
         reader = asyncio.create_task(self._read(socket))

@@ -65,9 +65,9 @@ class EngineStats:
         self._steps = 0
         self._recent: deque[StepShape] = deque(maxlen=KEPT_STEPS)
         self._finished: Counter[str] = Counter()
-        self._counters = Counter[str](prompt_tokens=0, generation_tokens=0, preemptions=0)
+        self._counters = Counter[str](prompt_tokens=0, generation_tokens=0)
         self._histograms = {name: Histogram(bounds) for name, bounds in BOUNDS.items()}
-        self._arrival: dict[str, float] = {}  # of requests without a token
+        self._fresh: dict[str, Request] = {}  # without a token so far
         self._last_token: dict[str, float] = {}  # of the others: when the newest came
         self._marks: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]  # time, device's work and its limit so far
 
@@ -92,17 +92,18 @@ class EngineStats:
             del self._marks[:KEPT_MARKS]
 
     def note_arrival(self, request: Request) -> None:
-        self._arrival[request.id] = request.arrival
+        self._fresh[request.id] = request
 
     def note_tokens(self, request_ids: Sequence[str], now: float) -> None:
         """Each of these got a token."""
-        last, arrival = self._last_token, self._arrival
+        last, fresh = self._last_token, self._fresh
         gaps = [now - last[name] for name in request_ids if name in last]
         if gaps:
             self._histograms["inter_token_latency_seconds"].add(*gaps)
         if len(gaps) < len(request_ids):
-            waits = [now - arrival.pop(name) for name in request_ids if name in arrival]
-            self._histograms["time_to_first_token_seconds"].add(*waits)
+            begun = [fresh.pop(name) for name in request_ids if name in fresh]
+            self._histograms["time_to_first_token_seconds"].add(*(now - request.arrival for request in begun))
+            self._counters["prompt_tokens"] += sum(len(request.prompt_token_ids) for request in begun)
         for name in request_ids:
             last[name] = now
         self._counters["generation_tokens"] += len(request_ids)
@@ -111,16 +112,14 @@ class EngineStats:
         """A request has ended, however it did; times that it never reached are left out. What the device did while
         it ran, for it and for others."""
         self._finished[reason] += 1
-        self._arrival.pop(request.id, None)
+        self._fresh.pop(request.id, None)
         self._last_token.pop(request.id, None)
-        self._counters["preemptions"] += stats.preemptions
         add = {name: histogram.add for name, histogram in self._histograms.items()}
         add["request_prompt_tokens"](stats.prompt_tokens)
         add["request_generation_tokens"](stats.output_tokens)
         add["e2e_request_latency_seconds"](stats.finished - stats.arrival)
         if stats.first_scheduled is None:
             return Headroom()
-        self._counters["prompt_tokens"] += stats.prompt_tokens
         add["request_queue_time_seconds"](stats.first_scheduled - stats.arrival)
         add["request_inference_time_seconds"](stats.finished - stats.first_scheduled)
         if stats.first_token is not None:
@@ -133,7 +132,11 @@ class EngineStats:
 
     def message(self, scheduler: Scheduler, headroom: Headroom, gpus: list[Gpu]) -> Stats:
         cache = scheduler.cache
-        queried = {"prefix_cache_queries": cache.queried_tokens, "prefix_cache_hits": cache.hit_tokens}
+        others = {
+            "prefix_cache_queries": cache.queried_tokens,
+            "prefix_cache_hits": cache.hit_tokens,
+            "preemptions": scheduler.num_preemptions,
+        }
         return Stats(
             at=time.monotonic(),
             started=self._started,
@@ -144,7 +147,7 @@ class EngineStats:
             steps=self._steps,
             step_seconds=headroom.elapsed,
             limit_seconds=headroom.limit,
-            counters={**self._counters, **queried},
+            counters={**self._counters, **others},
             finished=dict(self._finished),
             histograms={name: histogram.message() for name, histogram in self._histograms.items()},
             recent=list(self._recent),

@@ -60,8 +60,10 @@ class CacheManager:
             return False
         seq.published = hit
         seq.cached_tokens = hit * self.block_size
-        self.queried_tokens += num_known
-        self.hit_tokens += seq.cached_tokens
+        if seq.preemptions == 0:  # later it finds what it wrote itself, which says nothing about prompts
+            seq.prompt_hit = seq.cached_tokens
+            self.queried_tokens += num_known
+            self.hit_tokens += seq.cached_tokens
         return True
 
     def _longest_hit(self, seq: Sequence) -> int:
