@@ -18,13 +18,12 @@ from ridgeline.measure.machine import hardware_of
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.roofline import Roofline
 from ridgeline.worker.compilers import Compilers, processes_needed
+from ridgeline.worker.folder import EMBEDDED_MODEL as EMBEDDED_MODEL
 from ridgeline.worker.loader import Progress, load_weights, read_model_config, resolve_model
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.memory import MemoryReport, check_weights_fit, plan_memory
 from ridgeline.worker.precompile import KernelSet
 from ridgeline.worker.runner import Runner
-
-EMBEDDED_MODEL = Path(__file__).parent / "assets" / "embedded"
 
 # (requests at once, tokens per step) unless the user says otherwise
 DEFAULT_LIMITS = {"cuda": (256, 8192), "cpu": (32, 512)}

@@ -23,46 +23,16 @@ from ridgeline.core.model_spec import WeightMap
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
+from ridgeline.worker.folder import resolve_model as resolve_model
 from ridgeline.worker.transfer import fill
 
 Progress = Callable[[str, float], None]
 
 DUMMY_STD = 0.02
 
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt"]
-_HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]  # the same weights again, in other layouts
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOATS = {"F64", "F32", "BF16", "F16"}
 _HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-
-
-def resolve_model(model: str | Path, revision: str | None = None) -> Path:
-    """The folder of `model`: itself if it exists, else the hub id's snapshot (downloaded if it is not cached).
-
-    Raises ModelLoadError if it is neither a folder nor a hub id that can be reached.
-    """
-    if not str(model):
-        raise ModelLoadError("no model was given; name a folder or a hub id.")
-    try:
-        folder = Path(model).expanduser()
-        is_folder, exists = folder.is_dir(), folder.exists()
-    except (TypeError, RuntimeError, OSError) as error:  # no text at all, an unknown ~user, a name too long
-        raise ModelLoadError(f"model {str(model)[:80]!r} is no path: {error.args[-1]}.") from error
-    if is_folder:
-        return folder
-    if exists:
-        raise ModelLoadError(f"model {str(model)!r} is a file; give the folder that holds config.json.")
-    from huggingface_hub import snapshot_download  # costs 0.3 s, and folders do not need it
-
-    try:
-        return Path(
-            snapshot_download(str(model), revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES)
-        )
-    except Exception as error:  # the hub client's errors share no base class across its versions
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise ModelLoadError(
-            f"model {str(model)!r} is neither an existing folder nor a hub model that can be reached ({reason})."
-        ) from error
 
 
 def read_model_config(folder: Path) -> ModelConfig:
