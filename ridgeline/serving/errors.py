@@ -52,6 +52,12 @@ class SlowReader(RequestFailed):
     status, kind, code = 408, "timeout_error", "slow_reader"
 
 
+class Aborted(RequestFailed):
+    """Another call ended it."""
+
+    status, kind, code = 499, "request_aborted", "request_aborted"
+
+
 class EngineFailed(RequestFailed):
     """The engine ended this request with an error of its own."""
 

@@ -19,7 +19,7 @@ from types import TracebackType
 from ridgeline.core.request import SamplingParams, TokenEvent
 from ridgeline.serving.admission import Admission
 from ridgeline.serving.engine_client import EngineClient, Ticket
-from ridgeline.serving.errors import EngineFailed, TimedOut, Unavailable
+from ridgeline.serving.errors import Aborted, EngineFailed, TimedOut, Unavailable
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
@@ -141,6 +141,11 @@ class Run:
         async for _ in self:
             pass
         return self.result
+
+    def abort(self) -> None:
+        """End it from elsewhere: who iterates gets `Aborted`, and what was written so far is the result."""
+        for ticket in self._tickets:
+            ticket.fail(Aborted("the request was aborted by another call."))
 
     @property
     def endings(self) -> list[Ended | None]:
