@@ -27,6 +27,7 @@ from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
 from ridgeline.worker.inputs import StepInputs
 from ridgeline.worker.runner import Runner
 
+ROOT = Path(__file__).parents[1]  # of the package
 SOURCES = ("core", "kernels", "layers", "models", "worker")  # packages that decide which kernels there are
 PRIORITY = 5  # below whatever loads the weights meanwhile
 
@@ -52,8 +53,7 @@ class KernelSet:
         import triton
 
         digest = hashlib.sha256(repr((self, triton.__version__, torch.__version__, _debugging())).encode())
-        root = Path(__file__).parents[1]
-        for path in sorted(path for package in SOURCES for path in (root / package).rglob("*.py")):
+        for path in sorted(path for package in SOURCES for path in (ROOT / package).rglob("*.py")):
             digest.update(path.read_bytes())
         return Path(triton.knobs.cache.dir) / f"ridgeline-{digest.hexdigest()[:32]}"
 

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pytest
 
-import ridgeline
 from ridgeline.assembly import EMBEDDED_MODEL
-from ridgeline.worker import compilers
+from ridgeline.worker import compilers, precompile
 from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.loader import read_model_config
 from ridgeline.worker.precompile import KernelSet
@@ -92,8 +91,8 @@ def test_the_marker_stands_for_everything_that_decides_what_is_compiled(
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
     markers.append(replace(kernels).marker)
     package = tmp_path / "ridgeline"
-    shutil.copytree(Path(ridgeline.__file__).parent / "kernels", package / "kernels")
-    monkeypatch.setattr(ridgeline, "__file__", str(package / "__init__.py"))
+    shutil.copytree(precompile.ROOT / "kernels", package / "kernels")
+    monkeypatch.setattr(precompile, "ROOT", package)
     markers.append(replace(kernels).marker)
     (package / "kernels" / "launch.py").write_text("# changed")
     markers.append(replace(kernels).marker)
