@@ -142,6 +142,13 @@ class EngineClient:
         if going and self._socket is not None and self.facts is not None:
             self._send_soon(Cancel(ids=going, at_token=at_token))
 
+    def end_all(self, failure: RequestFailed) -> None:
+        """Everything under way ends now, with this as its reason."""
+        tickets = list(self._tickets.values())
+        for ticket in tickets:
+            ticket.fail(failure)
+        self.cancel(tickets)
+
     async def ask(self, timeout: float = 1.0) -> Stats | None:
         """Figures of this moment; the newest known if the engine does not answer."""
         if self.facts is None:

@@ -2,7 +2,8 @@
 
     python -m ridgeline.serving.engine_process < settings
 
-reads one JSON object (`EngineSettings`) from standard input and ends when that closes: whoever started it is gone.
+reads one JSON object (`EngineSettings`) from standard input and ends when that closes: whoever started it is gone. It
+says `ready` on standard output once faces can reach it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from typing import Any
 
@@ -24,6 +24,7 @@ from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent
 from ridgeline.serving.engine_stats import EngineStats
 from ridgeline.serving.gpus import Gpus
 from ridgeline.serving.grammar import Grammars
+from ridgeline.serving.lifeline import end_with_parent, tell_ready
 from ridgeline.serving.logs import set_up_logging
 from ridgeline.transport.messages import (
     Ask,
@@ -56,6 +57,7 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     served_name: str
     grammar_timeout: float = 5.0
     log_json: bool = False
+    log_level: str = "info"
 
 
 class EngineHost:
@@ -259,16 +261,10 @@ def _request(name: str, submit: Submit, mask: TokenMask | None) -> Request:
     )
 
 
-def _end_with_parent() -> None:
-    """It never writes again, and holds our standard input open as long as it lives."""
-    os.read(0, 1)
-    os._exit(1)
-
-
 def main() -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
-    set_up_logging(as_json=settings.log_json)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    set_up_logging(as_json=settings.log_json, level=settings.log_level)
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the supervisor decides
     try:
         assembly = assemble(LLMConfig(**settings.options))
@@ -277,6 +273,7 @@ def main() -> None:
         sys.exit(2)
     host = EngineHost(assembly, EngineSocket(settings.socket), settings)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
+    tell_ready()
     host.run()
 
 

@@ -29,7 +29,8 @@ from ridgeline.transport.messages import Ended, EngineFacts, Event, Grammar
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """What a client asked for, checked. prompt: its text, where it came as text. timeout: seconds, 0 for none."""
+    """What a client asked for, checked. prompt: its text, where it came as text. timeout: seconds in all, and
+    queue_timeout: until the first token; 0 for none."""
 
     id: str
     prompt_token_ids: list[int]
@@ -39,6 +40,7 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     timeout: float = 0.0
+    queue_timeout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ class Run:
         self._service, self._seed = service, seed
         self._tickets: list[Ticket] = []
         self._completions: list[Completion] = []
-        self._deadline = time.monotonic() + asked.timeout if asked.timeout > 0 else None
+        now = time.monotonic()
+        self._deadline = now + asked.timeout if asked.timeout > 0 else None
+        self._first_by = now + asked.queue_timeout if asked.queue_timeout > 0 else None
         self._admitted = 0
 
     async def __aenter__(self) -> Run:
@@ -164,10 +168,17 @@ class Run:
         waiter = asyncio.get_running_loop().create_future()
         for ticket in tickets:
             ticket.watch(waiter)
+        deadline = min((by for by in (self._deadline, self._first_by) if by is not None), default=None)
+        if deadline is None:
+            await waiter
+            return
         try:
-            async with asyncio.timeout(None if self._deadline is None else self._deadline - time.monotonic()):
+            async with asyncio.timeout(deadline - time.monotonic()):
                 await waiter
         except TimeoutError:
+            if deadline == self._first_by:
+                waited = f"no token came within {self.asked.queue_timeout:g} s"
+                raise TimedOut(f"{waited}, so the request was ended; try again later.") from None
             raise TimedOut(f"the request took longer than {self.asked.timeout:g} s and was ended.") from None
 
     def _take(self, ticket: Ticket, completion: Completion) -> Piece:
@@ -177,6 +188,8 @@ class Run:
             item = inbox.popleft()
             text.append(completion.take_token(item) if isinstance(item, int) else self._take_event(item, completion))
         inbox.clear()
+        if completion.output.token_ids:
+            self._first_by = None
         if completion.abort_at is not None:
             self._service.client.cancel([ticket], completion.abort_at)
         return Piece("".join(text), completion.output.token_ids[before:], completion.output)

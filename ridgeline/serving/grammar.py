@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -23,6 +24,8 @@ from ridgeline.transport.messages import Grammar, Submit
 THREADS = 2  # of the compiler, which lets the interpreter go
 MOST_CHARS = 65_536  # of a grammar's text
 MOST_DEPTH = 64  # of a schema's nesting
+# Bounded: a weak model would indent until its tokens end.
+WHITESPACE: Any = {"whitespace_pattern": r"\n?[ \t]{0,16}"}
 
 
 def compiled(grammar: Grammar) -> str:
@@ -30,7 +33,7 @@ def compiled(grammar: Grammar) -> str:
     try:
         match grammar.kind:
             case "json":
-                return LLMatcher.grammar_from_json_schema(grammar.text or '{"type": "object"}')
+                return LLMatcher.grammar_from_json_schema(grammar.text or '{"type": "object"}', defaults=WHITESPACE)
             case "regex":
                 return LLMatcher.grammar_from_regex(grammar.text)
             case "choice":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from itertools import islice
 from typing import Any
 
 from ridgeline.serving.generation import Run
@@ -12,25 +13,48 @@ KEPT = 1000  # requests
 
 
 class RecentRequests:
-    """The newest requests of this face, running and ended, by id."""
+    """The newest requests of this face, running and ended, by id. Of those that ended only the breakdown is kept."""
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[str, tuple[Run, float]] = OrderedDict()
+        self._entries: OrderedDict[str, dict[str, Any] | tuple[Run, float]] = OrderedDict()
+        self._running: dict[str, tuple[Run, float]] = {}
 
     def note(self, run: Run) -> None:
         """Remember a request that begins."""
-        self._runs[run.asked.id] = run, time.time()
-        while len(self._runs) > KEPT:
-            self._runs.popitem(last=False)
+        self._let_go()
+        entry = run, time.time()
+        self._entries[run.asked.id] = self._running[run.asked.id] = entry
+        self._entries.move_to_end(run.asked.id)
+        while len(self._entries) > KEPT:
+            self._running.pop(self._entries.popitem(last=False)[0], None)
 
     def find(self, request_id: str) -> dict[str, Any] | None:
         """Its breakdown as JSON has it."""
-        found = self._runs.get(request_id)
-        return breakdown(found[0], found[1]) if found else None
+        entry = self._entries.get(request_id)
+        return _shown(entry) if entry is not None else None
 
-    def all(self) -> list[dict[str, Any]]:
+    def newest(self, limit: int = KEPT) -> list[dict[str, Any]]:
         """Newest first."""
-        return [breakdown(run, created) for run, created in reversed(self._runs.values())]
+        return [_shown(entry) for entry in islice(reversed(self._entries.values()), limit)]
+
+    def _let_go(self) -> None:
+        """Of requests that ended, whose prompts and outputs would fill the memory."""
+        for name, (run, created) in [*self._running.items()]:
+            if _over(run):
+                self._entries[name] = breakdown(run, created)
+                del self._running[name]
+
+
+def _shown(entry: dict[str, Any] | tuple[Run, float]) -> dict[str, Any]:
+    return entry if isinstance(entry, dict) else breakdown(*entry)
+
+
+def _over(run: Run) -> bool:
+    """Nothing more will be known of it: of what its client gave up the engine tells nothing."""
+    outputs = run.result.outputs
+    return all(output.finished for output in outputs) and (
+        None not in run.endings or any(output.finish_reason == "abort" for output in outputs)
+    )
 
 
 def breakdown(run: Run, created: float | None = None) -> dict[str, Any]:

@@ -43,6 +43,10 @@ class ChatTemplate:
     def available(self) -> bool:
         return bool(self._templates)
 
+    def mentions(self, word: str) -> bool:
+        """Whether the word stands in any of the templates: a role that does not is one they do not know."""
+        return any(word in source for source in self._templates.values())
+
     def render(
         self,
         messages: Sequence[Message],

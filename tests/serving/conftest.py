@@ -1,21 +1,28 @@
-"""One real engine process on the embedded model for all tests of the server, and faces that talk to it."""
+"""One real engine process on the embedded model for all tests of the server, and faces that talk to it, some over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
+import socket as sockets
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import openai
 import pytest
+import uvicorn
 
+from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.engine_client import EngineClient
 from ridgeline.serving.face import Face
+from ridgeline.serving.http.app import create_app
 
 MODEL = "embedded"
 _names = itertools.count(1)
@@ -70,3 +77,87 @@ def engine_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def face_of(engine_socket: Path) -> Callable[..., AbstractAsyncContextManager[Face]]:
     """`async with face_of() as face`, or with a `ServeConfig`."""
     return lambda config=None: open_face(engine_socket, config)
+
+
+@dataclass
+class Server:
+    """A face under uvicorn, in a thread of its own."""
+
+    face: Face
+    url: str
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+
+    def wait_idle(self, timeout: float = 1.0) -> bool:
+        """True once the engine runs nothing of this face's."""
+
+        async def idle() -> bool:
+            async with asyncio.timeout(timeout):
+                while True:
+                    stats = await self.face.client.ask()
+                    admission = self.face.service.admission
+                    if stats and not (stats.running or stats.waiting or admission.open_requests):
+                        return self.face.client.num_open == 0
+                    await asyncio.sleep(0.01)
+
+        try:
+            return asyncio.run_coroutine_threadsafe(idle(), self.loop).result()
+        except TimeoutError:
+            return False
+
+
+StartServer = Callable[..., AbstractContextManager[Server]]
+
+
+@pytest.fixture(scope="session")
+def start_server(engine_socket: Path) -> StartServer:
+    """`with start_server(**settings of ServeConfig) as server:`"""
+
+    @contextmanager
+    def start(folder: Path = EMBEDDED_MODEL, **settings: object) -> Iterator[Server]:
+        listener = sockets.create_server(("127.0.0.1", 0))
+        started, servers = threading.Event(), list[Server]()
+        config = ServeConfig(**settings)  # type: ignore[arg-type]
+
+        async def main() -> None:
+            face = Face.build(config, folder, (MODEL, "alias"), str(engine_socket), f"http-face-{next(_names)}")
+            listening = asyncio.create_task(face.client.run())
+            await face.client.wait_until_up()
+            servers.append(Server(face, f"http://127.0.0.1:{listener.getsockname()[1]}", asyncio.get_running_loop()))
+            started.set()
+            await server.serve(sockets=[listener])
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+        def run() -> None:
+            asyncio.run(main())
+
+        async def application(scope, receive, send):  # type: ignore[no-untyped-def]
+            nonlocal app
+            app = app or create_app(servers[0].face)
+            await app(scope, receive, send)
+
+        app = None
+        server = uvicorn.Server(
+            uvicorn.Config(application, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        )
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        assert started.wait(30), "the engine did not answer"
+        try:
+            yield servers[0]
+        finally:
+            server.should_exit = True
+            thread.join(10)
+            listener.close()
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def server(start_server: StartServer) -> Iterator[Server]:
+    with start_server() as running:
+        yield running

@@ -1,0 +1,196 @@
+"""The bodies that clients send, as pydantic models: types and bounds of every field that this server knows.
+
+Names and meanings are OpenAI's, the extra ones vLLM's. Unknown fields are ignored, as OpenAI does; null means the
+default everywhere. Ranges of sampling parameters are `SamplingParams`' business.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from ridgeline.core.request import MAX_LOGPROBS, MAX_N
+
+MOST_PROMPTS = 512  # of one completions request
+MOST_MESSAGES = 4096
+MOST_TOOLS = 256
+MOST_NAME = 256  # characters of a name or a salt
+
+
+def _check_prompt(prompt: object) -> object:
+    """Text, tokens, or a list of either. Written out: a union's error would speak of each of its members."""
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list) or not prompt:
+        raise ValueError("a prompt is text, a list of token ids, or a list of such prompts")
+    if _is_ids(prompt):
+        return prompt
+    if len(prompt) > MOST_PROMPTS:
+        raise ValueError(f"there are {len(prompt)} prompts; at most {MOST_PROMPTS} are taken at once")
+    if not (all(isinstance(each, str) for each in prompt) or all(_is_ids(each) for each in prompt)):
+        raise ValueError("a list of prompts holds texts, or lists of token ids that are whole numbers from 0")
+    return prompt
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0
+
+
+def _check_stop(stop: object) -> object:
+    if stop is None or isinstance(stop, str) or (isinstance(stop, list) and all(isinstance(s, str) for s in stop)):
+        return stop
+    raise ValueError("stop is a string or a list of strings")
+
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MOST_PROMPTS}
+_PROMPTS = [{"type": "string"}, _IDS, _TEXTS, {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MOST_PROMPTS}]
+Prompt = Annotated[Any, BeforeValidator(_check_prompt), WithJsonSchema({"anyOf": _PROMPTS})]
+Stop = Annotated[
+    str | list[str] | None,
+    BeforeValidator(_check_stop),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
+]
+TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Name = Annotated[str, Field(max_length=MOST_NAME)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+
+
+class Body(BaseModel):
+    """Base of all: a number is not a string here, and a string is no number."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
+
+
+class StreamOptions(Body):
+    """include_usage: a last chunk counts tokens. continuous_usage_stats: every chunk does."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchema(Body):
+    model_config = ConfigDict(populate_by_name=True, protected_namespaces=())
+
+    schema_: dict[str, Any] = Field(alias="schema")
+    name: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """OpenAI's way to ask for structure."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Body):
+    """What the output must be: exactly one of these. json: a schema, as an object or as text."""
+
+    model_config = ConfigDict(populate_by_name=True, protected_namespaces=())
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=4096)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class GenerationBody(Body):
+    """What both kinds of generation take."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: Stop = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    return_token_ids: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Name | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    include_breakdown: bool | None = None
+
+
+class CompletionBody(GenerationBody):
+    """Of POST /v1/completions."""
+
+    prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    echo: bool | None = None
+    logprobs: TopLogprobs | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class ChatMessage(Body):
+    """role: system, developer, user, assistant, tool, or what else the template knows. Fields that are not named here
+    reach the template too."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class TemplateBody(Body):
+    """What decides how a conversation becomes a prompt."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+
+
+class ChatBody(TemplateBody, GenerationBody):
+    """Of POST /v1/chat/completions."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    tool_choice: str | dict[str, Any] | None = None
+
+
+class TokenizeBody(Body):
+    """Of POST /tokenize with a plain prompt."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatBody(TemplateBody):
+    """Of POST /tokenize with a conversation."""
+
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """Of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]

@@ -1,0 +1,1 @@
+"""REST: OpenAI's routes and shapes, over what both faces share."""

@@ -1,0 +1,51 @@
+"""The application that a face serves over HTTP."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ridgeline.core.errors import InvalidRequest
+from ridgeline.serving.errors import BadRequest, RequestFailed
+from ridgeline.serving.face import Face
+from ridgeline.serving.http import chat, completions, models, tokenize
+from ridgeline.serving.http.describe import describe
+from ridgeline.serving.http.errors import response_for
+from ridgeline.serving.http.exchange import ClientGone
+from ridgeline.version import __version__
+
+OPTIONAL = ("ridgeline.serving.http.operator", "ridgeline.serving.http.health")
+
+
+def create_app(face: Face) -> FastAPI:
+    app = FastAPI(
+        title="Ridgeline",
+        version=__version__,
+        description="An LLM inference server with OpenAI's API.",
+        root_path=face.config.root_path,
+    )
+    for module in (chat, completions, models, tokenize):
+        app.include_router(module.router(face))
+    for name in OPTIONAL:
+        if find_spec(name) is not None:
+            app.include_router(import_module(name).router(face))
+    for kind in (RequestFailed, InvalidRequest, HTTPException, RequestValidationError, ClientGone, Exception):
+        app.add_exception_handler(kind, _answer)
+    app.openapi = partial(describe, app)  # type: ignore[method-assign]
+    return app
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientGone):
+        return Response(status_code=499)  # nobody reads it; the access log does
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        error = BadRequest(f"{first['msg']}.", param=".".join(map(str, first["loc"][1:])) or None)
+    return response_for(error)

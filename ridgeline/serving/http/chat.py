@@ -1,0 +1,141 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ridgeline.serving.bodies import ChatBody
+from ridgeline.serving.face import Face
+from ridgeline.serving.generation import GenerationRequest, Piece, Run
+from ridgeline.serving.http import shapes
+from ridgeline.serving.http.describe import described
+from ridgeline.serving.http.exchange import json_response, read_body, request_id, while_connected
+from ridgeline.serving.http.sse import EventStream, Write
+from ridgeline.serving.validation import chat_request, check_model
+from ridgeline.text.outputs import CompletionOutput
+
+
+def router(face: Face) -> APIRouter:
+    routes = APIRouter(tags=["generation"])
+
+    @routes.post("/v1/chat/completions", **described(ChatBody, "A chat's next message", streams=True))
+    async def chat_completions(request: Request) -> Response:
+        body = await read_body(request, ChatBody)
+        asked = await chat_request(face, body, request_id(request))
+        chat = Chat(face, body, asked)
+        if body.stream:
+            return EventStream(chat.stream)
+        return json_response(await while_connected(request.receive, chat.whole()))
+
+    return routes
+
+
+class Chat:
+    """One request's answer, whole or in chunks."""
+
+    def __init__(self, face: Face, body: ChatBody, asked: GenerationRequest) -> None:
+        self._face, self._body = face, body
+        self._asked = asked
+        self._model, self._created = check_model(face, body.model), int(time.time())
+        self._told_logprobs = [0] * asked.params.n  # entries that have been sent, of each choice
+        self._breakdown = body.include_breakdown or face.config.request_breakdown
+
+    async def whole(self) -> dict[str, Any]:
+        async with self._face.service.run(self._asked) as run:
+            self._face.recent.note(run)
+            result = await run.finish()
+        answer = self._envelope("chat.completion") | {
+            "choices": [self._choice(output) for output in result.outputs],
+            "usage": shapes.usage_of([run]).json(),
+        }
+        if self._body.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = shapes.prompt_logprobs(result)
+        if self._body.return_token_ids:
+            answer["prompt_token_ids"] = result.prompt_token_ids
+        if self._breakdown:
+            answer["ridgeline"] = shapes.breakdowns([run])
+        return answer
+
+    async def stream(self, write: Write) -> None:
+        at_end, always = shapes.wants_usage(self._body)
+        async with self._face.service.run(self._asked) as run:
+            self._face.recent.note(run)
+            greeted: set[int] = set()
+            async for piece in run:
+                index = piece.output.index
+                if index not in greeted:
+                    greeted.add(index)
+                    await self._greet(write, run, index)
+                choice = self._delta(piece)
+                if choice is not None:
+                    await self._write(write, run, [choice])
+        last: dict[str, Any] = {"ridgeline": shapes.breakdowns([run])} if self._breakdown else {}
+        if at_end or always or last:
+            chunk = self._envelope("chat.completion.chunk") | {"choices": []} | last
+            if at_end or always:
+                chunk["usage"] = shapes.usage_of([run]).json()
+            await write(chunk)
+
+    def _greet(self, write: Write, run: Run, index: int) -> Awaitable[None]:
+        """The first chunk of a choice says whose words follow."""
+        delta = {"role": "assistant", "content": ""}
+        choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        extra = {"prompt_token_ids": run.asked.prompt_token_ids} if self._body.return_token_ids and index == 0 else {}
+        return self._write(write, run, [choice], extra)
+
+    def _write(
+        self, write: Write, run: Run, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None
+    ) -> Awaitable[None]:
+        chunk = self._envelope("chat.completion.chunk") | {"choices": choices} | (extra or {})
+        at_end, always = shapes.wants_usage(self._body)
+        if at_end or always:
+            chunk["usage"] = shapes.usage_of([run]).json() if always else None
+        return write(chunk)
+
+    def _delta(self, piece: Piece) -> dict[str, Any] | None:
+        """A chunk's choice; None where there is nothing to say."""
+        output, body = piece.output, self._body
+        reason = shapes.finish_reason(output)
+        if not (piece.text or reason or body.logprobs or (body.return_token_ids and piece.token_ids)):
+            return None
+        choice: dict[str, Any] = {
+            "index": output.index,
+            "delta": {"content": piece.text} if piece.text or not reason else {},
+            "logprobs": self._new_logprobs(output),
+            "finish_reason": reason,
+        }
+        if reason:
+            choice["stop_reason"] = output.stop_reason
+        if body.return_token_ids:
+            choice["token_ids"] = piece.token_ids
+        return choice
+
+    def _choice(self, output: CompletionOutput) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": output.index,
+            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "logprobs": self._new_logprobs(output),
+            "finish_reason": shapes.finish_reason(output),
+            "stop_reason": output.stop_reason,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = output.token_ids
+        return choice
+
+    def _new_logprobs(self, output: CompletionOutput) -> dict[str, Any] | None:
+        """Of the tokens since the last call."""
+        if output.logprobs is None:
+            return None
+        start = self._told_logprobs[output.index]
+        end = self._told_logprobs[output.index] = len(output.logprobs)
+        ids = output.token_ids[start:end]
+        return shapes.chat_logprobs(self._face.tokenizer, ids, output.logprobs[start:end], self._body.top_logprobs or 0)
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        return shapes.envelope("chatcmpl", self._asked.id, kind, self._created, self._model)

@@ -1,0 +1,180 @@
+"""POST /v1/completions: one prompt or many, as text or as tokens, with or without an echo."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ridgeline.serving.bodies import CompletionBody
+from ridgeline.serving.face import Face
+from ridgeline.serving.generation import GenerationRequest, Piece, Run
+from ridgeline.serving.http import shapes
+from ridgeline.serving.http.describe import described
+from ridgeline.serving.http.exchange import json_response, read_body, request_id, together, while_connected
+from ridgeline.serving.http.sse import EventStream, Write
+from ridgeline.serving.validation import check_model, completion_requests
+from ridgeline.text.outputs import CompletionOutput
+
+
+def router(face: Face) -> APIRouter:
+    routes = APIRouter(tags=["generation"])
+
+    @routes.post("/v1/completions", **described(CompletionBody, "What follows a prompt", streams=True))
+    async def completions(request: Request) -> Response:
+        body = await read_body(request, CompletionBody)
+        name = request_id(request)
+        answer = Completions(face, body, name, await completion_requests(face, body, name))
+        if body.stream:
+            return EventStream(answer.stream)
+        return json_response(await while_connected(request.receive, answer.whole()))
+
+    return routes
+
+
+class Completions:
+    """The answer to one request, whole or in chunks. Choices are numbered through all prompts."""
+
+    def __init__(self, face: Face, body: CompletionBody, name: str, asked: list[GenerationRequest]) -> None:
+        self._face, self._body, self._name = face, body, name
+        self._asked = asked
+        self._model, self._created = check_model(face, body.model), int(time.time())
+        self._nothing_new = body.max_tokens == 0  # the one token that was made for the echo is not told
+        self._breakdown = body.include_breakdown or face.config.request_breakdown
+
+    async def whole(self) -> dict[str, Any]:
+        runs = [self._face.service.run(asked) for asked in self._asked]
+        await together([self._finish(run) for run in runs])
+        answer = self._envelope() | {
+            "choices": [
+                self._choice(run, output, index) for index, run in enumerate(runs) for output in run.result.outputs
+            ],
+            "usage": self._usage(runs),
+        }
+        if self._breakdown:
+            answer["ridgeline"] = shapes.breakdowns(runs)
+        return answer
+
+    async def stream(self, write: Write) -> None:
+        at_end, always = shapes.wants_usage(self._body)
+        runs = [self._face.service.run(asked) for asked in self._asked]
+        await together([self._stream(run, index, write, runs) for index, run in enumerate(runs)])
+        last: dict[str, Any] = {"ridgeline": shapes.breakdowns(runs)} if self._breakdown else {}
+        if at_end or always or last:
+            chunk = self._envelope() | {"choices": []} | last
+            if at_end or always:
+                chunk["usage"] = self._usage(runs)
+            await write(chunk)
+
+    async def _finish(self, run: Run) -> None:
+        async with run:
+            self._face.recent.note(run)
+            await run.finish()
+
+    async def _stream(self, run: Run, prompt: int, write: Write, runs: list[Run]) -> None:
+        told = [0] * run.asked.params.n  # entries of logprobs that have been sent, of each choice
+        offsets = [0] * run.asked.params.n  # where the text of the next token begins
+        async with run:
+            self._face.recent.note(run)
+            greeted: set[int] = set()
+            async for piece in run:
+                index = piece.output.index
+                first = index not in greeted
+                greeted.add(index)
+                choice = self._delta(run, piece, prompt, first)
+                if choice is None:
+                    continue
+                if piece.output.logprobs is not None:
+                    entries, start = piece.output.logprobs, told[index]
+                    ids = piece.output.token_ids[start : len(entries)]
+                    texts = shapes.token_texts(self._face.tokenizer, ids)
+                    choice["logprobs"] = shapes.completion_logprobs(
+                        ids, entries[start:], self._body.logprobs or 0, texts, offsets[index]
+                    )
+                    told[index] = len(entries)
+                    offsets[index] += sum(map(len, texts))
+                await self._write(write, choice, runs)
+
+    def _write(self, write: Write, choice: dict[str, Any], runs: list[Run]) -> Awaitable[None]:
+        chunk = self._envelope() | {"choices": [choice]}
+        at_end, always = shapes.wants_usage(self._body)
+        if at_end or always:
+            chunk["usage"] = self._usage(runs) if always else None
+        return write(chunk)
+
+    def _delta(self, run: Run, piece: Piece, prompt: int, first: bool) -> dict[str, Any] | None:
+        output, body = piece.output, self._body
+        reason = self._reason(output)
+        echo = self._prompt_text(run) if body.echo and first else ""
+        text = "" if self._nothing_new else piece.text
+        token_ids = [] if self._nothing_new else piece.token_ids
+        with_tokens = body.logprobs is not None or (body.return_token_ids and token_ids)
+        if not (text or echo or reason or with_tokens):
+            return None
+        choice = self._bare_choice(run, output, prompt, echo + text, reason)
+        if body.return_token_ids:
+            choice["token_ids"] = token_ids
+            if first:
+                choice["prompt_token_ids"] = run.asked.prompt_token_ids
+        return choice
+
+    def _choice(self, run: Run, output: CompletionOutput, prompt: int) -> dict[str, Any]:
+        body, result = self._body, run.result
+        text = "" if self._nothing_new else output.text
+        choice = self._bare_choice(
+            run, output, prompt, self._prompt_text(run) + text if body.echo else text, self._reason(output)
+        )
+        if body.logprobs is not None:
+            choice["logprobs"] = self._logprobs(run, output)
+        if body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = shapes.prompt_logprobs(result)
+        if body.return_token_ids:
+            choice["token_ids"] = [] if self._nothing_new else output.token_ids
+            choice["prompt_token_ids"] = result.prompt_token_ids
+        return choice
+
+    def _bare_choice(
+        self, run: Run, output: CompletionOutput, prompt: int, text: str, reason: str | None
+    ) -> dict[str, Any]:
+        return {
+            "index": prompt * run.asked.params.n + output.index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": reason,
+            "stop_reason": None if self._nothing_new else output.stop_reason,
+        }
+
+    def _logprobs(self, run: Run, output: CompletionOutput) -> dict[str, Any]:
+        """Of the prompt, where it is echoed, and of what follows."""
+        ids, entries, start = list[int](), list[Any](), 0
+        if self._body.echo:
+            ids += run.asked.prompt_token_ids
+            entries += shapes.whole_prompt(run.result)
+            # A token that the tokenizer put before the text has no place in it: offsets count from the text's start.
+            start = len(self._prompt_text(run)) - sum(map(len, shapes.token_texts(self._face.tokenizer, ids)))
+        if not self._nothing_new:
+            ids += output.token_ids
+            entries += output.logprobs or []
+        texts = shapes.token_texts(self._face.tokenizer, ids)
+        return shapes.completion_logprobs(ids, entries, self._body.logprobs or 0, texts, start)
+
+    def _prompt_text(self, run: Run) -> str:
+        asked = run.asked
+        if asked.prompt is not None:
+            return asked.prompt
+        return self._face.tokenizer.decode(asked.prompt_token_ids, skip_special_tokens=False)
+
+    def _reason(self, output: CompletionOutput) -> str | None:
+        reason = shapes.finish_reason(output)
+        return "length" if reason and self._nothing_new else reason
+
+    def _usage(self, runs: list[Run]) -> dict[str, Any]:
+        usage = shapes.usage_of(runs)
+        return (shapes.Usage(usage.prompt, 0, usage.cached) if self._nothing_new else usage).json()
+
+    def _envelope(self) -> dict[str, Any]:
+        return shapes.envelope("cmpl", self._name, "text_completion", self._created, self._model)

@@ -1,0 +1,244 @@
+"""What every HTTP request passes before a route sees it: plain ASGI, so that streams stay streams.
+
+From the outside in: a name and a line in the log, CORS, keys, no new work while draining, the whole body within its
+bound, and one answer for requests that come twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.serving.admission import Admission
+from ridgeline.serving.errors import BadRequest, RequestFailed, TimedOut, Unavailable
+from ridgeline.serving.face import Face
+from ridgeline.serving.http.errors import response_for
+from ridgeline.serving.http.idempotency import with_idempotency
+from ridgeline.serving.keys import allowed, bearer
+
+access = logging.getLogger("ridgeline.access")
+
+HEALTH = ("/health", "/health/live", "/health/ready")  # open to everybody
+ADMIN = ("/v1/requests", "/dashboard")  # these show what other clients do
+WHILE_DRAINING = (*HEALTH, "/metrics")
+SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+BODY_TIMEOUT = 60.0  # seconds between two pieces of a body
+
+
+class Unauthenticated(RequestFailed):
+    status, kind, code = 401, "invalid_request_error", "invalid_api_key"
+
+
+class Forbidden(RequestFailed):
+    status, kind, code = 403, "invalid_request_error", "admin_key_required"
+
+
+class BodyTooLarge(BadRequest):
+    status, code = 413, "body_too_large"
+
+
+def wrap(app: ASGIApp, face: Face) -> ASGIApp:
+    """`app` behind everything above. Routes find their id in `request.state.request_id`."""
+    config = face.config
+    layers = with_idempotency(app)
+    layers = with_whole_body(layers, config.max_body_bytes)
+    layers = with_draining(layers, face.service.admission)
+    layers = with_keys(layers, config.api_key, config.admin_key)
+    if config.allowed_origins:
+        layers = CORSMiddleware(
+            layers,
+            allow_origins=config.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    layers = with_name(layers, log=config.access_log)
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await layers(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await app(scope, receive, send)
+        else:  # websockets: there are none, and no key would guard them
+            await send({"type": "websocket.close", "code": 1008})
+
+    return run
+
+
+def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
+    """An id for each request, the client's own if it is harmless, and a line in the log. No query, body or key is
+    logged, and paths are as they came, percent-encoded: nothing in them can break a line."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        given = Headers(scope=scope).get("x-request-id", "")
+        name = given if SANE_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+        scope.setdefault("state", {})["request_id"] = name
+        status, began = 499, time.monotonic()  # unless there is an answer, the client has left
+
+        async def named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = name
+            await send(message)
+
+        try:
+            await app(scope, receive, named)
+        except Exception:
+            status = 500
+            raise
+        finally:
+            if log:
+                _log(scope, name, status, time.monotonic() - began)
+
+    return run
+
+
+def with_keys(app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str]) -> ASGIApp:
+    """Every route but health asks for a key, if there are any. An admin key opens all; where there is one, it alone
+    opens what shows other clients' requests."""
+    clients = (*keys, *admin_keys) if keys else ()
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        path = route_path(scope)
+        if path in HEALTH:
+            return await app(scope, receive, send)
+        needed = (tuple(admin_keys) or keys) if is_admin(path) else clients
+        given: list[str | None] = [*_keys_in(scope)] or [None]
+        if True in [allowed(key, needed) for key in given]:
+            return await app(scope, receive, send)
+        if clients and True in [allowed(key, clients) for key in given]:
+            return await _refuse(Forbidden("this route asks for the admin key (--admin-key)."), scope, receive, send)
+        failure = Unauthenticated('no valid API key was given; send it as "Authorization: Bearer <key>".')
+        scheme = "Basic" if is_admin(path) and scope["method"] == "GET" else "Bearer"
+        await _refuse(failure, scope, receive, send, {"WWW-Authenticate": f'{scheme} realm="ridgeline"'})
+
+    return run
+
+
+def with_draining(app: ASGIApp, admission: Admission) -> ASGIApp:
+    """While the server ends, new requests are sent elsewhere, and no connection is kept."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and admission.draining:
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        if admission.draining and route_path(scope) not in WHILE_DRAINING:
+            failure = Unavailable("the server is shutting down; send the request to another.", retry_after=5)
+            return await _refuse(failure, scope, receive, closing)
+        await app(scope, receive, closing)
+
+    return run
+
+
+def with_whole_body(app: ASGIApp, limit: int) -> ASGIApp:
+    """Routes get a body in one piece, and never more than `limit` bytes of it are read."""
+    too_large = BodyTooLarge(f"the body is longer than {limit} bytes (--max-body-bytes); send less.")
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > limit:
+            return await _refuse(too_large, scope, receive, send)
+        body, more = bytearray(), True
+        while more:
+            try:
+                async with asyncio.timeout(BODY_TIMEOUT):
+                    message = await receive()
+            except TimeoutError:
+                failure = TimedOut(f"the body did not go on for {BODY_TIMEOUT:g} s.")
+                return await _refuse(failure, scope, receive, send, {"Connection": "close"})
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > limit:
+                return await _refuse(too_large, scope, receive, send)
+        pieces: Iterator[Message] = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
+        del body
+
+        async def whole() -> Message:
+            piece = next(pieces, None)
+            return await receive() if piece is None else piece
+
+        await app(scope, whole, send)
+
+    return run
+
+
+def route_path(scope: Scope) -> str:
+    """The path that routes are matched with: without the prefix that a proxy added."""
+    path, prefix = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(prefix) :] if prefix and (path == prefix or path.startswith(prefix + "/")) else path
+
+
+def is_admin(path: str) -> bool:
+    return any(path == admin or path.startswith(admin + "/") for admin in ADMIN)
+
+
+def _keys_in(scope: Scope) -> Iterator[str]:
+    """What a request offers as a key. Browsers can bring one as the password of their own dialog, which they then add
+    to requests from any page: so only where nothing is changed."""
+    headers = Headers(scope=scope)
+    authorization = headers.get("authorization")
+    if (key := bearer(authorization)) is not None:
+        yield key
+    if (key := headers.get("x-api-key")) is not None:
+        yield key
+    if scope["method"] in ("GET", "HEAD") and (key := _password(authorization)) is not None:
+        yield key
+
+
+def _password(authorization: str | None) -> str | None:
+    scheme, _, encoded = (authorization or "").partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        return base64.b64decode(encoded.strip(), validate=True).decode().partition(":")[2] or None
+    except (binascii.Error, ValueError):
+        return None
+
+
+async def _refuse(
+    failure: RequestFailed, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] | None = None
+) -> None:
+    response = response_for(failure)
+    response.headers.update(headers or {})
+    await response(scope, receive, send)
+
+
+def _log(scope: Scope, name: str, status: int, seconds: float) -> None:
+    raw = scope.get("raw_path")
+    path = raw.decode("ascii", "replace") if raw else quote(scope["path"])
+    client = (scope.get("client") or ("-",))[0]
+    level = logging.DEBUG if route_path(scope) in HEALTH and status == 200 else logging.INFO
+    access.log(
+        level,
+        "%s %s %s %d in %.3f s (%s)",
+        client,
+        scope["method"],
+        path,
+        status,
+        seconds,
+        name,
+        extra={
+            "request_id": name,
+            "client": client,
+            "method": scope["method"],
+            "path": path,
+            "status": status,
+            "seconds": round(seconds, 6),
+        },
+    )

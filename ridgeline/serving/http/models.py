@@ -1,0 +1,44 @@
+"""GET /v1/models, and what is running here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from ridgeline.serving.errors import ModelNotFound
+from ridgeline.serving.face import Face
+from ridgeline.serving.http.describe import ERRORS
+from ridgeline.version import __version__
+
+
+def router(face: Face) -> APIRouter:
+    routes = APIRouter(tags=["models"], responses=ERRORS)
+
+    def card(name: str) -> dict[str, Any]:
+        facts = face.service.facts()
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(face.started),
+            "owned_by": "ridgeline",
+            "root": facts.model,
+            "parent": None,
+            "max_model_len": facts.max_model_len,
+        }
+
+    @routes.get("/v1/models", summary="The model, under each of its names")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [card(name) for name in face.names]}
+
+    @routes.get("/v1/models/{name:path}", summary="One of them")
+    async def retrieve_model(name: str) -> dict[str, Any]:
+        if name not in face.names:
+            raise ModelNotFound(f"the model {name[:80]!r} does not exist.", param="model")
+        return card(name)
+
+    @routes.get("/version", summary="The server's version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    return routes

@@ -1,0 +1,142 @@
+"""Routes for whoever runs the server: metrics, where requests' time went, and the dashboard.
+
+The dashboard is files beside `serving/dashboard/page.html`; it asks for /dashboard/data once a second. All of these
+routes are behind keys where keys are set (http/middleware.py).
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+
+from ridgeline.serving import metrics
+from ridgeline.serving.engine_stats import BOUNDS
+from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.face import Face
+from ridgeline.serving.recent import KEPT
+from ridgeline.transport.messages import Stats
+from ridgeline.version import __version__
+
+PAGE = "page.html"
+SCRIPT, STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
+ASSETS = {"page.js": SCRIPT, "uplot.js": SCRIPT, "page.css": STYLE, "uplot.css": STYLE}
+SHOWN_HISTOGRAMS = ("time_to_first_token_seconds", "inter_token_latency_seconds")
+SHOWN_REQUESTS = 12
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": (  # nothing from elsewhere; frames nowhere
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class RequestNotFound(BadRequest):
+    status, code = 404, "request_not_found"
+
+
+def router(face: Face) -> APIRouter:
+    """GET /metrics, /v1/requests, /v1/requests/{id}, /dashboard and what that page needs."""
+    routes = APIRouter(tags=["operator"])
+
+    @routes.get("/metrics", summary="Prometheus' text format")
+    async def metrics_page() -> Response:
+        return Response(await metrics.page(face), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    @routes.get("/v1/requests", summary="The newest requests of this face, and where their time went")
+    async def requests(limit: str = "100") -> dict[str, Any]:
+        return {"object": "list", "data": face.recent.newest(_limit(limit))}
+
+    @routes.get("/v1/requests/{request_id}", summary="Where one request's time went")
+    async def request(request_id: str) -> dict[str, Any]:
+        found = face.recent.find(request_id)
+        if found is None:
+            raise RequestNotFound(
+                f"no request {request_id[:128]!r} is known; the newest {KEPT} of each face are.", param="request_id"
+            )
+        return found
+
+    @routes.get("/dashboard", include_in_schema=False)
+    async def page() -> Response:
+        return _file(PAGE, "text/html; charset=utf-8")
+
+    @routes.get("/dashboard/data", include_in_schema=False)
+    async def data(started: float = 0.0, since: float = 0.0) -> Response:
+        return JSONResponse(figures(face, started, since), headers={"Cache-Control": "no-store"})
+
+    for name, kind in ASSETS.items():
+        routes.add_api_route(f"/dashboard/{name}", _serve(name, kind), include_in_schema=False)
+    return routes
+
+
+def figures(face: Face, started: float, since: float) -> dict[str, Any]:
+    """What the dashboard shows. Steps are those after `since`, a time of the engine that started at `started`."""
+    client = face.client
+    facts = client.known
+    return {
+        "version": __version__,
+        "model": face.names[0],
+        "up": client.facts is not None,
+        "healthy": face.healthy,
+        "draining": face.service.admission.draining,
+        "device": facts.device if facts else None,
+        "dtype": facts.dtype if facts else None,
+        "block_size": facts.block_size if facts else None,
+        "requests": face.recent.newest(SHOWN_REQUESTS),
+        "figures": _of_engine(client.stats, started, since) if client.stats is not None else None,
+    }
+
+
+def _of_engine(stats: Stats, started: float, since: float) -> dict[str, Any]:
+    after = since if started == stats.started else 0.0
+    return {
+        "at": stats.at,
+        "started": stats.started,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "pages_used": stats.pages_used,
+        "num_pages": stats.num_pages,
+        "counters": stats.counters,
+        "finished": stats.finished,
+        "bounds": {name: BOUNDS[name] for name in SHOWN_HISTOGRAMS},
+        "histograms": {name: stats.histograms[name].counts for name in SHOWN_HISTOGRAMS},
+        "steps": [
+            [step.at, step.seconds, step.limit, step.decode_rows, step.prefill_rows, step.tokens]
+            for step in stats.recent
+            if step.at > after
+        ],
+        "gpus": [
+            {
+                "index": gpu.index,
+                "utilization": gpu.utilization,
+                "memory_used": gpu.memory_used,
+                "memory_total": gpu.memory_total,
+                "power": gpu.power,
+                "temperature": gpu.temperature,
+            }
+            for gpu in stats.gpus
+        ],
+    }
+
+
+def _limit(text: str) -> int:
+    if not (text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= KEPT):
+        raise BadRequest(f"limit must be a whole number from 1 to {KEPT}, got {text[:32]!r}.", param="limit")
+    return int(text)
+
+
+def _serve(name: str, kind: str) -> Any:
+    async def serve() -> Response:
+        return _file(name, kind)
+
+    return serve
+
+
+def _file(name: str, kind: str) -> Response:
+    content = files("ridgeline.serving").joinpath("dashboard", name).read_bytes()
+    return Response(content, headers={**HEADERS, "Content-Type": kind})

@@ -1,0 +1,158 @@
+"""Pieces of answers that chats and completions share: counts, reasons, logprobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.serving.bodies import GenerationBody
+from ridgeline.serving.errors import EngineFailed
+from ridgeline.serving.generation import Run
+from ridgeline.serving.recent import breakdown
+from ridgeline.text.outputs import CompletionOutput, Logprob, RequestOutput, TokenIdLogprobs
+from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.version import __version__
+
+LOWEST = -9999.0  # stands for the logarithm of nothing: JSON has no infinity
+FINGERPRINT = f"ridgeline-{__version__}"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of an answer, so far."""
+
+    prompt: int
+    completion: int
+    cached: int
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }
+
+
+def usage_of(runs: Sequence[Run]) -> Usage:
+    return Usage(
+        prompt=sum(len(run.asked.prompt_token_ids) for run in runs),
+        completion=sum(len(output.token_ids) for run in runs for output in run.result.outputs),
+        cached=sum(run.cached_tokens for run in runs),
+    )
+
+
+def envelope(prefix: str, request_id: str, kind: str, created: int, model: str) -> dict[str, Any]:
+    """What begins every answer and every chunk of one."""
+    return {
+        "id": f"{prefix}-{request_id.removeprefix('req-')}",
+        "object": kind,
+        "created": created,
+        "model": model,
+        "system_fingerprint": FINGERPRINT,
+    }
+
+
+def finish_reason(output: CompletionOutput) -> str | None:
+    """OpenAI's words. Raises EngineFailed for an end that is none of them: half an answer is no answer."""
+    if output.finish_reason in (None, "stop", "length"):
+        return output.finish_reason
+    raise EngineFailed(output.error or "the request was ended before it was complete; try again.")
+
+
+def breakdowns(runs: Sequence[Run]) -> dict[str, Any] | list[dict[str, Any]]:
+    found = [breakdown(run) for run in runs]
+    return found[0] if len(found) == 1 else found
+
+
+def wants_usage(body: GenerationBody) -> tuple[bool, bool]:
+    """At the end; and with every chunk."""
+    options = body.stream_options
+    return bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
+
+
+# ---- logprobs -----------------------------------------------------------------------------------------------------
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LOWEST) if not math.isnan(logprob) else LOWEST
+
+
+def prompt_logprobs(result: RequestOutput) -> list[dict[str, Any] | None] | None:
+    """vLLM's form: by token id."""
+    if result.prompt_logprobs is None:
+        return None
+    return [
+        None if entry is None else {str(i): _plain(each) for i, each in entry.items()} for entry in whole_prompt(result)
+    ]
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, ids: Sequence[int], entries: Sequence[TokenIdLogprobs], top: int
+) -> dict[str, Any]:
+    def told(token_id: int, entry: Logprob) -> dict[str, Any]:
+        return {
+            "token": entry.decoded_token or "",
+            "logprob": finite(entry.logprob),
+            "bytes": list(tokenizer.token_bytes(token_id)),
+        }
+
+    content = [
+        told(chosen, entry[chosen]) | {"top_logprobs": [told(i, each) for i, each in _best(entry, top)]}
+        for chosen, entry in zip(ids, entries, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    ids: Sequence[int], entries: Sequence[TokenIdLogprobs | None], top: int, texts: Sequence[str], start: int = 0
+) -> dict[str, Any]:
+    """OpenAI's older form: four lists side by side. texts: of the tokens. start: text offset of the first.
+
+    An entry is None for the first token of a prompt, which nothing predicts.
+    """
+    offsets, offset = [], start
+    for text in texts:
+        offsets.append(max(offset, 0))
+        offset += len(text)
+    return {
+        "tokens": list(texts),
+        "token_logprobs": [
+            None if entry is None else finite(entry[i].logprob) for i, entry in zip(ids, entries, strict=True)
+        ],
+        "top_logprobs": [
+            None if entry is None else _by_text(entry, i, top) for i, entry in zip(ids, entries, strict=True)
+        ],
+        "text_offset": offsets,
+    }
+
+
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    return [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+
+
+def whole_prompt(result: RequestOutput) -> list[TokenIdLogprobs | None]:
+    """Prompt logprobs, one entry for each token: None for the first, which nothing predicts."""
+    known = list(result.prompt_logprobs or [None])
+    return known + [None] * (len(result.prompt_token_ids) - len(known))
+
+
+def _best(entry: TokenIdLogprobs, top: int) -> list[tuple[int, Logprob]]:
+    """The likeliest `top`. The chosen token stands behind them where it is not one of them."""
+    return list(entry.items())[:top]
+
+
+def _by_text(entry: TokenIdLogprobs, chosen: int, top: int) -> dict[str, float]:
+    """By text, of which several tokens may have the same: the likeliest counts, but for the chosen one."""
+    found: dict[str, float] = {}
+    for _, each in _best(entry, top):
+        found.setdefault(each.decoded_token or "", finite(each.logprob))
+    found.setdefault(entry[chosen].decoded_token or "", finite(entry[chosen].logprob))
+    return found
+
+
+def _plain(entry: Logprob) -> dict[str, Any]:
+    return {"logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}

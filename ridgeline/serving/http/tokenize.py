@@ -1,0 +1,61 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info: vLLM's routes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ridgeline.serving.bodies import DetokenizeBody, TokenizeBody, TokenizeChatBody
+from ridgeline.serving.face import Face
+from ridgeline.serving.http.describe import ERRORS, described
+from ridgeline.serving.http.exchange import json_response, read_body, read_json
+from ridgeline.serving.validation import check_model, encode, parse, render
+
+
+def router(face: Face) -> APIRouter:
+    routes = APIRouter(tags=["tokens"])
+
+    @routes.post("/tokenize", **described(TokenizeBody | TokenizeChatBody, "Text, or a conversation, as token ids"))
+    async def tokenize(request: Request) -> Response:
+        data = await read_json(request)
+        body: TokenizeBody | TokenizeChatBody
+        if isinstance(data, dict) and "messages" in data:
+            body = parse(TokenizeChatBody, data)
+            check_model(face, body.model)
+            ids = await encode(face, await render(face, body), bool(body.add_special_tokens), "messages")
+        else:
+            body = parse(TokenizeBody, data)
+            check_model(face, body.model)
+            ids = await encode(face, body.prompt, body.add_special_tokens is not False)
+        answer: dict[str, Any] = {
+            "count": len(ids),
+            "max_model_len": face.service.facts().max_model_len,
+            "tokens": ids,
+            "token_strs": face.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None,
+        }
+        return json_response(answer)
+
+    @routes.post("/detokenize", **described(DetokenizeBody, "Token ids as text, special tokens included"))
+    async def detokenize(request: Request) -> Response:
+        body = await read_body(request, DetokenizeBody)
+        check_model(face, body.model)
+        text = await asyncio.to_thread(face.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return json_response({"prompt": text})
+
+    @routes.get("/tokenizer_info", summary="What the tokenizer is like", responses=ERRORS)
+    async def tokenizer_info() -> dict[str, Any]:
+        tokenizer, facts = face.tokenizer, face.service.facts()
+        return {
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": facts.max_model_len,
+            "bos_token_id": tokenizer.bos_id,
+            "eos_token_ids": sorted({*tokenizer.eos_ids, *facts.eos_ids}),
+            "special_tokens": tokenizer.special_tokens,
+            "chat_template": face.chat_template.available,
+        }
+
+    return routes
