@@ -1,4 +1,4 @@
-"""One real engine process on the embedded model for all tests of the server, and faces that talk to it, some over HTTP."""
+"""One real engine process on the embedded model for all tests of the server, and faces that talk to it."""
 
 from __future__ import annotations
 
