@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test gpu check setup format clean
+.PHONY: demo test gpu check setup format proto clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/ridgeline generate "class LRUCache:" --max-tokens 128
@@ -37,6 +37,14 @@ setup: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# An old protoc on purpose: what it makes runs with this protobuf and grpcio and later ones, of the next major too.
+PROTO := ridgeline/serving/grpc/proto
+proto:
+	$(PYTHON) -m venv build/protoc
+	build/protoc/bin/pip install --disable-pip-version-check -q grpcio-tools==1.72.1 'setuptools<81'
+	build/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
+	  $(PROTO)/kserve.proto $(PROTO)/ridgeline/v1/inference.proto
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

@@ -1,0 +1,149 @@
+"""ridgeline.v1.Inference: generation as a stream of pieces, and what goes with it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import AsyncIterator, Iterator
+
+from grpc.aio import ServicerContext as Context
+
+from ridgeline.serving.errors import Aborted, BadRequest, ModelNotFound
+from ridgeline.serving.face import Face
+from ridgeline.serving.generation import GenerationRequest, Run
+from ridgeline.serving.grpc.guard import SANE_ID, rename, request_id_of
+from ridgeline.serving.grpc.messages import (
+    chat_fields,
+    chat_prompt_fields,
+    check_count,
+    completion_fields,
+    finish_message,
+    piece_message,
+    prompt_message,
+)
+from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
+from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
+from ridgeline.serving.grpc.running import Running
+from ridgeline.serving.validation import ChatBody, CompletionBody, chat_request, completion_requests, parse
+
+MOST_IDS = 1 << 20  # in one Detokenize
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """Its methods raise what `guard` turns into statuses."""
+
+    def __init__(self, face: Face, running: Running) -> None:
+        self._face, self._running = face, running
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        name = _chosen_id(request, context)
+        asked = within(await self._asked(request, name), timeout=request.timeout or None, context=context)
+        with_breakdown = request.breakdown or self._face.config.request_breakdown
+        async with self._face.service.run(asked) as run:
+            self._face.recent.note(run)
+            with self._running.known(run, context):
+                async for event in _events(run, with_breakdown):
+                    event.request_id = name
+                    yield event
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        model, limits = known_model(self._face, request.model), self._face.service.limits()
+        match request.WhichOneof("prompt"):
+            case "text":
+                special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+                ids = await asyncio.to_thread(self._face.tokenizer.encode, request.text, special)
+            case "chat":
+                body = parse(ChatBody, chat_prompt_fields(request.chat) | {"model": model})
+                ids = (await chat_request(self._face, body, request_id_of(context))).prompt_token_ids
+            case _:
+                raise BadRequest("there is no prompt; set text or chat.", param="prompt")
+        return pb.TokenizeResponse(token_ids=ids, max_model_len=limits.max_model_len)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        known_model(self._face, request.model)
+        check_count(request.token_ids, MOST_IDS, "token_ids")
+        vocab_size = self._face.service.limits().vocab_size
+        ids = list(request.token_ids)
+        if ids and max(ids) >= vocab_size:
+            raise BadRequest(
+                f"token id {max(ids)} is outside the vocabulary (0 to {vocab_size - 1}).", param="token_ids"
+            )
+        text = await asyncio.to_thread(self._face.tokenizer.decode, ids, skip_special_tokens=False)
+        return pb.DetokenizeResponse(text=text)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        length = self._face.service.limits().max_model_len
+        return pb.ListModelsResponse(models=[pb.Model(id=name, max_model_len=length) for name in self._face.names])
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        if not request.request_id:
+            raise BadRequest("request_id is empty; name the request to end.", param="request_id")
+        return pb.AbortResponse(found=self._running.abort(request.request_id, context))
+
+    async def _asked(self, request: pb.GenerateRequest, name: str) -> GenerationRequest:
+        face, model = self._face, known_model(self._face, request.model)
+        match request.WhichOneof("prompt"):
+            case None:
+                raise BadRequest("there is no prompt; set text, token_ids or chat.", param="prompt")
+            case "chat":
+                return await chat_request(face, parse(ChatBody, chat_fields(request, model)), name)
+        fields = completion_fields(request, model, face.service.limits().max_model_len)
+        [asked] = await completion_requests(face, parse(CompletionBody, fields), name)
+        return dataclasses.replace(asked, id=name)
+
+
+def known_model(face: Face, name: str) -> str:
+    """The name that the model goes by. Raises ModelNotFound for one that is not served; "" is the first."""
+    if name and name not in face.names:
+        raise ModelNotFound(
+            f"there is no model {name[:200]!r}; this server has {', '.join(face.names)}.", param="model"
+        )
+    return name or face.names[0]
+
+
+def within(asked: GenerationRequest, *, timeout: float | None, context: Context) -> GenerationRequest:
+    """The same, to end when the first of these has passed: its own timeout, the given one, the call's deadline."""
+    if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
+        raise BadRequest(f"timeout must be above 0 seconds, got {timeout}.", param="timeout")
+    left: float | None = context.time_remaining()
+    bounds = [asked.timeout or None, timeout, None if left is None else max(left, 0.001)]
+    return dataclasses.replace(asked, timeout=min((bound for bound in bounds if bound is not None), default=0.0))
+
+
+async def _events(run: Run, with_breakdown: bool) -> AsyncIterator[pb.GenerateResponse]:
+    """All that is told of a run: pieces, and each completion's end once the engine has told its figures."""
+    wants_prompt = run.asked.params.prompt_logprobs is not None
+    open_ends = {output.index: output for output in run.result.outputs}
+
+    def ends(*, over: bool) -> Iterator[pb.GenerateResponse]:
+        for index, output in list(open_ends.items()):
+            if over or (output.finished and run.endings[index] is not None):
+                del open_ends[index]
+                yield pb.GenerateResponse(finish=finish_message(run, output, with_breakdown=with_breakdown))
+
+    try:
+        async for piece in run:
+            if wants_prompt and piece.output.index == 0 and piece.token_ids:
+                wants_prompt = False
+                yield pb.GenerateResponse(prompt_logprobs=prompt_message(run))
+            if piece.text or piece.token_ids:
+                yield pb.GenerateResponse(piece=piece_message(piece, run))
+            for end in ends(over=False):
+                yield end
+    except Aborted:
+        pass  # the client of the stream learns it as a finish reason
+    for end in ends(over=True):
+        yield end
+
+
+def _chosen_id(request: pb.GenerateRequest, context: Context) -> str:
+    """The request's own id, where it has one, becomes the call's."""
+    if request.request_id:
+        if not SANE_ID.fullmatch(request.request_id):
+            raise BadRequest(
+                f'request_id must be 1 to 128 letters, digits and "-_.:", got {request.request_id[:200]!r}.',
+                param="request_id",
+            )
+        rename(context, request.request_id)
+    return request_id_of(context)

@@ -1,0 +1,188 @@
+"""What every call passes: its key, its request id, and the one way in which calls fail.
+
+Handlers raise what the rest of the server raises (RequestFailed, InvalidRequest); here that becomes a status, with
+details in trailing metadata. Messages that are no protobuf are the client's mistake, not an internal error.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+from grpc.aio import ServicerContext as Context
+
+from ridgeline.core.errors import InvalidRequest
+from ridgeline.serving.errors import BadRequest, RequestFailed
+from ridgeline.serving.keys import allowed, bearer
+
+logger = logging.getLogger(__name__)
+
+ID = "x-request-id"
+SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+MOST_DETAIL = 500  # characters: status and metadata travel as headers, which clients bound
+# What tells nothing but whether the server works, and is asked by probes that have no key.
+OPEN = frozenset(
+    {
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/inference.GRPCInferenceService/ServerLive",
+        "/inference.GRPCInferenceService/ServerReady",
+    }
+)
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.ABORTED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.ABORTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+class Unauthenticated(RequestFailed):
+    status, kind, code = 401, "invalid_request_error", "invalid_api_key"
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """keys: of which a call must bring one, as metadata "authorization: Bearer …"; none: nobody is asked."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = keys
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        if details.method not in OPEN and not allowed(key_in(details.invocation_metadata), self._keys):
+            return grpc.stream_stream_rpc_method_handler(_refuse)  # reads nothing, so it serves any kind of call
+        handler = await continuation(details)
+        return None if handler is None else _guarded(handler)
+
+
+def key_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    """The API key that a call came with."""
+    return bearer(_value(metadata, "authorization"))
+
+
+def request_id_of(context: Context) -> str:
+    """The id that this call goes by, which the client finds in its trailing metadata."""
+    return _value(context.trailing_metadata(), ID) or ""
+
+
+def rename(context: Context, request_id: str) -> None:
+    """Let the call go by another id."""
+    context.set_trailing_metadata(((ID, request_id),))
+
+
+def failure_of(error: Exception) -> RequestFailed:
+    """As clients are told of it. What nobody foresaw is logged, and they learn no more than that it happened."""
+    if isinstance(error, RequestFailed):
+        return error
+    if isinstance(error, InvalidRequest):
+        return BadRequest(str(error), param=error.param)
+    logger.error("a call failed", exc_info=error)
+    return RequestFailed("the server failed on this request; its log says more.")
+
+
+def _guarded(handler: Any) -> grpc.RpcMethodHandler:
+    """The same handler, whose errors become statuses. (No service here has calls with a stream of requests and one
+    response.)"""
+    read, write = _tolerant(handler.request_deserializer), handler.response_serializer
+
+    async def respond(request: Any, context: Context) -> Any:
+        async with _answering(context):
+            return await handler.unary_unary(_checked(request), context)
+
+    async def stream(request: Any, context: Context) -> None:
+        async with _answering(context):
+            await _send(handler.unary_stream(_checked(request), context), context)
+
+    async def converse(requests: AsyncIterator[Any], context: Context) -> None:
+        async with _answering(context):
+            await _send(handler.stream_stream(_each_checked(requests), context), context)
+
+    if handler.unary_unary is not None:
+        return grpc.unary_unary_rpc_method_handler(respond, read, write)
+    if handler.unary_stream is not None:
+        return grpc.unary_stream_rpc_method_handler(stream, read, write)
+    return grpc.stream_stream_rpc_method_handler(converse, read, write)
+
+
+async def _send(responses: Any, context: Context) -> None:
+    """Writing here rather than leaving it to the library: where the client goes away in the middle of a write, the
+    generator ends at once, and its request with it."""
+    async with aclosing(responses):
+        async for response in responses:
+            await context.write(response)
+
+
+@asynccontextmanager
+async def _answering(context: Context) -> AsyncIterator[None]:
+    given = _value(context.invocation_metadata(), ID)
+    rename(context, given if given and SANE_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}")
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:
+        if not context.done():  # else nobody is there to be told
+            await _abort(context, failure_of(error))
+
+
+async def _abort(context: Context, failure: RequestFailed) -> None:
+    told = {
+        ID: request_id_of(context),
+        "param": failure.param,
+        "code": failure.code,
+        "retry-after": None if failure.retry_after is None else str(failure.retry_after),
+    }
+    metadata = tuple((name, _printable(value)) for name, value in told.items() if value)
+    code = CODES.get(failure.status, grpc.StatusCode.INTERNAL)
+    await context.abort(code, failure.message[:MOST_DETAIL], metadata)
+
+
+async def _refuse(_requests: AsyncIterator[bytes], context: Context) -> None:
+    async with _answering(context):
+        raise Unauthenticated('the call brings no valid API key; send metadata "authorization: Bearer <key>".')
+
+
+class _Malformed:
+    """In place of a message that could not be read."""
+
+
+def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except Exception:  # the library has several, by implementation
+            return _Malformed()
+
+    return read
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, _Malformed):
+        raise BadRequest("the message is not what this method takes; check it against the service's .proto file.")
+    return request
+
+
+async def _each_checked(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _checked(request)
+
+
+def _value(metadata: Iterable[tuple[str, str | bytes]] | None, name: str) -> str | None:
+    """Of the first entry so named that is text."""
+    return next((value for key, value in metadata or () if key == name and isinstance(value, str)), None)
+
+
+def _printable(value: str) -> str:
+    """Metadata hold printable ASCII."""
+    return re.sub(r"[^ -~]", "?", value)[:MOST_DETAIL]

@@ -1,0 +1,53 @@
+"""grpc.health.v1: what the face knows of itself, at the moment of asking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from grpc.aio import ServicerContext as Context
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckResponse as Response
+
+from ridgeline.serving.errors import RequestFailed
+from ridgeline.serving.face import Face
+
+PERIOD = 0.2  # seconds between looks for those who watch
+
+
+class UnknownService(RequestFailed):
+    status, kind = 404, "invalid_request_error"
+
+
+def ready(face: Face) -> bool:
+    """Requests may come."""
+    return face.healthy and not face.service.admission.draining
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    """services: those that are there; "" is the server as a whole."""
+
+    def __init__(self, face: Face, services: Sequence[str]) -> None:
+        self._face, self._services = face, {"", *services}
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Response:
+        if request.service not in self._services:
+            raise UnknownService(f"there is no service {request.service!r}; reflection lists those there are.")
+        return Response(status=self._status(request.service))
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> AsyncIterator[Response]:
+        """Every change. It ends when the server drains, so as not to hold it up."""
+        last = None
+        while True:
+            status = self._status(request.service)
+            if status != last:
+                yield Response(status=status)
+            if self._face.service.admission.draining:
+                return
+            last = status
+            await asyncio.sleep(PERIOD)
+
+    def _status(self, service: str) -> int:
+        if service not in self._services:
+            return Response.SERVICE_UNKNOWN
+        return Response.SERVING if ready(self._face) else Response.NOT_SERVING

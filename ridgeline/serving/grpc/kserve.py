@@ -1,0 +1,222 @@
+"""The Open Inference Protocol (KServe v2): a model with one text in and one text out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+from grpc.aio import ServicerContext as Context
+
+from ridgeline.serving.errors import BadRequest, ModelNotFound, RequestFailed
+from ridgeline.serving.face import Face
+from ridgeline.serving.generation import GenerationRequest, Run
+from ridgeline.serving.grpc.generate import known_model, within
+from ridgeline.serving.grpc.guard import failure_of, request_id_of
+from ridgeline.serving.grpc.health import ready
+from ridgeline.serving.grpc.proto import kserve_pb2 as pb
+from ridgeline.serving.grpc.proto import kserve_pb2_grpc
+from ridgeline.serving.grpc.running import Running
+from ridgeline.serving.validation import CompletionBody, completion_requests, parse
+from ridgeline.version import __version__
+
+INPUT, OUTPUT, VERSION = "text_input", "text_output", "1"
+# Parameters are scalars: the value of these, where it is text, is JSON.
+AS_JSON = frozenset({"stop_token_ids", "logit_bias", "structured_outputs", "response_format"})
+# Said by the protocol in other places; `timeout` is microseconds there, and the call's deadline says it better.
+NOT_FIELDS = frozenset({"model", "prompt", "stream", "timeout"})
+MOST_AT_ONCE = 1024  # requests of one stream
+MOST_WAITING = 16  # responses that wait for a stream's reader
+
+
+class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
+    """Its methods raise what `guard` turns into statuses."""
+
+    def __init__(self, face: Face, running: Running) -> None:
+        self._face, self._running = face, running
+
+    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=ready(self._face))
+
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+        known = request.name in self._face.names and request.version in ("", VERSION)
+        return pb.ModelReadyResponse(ready=known and ready(self._face))
+
+    async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
+        return pb.ServerMetadataResponse(name="ridgeline", version=__version__)
+
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+        self._check_model(request.name, request.version)
+        tensor = pb.ModelMetadataResponse.TensorMetadata
+        return pb.ModelMetadataResponse(
+            name=request.name,
+            versions=[VERSION],
+            platform="ridgeline",
+            inputs=[tensor(name=INPUT, datatype="BYTES", shape=[1])],
+            outputs=[tensor(name=OUTPUT, datatype="BYTES", shape=[1])],
+        )
+
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        if parameters_of(request).get("stream"):
+            raise BadRequest("ModelInfer answers once; use ModelStreamInfer for pieces.", param="stream")
+        async with self._face.service.run(await self._asked(request, context)) as run:
+            self._face.recent.note(run)
+            with self._running.known(run, context):
+                await run.finish()
+        return last_response(request, run, run.result.outputs[0].text)
+
+    async def ModelStreamInfer(
+        self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        """Requests of one stream run side by side; a response bears the id of its request."""
+        responses: asyncio.Queue[pb.ModelStreamInferResponse | None] = asyncio.Queue(MOST_WAITING)
+        working = asyncio.create_task(self._serve(requests, context, responses))
+        try:
+            while (response := await responses.get()) is not None:
+                yield response
+        finally:
+            working.cancel()
+            with suppress(asyncio.CancelledError):
+                await working
+
+    # ---- inside -----------------------------------------------------------------------------------------------
+
+    async def _serve(self, requests: AsyncIterator[pb.ModelInferRequest], context: Context, responses: Any) -> None:
+        room = asyncio.Semaphore(MOST_AT_ONCE)
+
+        async def work(request: pb.ModelInferRequest) -> None:
+            try:
+                async for response in self._pieces(request, context):
+                    await responses.put(pb.ModelStreamInferResponse(infer_response=response))
+            except Exception as error:
+                await responses.put(error_response(request, failure_of(error)))
+            finally:
+                room.release()
+
+        async with asyncio.TaskGroup() as group:
+            try:
+                async for request in requests:
+                    await room.acquire()
+                    group.create_task(work(request))
+            except RequestFailed as failure:  # a message that is none; the stream ends with it
+                await responses.put(error_response(pb.ModelInferRequest(), failure))
+        await responses.put(None)
+
+    async def _pieces(self, request: pb.ModelInferRequest, context: Context) -> AsyncIterator[pb.ModelInferResponse]:
+        streams = parameters_of(request).get("stream", True)
+        async with self._face.service.run(await self._asked(request, context)) as run:
+            self._face.recent.note(run)
+            with self._running.known(run, context):
+                async for piece in run:
+                    if streams and piece.text:
+                        yield text_response(request, piece.text)
+        yield last_response(request, run, "" if streams else run.result.outputs[0].text)
+
+    async def _asked(self, request: pb.ModelInferRequest, context: Context) -> GenerationRequest:
+        self._check_model(request.model_name, request.model_version)
+        for output in request.outputs:
+            if output.name != OUTPUT:
+                raise BadRequest(f"there is no output {output.name[:200]!r}, only {OUTPUT}.", param="outputs")
+        fields = {name: value for name, value in parameters_of(request).items() if name not in NOT_FIELDS}
+        if fields.get("n", 1) != 1:
+            raise BadRequest(
+                f"n must be 1, got {fields['n']!r}: {OUTPUT} holds one text; ridgeline.v1.Inference gives more.",
+                param="n",
+            )
+        fields |= {"model": request.model_name, "prompt": text_of(request)}
+        [asked] = await completion_requests(self._face, parse(CompletionBody, fields), request_id_of(context))
+        return within(asked, timeout=None, context=context)
+
+    def _check_model(self, name: str, version: str) -> None:
+        if not name:
+            raise BadRequest("the model's name is empty; ridgeline.v1.Inference/ListModels tells it.", param="model")
+        known_model(self._face, name)
+        if version not in ("", VERSION):
+            raise ModelNotFound(
+                f"model {name!r} has no version {version[:200]!r}, only {VERSION}.", param="model_version"
+            )
+
+
+def parameters_of(request: pb.ModelInferRequest) -> dict[str, Any]:
+    """As a REST body has them."""
+    found = {}
+    for name, parameter in request.parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind is None:
+            raise BadRequest(f"parameter {name[:200]!r} has no value; set one or leave it out.", param=name)
+        value = getattr(parameter, kind)
+        found[name] = _from_json(name, value) if name in AS_JSON and isinstance(value, str) else value
+    return found
+
+
+def text_of(request: pb.ModelInferRequest) -> str:
+    """The one element of the one input, wherever it is."""
+    if len(request.inputs) != 1 or request.inputs[0].name != INPUT:
+        names = ", ".join(tensor.name[:50] for tensor in request.inputs[:10]) or "none"
+        raise BadRequest(f"the model takes one input, {INPUT}; got {names}.", param="inputs")
+    [tensor] = request.inputs
+    if tensor.datatype != "BYTES" or math.prod(tensor.shape) != 1 or any(size != 1 for size in tensor.shape):
+        raise BadRequest(
+            f"{INPUT} is BYTES of shape [1], got {tensor.datatype[:20]} {list(tensor.shape)[:8]}.", param=INPUT
+        )
+    elements = [_raw(data) for data in request.raw_input_contents]
+    if elements and tensor.HasField("contents"):
+        raise BadRequest(f"{INPUT} has both contents and raw_input_contents; send one of them.", param=INPUT)
+    elements = elements or list(tensor.contents.bytes_contents)
+    if len(elements) != 1:
+        raise BadRequest(f"{INPUT} has {len(elements)} elements, and its shape says 1.", param=INPUT)
+    try:
+        return elements[0].decode()
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{INPUT} is not UTF-8: {error.reason} at byte {error.start}.", param=INPUT) from None
+
+
+def text_response(request: pb.ModelInferRequest, text: str) -> pb.ModelInferResponse:
+    """Raw where the request was."""
+    response = pb.ModelInferResponse(model_name=request.model_name, model_version=VERSION, id=request.id)
+    output = response.outputs.add(name=OUTPUT, datatype="BYTES", shape=[1])
+    data = text.encode()
+    if request.raw_input_contents:
+        response.raw_output_contents.append(len(data).to_bytes(4, "little") + data)
+    else:
+        output.contents.bytes_contents.append(data)
+    return response
+
+
+def last_response(request: pb.ModelInferRequest, run: Run, text: str) -> pb.ModelInferResponse:
+    """With why the text ended, and its usage. Triton's clients know a stream's last response by the parameter."""
+    response, output = text_response(request, text), run.result.outputs[0]
+    response.parameters["finish_reason"].string_param = output.finish_reason or ""
+    response.parameters["prompt_tokens"].int64_param = len(run.asked.prompt_token_ids)
+    response.parameters["completion_tokens"].int64_param = len(output.token_ids)
+    response.parameters["cached_tokens"].int64_param = run.cached_tokens
+    response.parameters["triton_final_response"].bool_param = True
+    return response
+
+
+def error_response(request: pb.ModelInferRequest, failure: RequestFailed) -> pb.ModelStreamInferResponse:
+    told = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+    return pb.ModelStreamInferResponse(error_message=failure.message, infer_response=told)
+
+
+def _raw(data: bytes) -> bytes:
+    """A BYTES tensor of one element: its length in 4 bytes, and itself."""
+    if len(data) < 4 or int.from_bytes(data[:4], "little") != len(data) - 4:
+        raise BadRequest(
+            f"raw_input_contents of {INPUT} must be one element after its length in 4 bytes (little endian).",
+            param=INPUT,
+        )
+    return data[4:]
+
+
+def _from_json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadRequest(f"parameter {name} must be JSON, got {text[:200]!r}.", param=name) from None

@@ -1,0 +1,169 @@
+"""Between protobuf and what the rest of the server speaks: requests become the fields of a REST body, so that one
+validation layer checks both; results become messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.generation import Piece, Run
+from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
+from ridgeline.serving.recent import breakdown
+from ridgeline.text.outputs import CompletionOutput, TokenIdLogprobs
+
+# ---- requests -----------------------------------------------------------------------------------------------------
+
+
+def completion_fields(request: pb.GenerateRequest, model: str, most_tokens: int) -> dict[str, Any]:
+    """The body of a completion. most_tokens: more are refused before they become numbers."""
+    if request.HasField("token_ids"):
+        check_count(request.token_ids.ids, most_tokens, "token_ids")
+        prompt: str | list[int] = list(request.token_ids.ids)
+    else:
+        prompt = request.text
+    return _shared_fields(request, model) | {"prompt": prompt}
+
+
+def chat_fields(request: pb.GenerateRequest, model: str) -> dict[str, Any]:
+    """The body of a chat completion, which has `logprobs` in two fields."""
+    fields = _shared_fields(request, model) | chat_prompt_fields(request.chat)
+    if "logprobs" in fields:
+        fields["top_logprobs"], fields["logprobs"] = fields["logprobs"], True
+    return fields
+
+
+def chat_prompt_fields(chat: pb.Chat) -> dict[str, Any]:
+    """Of a chat completion's body, what makes the prompt."""
+    fields: dict[str, Any] = {"messages": [_plain(message) for message in chat.messages]}
+    if chat.HasField("chat_template_kwargs"):
+        fields["chat_template_kwargs"] = _json(chat.chat_template_kwargs)
+    return fields
+
+
+def check_count(ids: Any, most: int, param: str) -> None:
+    """Raises BadRequest for more than `most`."""
+    if len(ids) > most:
+        raise BadRequest(f"{param} has {len(ids)} ids; at most {most} are allowed.", param=param)
+
+
+def _shared_fields(request: pb.GenerateRequest, model: str) -> dict[str, Any]:
+    fields = _plain(request.sampling) | {"model": model}
+    if "logit_bias" in fields:  # JSON's keys are strings
+        fields["logit_bias"] = {str(token_id): bias for token_id, bias in fields["logit_bias"].items()}
+    for name in ("priority", "cache_salt"):
+        if request.HasField(name):
+            fields[name] = getattr(request, name)
+    if request.HasField("structured_outputs"):
+        fields["structured_outputs"] = _structured(request.structured_outputs)
+    return fields
+
+
+def _structured(asked: pb.StructuredOutputs) -> dict[str, Any]:
+    match asked.WhichOneof("kind"):
+        case "choice":
+            return {"choice": list(asked.choice.options)}
+        case "json":
+            return {"json": schema(asked.json)}
+        case None:
+            raise BadRequest(
+                "structured_outputs is empty; set json, regex, choice or grammar.", param="structured_outputs"
+            )
+        case kind:
+            return {kind: getattr(asked, kind)}
+
+
+def schema(text: str) -> Any:
+    """A JSON schema that came as text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "it nests too deeply" if isinstance(error, RecursionError) else str(error)
+        raise BadRequest(f"the JSON schema is not JSON: {reason}.", param="structured_outputs.json") from None
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """The fields that are set, by name."""
+    return {field.name: _value(value) for field, value in message.ListFields()}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, (str, int, float)):
+        return value
+    return dict(value) if hasattr(value, "items") else list(value)
+
+
+def _json(struct: Any) -> dict[str, Any]:
+    """A Struct's content. Its numbers are floats; whole ones become integers, as JSON's readers have them."""
+    try:
+        return _whole(MessageToDict(struct))
+    except ValueError as error:  # JSON has no infinities
+        raise BadRequest(f"chat_template_kwargs: {error}.", param="chat_template_kwargs") from None
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _whole(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# ---- results ------------------------------------------------------------------------------------------------------
+
+
+def piece_message(piece: Piece, run: Run) -> pb.Piece:
+    output = piece.output
+    message = pb.Piece(index=output.index, text=piece.text, token_ids=piece.token_ids)
+    if output.logprobs is not None and piece.token_ids:
+        new = output.logprobs[-len(piece.token_ids) :]
+        message.logprobs.extend(_positions(piece.token_ids, new, run.asked.params.logprobs or 0))
+    return message
+
+
+def prompt_message(run: Run) -> pb.PromptLogprobs:
+    """Once the prompt's logprobs are there."""
+    entries = [entry for entry in run.result.prompt_logprobs or () if entry is not None]
+    ids = run.asked.prompt_token_ids[1:]
+    return pb.PromptLogprobs(positions=_positions(ids, entries, run.asked.params.prompt_logprobs or 0))
+
+
+def finish_message(run: Run, output: CompletionOutput, *, with_breakdown: bool) -> pb.Finish:
+    """A completion's end; one that did not end by itself was aborted."""
+    ended = run.endings[output.index]
+    usage = pb.Usage(
+        prompt_tokens=len(run.asked.prompt_token_ids),
+        completion_tokens=len(output.token_ids),
+        cached_tokens=ended.stats.cached_tokens if ended is not None else 0,
+    )
+    message = pb.Finish(index=output.index, reason=output.finish_reason or "abort", usage=usage)
+    if isinstance(output.stop_reason, str):
+        message.stop_string = output.stop_reason
+    elif output.stop_reason is not None:
+        message.stop_token_id = output.stop_reason
+    if with_breakdown and ended is not None:
+        message.breakdown.CopyFrom(_breakdown(breakdown(run)["completions"][output.index]))
+    return message
+
+
+def _breakdown(entry: dict[str, Any]) -> pb.Breakdown:
+    names = [field.name for field in pb.Breakdown.DESCRIPTOR.fields]
+    return pb.Breakdown(**{name: entry[name] for name in names if entry.get(name) is not None})
+
+
+def _positions(
+    token_ids: Iterable[int], entries: Iterable[TokenIdLogprobs], most: int
+) -> Iterable[pb.PositionLogprobs]:
+    for token_id, entry in zip(token_ids, entries, strict=True):
+        likeliest = list(entry)[:most]  # in order; the one that stands there comes last if it is none of them
+        yield pb.PositionLogprobs(chosen=_logprob(token_id, entry), top=[_logprob(other, entry) for other in likeliest])
+
+
+def _logprob(token_id: int, entry: TokenIdLogprobs) -> pb.TokenLogprob:
+    found = entry[token_id]
+    return pb.TokenLogprob(
+        token_id=token_id, token=found.decoded_token or "", logprob=found.logprob, rank=found.rank or 0
+    )

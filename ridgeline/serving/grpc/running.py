@@ -1,0 +1,37 @@
+"""Requests under way on this face's gRPC services, so that other calls can end them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from grpc.aio import ServicerContext as Context
+
+from ridgeline.serving.generation import Run
+from ridgeline.serving.grpc.guard import key_in
+
+
+class Running:
+    """By API key and request id: nobody ends what came with another key. Ids may repeat, as clients choose them."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str | None, str], list[Run]] = {}
+
+    @contextmanager
+    def known(self, run: Run, context: Context) -> Iterator[None]:
+        """While it lasts, `abort` finds this one."""
+        name = key_in(context.invocation_metadata()), run.asked.id
+        self._runs.setdefault(name, []).append(run)
+        try:
+            yield
+        finally:
+            self._runs[name].remove(run)
+            if not self._runs[name]:
+                del self._runs[name]
+
+    def abort(self, request_id: str, context: Context) -> bool:
+        """End those of this id; False where there is none."""
+        found = self._runs.get((key_in(context.invocation_metadata()), request_id), [])
+        for run in found:
+            run.abort()
+        return bool(found)
