@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from ridgeline.cli.bench_serve import serve
 from ridgeline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from ridgeline.bench.measure import Setup
 
 app = typer.Typer(help="Measure speed, beside the hardware's limit and beside peers.", no_args_is_help=True)
+app.command()(serve)
 
 Model = Annotated[str, typer.Option(help="Model folder or hub id; the embedded model when none is given.")]
 Engine = Annotated[str, typer.Option(help="ridgeline, vllm, transformers or llama_cpp.")]

@@ -1,0 +1,170 @@
+"""A client process: `python -m ridgeline.bench.serving.child` reads a `Task` from standard input and writes lines of
+JSON: `ready` when its requests are prepared, then (after reading the start's moment) how many have ended, and last a
+`Share`. Moments are of the monotonic clock, which all processes of a machine share."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from ridgeline.bench.serving.client import Address, Answer, Client, Disconnected
+from ridgeline.bench.serving.outcome import Outcome, Share
+from ridgeline.bench.serving.stream import Stream
+from ridgeline.bench.serving.work import Request, Work
+
+PERIOD = 0.25  # seconds between words about progress
+NO_ANSWER = Answer(0, b"")
+
+
+class Task(msgspec.Struct, kw_only=True):
+    """rate, point, share: of `Work.requests`. body: fields of every request; None takes one out that we would send.
+    max_concurrency: of this process, 0: any. timeout: seconds a request may take."""
+
+    url: str
+    headers: dict[str, str]
+    work: Work
+    rate: float
+    point: str
+    share: tuple[int, int]
+    body: dict[str, Any]
+    max_concurrency: int = 0
+    timeout: float = 600.0
+
+
+class Load:
+    """Sends a share of the requests, each at its time."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._client = Client(Address.of(task.url), task.headers)
+        self._work = [(r, self._encode(r)) for r in task.work.requests(task.rate, task.point, task.share)]
+        self._places = asyncio.Semaphore(task.max_concurrency) if task.max_concurrency else None
+        self.outcomes: list[Outcome] = []
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def _encode(self, request: Request) -> bytes:
+        chat = self._task.work.chat
+        body = {
+            "messages" if chat else "prompt": request.prompt,
+            "max_completion_tokens" if chat else "max_tokens": request.max_tokens,
+            **self._task.body,
+        }
+        kept = {name: value for name, value in body.items() if value is not None}
+        return self._client.encode("/v1/chat/completions" if chat else "/v1/completions", msgspec.json.encode(kept))
+
+    async def run(self, start: float) -> None:
+        """start: the moment, of the monotonic clock, from which arrivals count."""
+        async with asyncio.TaskGroup() as running:
+            for request, body in self._work:
+                if (wait := start + request.at - time.monotonic()) > 0:
+                    await asyncio.sleep(wait)
+                running.create_task(self._one(request, body, start))
+        self._client.close()
+
+    async def _one(self, request: Request, body: bytes, start: float) -> None:
+        due = free = start + request.at
+        if self._places is not None:
+            waits = self._places.locked()
+            await self._places.acquire()
+            free = time.monotonic() if waits else due
+        stream, error, message, answer = Stream(), "", "", NO_ANSWER
+        sent = time.monotonic()
+        try:
+            async with asyncio.timeout(self._task.timeout):
+                answer = await self._client.send(body, stream.feed)
+        except TimeoutError:
+            error, message = "timeout", f"no end after {self._task.timeout:g} s"
+        except Disconnected as failure:
+            if stream.failure is not None:  # it said why before it went
+                error, message = stream.failure.kind, str(stream.failure)
+            elif not stream.ended:
+                error, message = "disconnected", str(failure)
+            answer = Answer(200, b"")
+        except OSError as failure:
+            error, message = "no connection", str(failure)
+        end = time.monotonic()
+        if self._places is not None:
+            self._places.release()
+        if not error:
+            error, message = _judge(answer, stream, self._task.body, request)
+        self.outcomes.append(
+            Outcome(
+                index=request.index,
+                due=due - start,
+                free=free - start,
+                sent=sent - start,
+                end=end - start,
+                asked_tokens=request.max_tokens,
+                moments=[at - start for at in stream.moments],
+                counts=stream.counts,
+                prompt_tokens=stream.prompt_tokens or request.prompt_tokens,
+                cached_tokens=stream.cached_tokens,
+                output_tokens=stream.output_tokens,
+                exact=stream.exact,
+                error=error,
+                message=message[:300],
+            )
+        )
+
+
+def _judge(answer: Answer, stream: Stream, body: dict[str, Any], request: Request) -> tuple[str, str]:
+    """What is wrong with an answer that arrived whole: kind and words, or two empty strings."""
+    if answer.status != 200:
+        return f"HTTP {answer.status}", answer.body.decode(errors="replace")
+    if stream.failure is not None:
+        return stream.failure.kind, str(stream.failure)
+    if not stream.ended:
+        return "cut short", "the answer ended without [DONE]"
+    if not stream.moments:
+        return "empty", "the answer has no tokens"
+    if body.get("ignore_eos") and stream.exact and stream.output_tokens != request.max_tokens:
+        return "wrong length", f"{stream.output_tokens} tokens instead of {request.max_tokens}"
+    return "", ""
+
+
+async def _report(load: Load) -> None:
+    while True:
+        await asyncio.sleep(PERIOD)
+        _say(len(load.outcomes))
+
+
+async def _run(task: Task) -> Share:
+    load = Load(task)
+    gc.collect()
+    gc.disable()  # a collection would be measured as the server's pause
+    _say("ready")
+    start = float(sys.stdin.readline())
+    reporter, worked = asyncio.create_task(_report(load)), time.process_time()
+    began = time.monotonic()
+    await load.run(start)
+    busy = (time.process_time() - worked) / max(1e-9, time.monotonic() - began)
+    reporter.cancel()
+    return Share(outcomes=load.outcomes, busy=busy)
+
+
+def _say(what: Any) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(what) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> None:
+    task = msgspec.convert(json.loads(sys.stdin.readline()), Task)  # not msgspec's JSON, which has no infinity
+    try:
+        import uvloop
+    except ImportError:
+        share = asyncio.run(_run(task))
+    else:
+        share = uvloop.run(_run(task))
+    _say(share)
+
+
+if __name__ == "__main__":
+    main()

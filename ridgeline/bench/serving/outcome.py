@@ -1,0 +1,61 @@
+"""What became of one request. Times are seconds since the start that all client processes share."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """due: when it was to leave. free: when a place under --max-concurrency was there (else the same). sent: when it
+    left. end: when its answer was complete, or had failed. moments, counts: when tokens arrived, how many each time.
+    error: "" or the kind of failure; message: its words. exact: `counts` are the server's, not guessed from pieces."""
+
+    index: int
+    due: float
+    free: float
+    sent: float
+    end: float
+    asked_tokens: int
+    moments: list[float] = []
+    counts: list[int] = []
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    exact: bool = True
+    error: str = ""
+    message: str = ""
+
+    @property
+    def late(self) -> float:
+        """The client's own fault."""
+        return self.sent - self.free
+
+    @property
+    def ttft(self) -> float:
+        return self.moments[0] - self.sent
+
+    @property
+    def e2e(self) -> float:
+        return self.end - self.sent
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean time per token after the first arrival; None if nothing came after it."""
+        if len(self.moments) < 2:
+            return None
+        return (self.moments[-1] - self.moments[0]) / max(1, self.output_tokens - self.counts[0])
+
+    @property
+    def itls(self) -> list[float]:
+        """One per token after the first arrival: tokens that arrive together share the wait for them."""
+        found = []
+        for before, now, count in zip(self.moments, self.moments[1:], self.counts[1:], strict=False):
+            found += [(now - before) / count] * count
+        return found
+
+
+class Share(msgspec.Struct, kw_only=True):
+    """What one client process has to tell. busy: of its core, 0 … 1."""
+
+    outcomes: list[Outcome]
+    busy: float

@@ -1,0 +1,91 @@
+"""Client processes: started, set off at one moment, and their outcomes gathered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ridgeline.bench.serving.child import Task
+from ridgeline.bench.serving.outcome import Outcome, Share
+from ridgeline.core.errors import RidgelineError
+
+HEAD_START = 0.1  # seconds between the last process being ready and the start
+LINE = 1 << 30  # bytes a child's line may have: the last holds all outcomes
+
+OnProgress = Callable[[int], None]  # requests that have ended
+
+
+class ClientFailed(RidgelineError):
+    """A client process broke off."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Outcomes in order of departure. busy: share of a core that the busiest client process used."""
+
+    outcomes: Sequence[Outcome]
+    busy: float
+
+
+def run(task: Task, processes: int, on_progress: OnProgress = lambda count: None) -> Run:
+    """Send `task`'s requests from so many processes. Raises ClientFailed if one of them breaks off."""
+    shares = asyncio.run(_run(_split(task, processes), on_progress))
+    outcomes = sorted((o for share in shares for o in share.outcomes), key=lambda o: o.index)
+    return Run(outcomes, max(share.busy for share in shares))
+
+
+def _split(task: Task, processes: int) -> list[Task]:
+    """Each takes every n-th request, and its part of the places."""
+    if task.max_concurrency:
+        processes = min(processes, task.max_concurrency)
+    places = [(task.max_concurrency + n) // processes for n in range(processes)]
+    return [msgspec.structs.replace(task, share=(n, processes), max_concurrency=places[n]) for n in range(processes)]
+
+
+async def _run(tasks: Sequence[Task], on_progress: OnProgress) -> list[Share]:
+    children = await asyncio.gather(*map(_start, tasks))
+    try:
+        await asyncio.gather(*map(_line, children))  # ready
+        start = time.monotonic() + HEAD_START
+        ended = [0] * len(children)
+
+        async def follow(number: int) -> Share:
+            child = children[number]
+            assert child.stdin is not None
+            child.stdin.write(f"{start!r}\n".encode())
+            while True:
+                line = await _line(child)
+                if line.startswith(b"{"):
+                    return msgspec.json.decode(line, type=Share)
+                ended[number] = int(line)
+                on_progress(sum(ended))
+
+        return list(await asyncio.gather(*map(follow, range(len(children)))))
+    finally:
+        for child in children:
+            if child.returncode is None:
+                child.kill()
+            await child.wait()
+
+
+async def _start(task: Task) -> asyncio.subprocess.Process:
+    command = sys.executable, "-m", "ridgeline.bench.serving.child"
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=LINE)
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(msgspec.to_builtins(task)).encode() + b"\n")
+    return child
+
+
+async def _line(child: asyncio.subprocess.Process) -> bytes:
+    assert child.stdout is not None
+    line = await child.stdout.readline()
+    if not line.endswith(b"\n"):
+        raise ClientFailed(f"a client process broke off with exit code {await child.wait()}; its log is above.")
+    return line

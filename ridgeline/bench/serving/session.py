@@ -1,0 +1,109 @@
+"""One server under one sort of work, at one rate after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from ridgeline.bench.serving.child import Task
+from ridgeline.bench.serving.figures import Point, Slo, point, rate_name
+from ridgeline.bench.serving.run import run
+from ridgeline.bench.serving.server import Server
+from ridgeline.bench.serving.trace import timed
+from ridgeline.bench.serving.work import Work
+from ridgeline.core.errors import InvalidConfig
+
+# What lets an answer's pieces be counted in tokens; Ridgeline and vLLM know both fields.
+STREAMING = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+OnProgress = Callable[[str, int, int], None]  # a rate's name, its requests, and how many of them have ended
+
+
+def parse_rates(text: str, work: Work) -> list[float]:
+    """ "1,2,4" or "inf". Empty: a trace's own times (0), else all at once. Raises InvalidConfig for what cannot be."""
+    if not text and work.trace and timed(work.trace):
+        return [0.0]
+    try:
+        rates = [float(part) for part in (text or "inf").split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(rate > 0 for rate in rates):
+        raise InvalidConfig(f"--rate must be requests a second above 0, or inf; several with commas; got {text!r}.")
+    if any(map(math.isinf, rates)) and not (work.count or work.trace):
+        raise InvalidConfig("an infinite --rate has no end; say how many with --num-requests.")
+    return rates
+
+
+@dataclass(frozen=True)
+class Session:
+    """server: what is measured. task: what each of `processes` is told, but for the rate."""
+
+    server: Server
+    task: Task
+    rates: Sequence[float]
+    slo: Slo
+    processes: int
+
+    @classmethod
+    def begin(
+        cls, *, url: str, api_key: str, model: str, work: Work, rates: Sequence[float], slo: Slo,
+        fields: Mapping[str, Any], max_concurrency: int, timeout: float, processes: int,
+    ) -> Session:  # fmt: skip
+        """Ask the server what it serves, and see that the work suits it. fields: of every request's body."""
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        server = Server.ask(url, headers, model)
+        work = replace(work, vocab_size=work.vocab_size or server.vocab_size)
+        _check(work, server)
+        body = {"model": server.model, **STREAMING, **fields}
+        task = Task(
+            url=server.url,
+            headers=headers,
+            work=work,
+            rate=math.inf,
+            point="",
+            share=(0, 1),
+            body=body,
+            max_concurrency=max_concurrency,
+            timeout=timeout,
+        )
+        return cls(server, task, rates, slo, processes)
+
+    def warm_up(self, count: int) -> None:
+        """One request after another, their prompts unlike any that are measured. Raises InvalidConfig if none of them
+        is answered: nothing else would be."""
+        if not count:
+            return
+        work = replace(self.task.work, count=count, duration=0.0)
+        done = run(self._at(math.inf, "warm up", work=work, max_concurrency=1), 1).outcomes
+        if all(o.error for o in done):
+            raise InvalidConfig(f"{self.server.url} answers no request: {done[0].error} ({done[0].message}).")
+
+    def measure(self, on_progress: OnProgress = lambda name, total, ended: None) -> Iterator[Point]:
+        """A point per rate, in turn."""
+        for number, rate in enumerate(self.rates):
+            name, total = rate_name(rate), len(self.task.work.arrivals(rate))
+            if not total:
+                raise InvalidConfig(f"at {name} no request leaves within --duration; make it longer.")
+            done = run(self._at(rate, f"point {number}"), self.processes, partial(on_progress, name, total))
+            yield point(rate, done, self.slo)
+
+    def _at(self, rate: float, name: str, **changes: Any) -> Task:
+        return msgspec.structs.replace(self.task, rate=rate, point=name, **changes)
+
+
+def _check(work: Work, server: Server) -> None:
+    needs_ids = not work.chat and not all("prompt" in row for row in work.trace or ({},))
+    if needs_ids and not work.vocab_size:
+        raise InvalidConfig(f"{server.url} does not say how large its vocabulary is; give --vocab-size.")
+    if work.burstiness <= 0:
+        raise InvalidConfig(f"--burstiness must be above 0, got {work.burstiness!r}.")
+    if server.max_model_len and (longest := work.longest()) > server.max_model_len:
+        raise InvalidConfig(
+            f"the longest request needs {longest} tokens and the model's context has {server.max_model_len}; shorten "
+            "--input-len, --output-len or --shared-prefix (a lognormal's third number is its longest)."
+        )
