@@ -105,7 +105,7 @@ def known_model(face: Face, name: str) -> str:
 def within(asked: GenerationRequest, *, timeout: float | None, context: Context) -> GenerationRequest:
     """The same, to end when the first of these has passed: its own timeout, the given one, the call's deadline."""
     if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
-        raise BadRequest(f"timeout must be above 0 seconds, got {timeout}.", param="timeout")
+        raise BadRequest(f"timeout must be a number of seconds above 0, got {timeout}.", param="timeout")
     left: float | None = context.time_remaining()
     bounds = [asked.timeout or None, timeout, None if left is None else max(left, 0.001)]
     return dataclasses.replace(asked, timeout=min((bound for bound in bounds if bound is not None), default=0.0))

@@ -6,6 +6,7 @@ details in trailing metadata. Messages that are no protobuf are the client's mis
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import uuid
@@ -17,7 +18,7 @@ import grpc
 from grpc.aio import ServicerContext as Context
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.serving.errors import BadRequest, RequestFailed
+from ridgeline.serving.errors import BadRequest, RequestFailed, SlowReader
 from ridgeline.serving.keys import allowed, bearer
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 ID = "x-request-id"
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 MOST_DETAIL = 500  # characters: status and metadata travel as headers, which clients bound
+STALLED = 60.0  # seconds that one message may wait for a client that reads nothing
+RETRY_AFTER = 1  # seconds, where trying again makes sense and nothing says when
+PUSHBACK = "grpc-retry-pushback-ms"  # which clients obey that try again by themselves
 # What tells nothing but whether the server works, and is asked by probes that have no key.
 OPEN = frozenset(
     {
@@ -52,7 +56,8 @@ class Unauthenticated(RequestFailed):
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """keys: of which a call must bring one, as metadata "authorization: Bearer …"; none: nobody is asked."""
+    """keys: of which a call must bring one, as metadata "authorization: Bearer …" or "x-api-key: …"; where there are
+    none, nobody is asked."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = keys
@@ -68,7 +73,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
 def key_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
     """The API key that a call came with."""
-    return bearer(_value(metadata, "authorization"))
+    return bearer(_value(metadata, "authorization")) or _value(metadata, "x-api-key")
 
 
 def request_id_of(context: Context) -> str:
@@ -120,7 +125,11 @@ async def _send(responses: Any, context: Context) -> None:
     generator ends at once, and its request with it."""
     async with aclosing(responses):
         async for response in responses:
-            await context.write(response)
+            try:
+                async with asyncio.timeout(STALLED):
+                    await context.write(response)
+            except TimeoutError:
+                raise SlowReader(f"nothing was read for {STALLED:g} s; the request was cut.") from None
 
 
 @asynccontextmanager
@@ -137,20 +146,18 @@ async def _answering(context: Context) -> AsyncIterator[None]:
 
 
 async def _abort(context: Context, failure: RequestFailed) -> None:
-    told = {
-        ID: request_id_of(context),
-        "param": failure.param,
-        "code": failure.code,
-        "retry-after": None if failure.retry_after is None else str(failure.retry_after),
-    }
-    metadata = tuple((name, _printable(value)) for name, value in told.items() if value)
     code = CODES.get(failure.status, grpc.StatusCode.INTERNAL)
+    told = {ID: request_id_of(context), "type": failure.kind, "param": failure.param, "code": failure.code}
+    if failure.status in (429, 503):
+        wait = failure.retry_after or RETRY_AFTER
+        told |= {"retry-after": str(wait), PUSHBACK: str(1000 * wait)}
+    metadata = tuple((name, _printable(value)) for name, value in told.items() if value)
     await context.abort(code, failure.message[:MOST_DETAIL], metadata)
 
 
 async def _refuse(_requests: AsyncIterator[bytes], context: Context) -> None:
     async with _answering(context):
-        raise Unauthenticated('the call brings no valid API key; send metadata "authorization: Bearer <key>".')
+        raise Unauthenticated('the call brings no valid API key; send it as metadata "authorization: Bearer <key>".')
 
 
 class _Malformed:

@@ -9,10 +9,11 @@ from grpc.aio import ServicerContext as Context
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse as Response
 
-from ridgeline.serving.errors import RequestFailed
+from ridgeline.serving.errors import Overloaded, RequestFailed
 from ridgeline.serving.face import Face
 
 PERIOD = 0.2  # seconds between looks for those who watch
+MOST_WATCHERS = 1000  # at once; they need no key
 
 
 class UnknownService(RequestFailed):
@@ -29,6 +30,7 @@ class Health(health_pb2_grpc.HealthServicer):
 
     def __init__(self, face: Face, services: Sequence[str]) -> None:
         self._face, self._services = face, {"", *services}
+        self._watchers = 0
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Response:
         if request.service not in self._services:
@@ -37,15 +39,21 @@ class Health(health_pb2_grpc.HealthServicer):
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> AsyncIterator[Response]:
         """Every change. It ends when the server drains, so as not to hold it up."""
+        if self._watchers >= MOST_WATCHERS:
+            raise Overloaded(f"{MOST_WATCHERS} clients watch the server's health already; use Check.", retry_after=5)
+        self._watchers += 1
         last = None
-        while True:
-            status = self._status(request.service)
-            if status != last:
-                yield Response(status=status)
-            if self._face.service.admission.draining:
-                return
-            last = status
-            await asyncio.sleep(PERIOD)
+        try:
+            while True:
+                status = self._status(request.service)
+                if status != last:
+                    yield Response(status=status)
+                if self._face.service.admission.draining:
+                    return
+                last = status
+                await asyncio.sleep(PERIOD)
+        finally:
+            self._watchers -= 1
 
     def _status(self, service: str) -> int:
         if service not in self._services:

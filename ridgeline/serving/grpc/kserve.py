@@ -104,8 +104,8 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
                 async for request in requests:
                     await room.acquire()
                     group.create_task(work(request))
-            except RequestFailed as failure:  # a message that is none; the stream ends with it
-                await responses.put(error_response(pb.ModelInferRequest(), failure))
+            except Exception as error:  # a message that is none; the stream ends with it
+                await responses.put(error_response(pb.ModelInferRequest(), failure_of(error)))
         await responses.put(None)
 
     async def _pieces(self, request: pb.ModelInferRequest, context: Context) -> AsyncIterator[pb.ModelInferResponse]:

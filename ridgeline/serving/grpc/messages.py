@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import MessageToDict, SerializeToJsonError
 
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.generation import Piece, Run
@@ -100,7 +100,7 @@ def _json(struct: Any) -> dict[str, Any]:
     """A Struct's content. Its numbers are floats; whole ones become integers, as JSON's readers have them."""
     try:
         return _whole(MessageToDict(struct))
-    except ValueError as error:  # JSON has no infinities
+    except (ValueError, SerializeToJsonError) as error:  # JSON has no infinities
         raise BadRequest(f"chat_template_kwargs: {error}.", param="chat_template_kwargs") from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
@@ -17,11 +18,22 @@ from ridgeline.serving.grpc.kserve import KServeService
 from ridgeline.serving.grpc.proto import kserve_pb2, kserve_pb2_grpc
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2, inference_pb2_grpc
 from ridgeline.serving.grpc.running import Running
+from ridgeline.serving.grpc.unknown import make_server
 
 SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
     kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name,
 )
+OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", -1),
+    # Clients that vanished without a word are noticed, and what they asked for ends.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # Clients may do the same, without being told that they do it too often.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+]
 
 
 async def start(face: Face, address: str) -> grpc.aio.Server:
@@ -31,14 +43,9 @@ async def start(face: Face, address: str) -> grpc.aio.Server:
     Several faces listen on one port, and the kernel spreads connections over them.
     """
     config = face.config
-    server = grpc.aio.server(
-        interceptors=[Guard(config.api_key)],
-        options=[
-            ("grpc.max_receive_message_length", config.max_body_bytes),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", int(config.api_server_count > 1)),
-        ],
-    )
+    options = [*OPTIONS, ("grpc.max_receive_message_length", config.max_body_bytes)]
+    options.append(("grpc.so_reuseport", int(config.api_server_count > 1)))
+    server = make_server((Guard((*config.api_key, *config.admin_key) if config.api_key else ()),), options)
     running = Running()
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(face, running), server)
     kserve_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(KServeService(face, running), server)
