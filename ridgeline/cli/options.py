@@ -79,37 +79,47 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     own = inspect.signature(command, eval_str=True).parameters
     parameters = [p for name, p in own.items() if name not in ("engine", "sampling")]
-    parameters += [_option(LLMConfig, name, text) for name, text in ENGINE_HELP.items()]
-    parameters += [_option(SamplingParams, name, text, unset=True) for name, text in SAMPLING_HELP.items()]
+    parameters += [option(LLMConfig, name, text, "Engine") for name, text in ENGINE_HELP.items()]
+    parameters += [option(SamplingParams, name, text, "Sampling", unset=True) for name, text in SAMPLING_HELP.items()]
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapped
 
 
-def _option(owner: type, field_name: str, text: str, *, unset: bool = False) -> inspect.Parameter:
-    """One option. unset: its default is None, meaning "not given", and the help names the real default."""
+def option(
+    owner: type, field_name: str, text: str, panel: str, *, unset: bool = False, envvar: str | None = None
+) -> inspect.Parameter:
+    """One option. panel: of the help. unset: its default is None, meaning "not given", and the help names the real
+    default. envvar: gives it where the command line does not."""
     field = next(f for f in dataclasses.fields(owner) if f.name == field_name)
     kind = _plain_type(typing.get_type_hints(owner)[field_name])
     name = SAMPLING_NAMES.get(field_name, field_name) if owner is SamplingParams else field_name
     flag = "--" + name.replace("_", "-")
     default = CLI_DEFAULTS.get(field_name, field.default)
     if unset:
-        text += f" (default: {default})" if default is not None else ""  # in brackets it would be taken for markup
+        text += f" (default: {default})" if default not in (None, (), "") else ""  # in brackets it would be markup
         kind, default = typing.Optional[kind], None  # noqa: UP045 (typer reads this form)
     elif field_name == "model":
         kind, default = typing.Optional[str], None  # noqa: UP045
-    panel = "Sampling" if owner is SamplingParams else "Engine"
     is_flag = kind in (bool, typing.Optional[bool])  # noqa: UP045
     declarations = [f"{flag}/--no-{flag[2:]}"] if is_flag else [flag]
-    option = typer.Option(
-        default, *declarations, help=text, show_default=not unset and default is not None, rich_help_panel=panel
+    made = typer.Option(
+        default,
+        *declarations,
+        help=text,
+        show_default=not unset and default is not None,
+        rich_help_panel=panel,
+        envvar=envvar,
     )
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=made, annotation=kind)
 
 
 def _plain_type(hint: Any) -> Any:
-    """A type typer understands: unions lose None and all but their last member, literals become their type."""
+    """A type typer understands: unions lose None and all but their last member, literals become their type, tuples
+    lists."""
     origin = typing.get_origin(hint)
+    if origin is tuple:
+        return list[typing.get_args(hint)[0]]  # type: ignore[misc]
     if origin in (typing.Union, types.UnionType):
         members = [m for m in typing.get_args(hint) if m is not type(None)]
         plain = _plain_type(members[-1])

@@ -4,6 +4,7 @@ from these fields and from `LLMConfig`'s."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
 
 from ridgeline.core.errors import InvalidConfig
 
@@ -63,6 +64,12 @@ class ServeConfig:
         for name in ("step_timeout", "grammar_timeout"):
             if getattr(self, name) <= 0:
                 raise InvalidConfig(f"{name} must be above 0, got {getattr(self, name)!r}.")
+        for name in ("shutdown_timeout", "request_timeout", "queue_timeout", "step_timeout", "grammar_timeout"):
+            if not isfinite(getattr(self, name)):
+                raise InvalidConfig(f"{name} must be a number of seconds, got {getattr(self, name)!r}.")
+        for name in ("api_key", "admin_key", "served_model_name"):
+            if not all(getattr(self, name)):
+                raise InvalidConfig(f"{name} must not be empty; leave it out, or give one.")
         for port in (self.port, self.grpc_port or 0):
             if port > 65_535:
                 raise InvalidConfig(f"there is no port {port}; the highest is 65535.")

@@ -24,7 +24,7 @@ from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent
 from ridgeline.serving.engine_stats import EngineStats
 from ridgeline.serving.gpus import Gpus
 from ridgeline.serving.grammar import Grammars
-from ridgeline.serving.lifeline import end_with_parent, tell_ready
+from ridgeline.serving.lifeline import end_with_parent, tell_mistake, tell_ready
 from ridgeline.serving.logs import set_up_logging
 from ridgeline.transport.messages import (
     Ask,
@@ -269,8 +269,7 @@ def main() -> None:
     try:
         assembly = assemble(LLMConfig(**settings.options))
     except RidgelineError as error:
-        logger.error("%s", error)
-        sys.exit(2)
+        tell_mistake(error)
     host = EngineHost(assembly, EngineSocket(settings.socket), settings)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     tell_ready()

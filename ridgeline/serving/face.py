@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.admission import Admission
 from ridgeline.serving.engine_client import EngineClient
@@ -31,16 +33,12 @@ class Face:
 
     @classmethod
     def build(cls, config: ServeConfig, folder: Path, names: tuple[str, ...], socket: str, name: str) -> Face:
-        """socket: the engine's. name: this face's, unlike any other's."""
+        """socket: the engine's. name: this face's, unlike any other's. Raises RidgelineError where the model's texts
+        cannot be used."""
         tokenizer = Tokenizer.from_folder(folder)
         client = EngineClient(socket, name, buffer=config.stream_buffer)
         share = config.api_server_count
         admission = Admission(-(-config.max_queue_requests // share), -(-config.max_queue_tokens // share))
-        template = (
-            ChatTemplate(Path(config.chat_template).read_text(), tokenizer.special_tokens)
-            if config.chat_template
-            else ChatTemplate.from_folder(folder, tokenizer.special_tokens)
-        )
         return cls(
             config=config,
             names=names,
@@ -48,7 +46,7 @@ class Face:
             client=client,
             service=Service(client, tokenizer, admission),
             tokenizer=tokenizer,
-            chat_template=template,
+            chat_template=_chat_template(config.chat_template, folder, tokenizer.special_tokens),
             recent=RecentRequests(),
         )
 
@@ -59,3 +57,14 @@ class Face:
         if client.facts is None:
             return False
         return client.num_open == 0 or time.monotonic() - client.last_heard < self.config.step_timeout
+
+
+def _chat_template(path: str | None, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+    if path is None:
+        return ChatTemplate.from_folder(folder, special_tokens)
+    try:
+        template = ChatTemplate(Path(path).read_text(), special_tokens)
+        template.render([{"role": "user", "content": "?"}])
+    except (OSError, UnicodeDecodeError, InvalidRequest) as error:
+        raise InvalidConfig(f"the chat template {path} cannot be used ({error}).") from error
+    return template

@@ -29,10 +29,10 @@ from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.face import Face
 from ridgeline.serving.http.middleware import wrap
-from ridgeline.serving.lifeline import end_with_parent, tell_ready
+from ridgeline.serving.lifeline import end_with_parent, tell_mistake, tell_ready
 from ridgeline.serving.logs import set_up_logging
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ridgeline.serving.face")
 
 APP = "ridgeline.serving.http.app:create_app"
 FLUSH = 3  # seconds that a client gets to read the end of its answer while the server ends
@@ -149,8 +149,7 @@ def main() -> None:
     try:
         uvloop.run(serve(settings))
     except RidgelineError as error:
-        logger.error("%s", error)
-        sys.exit(2)
+        tell_mistake(error)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ import msgspec
 
 from ridgeline.core.errors import InvalidConfig, RidgelineError
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.lifeline import READY
+from ridgeline.serving.lifeline import MISTAKE, MISTAKEN, READY
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ STEADY = 30.0  # seconds of work after which a death is no quick failure
 MARGIN = 10.0  # seconds that a process gets to end beyond what it was promised
 BACKLOG = 2048
 LONGEST_PATH = 80  # of the runtime directory: a Unix socket's path has 107 bytes at most
-MISTAKE = 2  # exit code of a process that was asked for something impossible
+LAST_WORDS = 1.0  # seconds to read what a process that has ended had still said
 
 
 class GaveUp(RidgelineError):
@@ -55,6 +56,7 @@ class Keeper:
         self.ready = asyncio.Event()  # it was, at least once
         self._process: subprocess.Popen[bytes] | None = None
         self._began: float | None = None  # since when this life works
+        self._mistake = ""  # that ended it
         self._stopping = asyncio.Event()
 
     async def keep(self) -> None:
@@ -67,7 +69,7 @@ class Keeper:
             if self._stopping.is_set():
                 return
             if code == MISTAKE and not self.ready.is_set():
-                raise GaveUp(f"the {self.name} cannot be started; it says why above.", MISTAKE)
+                raise GaveUp(self._mistake or f"the {self.name} could not be started.", MISTAKE)
             failures = 1 if seconds >= STEADY else failures + 1
             if failures >= MOST_FAILURES:
                 raise GaveUp(f"the {self.name} {how(code)}, {failures} times in a row; giving up.", 1)
@@ -90,7 +92,7 @@ class Keeper:
     async def _live(self, life: int) -> tuple[int, float]:
         """One life: its exit code, and for how long it worked."""
         process = self._process = subprocess.Popen(
-            [sys.executable, "-m", self._module],
+            [sys.executable, *_same_path(), "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=self._fds,
@@ -103,6 +105,7 @@ class Keeper:
             with suppress(BrokenPipeError):  # it is dead already
                 process.stdin.write(self._settings(life) + b"\n")
             await _end_of(process)
+            await asyncio.wait([told], timeout=LAST_WORDS)
         finally:
             told.cancel()
             await asyncio.wait([told])
@@ -122,7 +125,11 @@ class Keeper:
                 self._began = time.monotonic()
                 self.ready.set()
             else:
-                sys.stderr.write(line.decode(errors="replace"))
+                said = line.decode(errors="replace").rstrip()
+                if said.startswith(MISTAKEN):
+                    self._mistake = said.removeprefix(MISTAKEN)
+                if not said.startswith(MISTAKEN) or self.ready.is_set():
+                    print(said, file=sys.stderr)
 
 
 class Supervisor:
@@ -131,6 +138,7 @@ class Supervisor:
 
     def __init__(self, config: ServeConfig, folder: Path, names: tuple[str, ...], *, app: str | None = None) -> None:
         self._config, self._folder, self._names, self._app = config, folder, names, app
+        check_certificate(config)
         with ExitStack() as opened:
             self._listener = opened.enter_context(listen(config.host, config.port))
             self.port: int = self._listener.getsockname()[1]
@@ -233,6 +241,11 @@ class Supervisor:
         print(f"Ready: {', '.join(self._names)} at {urls}", flush=True)
 
 
+def _same_path() -> list[str]:
+    """Modules in the current folder hide nothing from a child that they do not hide from us."""
+    return [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
+
+
 async def _end_of(process: subprocess.Popen[bytes]) -> None:
     loop = asyncio.get_running_loop()
     gone = asyncio.Event()
@@ -258,6 +271,18 @@ def how(code: int) -> str:
 def back_off(failures: int) -> float:
     """Seconds to wait after so many quick failures in a row: 0, 1, 2, 4, …"""
     return 0.0 if failures <= 1 else 2.0 ** (failures - 2)
+
+
+def check_certificate(config: ServeConfig) -> None:
+    """Raises InvalidConfig where HTTPS is wanted and cannot be."""
+    if config.ssl_certfile is None:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")  # never asks for one
+    except (OSError, ValueError) as error:
+        files = f"{config.ssl_certfile} and {config.ssl_keyfile}"
+        raise InvalidConfig(f"{files} are no certificate and key that can be used ({error}).") from error
 
 
 def address(host: str, port: int) -> str:

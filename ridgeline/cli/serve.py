@@ -1,0 +1,148 @@
+"""`ridgeline serve`: a server with OpenAI's API, and gRPC beside it.
+
+One option per field of `ServeConfig` and of `LLMConfig`; a YAML file may give the same, under the same names.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ridgeline.cli.options import ENGINE_HELP, option
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.serving import ServeConfig
+
+if TYPE_CHECKING:
+    from ridgeline.serving.supervisor import Supervisor
+
+SERVE_HELP = {
+    "host": "Address to listen on; 0.0.0.0 for all of this machine's.",
+    "port": "Port of the REST API (0: any that is free).",
+    "grpc_port": "Port of gRPC, which is off without it.",
+    "served_model_name": "What clients call the model (may be repeated; default: its folder's name, or its hub id).",
+    "api_key": "A key that clients must send (may be repeated; without one, none is asked for).",
+    "admin_key": "A key for what shows other clients' requests (may be repeated; default: the API keys).",
+    "api_server_count": "Processes that face the network.",
+    "shutdown_timeout": "Seconds that running requests get to finish when the server ends.",
+    "request_timeout": "Seconds that a request may take (0: any).",
+    "queue_timeout": "Seconds until a request's first token (0: any).",
+    "max_queue_requests": "Requests open at once, running or waiting (0: any number); more get 429.",
+    "max_queue_tokens": "Tokens of all open requests, their prompts and what they may write (0: any number).",
+    "stream_buffer": "Tokens that a client may be behind in reading before its request is cut.",
+    "step_timeout": "Seconds without a finished step, while requests run, after which /health says so.",
+    "max_body_bytes": "Longest body of a request.",
+    "grammar_timeout": "Seconds that compiling a request's grammar may take.",
+    "ssl_keyfile": "Private key, for HTTPS (PEM).",
+    "ssl_certfile": "Certificate, for HTTPS (PEM).",
+    "allowed_origins": "Origin whose pages may call the API from browsers, or * (may be repeated).",
+    "chat_template": "File with a Jinja template, instead of the model's own.",
+    "otlp_endpoint": "Where traces go (OpenTelemetry over gRPC).",
+    "log_level": "debug, info, warning or error.",
+    "log_json": "Log JSON objects, one a line.",
+    "access_log": "Log each request.",
+    "request_breakdown": "Answers say where their time went.",
+    "root_path": "Prefix that a proxy in front of the server removes.",
+}
+ENVIRONMENT = {"api_key": "RIDGELINE_API_KEY", "admin_key": "RIDGELINE_ADMIN_KEY"}  # keys in arguments show in `ps`
+ENGINE_FIELDS = {field.name for field in fields(LLMConfig)} - {"skip_tokenizer_init"}
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command(…, given: dict)` an option per setting; `given` gets those that the user set."""
+    engine = {name: text for name, text in ENGINE_HELP.items() if name != "model"}
+
+    @functools.wraps(command)
+    def wrapped(**values: Any) -> None:
+        given = {name: values.pop(name) for name in (*SERVE_HELP, *engine)}
+        command(**values, given={name: value for name, value in given.items() if value not in (None, [])})
+
+    own = [p for name, p in inspect.signature(command, eval_str=True).parameters.items() if name != "given"]
+    own += [
+        option(ServeConfig, name, text, "Server", unset=True, envvar=ENVIRONMENT.get(name))
+        for name, text in SERVE_HELP.items()
+    ]
+    own += [option(LLMConfig, name, text, "Engine", unset=True) for name, text in engine.items()]
+    wrapped.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in own}
+    return wrapped
+
+
+@_with_options
+def serve(
+    model: str = typer.Argument(
+        None, help="Model folder or Hugging Face hub id; the embedded model when none is given."
+    ),
+    config: Path = typer.Option(None, help="YAML file with the same settings; options given here win over it."),
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Serve a model over HTTP, with OpenAI's API, until SIGTERM or Ctrl+C."""
+    settings = read_file(config) if config is not None else {}
+    settings |= given if model is None else {**given, "model": model}
+    supervisor = prepare(settings, source=str(config))
+    raise typer.Exit(supervisor.run())
+
+
+def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
+    """A supervisor with its sockets open. source: of settings, for complaints. Raises InvalidConfig or
+    ModelLoadError."""
+    msgspec = _server_package("msgspec")
+    engine = {name: value for name, value in settings.items() if name in ENGINE_FIELDS}
+    LLMConfig(**engine)  # complains of what no engine could use
+    own = {name: value for name, value in settings.items() if name not in ENGINE_FIELDS}
+    try:
+        serve_config: ServeConfig = msgspec.convert({**own, "engine": engine}, ServeConfig)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, InvalidConfig):
+            raise error.__cause__ from None
+        raise InvalidConfig(f"{source}: {str(error).replace(' - at `$.', ' for `')}.") from error
+    from ridgeline.serving.logs import set_up_logging
+    from ridgeline.serving.supervisor import Supervisor
+    from ridgeline.worker.folder import EMBEDDED_MODEL, resolve_model
+
+    set_up_logging(as_json=serve_config.log_json, level=serve_config.log_level)
+    model = str(engine.get("model") or EMBEDDED_MODEL)
+    folder = resolve_model(model, engine.get("revision"))
+    names = serve_config.served_model_name or (folder.resolve().name if Path(model).is_dir() else model,)
+    return Supervisor(serve_config, folder, names)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Settings by name. A dash in a name is as good as an underscore, and a text as good as a list with one."""
+    yaml = _server_package("yaml")
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"the settings in {path} cannot be read ({error}).") from error
+    except yaml.YAMLError as error:
+        raise InvalidConfig(f"{path} is not valid YAML ({' '.join(str(error).split())}).") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InvalidConfig(f"{path} must hold names and values, as in `port: 8000`.")
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in SERVE_HELP and name not in ENGINE_FIELDS:
+            near = get_close_matches(name, [*SERVE_HELP, *ENGINE_FIELDS], 1)
+            hint = f"; did you mean {near[0]!r}" if near else ""
+            raise InvalidConfig(f"{path} sets {str(key)!r}, which is no setting of the server{hint}.")
+        several = name in SERVE_HELP and isinstance(getattr(ServeConfig, name, None), tuple)
+        found[name] = [value] if several and isinstance(value, str) else value
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _server_package(name: str) -> Any:
+    """Raises InvalidConfig where the server's packages are not installed."""
+    try:
+        return __import__(name)
+    except ModuleNotFoundError as error:
+        raise InvalidConfig(f"the server needs the package {name}; pip install 'ridgeline[serve]'.") from error
