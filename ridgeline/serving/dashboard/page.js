@@ -1,0 +1,387 @@
+"use strict";
+// Asks for the engine's figures once a second and draws what changed since. All times are seconds, on the clock of the
+// engine's machine; counters and histograms come as totals since its start, so rates are differences here.
+
+const PERIOD = 1000; // ms between questions
+const KEPT = 300; // seconds that the charts show
+const WINDOW = 60; // seconds that percentiles look at
+const TIMELINE = 10; // seconds of steps
+
+const $ = (id) => document.getElementById(id);
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+let history = []; // answers with new figures, oldest first, of the engine that lives now
+let steps = []; // [at, seconds, limit, decode rows, prefill rows, tokens]
+let charts = [];
+let tiles = new Map();
+let asking = false;
+
+// ---- numbers ---------------------------------------------------------------------------------------------------------
+
+function say(value, digits = 3) {
+  if (value === null || value === undefined || !isFinite(value)) return "–";
+  if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en");
+  return String(Number(value.toPrecision(digits)));
+}
+const percent = (share) => (share === null || share === undefined ? "–" : (100 * share).toFixed(share < 0.1 ? 1 : 0) + " %");
+const ms = (seconds) => (seconds === null || seconds === undefined ? "–" : say(1000 * seconds) + " ms");
+const ratio = (part, whole) => (whole > 0 ? part / whole : null);
+
+// The newest figures that are at least `age` seconds older than `now`, or the oldest there are.
+function earlier(now, age) {
+  let found = history[0];
+  for (const figures of history) {
+    if (figures.at > now.at - age) break;
+    found = figures;
+  }
+  return found;
+}
+
+function rate(now, before, name) {
+  const seconds = now.at - before.at;
+  return seconds > 0 ? (now.counters[name] - before.counters[name]) / seconds : null;
+}
+
+// Values below which these shares of what came between two figures lie, as straight lines inside buckets.
+function quantiles(now, before, name, shares) {
+  const bounds = now.bounds[name];
+  const counts = now.histograms[name].map((count, i) => count - before.histograms[name][i]);
+  const total = counts.reduce((a, b) => a + b, 0);
+  return shares.map((share) => {
+    if (total <= 0) return null;
+    let left = share * total;
+    for (let i = 0; i < counts.length; i++) {
+      if (counts[i] > 0 && left <= counts[i]) {
+        if (i >= bounds.length) return bounds[bounds.length - 1];
+        const low = i > 0 ? bounds[i - 1] : 0;
+        return low + ((bounds[i] - low) * left) / counts[i];
+      }
+      left -= counts[i];
+    }
+    return bounds[bounds.length - 1];
+  });
+}
+
+function headroom(newest) {
+  const time = newest.reduce((sum, step) => sum + step[1], 0);
+  const limit = newest.reduce((sum, step) => sum + step[2], 0);
+  return time > 0 && limit > 0 ? limit / time : null;
+}
+
+// ---- charts ----------------------------------------------------------------------------------------------------------
+
+const DASHES = [[], [6, 3], [2, 3]];
+const COLORS = ["--one", "--two", "--three"];
+
+class Chart {
+  // series: [label, unit]; drawn against seconds before now. `paint` draws instead of lines.
+  constructor(title, note, series, { wide = false, span = KEPT, top = null, paint = null } = {}) {
+    this.title = title;
+    this.series = series;
+    this.span = span;
+    this.rows = []; // [at, ...values]
+    const figure = document.createElement("figure");
+    figure.className = wide ? "wide" : "";
+    const caption = document.createElement("figcaption");
+    caption.textContent = title;
+    const small = document.createElement("small");
+    small.textContent = note;
+    caption.append(small);
+    this.box = document.createElement("div");
+    this.box.setAttribute("role", "img");
+    figure.append(caption, this.box);
+    $("charts").append(figure);
+    const axis = { stroke: () => color("--soft"), grid: { stroke: () => color("--grid"), width: 1 }, ticks: { show: false } };
+    this.plot = new uPlot(
+      {
+        width: this.width(),
+        height: 190,
+        cursor: { drag: { x: false, y: false } },
+        scales: {
+          x: { time: false, range: () => [-span, 0] },
+          y: { range: (_, low, high) => [0, top ?? Math.max(high * 1.1, 1e-3)] },
+        },
+        axes: [
+          { ...axis, values: (_, ticks) => ticks.map((t) => (t === 0 ? "now" : t + " s")) },
+          { ...axis, size: 54, values: (_, ticks) => ticks.map((t) => say(t)) },
+        ],
+        series: [
+          { label: "at", value: (_, t) => (t === null ? "now" : t.toFixed(1) + " s") },
+          ...series.map(([label, unit], i) => ({
+            label,
+            stroke: () => color(COLORS[i]),
+            fill: paint ? () => color(COLORS[i]) : undefined,
+            dash: DASHES[i],
+            width: 2,
+            spanGaps: false,
+            paths: paint ? () => null : undefined,
+            points: { show: false },
+            value: (u, v, s, at) => this.value(i, at === null ? this.latest(i) : v),
+          })),
+        ],
+        hooks: paint ? { draw: [(u) => paint(u, this)] } : {},
+      },
+      [[], ...series.map(() => [])],
+      this.box,
+    );
+    new ResizeObserver(() => this.plot.setSize({ width: this.width(), height: 190 })).observe(figure);
+  }
+
+  width() {
+    return Math.max(200, this.box.parentElement.clientWidth - 24);
+  }
+
+  latest(i) {
+    return this.rows.length ? this.rows[this.rows.length - 1][i + 1] : null;
+  }
+
+  value(i, v) {
+    const shown = say(v);
+    return shown === "–" ? shown : `${shown} ${this.series[i][1]}`.trim();
+  }
+
+  add(at, values) {
+    this.rows.push([at, ...values]);
+  }
+
+  draw(now) {
+    this.rows = this.rows.filter((row) => row[0] > now - this.span - 1);
+    const columns = [this.rows.map((row) => row[0] - now)];
+    this.series.forEach((_, i) => columns.push(this.rows.map((row) => row[i + 1])));
+    this.plot.setData(columns);
+    const words = this.series.map(([label], i) => `${label} ${this.value(i, this.latest(i))}`);
+    this.box.setAttribute("aria-label", `${this.title}. Now: ${words.join(", ")}.`);
+  }
+}
+
+// Each step as wide as it took; its decode rows below, its prefill rows above. White between steps is the host's time.
+function paintSteps(u, chart) {
+  const context = u.ctx;
+  const floor = u.valToPos(0, "y", true);
+  const { left, top, width, height } = u.bbox;
+  context.save();
+  context.beginPath();
+  context.rect(left, top, width, height);
+  context.clip();
+  for (const [at, decode, prefill, seconds] of chart.rows) {
+    const from = u.valToPos(at - seconds - chart.now, "x", true);
+    const to = Math.max(u.valToPos(at - chart.now, "x", true), from + 1);
+    const middle = u.valToPos(decode, "y", true);
+    const high = u.valToPos(decode + prefill, "y", true);
+    context.fillStyle = color("--one");
+    context.fillRect(from, middle, to - from, floor - middle);
+    context.fillStyle = color("--two");
+    context.fillRect(from, high, to - from, middle - high);
+  }
+  context.restore();
+}
+
+function makeCharts() {
+  const tail = "p50, p90, p99 of the last minute";
+  charts = {
+    tokens: new Chart("Throughput", "tokens per second", [["generated", "/s"], ["prompt", "/s"]]),
+    ttft: new Chart("Time to first token", tail, [["p50", "ms"], ["p90", "ms"], ["p99", "ms"]]),
+    itl: new Chart("Inter-token latency", tail, [["p50", "ms"], ["p90", "ms"], ["p99", "ms"]]),
+    queue: new Chart("Requests", "running and waiting", [["running", ""], ["waiting", ""]]),
+    cache: new Chart("KV cache", "% of blocks in use, % of prompt tokens found", [["used", "%"], ["prefix hits", "%"]], { top: 100 }),
+    limit: new Chart("Headroom", "hardware limit ÷ step time, %", [["of the limit", "%"]], { top: 100 }),
+    steps: new Chart("The running batch", "rows of each step, as wide as it took", [["decode rows", ""], ["prefill rows", ""]], {
+      wide: true,
+      span: TIMELINE,
+      paint: paintSteps,
+    }),
+    times: new Chart("Step time", "beside the least it could take, where that is known", [["step", "ms"], ["limit", "ms"]], {
+      wide: true,
+      span: TIMELINE,
+    }),
+  };
+}
+
+// ---- tiles and table -------------------------------------------------------------------------------------------------
+
+function tile(name, value, more = "") {
+  if (!tiles.has(name)) {
+    const box = document.createElement("div");
+    const parts = ["dt", "dd", "dd"].map((tag) => box.appendChild(document.createElement(tag)));
+    parts[0].textContent = name;
+    parts[2].className = "more";
+    $("tiles").append(box);
+    tiles.set(name, parts);
+  }
+  const [, first, second] = tiles.get(name);
+  if (first.textContent !== value) first.textContent = value;
+  if (second.textContent !== more) second.textContent = more;
+}
+
+function row(request) {
+  const line = document.createElement("tr");
+  const [first] = request.completions;
+  const each = request.completions;
+  const span = (name) => {
+    const known = each.map((c) => c[name]).filter((v) => v !== null && v !== undefined);
+    return known.length ? say(1000 * Math.max(...known)) : "–";
+  };
+  const cells = [
+    request.id,
+    say(request.prompt_tokens),
+    say(first.cached_tokens),
+    say(each.reduce((sum, c) => sum + c.output_tokens, 0)),
+    span("queue"), span("prefill"), span("decode"), span("host_gaps"), span("total"),
+    [...new Set(each.map((c) => c.finish_reason ?? "running"))].join(", "),
+  ];
+  for (const text of cells) {
+    line.append(Object.assign(document.createElement("td"), { textContent: text }));
+  }
+  line.firstChild.title = request.id;
+  return line;
+}
+
+function showRequests(requests) {
+  if (requests.length) $("requests").replaceChildren(...requests.map(row));
+}
+
+// ---- what each answer changes ----------------------------------------------------------------------------------------
+
+function banner(text) {
+  $("banner").hidden = !text;
+  if ($("banner").textContent !== text) $("banner").textContent = text;
+}
+
+function state(word, kind) {
+  if ($("state").textContent !== word) $("state").textContent = word;
+  $("state").className = kind;
+}
+
+function show(answer) {
+  $("login").hidden = true;
+  $("about").textContent = [answer.model, answer.device, answer.dtype, "v" + answer.version].filter(Boolean).join(" · ");
+  showRequests(answer.requests);
+  if (!answer.up) {
+    banner("The engine is down; below are its last figures. It is awaited.");
+    state("engine down", "down");
+  } else if (answer.draining) {
+    banner("The server is shutting down: what runs is finished, nothing new is taken.");
+    state("draining", "down");
+  } else if (!answer.healthy) {
+    banner("Requests run, and no step has finished for a while.");
+    state("stalled", "down");
+  } else {
+    banner("");
+    state("up", "up");
+  }
+  if (answer.figures) take(answer.figures, answer);
+}
+
+function take(now, answer) {
+  const last = history[history.length - 1];
+  if (last && last.started !== now.started) {
+    history = [];
+    steps = [];
+    for (const chart of Object.values(charts)) chart.add(now.at, chart.series.map(() => null));
+  } else if (last && now.at <= last.at) {
+    return showTiles(last, answer); // nothing new: an engine that is down, or a question too early
+  }
+  history = [...history.filter((figures) => figures.at > now.at - KEPT), now];
+  steps = [...steps, ...now.steps].slice(-4096);
+  addToCharts(now);
+  showTiles(now, answer);
+  for (const chart of Object.values(charts)) {
+    chart.now = now.at;
+    chart.draw(now.at);
+  }
+}
+
+function addToCharts(now) {
+  const before = earlier(now, 1.5);
+  const minute = earlier(now, WINDOW);
+  const milli = (values) => values.map((v) => (v === null ? null : 1000 * v));
+  const shares = [0.5, 0.9, 0.99];
+  charts.tokens.add(now.at, [rate(now, before, "generation_tokens"), rate(now, before, "prompt_tokens")]);
+  charts.ttft.add(now.at, milli(quantiles(now, minute, "time_to_first_token_seconds", shares)));
+  charts.itl.add(now.at, milli(quantiles(now, minute, "inter_token_latency_seconds", shares)));
+  charts.queue.add(now.at, [now.running, now.waiting]);
+  const hits = hitRate(now, minute);
+  charts.cache.add(now.at, [100 * now.pages_used / now.num_pages, hits === null ? null : 100 * hits]);
+  const share = headroom(now.steps);
+  charts.limit.add(now.at, [share === null ? null : 100 * share]);
+  for (const [at, seconds, limit, decode, prefill] of now.steps) {
+    charts.steps.add(at, [decode, prefill, seconds]);
+    charts.times.add(at, [1000 * seconds, limit > 0 ? 1000 * limit : null]);
+  }
+}
+
+function hitRate(now, before) {
+  const since = (name) => now.counters[name] - before.counters[name];
+  return ratio(since("prefix_cache_hits"), since("prefix_cache_queries"));
+}
+
+function showTiles(now, answer) {
+  const before = earlier(now, 3);
+  const minute = earlier(now, WINDOW);
+  const [ttft, , slowTtft] = quantiles(now, minute, "time_to_first_token_seconds", [0.5, 0.9, 0.99]);
+  const [itl, , slowItl] = quantiles(now, minute, "inter_token_latency_seconds", [0.5, 0.9, 0.99]);
+  const live = answer.up;
+  tile("Generated", live ? say(rate(now, before, "generation_tokens")) : "0", "tokens/s");
+  tile("Prompts", live ? say(rate(now, before, "prompt_tokens")) : "0", "tokens/s");
+  tile("Running", live ? say(now.running) : "0", live ? `${say(now.waiting)} waiting` : "");
+  tile("KV cache", live ? percent(now.pages_used / now.num_pages) : "–", `${say(now.num_pages)} blocks of ${answer.block_size}`);
+  tile("First token", ms(ttft), `p99 ${ms(slowTtft)}`);
+  tile("Between tokens", ms(itl), `p99 ${ms(slowItl)}`);
+  tile("Headroom", percent(headroom(steps.slice(-128))), "of the hardware limit");
+  tile("Prefix hits", percent(hitRate(now, minute)), "of prompt tokens, last minute");
+  tile("Preemptions", say(now.counters.preemptions), "since the engine started");
+  const ended = Object.values(now.finished).reduce((a, b) => a + b, 0);
+  tile("Ended", say(ended), `${say(now.finished.abort ?? 0)} aborted, ${say(now.finished.error ?? 0)} failed`);
+  for (const gpu of now.gpus) {
+    const memory = `${(gpu.memory_used / 2 ** 30).toFixed(1)} of ${(gpu.memory_total / 2 ** 30).toFixed(0)} GiB`;
+    tile(`GPU ${gpu.index}`, percent(gpu.utilization), `${memory}, ${say(gpu.power)} W, ${say(gpu.temperature)} °C`);
+  }
+}
+
+// ---- asking ----------------------------------------------------------------------------------------------------------
+
+// With a key of its own the page sends that alone; without one the browser may know how to open this page.
+function access() {
+  const key = sessionStorage.getItem("ridgeline-key");
+  return key ? { credentials: "omit", headers: { Authorization: `Bearer ${key}` } } : { credentials: "same-origin" };
+}
+
+async function ask() {
+  if (asking || document.hidden || !$("login").hidden) return;
+  asking = true;
+  try {
+    const last = history[history.length - 1];
+    const since = last ? `?started=${last.started}&since=${last.at}` : "";
+    const response = await fetch(`dashboard/data${since}`, { ...access(), cache: "no-store" });
+    if (response.status === 401 || response.status === 403) {
+      sessionStorage.removeItem("ridgeline-key");
+      $("login").hidden = false;
+      banner("");
+      state("locked", "down");
+    } else if (!response.ok) {
+      throw new Error(`status ${response.status}`);
+    } else {
+      show(await response.json());
+    }
+  } catch (error) {
+    banner(`The server does not answer (${error.message}). It is asked again every second.`);
+    state("no answer", "down");
+  } finally {
+    asking = false;
+  }
+}
+
+$("login").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("ridgeline-key", $("key").value);
+  $("key").value = "";
+  $("login").hidden = true;
+  ask();
+});
+document.addEventListener("visibilitychange", ask);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const chart of Object.values(charts)) chart.plot.redraw();
+});
+makeCharts();
+ask();
+setInterval(ask, PERIOD);
