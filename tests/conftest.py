@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined, so before any is imported
 
 from tests import tiny_models
+
+if find_spec("msgspec") is None or find_spec("zmq") is None:  # without the server's packages the engine is tested alone
+    collect_ignore = ["serving", "deploy", "bench/test_serving_load.py"]
 
 
 @pytest.fixture(scope="session")

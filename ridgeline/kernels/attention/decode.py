@@ -35,15 +35,18 @@ class Config:
     num_stages: int
 
 
-def config(num_rows: int, head_dim: int, itemsize: int, block_size: int) -> Config:
+def config(num_rows: int, group: int, head_dim: int, itemsize: int, block_size: int) -> Config:
     """One row is bound by latency: large tiles. More are bound by reading keys: tiles that leave room for two or more
-    programs on a multiprocessor, so that these hide each other's latency. Both by products of single warps."""
+    programs on a multiprocessor, so that these hide each other's latency. Both by products of single warps, unless
+    large heads of large groups would leave room for a third program, which then are unevenly spread."""
     plain, hip = decode_config(head_dim, itemsize), torch.version.hip is not None
     dim = max(16, triton.next_power_of_2(head_dim))
     if hip or itemsize > 2 or dim > 128:
         return Config(plain.tile, 16, plain.num_warps, plain.num_stages)
     if num_rows == 1 and KEY_TILE % block_size == 0:
         return Config(2 * KEY_TILE, 8, num_warps=max(4, dim // 16), num_stages=2)
+    if dim > 64 and group > 2:
+        return Config(plain.tile, 16, plain.num_warps, plain.num_stages)
     return Config(KEY_TILE, 8, num_warps=4, num_stages=3)
 
 
@@ -92,7 +95,7 @@ def decode_attention(
         raise ValueError("decode attention: caches of equal strides and contiguous heads expected")
     group, block_size, device = num_heads // num_kv_heads, k_cache_NGPD.shape[2], qkv_TX.device
     dim, heads = max(16, triton.next_power_of_2(head_dim)), triton.next_power_of_2(group)
-    cut = config(num_rows, head_dim, k_cache_NGPD.element_size(), block_size)
+    cut = config(num_rows, group, head_dim, k_cache_NGPD.element_size(), block_size)
     programs = len(schedule.items_I8) * num_kv_heads
     out_THD = torch.empty(num_rows, num_heads, head_dim, dtype=qkv_TX.dtype, device=device)
     fused_kernel[(programs,)](
@@ -148,7 +151,8 @@ def _aot(rows: int, heads: int, kv_heads: int, head_dim: int, *, norm: bool = Fa
     signature = {f"{name}_ptr": kinds.get(name, "*bf16") for name in pointers}
     signature |= {"eps": "fp32", "scale": "fp32", "softcap": "fp32", "window": "i32"}
     signature |= {f"stride_{name}": "i32:16" for name in ("qkv", "block", "head", "token")} | {"stride_table": "i32"}
-    group, cut = heads // kv_heads, config(rows, head_dim, 2, 64)
+    group = heads // kv_heads
+    cut = config(rows, group, head_dim, 2, 64)
     constants = {
         "NUM_KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM": triton.next_power_of_2(head_dim),
         "ROTATED": head_dim if rotate else 0, "BLOCK_SIZE": 64, "QUERIES": max(cut.queries, group), "TILE": cut.tile,
