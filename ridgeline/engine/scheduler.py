@@ -94,6 +94,10 @@ class Scheduler:
         self._by_id[request.id] = seq
         self._waiting.push(seq)
 
+    def stats_of(self, request_id: str) -> RequestStats:
+        """Of an unfinished request: so far."""
+        return self._by_id[request_id].stats()
+
     def abort(self, request_id: str, at_token: int | None = None) -> bool:
         """End a request now; tokens still in flight for it will be dropped. False if it is not (or no longer) here.
 

@@ -22,8 +22,11 @@ from ridgeline.transport.messages import (
     FromEngine,
     Grammar,
     Hello,
+    Life,
+    Look,
     Progress,
     Refused,
+    Seen,
     Stats,
     Submit,
     Welcome,
@@ -89,6 +92,7 @@ class EngineClient:
         self._tickets: dict[int, Ticket] = {}
         self._numbers = itertools.count(1)
         self._asked: list[asyncio.Future[Stats]] = []
+        self._looking: deque[asyncio.Future[list[Life]]] = deque()  # in the order of their questions
         self._up = asyncio.Event()
 
     @property
@@ -111,14 +115,16 @@ class EngineClient:
             finally:
                 self._lose_engine()
 
-    async def submit(self, request: Request, grammar: Grammar | None) -> Ticket:
-        """Raises Unavailable where no engine is there to run it."""
+    async def submit(self, request: Request, grammar: Grammar | None, *, name: str = "", index: int = 0) -> Ticket:
+        """name, index: what the client knows it by. Raises Unavailable where no engine is there to run it."""
         if self.facts is None or self._socket is None:
             raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
         ticket = Ticket(next(self._numbers), self._buffer)
         self._tickets[ticket.id] = ticket
         message = Submit(
             id=ticket.id,
+            name=name,
+            index=index,
             prompt_token_ids=list(request.prompt_token_ids),
             params=request.params,
             seed=request.seed,
@@ -160,6 +166,18 @@ class EngineClient:
         with suppress(TimeoutError):
             return await asyncio.wait_for(future, timeout)
         return self.stats
+
+    async def look(self, name: str | None = None, limit: int = 1, timeout: float = 1.0) -> list[Life]:
+        """Where the time of the request with this name went, or of the newest ones. Raises Unavailable."""
+        if self.facts is None:
+            raise Unavailable("the engine, which knows the requests, is not running.", retry_after=RETRY_AFTER)
+        future: asyncio.Future[list[Life]] = asyncio.get_running_loop().create_future()
+        self._looking.append(future)
+        self._send_soon(Look(name=name, limit=limit))
+        try:
+            return await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            raise Unavailable(f"the engine did not answer within {timeout:g} s.", retry_after=RETRY_AFTER) from None
 
     # ---- inside -----------------------------------------------------------------------------------------------
 
@@ -210,10 +228,14 @@ class EngineClient:
                 self._take_progress(message)
             case Stats():
                 self.stats = message
-                for future in self._asked:
-                    if not future.done():
-                        future.set_result(message)
+                for asked in self._asked:
+                    if not asked.done():
+                        asked.set_result(message)
                 self._asked.clear()
+            case Seen():
+                future = self._looking.popleft()
+                if not future.done():
+                    future.set_result(message.lives)
             case Refused():
                 if (ticket := self._tickets.pop(message.id, None)) is not None:
                     ticket.fail(_refusal(message))
@@ -249,11 +271,15 @@ class EngineClient:
         self._tickets.clear()
         for ticket in lost:
             ticket.fail(Unavailable("the engine died while it ran this request; try again.", retry_after=RETRY_AFTER))
-        for future in self._asked:
-            future.cancel()
+        for asked in self._asked:
+            asked.cancel()
         self._asked.clear()
+        for looking in self._looking:
+            if not looking.done():
+                looking.set_exception(Unavailable("the engine died.", retry_after=RETRY_AFTER))
+        self._looking.clear()
 
-    def _send_soon(self, message: Cancel | Ask) -> None:
+    def _send_soon(self, message: Cancel | Ask | Look) -> None:
         """Without waiting: sending to a socket whose queue has no bound never blocks."""
         assert self._socket is not None
         task = asyncio.ensure_future(self._socket.send(message))

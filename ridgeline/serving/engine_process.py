@@ -19,6 +19,7 @@ import msgspec
 
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.config import LLMConfig
+from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest, RidgelineError
 from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
 from ridgeline.serving.engine_stats import EngineStats
@@ -26,6 +27,7 @@ from ridgeline.serving.gpus import Gpus
 from ridgeline.serving.grammar import Grammars
 from ridgeline.serving.lifeline import end_with_parent, tell_mistake, tell_ready
 from ridgeline.serving.logs import set_up_logging
+from ridgeline.serving.recent import RecentRequests
 from ridgeline.transport.messages import (
     Ask,
     Cancel,
@@ -34,8 +36,10 @@ from ridgeline.transport.messages import (
     Event,
     FromFace,
     Hello,
+    Look,
     Progress,
     Refused,
+    Seen,
     Stats,
     Submit,
     Welcome,
@@ -74,6 +78,7 @@ class EngineHost:
         self._owners: dict[str, tuple[bytes, int]] = {}  # request → connection, number there
         self._over: dict[str, tuple[Request, RequestStats]] = {}  # ended, and not yet told
         self._stats = EngineStats()
+        self._recent = RecentRequests()
         self._stats_due = 0.0
         self._stopped = False
         self._engine.on_finish(self._note_end)
@@ -114,6 +119,8 @@ class EngineHost:
                 self._socket.send(connection, Welcome(facts=self._facts))
             case Ask():
                 self._socket.send(connection, self._message())
+            case Look():
+                self._socket.send(connection, Seen(lives=self._recent.look(message, self._so_far)))
 
     def _begin(self, connection: bytes, submit: Submit, mask: TokenMask | Exception | None) -> None:
         """Queue it. Nothing in one request may hurt the others: whatever is wrong with it is told to its face."""
@@ -131,6 +138,7 @@ class EngineHost:
         else:
             self._owners[name] = connection, submit.id
             self._stats.note_arrival(request)
+            self._recent.begin(name, submit)
 
     def _cancel(self, connection: bytes, message: Cancel) -> None:
         for number in self._grammars.cancel(connection, message.ids):
@@ -185,7 +193,14 @@ class EngineHost:
     def _end(self, name: str, reason: str) -> Ended:
         _, number = self._owners.pop(name)
         request, stats = self._over.pop(name)
-        return Ended(id=number, stats=stats, device=self._stats.note_end(request, stats, reason))
+        device = self._stats.note_end(request, stats, reason)
+        self._recent.end(name, reason, stats, device)
+        return Ended(id=number, stats=stats, device=device)
+
+    def _so_far(self, name: str) -> tuple[RequestStats, Headroom]:
+        stats = self._engine.scheduler.stats_of(name)
+        begun = stats.first_scheduled
+        return stats, Headroom() if begun is None else self._stats.worked(since=begun)
 
     def _forget(self, connection: bytes) -> None:
         """A face is gone, or does not read: its requests end."""

@@ -16,26 +16,9 @@ from ridgeline.core.cost import Headroom
 from ridgeline.core.plan import StepPlan
 from ridgeline.core.request import Request, RequestStats
 from ridgeline.engine.scheduler import Scheduler
+from ridgeline.serving.bounds import BOUNDS
 from ridgeline.transport.messages import Distribution, Gpu, Stats, StepShape
 
-SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
-LONG = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0)
-TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-
-# Histogram → upper bounds. Seconds, but for the last three.
-BOUNDS: dict[str, Sequence[float]] = {
-    "time_to_first_token_seconds": (*SHORT, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-    "inter_token_latency_seconds": (0.0005, *SHORT, 20.0, 40.0, 80.0),
-    "request_time_per_output_token_seconds": (0.0005, *SHORT, 20.0, 40.0, 80.0),
-    "e2e_request_latency_seconds": (*SHORT[:-3], *LONG[6:]),
-    "request_queue_time_seconds": (*SHORT[:-3], *LONG[6:]),
-    "request_prefill_time_seconds": (*SHORT[:-3], *LONG[6:]),
-    "request_decode_time_seconds": (*SHORT[:-3], *LONG[6:]),
-    "request_inference_time_seconds": (*SHORT[:-3], *LONG[6:]),
-    "request_prompt_tokens": TOKENS,
-    "request_generation_tokens": TOKENS,
-    "iteration_tokens_total": TOKENS,
-}
 KEPT_STEPS = 512  # shapes of steps that a `Stats` tells of at most
 KEPT_MARKS = 100_000  # steps to look back for what the device did while a request ran
 
@@ -128,7 +111,13 @@ class EngineStats:
             if stats.output_tokens > 1:
                 per_token = (stats.finished - stats.first_token) / (stats.output_tokens - 1)
                 add["request_time_per_output_token_seconds"](per_token)
-        return self._worked(since=stats.first_scheduled)
+        return self.worked(since=stats.first_scheduled)
+
+    def worked(self, *, since: float) -> Headroom:
+        """What the device did from then on."""
+        _, elapsed, limit = self._marks[max(0, bisect_right(self._marks, (since,)) - 1)]
+        _, elapsed_now, limit_now = self._marks[-1]
+        return Headroom(elapsed_now - elapsed, limit_now - limit)
 
     def message(self, scheduler: Scheduler, headroom: Headroom, gpus: list[Gpu]) -> Stats:
         cache = scheduler.cache
@@ -153,8 +142,3 @@ class EngineStats:
             recent=list(self._recent),
             gpus=gpus,
         )
-
-    def _worked(self, *, since: float) -> Headroom:
-        _, elapsed, limit = self._marks[max(0, bisect_right(self._marks, (since,)) - 1)]
-        _, elapsed_now, limit_now = self._marks[-1]
-        return Headroom(elapsed_now - elapsed, limit_now - limit)

@@ -12,7 +12,6 @@ from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.admission import Admission
 from ridgeline.serving.engine_client import EngineClient
 from ridgeline.serving.generation import Service
-from ridgeline.serving.recent import RecentRequests
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -28,7 +27,6 @@ class Face:
     service: Service
     tokenizer: Tokenizer
     chat_template: ChatTemplate
-    recent: RecentRequests
     started: float = field(default_factory=time.time)
 
     @classmethod
@@ -47,7 +45,6 @@ class Face:
             service=Service(client, tokenizer, admission),
             tokenizer=tokenizer,
             chat_template=_chat_template(config.chat_template, folder, tokenizer.special_tokens),
-            recent=RecentRequests(),
         )
 
     @property

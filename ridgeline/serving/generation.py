@@ -110,8 +110,9 @@ class Run:
             for request, output in zip(requests, self.result.outputs, strict=True)
         ]
         try:
-            for request in requests:
-                self._tickets.append(await service.client.submit(request, asked.grammar))
+            for index, request in enumerate(requests):
+                ticket = await service.client.submit(request, asked.grammar, name=asked.id, index=index)
+                self._tickets.append(ticket)
         except BaseException:
             await self.__aexit__(None, None, None)
             raise

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ridgeline.core.cost import Headroom
-from ridgeline.serving.engine_stats import BOUNDS
+from ridgeline.serving.bounds import BOUNDS
 from ridgeline.serving.face import Face
 from ridgeline.transport.messages import Distribution, EngineFacts, Gpu, Stats, StepShape
 from ridgeline.version import __version__

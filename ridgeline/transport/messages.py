@@ -35,9 +35,12 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Submit(Message, frozen=True, tag="submit"):
-    """One completion to run; fields as of `core.request.Request`."""
+    """One completion to run; fields as of `core.request.Request`. name: what its client knows the request by, of
+    which this is completion `index`."""
 
     id: int
+    name: str
+    index: int
     prompt_token_ids: list[int]
     params: SamplingParams
     seed: int
@@ -59,6 +62,13 @@ class Cancel(Message, frozen=True, tag="cancel"):
 
 class Ask(Message, frozen=True, tag="ask"):
     """Wants a `Stats` now."""
+
+
+class Look(Message, frozen=True, tag="look"):
+    """Wants a `Seen` now: of the request with this name, or of the newest ones."""
+
+    name: str | None = None
+    limit: int = 1
 
 
 # ---- from the engine ------------------------------------------------------------------------------------------------
@@ -105,6 +115,24 @@ class Ended(Message, frozen=True):
     id: int
     stats: RequestStats
     device: Headroom
+
+
+class Life(Message, frozen=True):
+    """A completion, ended or not: `finish_reason` is None while it runs, and the figures are those so far. created:
+    seconds since 1970."""
+
+    name: str
+    index: int
+    created: float
+    finish_reason: str | None
+    stats: RequestStats
+    device: Headroom
+
+
+class Seen(Message, frozen=True, tag="seen"):
+    """Answers `Look`s, in their order. lives: of the newest request first."""
+
+    lives: list[Life]
 
 
 class Progress(Message, frozen=True, tag="progress"):
@@ -174,8 +202,8 @@ class Stats(Message, frozen=True, tag="stats"):
     gpus: list[Gpu]
 
 
-FromFace = Hello | Submit | Cancel | Ask
-FromEngine = Welcome | Progress | Refused | Stats
+FromFace = Hello | Submit | Cancel | Ask | Look
+FromEngine = Welcome | Progress | Refused | Stats | Seen
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_face = msgspec.msgpack.Decoder(FromFace).decode

@@ -471,7 +471,7 @@ def test_models_and_tokens(server: Server) -> None:
 def test_a_breakdown_on_demand(server: Server) -> None:
     found = post(server, "/v1/completions", json=TEXT | {"include_breakdown": True}).json()["ridgeline"]
     assert found["completions"][0]["total"] > 0
-    assert server.face.recent.find(found["id"]) is not None
+    assert httpx.get(f"{server.url}/v1/requests/{found['id']}").json()["id"] == found["id"]
     assert "ridgeline" not in post(server, "/v1/completions", json=TEXT).json()
 
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.core.request import SamplingParams
 from ridgeline.serving import metrics
-from ridgeline.serving.engine_stats import BOUNDS
+from ridgeline.serving.bounds import BOUNDS
 from ridgeline.serving.face import Face
 from ridgeline.serving.generation import GenerationRequest, Run
 from ridgeline.transport.messages import Gpu, Stats, StepShape

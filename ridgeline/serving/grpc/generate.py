@@ -41,7 +41,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         asked = within(await self._asked(request, name), timeout=request.timeout or None, context=context)
         with_breakdown = request.breakdown or self._face.config.request_breakdown
         async with self._face.service.run(asked) as run:
-            self._face.recent.note(run)
             with self._running.known(run, context):
                 async for event in _events(run, with_breakdown):
                     event.request_id = name

@@ -66,7 +66,6 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
         if parameters_of(request).get("stream"):
             raise BadRequest("ModelInfer answers once; use ModelStreamInfer for pieces.", param="stream")
         async with self._face.service.run(await self._asked(request, context)) as run:
-            self._face.recent.note(run)
             with self._running.known(run, context):
                 await run.finish()
         return last_response(request, run, run.result.outputs[0].text)
@@ -111,7 +110,6 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
     async def _pieces(self, request: pb.ModelInferRequest, context: Context) -> AsyncIterator[pb.ModelInferResponse]:
         streams = parameters_of(request).get("stream", True)
         async with self._face.service.run(await self._asked(request, context)) as run:
-            self._face.recent.note(run)
             with self._running.known(run, context):
                 async for piece in run:
                     if streams and piece.text:

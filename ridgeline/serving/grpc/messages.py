@@ -9,10 +9,10 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict, SerializeToJsonError
 
+from ridgeline.serving.breakdown import breakdown
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.generation import Piece, Run
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
-from ridgeline.serving.recent import breakdown
 from ridgeline.text.outputs import CompletionOutput, TokenIdLogprobs
 
 # ---- requests -----------------------------------------------------------------------------------------------------

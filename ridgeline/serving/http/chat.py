@@ -48,7 +48,6 @@ class Chat:
 
     async def whole(self) -> dict[str, Any]:
         async with self._face.service.run(self._asked) as run:
-            self._face.recent.note(run)
             result = await run.finish()
         answer = self._envelope("chat.completion") | {
             "choices": [self._choice(output) for output in result.outputs],
@@ -65,7 +64,6 @@ class Chat:
     async def stream(self, write: Write) -> None:
         at_end, always = shapes.wants_usage(self._body)
         async with self._face.service.run(self._asked) as run:
-            self._face.recent.note(run)
             greeted: set[int] = set()
             async for piece in run:
                 index = piece.output.index

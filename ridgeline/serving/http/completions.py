@@ -72,14 +72,12 @@ class Completions:
 
     async def _finish(self, run: Run) -> None:
         async with run:
-            self._face.recent.note(run)
             await run.finish()
 
     async def _stream(self, run: Run, prompt: int, write: Write, runs: list[Run]) -> None:
         told = [0] * run.asked.params.n  # entries of logprobs that have been sent, of each choice
         offsets = [0] * run.asked.params.n  # where the text of the next token begins
         async with run:
-            self._face.recent.note(run)
             greeted: set[int] = set()
             async for piece in run:
                 index = piece.output.index

@@ -13,8 +13,9 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from ridgeline.serving import metrics
-from ridgeline.serving.engine_stats import BOUNDS
-from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.bounds import BOUNDS
+from ridgeline.serving.breakdown import breakdowns
+from ridgeline.serving.errors import BadRequest, Unavailable
 from ridgeline.serving.face import Face
 from ridgeline.serving.recent import KEPT
 from ridgeline.transport.messages import Stats
@@ -48,18 +49,19 @@ def router(face: Face) -> APIRouter:
     async def metrics_page() -> Response:
         return Response(await metrics.page(face), headers={"Content-Type": metrics.CONTENT_TYPE})
 
-    @routes.get("/v1/requests", summary="The newest requests of this face, and where their time went")
+    @routes.get("/v1/requests", summary="The newest requests, and where their time went")
     async def requests(limit: str = "100") -> dict[str, Any]:
-        return {"object": "list", "data": face.recent.newest(_limit(limit))}
+        return {"object": "list", "data": breakdowns(await face.client.look(limit=_limit(limit)))}
 
     @routes.get("/v1/requests/{request_id}", summary="Where one request's time went")
     async def request(request_id: str) -> dict[str, Any]:
-        found = face.recent.find(request_id)
-        if found is None:
+        found = breakdowns(await face.client.look(request_id))
+        if not found:
             raise RequestNotFound(
-                f"no request {request_id[:128]!r} is known; the newest {KEPT} of each face are.", param="request_id"
+                f"no request {request_id[:128]!r} is known; the newest {KEPT} that the engine ran are.",
+                param="request_id",
             )
-        return found
+        return found[0]
 
     @routes.get("/dashboard", include_in_schema=False)
     async def page() -> Response:
@@ -67,17 +69,22 @@ def router(face: Face) -> APIRouter:
 
     @routes.get("/dashboard/data", include_in_schema=False)
     async def data(started: float = 0.0, since: float = 0.0) -> Response:
-        return JSONResponse(figures(face, started, since), headers={"Cache-Control": "no-store"})
+        return JSONResponse(await figures(face, started, since), headers={"Cache-Control": "no-store"})
 
     for name, kind in ASSETS.items():
         routes.add_api_route(f"/dashboard/{name}", _serve(name, kind), include_in_schema=False)
     return routes
 
 
-def figures(face: Face, started: float, since: float) -> dict[str, Any]:
-    """What the dashboard shows. Steps are those after `since`, a time of the engine that started at `started`."""
+async def figures(face: Face, started: float, since: float) -> dict[str, Any]:
+    """What the dashboard shows. Steps are those after `since`, a time of the engine that started at `started`.
+    requests: None where the engine does not tell of them now."""
     client = face.client
     facts = client.known
+    try:
+        requests = breakdowns(await client.look(limit=SHOWN_REQUESTS))
+    except Unavailable:
+        requests = None
     return {
         "version": __version__,
         "model": face.names[0],
@@ -87,7 +94,7 @@ def figures(face: Face, started: float, since: float) -> dict[str, Any]:
         "device": facts.device if facts else None,
         "dtype": facts.dtype if facts else None,
         "block_size": facts.block_size if facts else None,
-        "requests": face.recent.newest(SHOWN_REQUESTS),
+        "requests": requests,
         "figures": _of_engine(client.stats, started, since) if client.stats is not None else None,
     }
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.serving.bodies import GenerationBody
+from ridgeline.serving.breakdown import breakdown
 from ridgeline.serving.errors import EngineFailed
 from ridgeline.serving.generation import Run
-from ridgeline.serving.recent import breakdown
 from ridgeline.text.outputs import CompletionOutput, Logprob, RequestOutput, TokenIdLogprobs
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.version import __version__
