@@ -75,7 +75,8 @@ class Ticket:
 
 class EngineClient:
     """name: of the face. facts: None while no engine answers. known: the newest, even then. lives: engines that have
-    answered so far. stats: the newest. last_heard: on the monotonic clock.
+    answered so far. stats: the newest. last_step: when a
+    step was last known to end, or none was due; on the monotonic clock.
 
     buffer: tokens that a reader may be behind before its request is cut.
     """
@@ -85,7 +86,7 @@ class EngineClient:
         self.known: EngineFacts | None = None
         self.lives = 0
         self.stats: Stats | None = None
-        self.last_heard = 0.0
+        self.last_step = 0.0
         self.name = face
         self._path, self._buffer = path, buffer
         self._socket: FaceSocket | None = None
@@ -98,6 +99,11 @@ class EngineClient:
     @property
     def num_open(self) -> int:
         return len(self._tickets)
+
+    @property
+    def busy(self) -> bool:
+        """Requests run or wait, of this face or, by the newest figures, of another."""
+        return bool(self._tickets) or (self.stats is not None and self.stats.running + self.stats.waiting > 0)
 
     async def wait_until_up(self) -> EngineFacts:
         await self._up.wait()
@@ -119,6 +125,10 @@ class EngineClient:
         """name, index: what the client knows it by. Raises Unavailable where no engine is there to run it."""
         if self.facts is None or self._socket is None:
             raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
+        if not self.busy:
+            self.last_step = time.monotonic()
+        if not self._tickets:
+            self.last_step = time.monotonic()
         ticket = Ticket(next(self._numbers), self._buffer)
         self._tickets[ticket.id] = ticket
         message = Submit(
@@ -202,7 +212,7 @@ class EngineClient:
         gone: asyncio.Future[None] = loop.create_future()
         loop.add_reader(process, _resolve, gone)
         self.facts = self.known = facts
-        self.lives, self.last_heard = self.lives + 1, time.monotonic()
+        self.lives, self.last_step = self.lives + 1, time.monotonic()
         self._up.set()
         logger.info("engine %d is up: %s on %s", facts.process_id, facts.model, facts.device)
         reader = asyncio.create_task(self._read(socket))
@@ -222,11 +232,13 @@ class EngineClient:
             self._take(await socket.receive())
 
     def _take(self, message: FromEngine) -> None:
-        self.last_heard = time.monotonic()
         match message:
             case Progress():
+                self.last_step = time.monotonic()
                 self._take_progress(message)
             case Stats():
+                if not self.busy or self.stats is None or message.steps != self.stats.steps:
+                    self.last_step = time.monotonic()
                 self.stats = message
                 for asked in self._asked:
                     if not asked.done():

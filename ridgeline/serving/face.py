@@ -53,7 +53,7 @@ class Face:
         client = self.client
         if client.facts is None:
             return False
-        return client.num_open == 0 or time.monotonic() - client.last_heard < self.config.step_timeout
+        return not client.busy or time.monotonic() - client.last_step < self.config.step_timeout
 
 
 def _chat_template(path: str | None, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:

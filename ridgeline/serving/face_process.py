@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -90,15 +91,15 @@ async def serve(settings: FaceSettings) -> None:
 
 async def drain(face: Face, timeout: float) -> None:
     """Take nothing on any more, wait until what runs has ended, and end what has not after `timeout` seconds."""
-    face.service.admission.draining = True
-    logger.info("draining: %d requests run, for at most %g s more", face.client.num_open, timeout)
+    admission = face.service.admission
+    admission.draining = True
+    logger.info("draining: %d requests run, for at most %g s more", admission.open_requests, timeout)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
-    await asyncio.sleep(LOOK)  # what was let in a moment ago reaches the engine
-    while face.client.num_open and loop.time() < deadline:
+    while admission.open_requests and loop.time() < deadline:
         await asyncio.sleep(min(LOOK, max(0.0, deadline - loop.time())))
-    if face.client.num_open:
-        logger.warning("%d requests have not ended in %g s and are cut", face.client.num_open, timeout)
+    if admission.open_requests:
+        logger.warning("%d requests have not ended in %g s and are cut", admission.open_requests, timeout)
         reason = f"the server shut down, and this request had not ended within {timeout:g} s; send it to another."
         face.client.end_all(Unavailable(reason, retry_after=5))
 
@@ -140,11 +141,18 @@ async def _announce(face: Face, server: uvicorn.Server) -> None:
     tell_ready()
 
 
+def allow_descriptors() -> None:
+    """As many as this user may have: each connection takes one, and the usual bound is 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def main() -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=FaceSettings)
     set_up_logging(as_json=settings.config.log_json, level=settings.config.log_level)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     end_with_parent()
+    allow_descriptors()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the supervisor decides
     try:
         uvloop.run(serve(settings))

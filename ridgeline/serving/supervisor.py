@@ -97,6 +97,7 @@ class Keeper:
             stdout=subprocess.PIPE,
             pass_fds=self._fds,
             bufsize=0,
+            process_group=0,  # Ctrl+C reaches the supervisor alone, which then ends them one after the other
         )
         assert process.stdin is not None
         assert process.stdout is not None
