@@ -75,8 +75,8 @@ class Ticket:
 
 class EngineClient:
     """name: of the face. facts: None while no engine answers. known: the newest, even then. lives: engines that have
-    answered so far. stats: the newest. last_step: when a
-    step was last known to end, or none was due; on the monotonic clock.
+    answered so far. stats: the newest. last_step: when a step was last known to end, or none was due; on the
+    monotonic clock.
 
     buffer: tokens that a reader may be behind before its request is cut.
     """
@@ -126,8 +126,6 @@ class EngineClient:
         if self.facts is None or self._socket is None:
             raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
         if not self.busy:
-            self.last_step = time.monotonic()
-        if not self._tickets:
             self.last_step = time.monotonic()
         ticket = Ticket(next(self._numbers), self._buffer)
         self._tickets[ticket.id] = ticket

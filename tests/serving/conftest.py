@@ -23,6 +23,7 @@ from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.engine_client import EngineClient
 from ridgeline.serving.face import Face
 from ridgeline.serving.http.app import create_app
+from ridgeline.serving.http.middleware import wrap
 
 MODEL = "embedded"
 _names = itertools.count(1)
@@ -137,7 +138,7 @@ def start_server(engine_socket: Path) -> StartServer:
 
         async def application(scope, receive, send):  # type: ignore[no-untyped-def]
             nonlocal app
-            app = app or create_app(servers[0].face)
+            app = app or wrap(create_app(servers[0].face), servers[0].face)
             await app(scope, receive, send)
 
         app = None
