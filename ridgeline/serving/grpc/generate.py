@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 
 from grpc.aio import ServicerContext as Context
 
-from ridgeline.serving.errors import Aborted, BadRequest, ModelNotFound
+from ridgeline.serving.bodies import ChatBody, CompletionBody, TokenizeChatBody
+from ridgeline.serving.errors import Aborted, BadRequest
 from ridgeline.serving.face import Face
 from ridgeline.serving.generation import GenerationRequest, Run
 from ridgeline.serving.grpc.guard import SANE_ID, rename, request_id_of
@@ -25,7 +26,7 @@ from ridgeline.serving.grpc.messages import (
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.grpc.running import Running
-from ridgeline.serving.validation import ChatBody, CompletionBody, chat_request, completion_requests, parse
+from ridgeline.serving.validation import chat_request, check_model, completion_requests, encode, parse, render
 
 MOST_IDS = 1 << 20  # in one Detokenize
 
@@ -47,20 +48,21 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     yield event
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        model, limits = known_model(self._face, request.model), self._face.service.limits()
+        face = self._face
+        check_model(face, request.model or None)
         match request.WhichOneof("prompt"):
             case "text":
                 special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-                ids = await asyncio.to_thread(self._face.tokenizer.encode, request.text, special)
+                ids = await encode(face, request.text, special)
             case "chat":
-                body = parse(ChatBody, chat_prompt_fields(request.chat) | {"model": model})
-                ids = (await chat_request(self._face, body, request_id_of(context))).prompt_token_ids
+                body = parse(TokenizeChatBody, chat_prompt_fields(request.chat))
+                ids = await encode(face, await render(face, body), request.add_special_tokens, "messages")
             case _:
                 raise BadRequest("there is no prompt; set text or chat.", param="prompt")
-        return pb.TokenizeResponse(token_ids=ids, max_model_len=limits.max_model_len)
+        return pb.TokenizeResponse(token_ids=ids, max_model_len=face.service.facts().max_model_len)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        known_model(self._face, request.model)
+        check_model(self._face, request.model or None)
         check_count(request.token_ids, MOST_IDS, "token_ids")
         vocab_size = self._face.service.limits().vocab_size
         ids = list(request.token_ids)
@@ -81,7 +83,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return pb.AbortResponse(found=self._running.abort(request.request_id, context))
 
     async def _asked(self, request: pb.GenerateRequest, name: str) -> GenerationRequest:
-        face, model = self._face, known_model(self._face, request.model)
+        face, model = self._face, check_model(self._face, request.model or None)
         match request.WhichOneof("prompt"):
             case None:
                 raise BadRequest("there is no prompt; set text, token_ids or chat.", param="prompt")
@@ -90,15 +92,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         fields = completion_fields(request, model, face.service.limits().max_model_len)
         [asked] = await completion_requests(face, parse(CompletionBody, fields), name)
         return dataclasses.replace(asked, id=name)
-
-
-def known_model(face: Face, name: str) -> str:
-    """The name that the model goes by. Raises ModelNotFound for one that is not served; "" is the first."""
-    if name and name not in face.names:
-        raise ModelNotFound(
-            f"there is no model {name[:200]!r}; this server has {', '.join(face.names)}.", param="model"
-        )
-    return name or face.names[0]
 
 
 def within(asked: GenerationRequest, *, timeout: float | None, context: Context) -> GenerationRequest:

@@ -33,6 +33,7 @@ PUSHBACK = "grpc-retry-pushback-ms"  # which clients obey that try again by them
 OPEN = frozenset(
     {
         "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/List",
         "/grpc.health.v1.Health/Watch",
         "/inference.GRPCInferenceService/ServerLive",
         "/inference.GRPCInferenceService/ServerReady",

@@ -37,6 +37,10 @@ class Health(health_pb2_grpc.HealthServicer):
             raise UnknownService(f"there is no service {request.service!r}; reflection lists those there are.")
         return Response(status=self._status(request.service))
 
+    async def List(self, request: health_pb2.HealthListRequest, context: Context) -> health_pb2.HealthListResponse:
+        statuses = {name: Response(status=self._status(name)) for name in self._services}
+        return health_pb2.HealthListResponse(statuses=statuses)
+
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> AsyncIterator[Response]:
         """Every change. It ends when the server drains, so as not to hold it up."""
         if self._watchers >= MOST_WATCHERS:

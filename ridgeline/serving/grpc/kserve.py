@@ -11,16 +11,17 @@ from typing import Any
 
 from grpc.aio import ServicerContext as Context
 
+from ridgeline.serving.bodies import CompletionBody
 from ridgeline.serving.errors import BadRequest, ModelNotFound, RequestFailed
 from ridgeline.serving.face import Face
 from ridgeline.serving.generation import GenerationRequest, Run
-from ridgeline.serving.grpc.generate import known_model, within
+from ridgeline.serving.grpc.generate import within
 from ridgeline.serving.grpc.guard import failure_of, request_id_of
 from ridgeline.serving.grpc.health import ready
 from ridgeline.serving.grpc.proto import kserve_pb2 as pb
 from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.running import Running
-from ridgeline.serving.validation import CompletionBody, completion_requests, parse
+from ridgeline.serving.validation import check_model, completion_requests, parse
 from ridgeline.version import __version__
 
 INPUT, OUTPUT, VERSION = "text_input", "text_output", "1"
@@ -134,7 +135,7 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
     def _check_model(self, name: str, version: str) -> None:
         if not name:
             raise BadRequest("the model's name is empty; ridgeline.v1.Inference/ListModels tells it.", param="model")
-        known_model(self._face, name)
+        check_model(self._face, name)
         if version not in ("", VERSION):
             raise ModelNotFound(
                 f"model {name!r} has no version {version[:200]!r}, only {VERSION}.", param="model_version"

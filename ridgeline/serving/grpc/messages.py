@@ -38,7 +38,8 @@ def chat_fields(request: pb.GenerateRequest, model: str) -> dict[str, Any]:
 
 def chat_prompt_fields(chat: pb.Chat) -> dict[str, Any]:
     """Of a chat completion's body, what makes the prompt."""
-    fields: dict[str, Any] = {"messages": [_plain(message) for message in chat.messages]}
+    messages = [{"role": each.role, "content": each.content} | _plain(each) for each in chat.messages]
+    fields: dict[str, Any] = {"messages": messages}
     if chat.HasField("chat_template_kwargs"):
         fields["chat_template_kwargs"] = _json(chat.chat_template_kwargs)
     return fields
