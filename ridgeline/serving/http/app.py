@@ -29,7 +29,6 @@ def create_app(face: Face) -> FastAPI:
         title="Ridgeline",
         version=__version__,
         description="An LLM inference server with OpenAI's API.",
-        root_path=face.config.root_path,
     )
     for module in (chat, completions, models, tokenize):
         app.include_router(module.router(face))
