@@ -250,7 +250,8 @@ def any_request(draw: random.Random) -> dict[str, Any]:
         {"stream": False, "stream_options": None},
         {"n": 3},
         {"logprobs": 3},
-        {"prompt": ["class A:", [1, 2, 3]]},
+        {"prompt": ["class A:", "import "]},
+        {"prompt": [[5, 6, 7], [8, 9]]},
         {"stop": ["\n"], "ignore_eos": False},
         {"echo": True},
         {"structured_outputs": {"json": schema}, "ignore_eos": False},
@@ -294,11 +295,11 @@ async def storms(server: Served, *, rounds: int = 20, requests: int = 1000) -> d
     return {"cut": cut, "growth": max(grown) / 2**20}
 
 
-async def kill(server: Served, victim: str, *, count: int = 64) -> dict[str, float]:
+async def kill(server: Served, victim: str, *, count: int = 64, after: float = 1.5) -> dict[str, float]:
     """kill -9 of "engine" or "face" while streams run."""
     client = load(server.url)
     running = [asyncio.ensure_future(ask(client, body(400))) for _ in range(count)]
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(after)
     os.kill(server.engine if victim == "engine" else server.faces[0], signal.SIGKILL)
     began = time.monotonic()
     outcomes = await asyncio.gather(*running)
@@ -316,11 +317,11 @@ async def kill(server: Served, victim: str, *, count: int = 64) -> dict[str, flo
     return {"streams_ended": ended, "recovery": time.monotonic() - began}
 
 
-async def drain(server: Served, *, count: int = 64, tokens: int = 200) -> dict[str, float]:
+async def drain(server: Served, *, count: int = 64, tokens: int = 200, after: float = 1.5) -> dict[str, float]:
     """SIGTERM while streams run."""
     client, other = load(server.url), load(server.url)
     running = [asyncio.ensure_future(ask(client, body(tokens))) for _ in range(count)]
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(after)
     server.process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     await asyncio.sleep(0.3)

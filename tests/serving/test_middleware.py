@@ -1,4 +1,4 @@
-"""What every HTTP request passes before a route: names, keys, limits, repetitions, the log. The app behind it is real."""
+"""What every HTTP request passes before a route: names, keys, limits, repetitions, the log. The app is real."""
 
 from __future__ import annotations
 
