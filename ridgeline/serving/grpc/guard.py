@@ -99,26 +99,20 @@ def failure_of(error: Exception) -> RequestFailed:
 
 def _guarded(handler: Any) -> grpc.RpcMethodHandler:
     """The same handler, whose errors become statuses. (No service here has calls with a stream of requests and one
-    response.)"""
-    read, write = _tolerant(handler.request_deserializer), handler.response_serializer
+    response.) All are served as streams: the library leaves those without a message unanswered otherwise."""
 
-    async def respond(request: Any, context: Context) -> Any:
+    async def serve(requests: AsyncIterator[Any], context: Context) -> None:
         async with _answering(context):
-            return await handler.unary_unary(_checked(request), context)
+            if handler.request_streaming:
+                responses = handler.stream_stream(_each_checked(requests), context)
+            elif handler.response_streaming:
+                responses = handler.unary_stream(await _first(requests), context)
+            else:
+                responses = _one(handler.unary_unary(await _first(requests), context))
+            await _send(responses, context)
 
-    async def stream(request: Any, context: Context) -> None:
-        async with _answering(context):
-            await _send(handler.unary_stream(_checked(request), context), context)
-
-    async def converse(requests: AsyncIterator[Any], context: Context) -> None:
-        async with _answering(context):
-            await _send(handler.stream_stream(_each_checked(requests), context), context)
-
-    if handler.unary_unary is not None:
-        return grpc.unary_unary_rpc_method_handler(respond, read, write)
-    if handler.unary_stream is not None:
-        return grpc.unary_stream_rpc_method_handler(stream, read, write)
-    return grpc.stream_stream_rpc_method_handler(converse, read, write)
+    read = _tolerant(handler.request_deserializer)
+    return grpc.stream_stream_rpc_method_handler(serve, read, handler.response_serializer)
 
 
 async def _send(responses: Any, context: Context) -> None:
@@ -184,6 +178,16 @@ def _checked(request: Any) -> Any:
 async def _each_checked(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for request in requests:
         yield _checked(request)
+
+
+async def _first(requests: AsyncIterator[Any]) -> Any:
+    async for request in requests:
+        return _checked(request)
+    raise BadRequest("the call brings no message; send the one that this method takes.")
+
+
+async def _one(response: Awaitable[Any]) -> AsyncIterator[Any]:
+    yield await response
 
 
 def _value(metadata: Iterable[tuple[str, str | bytes]] | None, name: str) -> str | None:
