@@ -1,0 +1,152 @@
+"""What the network costs: the same streams through the HTTP face, the gRPC face, and no face at all.
+
+    python benchmarks/serving_faces.py [--streams 64] [--tokens 128] [--repeats 3]
+
+A server on the embedded model, a client in a process of its own; "service" is a face's inside (admission, wire, text)
+without HTTP or gRPC, alone in the client's process. Tokens a second of all streams together, the median of the repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import grpc
+import uvloop
+
+from ridgeline.assembly import EMBEDDED_MODEL
+from ridgeline.bench.serving.client import Address, Client
+from ridgeline.core.request import SamplingParams
+from ridgeline.core.serving import ServeConfig
+from ridgeline.serving.face import Face
+from ridgeline.serving.generation import GenerationRequest
+from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
+from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
+
+PROMPT = list(range(100, 132))
+READY = 60.0  # seconds
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def server() -> Iterator[tuple[int, int]]:
+    """Ports of HTTP and gRPC."""
+    ports = free_port(), free_port()
+    flags = ["--port", str(ports[0]), "--grpc-port", str(ports[1]), "--no-access-log", "--log-level", "warning"]
+    process = subprocess.Popen([sys.executable, "-m", "ridgeline", "serve", *flags])
+    try:
+        for port in ports:
+            deadline = time.monotonic() + READY
+            while socket.socket().connect_ex(("127.0.0.1", port)):
+                if time.monotonic() > deadline or process.poll() is not None:
+                    sys.exit("the server did not start.")
+                time.sleep(0.1)
+        time.sleep(3)
+        yield ports
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def over_http(port: int, streams: int, tokens: int) -> None:
+    client = Client(Address.of(f"http://127.0.0.1:{port}"), {})
+    body = {"prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    request = client.encode("/v1/completions", json.dumps(body).encode())
+    events = 0
+
+    def count(data: bytes, _: float) -> None:
+        nonlocal events
+        events += data.count(b"\n\n")
+
+    answers = await asyncio.gather(*(client.send(request, count) for _ in range(streams)))
+    wrong = [answer for answer in answers if answer.status != 200]
+    assert not wrong, wrong[0]
+    assert events >= streams, "no stream"
+
+
+async def over_grpc(port: int, streams: int, tokens: int) -> None:
+    sampling = pb.Sampling(max_tokens=tokens, temperature=0, ignore_eos=True)
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT), sampling=sampling)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+
+        async def one() -> int:
+            return sum([len(each.piece.token_ids) async for each in stub.Generate(request)])
+
+        assert sum(await asyncio.gather(*(one() for _ in range(streams)))) == streams * tokens
+
+
+async def through_service(face: Face, streams: int, tokens: int) -> None:
+    params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+
+    async def one() -> int:
+        async with face.service.run(GenerationRequest(id="x", prompt_token_ids=PROMPT, params=params)) as run:
+            return len((await run.finish()).outputs[0].token_ids)
+
+    assert sum(await asyncio.gather(*(one() for _ in range(streams)))) == streams * tokens
+
+
+async def measure(work: Callable[[], Awaitable[None]], name: str, total: int, repeats: int) -> None:
+    await work()
+    rates, used = [], []
+    for _ in range(repeats):
+        began, worked = time.monotonic(), time.process_time()
+        await work()
+        rates.append(total / (time.monotonic() - began))
+        used.append(1e6 * (time.process_time() - worked) / total)
+    middle = statistics.median(rates)
+    print(
+        f"{name:8} {middle:7.0f} tokens/s  ({min(rates):.0f} to {max(rates):.0f}); the client {used[-1]:.0f} µs a token"
+    )
+
+
+async def measure_service(streams: int, tokens: int, repeats: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "socket"
+        engine = subprocess.Popen([sys.executable, "-m", "ridgeline.serving.engine_process"], stdin=subprocess.PIPE)
+        assert engine.stdin is not None
+        engine.stdin.write(json.dumps({"socket": str(path), "options": {}, "served_name": "x"}).encode() + b"\n")
+        engine.stdin.flush()
+        face = Face.build(ServeConfig(), EMBEDDED_MODEL, ("x",), str(path), "bench")
+        listening = asyncio.create_task(face.client.run())
+        await face.client.wait_until_up()
+        await measure(lambda: through_service(face, streams, tokens), "service", streams * tokens, repeats)
+        listening.cancel()
+        engine.kill()
+        engine.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    streams, tokens, repeats = given.streams, given.tokens, given.repeats
+    uvloop.run(measure_service(streams, tokens, repeats))
+    with server() as (http, rpc):
+        for name, face, port in (("http", over_http, http), ("grpc", over_grpc, rpc)):
+
+            async def run(face=face, port=port, name=name) -> None:  # type: ignore[no-untyped-def]
+                await measure(lambda: face(port, streams, tokens), name, streams * tokens, repeats)
+
+            uvloop.run(run())
+
+
+if __name__ == "__main__":
+    main()
