@@ -19,6 +19,7 @@ MAX_STOP_LENGTH = 1024  # characters of one stop string
 FLOAT32_TINY, FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 MAX_STOP_IDS = 64  # width of the stop table on the device, the model's own EOS ids included
 MAX_LOGIT_BIAS = 1024  # width of the bias table on the device
+MASK_FAILED = "the token mask failed"  # begins the error of a request whose own mask ended it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.request import MASK_FAILED
 from ridgeline.engine.sequence import Sequence, Status
 
 T = TypeVar("T")
@@ -23,7 +25,7 @@ def allowed(seq: Sequence, fail: Fail) -> np.ndarray | None:
     def checked() -> np.ndarray:
         found = mask.allowed()
         if not found.any():
-            raise ValueError("it allows no token")
+            raise InvalidRequest("it allows no token.")
         return found
 
     return _guarded(checked, seq, fail)
@@ -40,5 +42,6 @@ def _guarded(action: Callable[[], T], seq: Sequence, fail: Fail) -> T | None:
     try:
         return action()
     except Exception as error:  # a grammar may fail in any way
-        fail(seq, f"the token mask failed: {type(error).__name__}: {error}")
+        known = isinstance(error, InvalidRequest)  # its words are for the caller
+        fail(seq, f"{MASK_FAILED}: {error}" if known else f"{MASK_FAILED}: {type(error).__name__}: {error}")
         return None

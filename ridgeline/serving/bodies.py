@@ -10,11 +10,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from ridgeline.core.request import MAX_LOGPROBS, MAX_N
+from ridgeline.core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N, MAX_STOP_IDS
 
 MOST_PROMPTS = 512  # of one completions request
 MOST_MESSAGES = 4096
+MOST_PARTS = 4096  # of a message's content
 MOST_TOOLS = 256
+MOST_DOCUMENTS = 4096
+MOST_CHOICES = 4096
+MOST_TOKENS = 1 << 20  # to detokenize
 MOST_NAME = 256  # characters of a name or a salt
 
 
@@ -37,6 +41,13 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0
 
 
+def _check_bias(bias: object) -> object:
+    """Its length first: each wrong entry would become an error of its own."""
+    if isinstance(bias, dict) and len(bias) > MAX_LOGIT_BIAS:
+        raise ValueError(f"there are {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
+    return bias
+
+
 def _check_stop(stop: object) -> object:
     if stop is None or isinstance(stop, str) or (isinstance(stop, list) and all(isinstance(s, str) for s in stop)):
         return stop
@@ -53,6 +64,7 @@ Stop = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
 ]
 TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Object = dict[str, Any]
 Name = Annotated[str, Field(max_length=MOST_NAME)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
@@ -92,7 +104,7 @@ class StructuredOutputs(Body):
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1, max_length=4096)] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MOST_CHOICES)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -109,10 +121,10 @@ class GenerationBody(Body):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_check_bias)] = None
     seed: int | None = None
     stop: Stop = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
@@ -147,19 +159,19 @@ class ChatMessage(Body):
     model_config = ConfigDict(extra="allow")
 
     role: Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    content: str | Annotated[list[Object], Field(fail_fast=True, max_length=MOST_PARTS)] | None = None
+    tool_calls: Annotated[list[Object], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
 
 
 class TemplateBody(Body):
     """What decides how a conversation becomes a prompt."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
+    tools: Annotated[list[Object], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    reasoning_effort: str | None = None
+    documents: Annotated[list[Object], Field(fail_fast=True, max_length=MOST_DOCUMENTS)] | None = None
+    reasoning_effort: Name | None = None
 
 
 class ChatBody(TemplateBody, GenerationBody):
@@ -193,4 +205,4 @@ class DetokenizeBody(Body):
     """Of POST /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MOST_TOKENS)]

@@ -16,10 +16,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from ridgeline.core.request import SamplingParams, TokenEvent
+from ridgeline.core.request import MASK_FAILED, SamplingParams, TokenEvent
 from ridgeline.serving.admission import Admission
 from ridgeline.serving.engine_client import EngineClient, Ticket
-from ridgeline.serving.errors import Aborted, EngineFailed, TimedOut, Unavailable
+from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestFailed, TimedOut, Unavailable
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
@@ -197,7 +197,7 @@ class Run:
 
     def _take_event(self, event: Event, completion: Completion) -> str:
         if event.finish_reason == "error":
-            raise EngineFailed(event.error or "the engine ended this request with an error.")
+            raise _failure(event.error or "the engine ended this request with an error.")
         return completion.take(
             TokenEvent(
                 completion.request.id,
@@ -208,3 +208,10 @@ class Run:
                 event.error,
             )
         )
+
+
+def _failure(error: str) -> RequestFailed:
+    """A mask is made of the client's grammar, so its failure is the client's."""
+    if error.startswith(MASK_FAILED):
+        return BadRequest(error.removeprefix(MASK_FAILED + ": "), param="structured_outputs")
+    return EngineFailed(error)

@@ -24,6 +24,7 @@ from ridgeline.transport.messages import Grammar, Submit
 THREADS = 2  # of the compiler, which lets the interpreter go
 MOST_CHARS = 65_536  # of a grammar's text
 MOST_DEPTH = 64  # of a schema's nesting
+MOST_REASON = 400  # characters of what the library says
 # Bounded: a weak model would indent until its tokens end.
 WHITESPACE: Any = {"whitespace_pattern": r"\n?[ \t]{0,16}"}
 
@@ -62,10 +63,12 @@ class GrammarMask:
 
     def accept(self, token_id: int) -> None:
         if not self._matcher.is_stopped() and not self._matcher.consume_token(token_id):
-            raise ValueError(self._matcher.get_error() or f"token {token_id} does not follow the grammar")
+            raise _wrong(self._matcher.get_error() or f"token {token_id} does not follow it")
 
     def allowed(self) -> np.ndarray:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():  # some limits of the library show only on the way
+            raise _wrong(self._matcher.get_error())
         mask_V = np.zeros(self._vocab_size, np.bool_)
         found = np.unpackbits(bits, bitorder="little")[: self._vocab_size].view(np.bool_)
         mask_V[: len(found)] = found
@@ -128,6 +131,7 @@ class Grammars:
 
 
 def _wrong(reason: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"the grammar cannot be used: {reason.strip().rstrip('.')[:500]}.", param="structured_outputs"
-    )
+    """In one line: the library's words, without the dump of its state that follows them."""
+    words = " ".join(reason.partition("<state>")[0].split())
+    shown = words if len(words) <= MOST_REASON else words[: MOST_REASON // 2] + " … " + words[-MOST_REASON // 2 :]
+    return InvalidRequest(f"the grammar cannot be used: {shown.rstrip('.')}.", param="structured_outputs")

@@ -38,6 +38,14 @@ REFUSED = {
     "continue_final_message": "continue_final_message is not supported; leave it out.",
     "use_beam_search": "beam search is not supported; leave use_beam_search out.",
     "prompt_embeds": "prompt_embeds is not supported; send prompt.",
+    "truncate_prompt_tokens": "truncate_prompt_tokens is not supported; shorten the prompt.",
+    "allowed_token_ids": "allowed_token_ids is not supported; use logit_bias or structured_outputs.",
+    "bad_words": "bad_words is not supported; use logit_bias.",
+    "logits_processors": "logits_processors is not supported; leave it out.",
+    **{
+        f"guided_{kind}": f"guided_{kind} is not supported; use structured_outputs: {{{kind}: …}}."
+        for kind in ("json", "regex", "choice", "grammar")
+    },
 }
 GRAMMAR_THREADS = ThreadPoolExecutor(2, "grammar-check")  # apart, so that slow grammars keep nobody's text waiting
 
@@ -87,7 +95,7 @@ async def completion_requests(face: Face, body: CompletionBody, request_id: str)
         text = prompt if isinstance(prompt, str) else None
         ids = prompt if text is None else await encode(face, text, body.add_special_tokens is not False)
         name = request_id if one else f"{request_id}-{index}"
-        asked.append(_request(face, body, name, text, ids, params, grammar, "prompt"))
+        asked.append(_request(face, body, name, text, ids, params, grammar, "prompt", body.max_tokens or 1))
     return asked
 
 
@@ -105,7 +113,7 @@ async def chat_request(face: Face, body: ChatBody, request_id: str) -> Generatio
     )
     prompt = await render(face, body, use_tools=body.tool_choice != "none")
     ids = await encode(face, prompt, add_special_tokens=False, param="messages")
-    return _request(face, body, request_id, prompt, ids, params, grammar, "messages")
+    return _request(face, body, request_id, prompt, ids, params, grammar, "messages", most or 1)
 
 
 async def render(face: Face, body: TemplateBody, *, use_tools: bool = True) -> str:
@@ -216,8 +224,10 @@ def _request(
     params: SamplingParams,
     grammar: Grammar | None,
     param: str,
+    wanted: int,
 ) -> GenerationRequest:
-    """The last look: does it fit this model?"""
+    """The last look: does it fit this model? wanted: output tokens for which there must be room; a default takes what
+    room there is."""
     facts = face.service.facts()
     if not ids:
         raise BadRequest("the prompt is empty; give at least one token.", param=param)
@@ -226,7 +236,6 @@ def _request(
         raise BadRequest(
             f"the prompt has token id {wrong}, outside the vocabulary (0 to {facts.vocab_size - 1}).", param=param
         )
-    wanted = params.max_tokens or 1
     if len(ids) + wanted > facts.max_model_len:
         raise TooLong(
             f"This model's maximum context length is {facts.max_model_len} tokens. However, you requested "

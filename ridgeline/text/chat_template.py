@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
+from ridgeline.text.arguments import short
 from ridgeline.text.sandbox import TemplateSandbox
 from ridgeline.text.tokenizer import read_json
 
@@ -49,6 +50,7 @@ class ChatTemplate:
 
     def render(
         self,
+        /,  # a template's own variable may be called self, too
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -113,10 +115,12 @@ def check_messages(messages: object) -> None:
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if not isinstance(message, Mapping):
-            raise InvalidRequest(f"{where} must be an object with role and content, got {message!r}.", param="messages")
+            raise InvalidRequest(
+                f"{where} must be an object with role and content, got {short(message)}.", param="messages"
+            )
         role = message.get("role")
         if not isinstance(role, str) or not role:
-            raise InvalidRequest(f"{where}.role must be a non-empty string, got {role!r}.", param="messages")
+            raise InvalidRequest(f"{where}.role must be a non-empty string, got {short(role)}.", param="messages")
         _check_content(f"{where}.content", message)
 
 
@@ -125,11 +129,13 @@ def _check_content(where: str, message: Message) -> None:
     if isinstance(content, str) or (content is None and message.get("tool_calls")):
         return
     if not isinstance(content, list):
-        raise InvalidRequest(f"{where} must be a string or a list of text parts, got {content!r}.", param="messages")
+        raise InvalidRequest(
+            f"{where} must be a string or a list of text parts, got {short(content)}.", param="messages"
+        )
     for part in content:
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             wanted = "{'type': 'text', 'text': '…'}"
-            raise InvalidRequest(f"{where} may hold only parts like {wanted}, got {part!r}.", param="messages")
+            raise InvalidRequest(f"{where} may hold only parts like {wanted}, got {short(part)}.", param="messages")
 
 
 def _check_tools(tools: object) -> None:

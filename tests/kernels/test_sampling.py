@@ -178,6 +178,13 @@ def test_logit_bias_adds_to_its_tokens(draw) -> None:
     assert draw(GREEDY.replace(logit_bias={0: 4.95})) == 0
 
 
+@pytest.mark.parametrize("name", ["reference", "torch"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_bias_is_added_to_logits_of_any_dtype(name: str, dtype: torch.dtype) -> None:
+    biased = sampling_of([Row(GREEDY.replace(logit_bias={4: 100.0, V - 1: -0.3}))], V)
+    assert choose(name)(RISING.to(dtype), *biased).item() == 4
+
+
 def test_a_masked_token_is_never_drawn(draw) -> None:
     mask = torch.zeros(1, V, dtype=torch.bool)
     mask[0, [3, 7]] = True

@@ -218,6 +218,87 @@ def test_json_has_no_infinity(server: Server) -> None:
     assert finite(-3.5) == -3.5
 
 
+# ---- fields beside OpenAI's ----------------------------------------------------------------------------------------
+
+LONG = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 12}
+
+
+def texts(server: Server, **asked: Any) -> list[str]:
+    response = post(server, "/v1/completions", json={"model": MODEL} | asked)
+    assert response.status_code == 200, response.text
+    return [choice["text"] for choice in response.json()["choices"]]
+
+
+def test_extra_sampling_fields_reach_the_sampler(server: Server) -> None:
+    greedy = texts(server, **LONG)
+    hot = LONG | {"temperature": 2.0, "n": 4, "seed": 3}
+    assert len({*texts(server, **hot), *greedy}) > 1
+    for narrow in ({"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}):
+        assert {*texts(server, **hot | narrow)} == {*greedy}, narrow
+    loops = texts(server, prompt="a a a a a a", temperature=0, max_tokens=40)
+    varied = texts(server, prompt="a a a a a a", temperature=0, max_tokens=40, repetition_penalty=1.8)
+    assert loops != varied
+
+
+def test_logit_bias_forbids_and_forces_tokens(server: Server, offline: dict[str, Any]) -> None:
+    first = offline[PROMPTS[0]].outputs[0].token_ids[0]
+    forced = server.face.tokenizer.encode("class", add_special_tokens=False)[0]
+    ids = {}
+    for name, bias in (("forbidden", {str(first): -100}), ("forced", {str(forced): 100})):
+        body = LONG | {"max_tokens": 1, "logit_bias": bias, "return_token_ids": True}
+        ids[name] = post(server, "/v1/completions", json=body).json()["choices"][0]["token_ids"]
+    assert ids["forbidden"] != [first]
+    assert ids["forced"] == [forced]
+
+
+def test_ends_that_a_request_may_move(server: Server, offline: dict[str, Any]) -> None:
+    ids = offline[PROMPTS[0]].outputs[0].token_ids
+    stop = ids[4]
+    body = LONG | {"stop_token_ids": [stop], "return_token_ids": True}
+    choice = post(server, "/v1/completions", json=body).json()["choices"][0]
+    assert choice["token_ids"] == ids[: ids.index(stop) + 1]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+    later = post(server, "/v1/completions", json=body | {"min_tokens": 8}).json()["choices"][0]
+    assert len(later["token_ids"]) >= 8
+    eos = server.face.tokenizer.special_tokens["eos_token"]
+    eos_id = server.face.tokenizer.encode(eos, add_special_tokens=False)[0]
+    ending = LONG | {"logit_bias": {str(eos_id): 100}, "return_token_ids": True}
+    at_once = post(server, "/v1/completions", json=ending).json()["choices"][0]
+    assert (at_once["token_ids"], at_once["finish_reason"]) == ([eos_id], "stop")
+    ignoring = post(server, "/v1/completions", json=ending | {"ignore_eos": True}).json()["choices"][0]
+    assert (ignoring["token_ids"], ignoring["finish_reason"]) == ([eos_id] * 12, "length")
+
+
+def test_a_salt_keeps_tenants_caches_apart(server: Server) -> None:
+    prompt = "# a prompt whose blocks one tenant has written before\n" * 8
+
+    def cached(salt: str) -> int:
+        asked = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "cache_salt": salt}
+        return post(server, "/v1/completions", json=asked).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached("mine") == 0
+    assert cached("mine") > 0
+    assert cached("yours") == 0
+
+
+def test_unknown_fields_are_ignored_and_those_that_would_change_the_answer_are_not(server: Server) -> None:
+    harmless = {"user": "x", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "parallel_tool_calls": True}
+    for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
+        assert post(server, path, json=body | harmless | {"max_tokens": 1}).status_code == 200
+        for field in ("guided_json", "bad_words", "use_beam_search"):
+            error = post(server, path, json=body | {field: ["x"]}).json()["error"]
+            assert error["param"] == field
+
+
+def test_null_is_the_default_of_every_field(server: Server) -> None:
+    from ridgeline.serving.bodies import ChatBody, CompletionBody
+
+    for path, model, body in (("completions", CompletionBody, TEXT), ("chat/completions", ChatBody, CHAT)):
+        nulls = dict.fromkeys(model.model_fields.keys() - body.keys(), None)
+        response = post(server, f"/v1/{path}", json=nulls | body | {"max_tokens": 1})
+        assert response.status_code == 200, response.text
+
+
 # ---- structure ----------------------------------------------------------------------------------------------------
 
 PERSON = {
@@ -395,6 +476,62 @@ def test_deep_and_broken_bodies_are_refused(server: Server) -> None:
         response = post(server, "/v1/completions", content=content)
         assert response.status_code == 400
         assert "not valid JSON" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (TEXT | {"stop_token_ids": ["a"] * 300_000}, "stop_token_ids.0"),
+        (TEXT | {"logit_bias": {str(i): "x" for i in range(100_000)}}, "logit_bias"),
+        (TEXT | {"stop": ["a"] * 300_000}, "stop"),
+        (TEXT | {"prompt": ["a", 1] * 100_000}, "prompt"),
+        (TEXT | {"structured_outputs": {"choice": [1] * 300_000}}, "structured_outputs.choice.0"),
+        (CHAT | {"messages": [{"role": "user", "content": [1] * 300_000}]}, "messages.0.content"),
+        (CHAT | {"messages": [{"role": "user", "content": "x"}] * 100_000}, "messages"),
+        (CHAT | {"tools": [1] * 300_000}, "tools.0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_body_that_is_wrong_a_hundred_thousand_times_costs_no_more_than_once(
+    server: Server, body: Any, param: str
+) -> None:
+    content = json.dumps(body)
+    began = time.monotonic()
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    error = post(server, path, content=content).json()["error"]
+    assert time.monotonic() - began < 2, "each wrong item was looked at"
+    assert error["param"] == param
+    assert len(error["message"]) < 300
+
+
+@pytest.mark.parametrize(
+    ("structured", "words"),
+    [
+        ({"regex": "((a{1000}){1000}){1000}"}, "too many expressions"),
+        ({"grammar": 'start: "a" start'}, "too many items"),
+        ({"json": {"type": "string", "pattern": "^(a{1000}){1000}$"}}, "too many expressions"),
+        ({"regex": "(" * 20_000 + "a" + ")" * 20_000}, "invalid regex"),
+        ({"json": {"$ref": "file:///etc/passwd"}}, "does not fetch"),
+    ],
+)
+def test_a_grammar_beyond_the_librarys_limits_is_the_clients_mistake(
+    server: Server, structured: dict[str, Any], words: str
+) -> None:
+    """Some limits show only at the first token."""
+    response = post(server, "/v1/completions", json=TEXT | {"structured_outputs": structured})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "structured_outputs"
+    assert words in error["message"].lower()
+    assert len(error["message"]) < 600
+    assert "\n" not in error["message"]
+    assert server.wait_idle()
+
+
+def test_a_templates_variable_may_have_any_name(server: Server) -> None:
+    kwargs = {"self": 1, "source": 2, "x y": 3, "__class__": 4}
+    asked = CHAT | {"chat_template_kwargs": kwargs, "max_tokens": 1}
+    assert post(server, "/v1/chat/completions", json=asked).status_code == 200
 
 
 def test_routes_that_are_not_there(server: Server) -> None:

@@ -21,7 +21,7 @@ def sample(
     """As `op.sample_reference`; does only what `features` names."""
     if features & Feature.BIAS:
         ids_NB = tables.bias_ids_SB[slots_N].clamp(min=0)  # unused entries add 0 to token 0
-        logits_NV = logits_NV.scatter_add(1, ids_NB, tables.bias_SB[slots_N])
+        logits_NV = logits_NV.float().scatter_add(1, ids_NB, tables.bias_SB[slots_N])
     if mask_NV is not None:
         logits_NV = logits_NV.masked_fill(~mask_NV, -torch.inf)
     if features & Feature.MIN_TOKENS:
