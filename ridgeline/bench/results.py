@@ -121,6 +121,12 @@ def host() -> Machine:
     )
 
 
+@cache
+def gpu() -> str:
+    """The first GPU's name; "" where there is none."""
+    return _ask("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").partition("\n")[0]
+
+
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []

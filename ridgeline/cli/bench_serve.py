@@ -1,12 +1,15 @@
-"""`ridgeline bench serve`: load on a running server, ours or another that speaks OpenAI's API."""
+"""`ridgeline bench serve`: load on servers that speak OpenAI's API, running ones or some that it starts."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,15 +20,31 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ridgeline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from ridgeline.bench.serving.figures import Point
-    from ridgeline.bench.serving.server import Server
+    from ridgeline.bench.serving.campaign import Curve
+    from ridgeline.bench.serving.session import OnProgress, Session
+    from ridgeline.bench.serving.start import Target, Up
 
 DEFAULT_COUNT = 200
 
 
 def serve(
     url: Annotated[str, typer.Option(help="Where the server listens.")] = "http://127.0.0.1:8000",
-    model: Annotated[str, typer.Option(help="Default: the first of /v1/models.")] = "",
+    start: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Measure a server started here instead: ridgeline or vllm, flags may follow; several in turn."
+        ),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="Default: the first of /v1/models. With --start: folder or hub id (default: embedded).")
+    ] = "",
+    dummy: Annotated[
+        bool, typer.Option("--dummy", help="With --start: random weights; config.json is enough.")
+    ] = False,
+    peer_path: Annotated[Path | None, typer.Option(help="Folder put first on vLLM's module path.")] = None,
+    peer_python: Annotated[str, typer.Option(help="vLLM's Python, if it lives in its own environment.")] = "",
+    logs: Annotated[Path | None, typer.Option(help="Folder for the logs of servers started here.")] = None,
+    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that a server started here may need.")] = 600.0,
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = "",
     rate: Annotated[str, typer.Option(help="Requests a second; 1,2,4 for a curve; inf: all at once.")] = "",
     burstiness: Annotated[float, typer.Option(help="Of arrivals: 1 Poisson, below burstier, inf even.")] = 1.0,
@@ -46,10 +65,11 @@ def serve(
     slo: Annotated[str, typer.Option(help="ttft=200,itl=20,tpot=…,e2e=… in ms: goodput counts what meets all.")] = "",
     max_concurrency: Annotated[int, typer.Option(min=0, help="Requests open at once; 0: as many as there are.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds a request may take.")] = 600.0,
+    within: Annotated[float, typer.Option(min=0, help="Seconds for everything; what does not fit is left out.")] = 0.0,
     warmup: Annotated[int, typer.Option(min=0, help="Requests sent before, one by one, not counted.")] = 2,
     client_processes: Annotated[int, typer.Option(min=1, help="Processes that send.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Results are appended to this file.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Picture of the curve (.svg; .png needs matplotlib).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Results are appended to this file, rate by rate.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Picture of the curves (.svg; .png needs matplotlib).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
     commit: Annotated[str, typer.Option(help="Recorded with the results; default: what git says.")] = "",
 ) -> None:
@@ -62,8 +82,10 @@ def serve(
     if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
         raise InvalidConfig(f"--plot writes .svg, .png or .pdf, got {str(plot)!r}.")
     from ridgeline.bench.serving import trace as traces
+    from ridgeline.bench.serving.campaign import Campaign
     from ridgeline.bench.serving.figures import Slo
-    from ridgeline.bench.serving.session import Session, parse_rates
+    from ridgeline.bench.serving.session import parse_rates
+    from ridgeline.bench.serving.start import Elsewhere, ended_by_sigterm
     from ridgeline.bench.serving.work import Lengths, Work, prefix
 
     shared = prefix(shared_prefix)
@@ -82,11 +104,10 @@ def serve(
         trace=rows,
     )
     fields = {"temperature": temperature, "ignore_eos": True if ignore_eos else None, **_object(extra)}
-    session = Session.begin(
-        url=url,
-        api_key=api_key,
-        model=model,
+    begin = partial(
+        _begin,
         work=work,
+        api_key=api_key,
         rates=parse_rates(rate, work),
         slo=Slo.parse(slo),
         fields=fields,
@@ -98,25 +119,54 @@ def serve(
         "input_len": input_len, "output_len": output_len, "trace": str(trace or ""), "shared_prefix": shared_prefix,
         "burstiness": str(burstiness), "num_requests": num_requests, "duration": duration, "seed": seed,
         "endpoint": endpoint, "fields": fields, "slo": slo, "max_concurrency": max_concurrency,
-        "client_processes": client_processes, "url": url,
+        "client_processes": client_processes, **({"dummy": dummy} if start else {"url": url}),
     }  # fmt: skip
-    points = []
-    with _bar() as bar:
-        session.warm_up(warmup)
-        for found in session.measure(_watched(bar)):
-            points.append(found)
-            if out is not None:  # at once: the next rate may be one too many
-                _save(found, session.server, out, commit, options)
-            for warning in found.warnings:
-                print(f"ridgeline: {warning}", file=sys.stderr)
-    _show(
-        points, session.server, f"{session.server.model} on {session.server.engine} {session.server.version}", as_json
-    )
-    if plot is not None:
-        from ridgeline.bench.serving.plot import draw
+    notes = _Notes(out, plot, commit, options, local=bool(start))
+    with ExitStack() as opened:
+        targets: Sequence[Target] = [Elsewhere(url=url, model=model, vocab_size=vocab_size)]
+        if start:
+            spare = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="ridgeline-")))
+            targets = _starts(start, model, dummy, peer_path, peer_python, logs, start_timeout, spare)
+        campaign = Campaign(targets=targets, begin=begin, complain=notes.complain, within=within, warmup=warmup)
+        opened.enter_context(ended_by_sigterm())
+        bar = opened.enter_context(_bar())
+        for curve in campaign.run(partial(_watched, bar)):
+            notes.take(curve)
+    notes.show(as_json)
+    raise typer.Exit(int(notes.failed))
 
-        draw(points, f"{session.server.model}, {session.server.engine}", plot)
-    raise typer.Exit(int(any(p.errors for p in points)))
+
+def _begin(up: Up, until: float, *, work: Any, **options: Any) -> Session:
+    from ridgeline.bench.serving.session import Session
+
+    work = replace(work, vocab_size=work.vocab_size or up.vocab_size)
+    return Session.begin(url=up.url, model=up.model, work=work, until=until, **options)
+
+
+def _starts(
+    texts: Sequence[str], model: str, dummy: bool, peer_path: Path | None, peer_python: str, logs: Path | None,
+    timeout: float, spare: Path,
+) -> Sequence[Target]:  # fmt: skip
+    """spare: an empty folder, for a model that has to be completed."""
+    from ridgeline.bench.runner import Where
+    from ridgeline.bench.serving import vocabulary
+    from ridgeline.bench.serving.start import Site, Start
+    from ridgeline.worker.folder import EMBEDDED_MODEL, resolve_model
+
+    folder = resolve_model(model or EMBEDDED_MODEL).resolve()
+    name = folder.name if not model or Path(model).is_dir() else model
+    if dummy and not vocabulary.has_tokenizer(folder):
+        folder = vocabulary.complete(folder, spare)
+    site = Site(
+        folder=folder,
+        name=name,
+        vocab_size=vocabulary.vocab_size(folder),
+        dummy=dummy,
+        peer=Where(python=peer_python or sys.executable, path=(peer_path.resolve(),) if peer_path else ()),
+        logs=logs,
+        timeout=timeout,
+    )
+    return Start.parse(texts, site)
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -134,30 +184,76 @@ def _bar() -> Progress:
     return Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
 
 
-def _watched(bar: Progress) -> Callable[[str, int, int], None]:
+def _watched(bar: Progress, label: str) -> OnProgress:
     """A rate's name, its requests, and how many of them have ended → the bar of that rate."""
+    waiting: list[Any] = [bar.add_task(f"{label} starts".strip(), total=None)]
     tasks: dict[str, Any] = {}
 
     def watch(name: str, total: int, ended: int) -> None:
+        if waiting:
+            bar.remove_task(waiting.pop())
         if name not in tasks:
-            tasks[name] = bar.add_task(name, total=total)
+            tasks[name] = bar.add_task(f"{label} {name}".strip(), total=total)
         bar.update(tasks[name], completed=ended)
 
     return watch
 
 
-def _save(found: Point, server: Server, out: Path, commit: str, options: dict[str, Any]) -> None:
-    from ridgeline.bench.results import append, host
-    from ridgeline.bench.serving.show import records
+@dataclass
+class _Notes:
+    """Writes down what is found when it is found: the next rate may be one too many. local: servers run here."""
 
-    machine = replace(host(), commit=commit, dirty=False) if commit else host()
-    append(out, records(found, server, machine, options))
+    out: Path | None
+    plot: Path | None
+    commit: str
+    options: dict[str, Any]
+    local: bool
+    failed: bool = False
+    curves: dict[str, Curve] = field(default_factory=dict)
 
+    def complain(self, sentence: str) -> None:
+        self.failed = True
+        print(f"ridgeline: {sentence}", file=sys.stderr)
 
-def _show(points: Sequence[Point], server: Server, title: str, as_json: bool) -> None:
-    from ridgeline.bench.serving import show
+    def take(self, curve: Curve) -> None:
+        if curve.notes:
+            print("\n".join(f"ridgeline: {note}" for note in curve.notes), file=sys.stderr)
+            self.failed |= curve.died
+            return
+        new = curve.label not in self.curves
+        self.curves[curve.label] = curve
+        found = curve.points[-1]
+        self.failed |= bool(found.errors)
+        for warning in found.warnings:
+            print(f"ridgeline: {curve.label}: {warning}", file=sys.stderr)
+        if self.out is not None:
+            self._append(self.out, curve, new)
+        if self.plot is not None:
+            from ridgeline.bench.serving.plot import draw
 
-    if as_json:
-        print(json.dumps(show.as_json(points, server)))
-    else:
-        Console().print(show.table(points, title))
+            title = " and ".join(f"{c.server.engine} {c.server.version}".strip() for c in self.curves.values())
+            draw({label: c.points for label, c in self.curves.items()}, f"{curve.server.model}: {title}", self.plot)
+
+    def _append(self, out: Path, curve: Curve, new: bool) -> None:
+        from ridgeline.bench.results import append, gpu, host
+        from ridgeline.bench.serving.show import records, start_record
+
+        machine = replace(host(), gpu=gpu() if self.local else "")
+        if self.commit:
+            machine = replace(machine, commit=self.commit, dirty=False)
+        options = {**self.options, "server": curve.label}
+        if new and curve.start:
+            append(out, [start_record(curve.start, curve.server, machine, options)])
+        append(out, records(curve.points[-1], curve.server, machine, options))
+
+    def show(self, as_json: bool) -> None:
+        from ridgeline.bench.serving import show
+
+        if as_json:
+            print(json.dumps([show.as_json(c.label, c.points, c.server) for c in self.curves.values()]))
+            return
+        for curve in self.curves.values():
+            server = curve.server
+            version = f"{server.engine} {server.version}".strip()
+            label = "" if curve.label in (version, server.engine) else f" ({curve.label})"
+            Console().print(show.table(curve.points, f"{server.model} on {version}{label}"))

@@ -30,15 +30,19 @@ class Seen:
 class ScriptedServer:
     """`with ScriptedServer() as server: server.url`. Its loop runs in a thread."""
 
-    def __init__(self, vocab_size: int = 1000, max_model_len: int = 4096) -> None:
+    def __init__(
+        self, vocab_size: int = 1000, max_model_len: int = 4096, port: int = 0, model: str = "scripted"
+    ) -> None:
         self.seen: list[Seen] = []
         self.connections = self.open_now = self.most_open = 0
         self.default: dict[str, Any] = {"wait": 0.0, "pieces": [(1, 0.0)]}
         self._facts = {
-            "/v1/models": {"data": [{"id": "scripted", "owned_by": "test", "max_model_len": max_model_len}]},
+            "/v1/models": {"data": [{"id": model, "owned_by": "test", "max_model_len": max_model_len}]},
+            "/health": {"status": "ok"},
             "/version": {"version": "7"},
             "/tokenizer_info": {"vocab_size": vocab_size} if vocab_size else {},
         }
+        self._port = port
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run)
@@ -66,7 +70,7 @@ class ScriptedServer:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._connection, "127.0.0.1", 0, backlog=512)
+        server = await asyncio.start_server(self._connection, "127.0.0.1", self._port, backlog=512)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self._up.set()
         await self._stop.wait()

@@ -355,7 +355,7 @@ def test_failures_make_the_exit_code_1_and_json_is_alone_on_standard_output(
     )
     done = bench("--url", server.url, "--trace", trace, "--warmup", 0, "--json")
     assert done.returncode == 1, done.stderr
-    (found,) = json.loads(done.stdout)["points"]
+    (found,) = json.loads(done.stdout)[0]["points"]
     assert (found["errors"], found["completed"], found["requests"]) == ({"HTTP 429": 1}, 1, 2)
     assert "1 of 2 failed: HTTP 429" in done.stderr
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import sys
 import time
 from typing import Any
@@ -24,7 +25,8 @@ NO_ANSWER = Answer(0, b"")
 
 class Task(msgspec.Struct, kw_only=True):
     """rate, point, share: of `Work.requests`. body: fields of every request; None takes one out that we would send.
-    max_concurrency: of this process, 0: any. timeout: seconds a request may take."""
+    max_concurrency: of this process, 0: any. timeout: seconds a request may take. until: the moment at which the
+    requests that are still open are given up."""
 
     url: str
     headers: dict[str, str]
@@ -35,6 +37,7 @@ class Task(msgspec.Struct, kw_only=True):
     body: dict[str, Any]
     max_concurrency: int = 0
     timeout: float = 600.0
+    until: float = math.inf
 
 
 class Load:
@@ -78,10 +81,12 @@ class Load:
         stream, error, message, answer = Stream(), "", "", NO_ANSWER
         sent = time.monotonic()
         try:
-            async with asyncio.timeout(self._task.timeout):
+            async with asyncio.timeout(min(self._task.timeout, self._task.until - sent)):
                 answer = await self._client.send(body, stream.feed)
         except TimeoutError:
-            error, message = "timeout", f"no end after {self._task.timeout:g} s"
+            within = sent + self._task.timeout <= self._task.until
+            error = "timeout" if within else "out of time"
+            message = f"no end after {time.monotonic() - sent:.3g} s"
         except Disconnected as failure:
             if stream.failure is not None:  # it said why before it went
                 error, message = stream.failure.kind, str(stream.failure)

@@ -1,9 +1,13 @@
-"""Latency and goodput over the rate: three panels. SVG is drawn here; other formats by matplotlib."""
+"""Curves of one or several servers in four panels. SVG is drawn here; other formats by matplotlib.
+
+Latencies are on a logarithmic axis (beyond saturation they grow without bound); all else begins at zero, so that
+heights can be compared by eye. Several servers differ by colour, percentiles by how the line is drawn.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -12,92 +16,155 @@ from ridgeline.bench.serving.figures import Point
 from ridgeline.bench.svg import si
 from ridgeline.core.errors import InvalidConfig
 
-COLOURS = ("#2a78b8", "#d97a1e", "#b8364a")
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 340, 280, 56, 34, 44
+COLOURS = ("#2a78b8", "#d97a1e", "#3b8f4b", "#b8364a", "#7a5ab8", "#5c6b73")
+DASHES = ("", "6 3", "2 3")  # of SVG; matplotlib has names
+STYLES = ("-", "--", ":")
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 480, 300, 60, 34, 44
+ASKED = "requests/s asked for"
 
 
 class Curve(NamedTuple):
-    """values: one per rate."""
+    """places: x and y of each point, by x. colour, dash: numbers."""
 
     name: str
-    values: Sequence[float]
+    places: Sequence[tuple[float, float]]
+    colour: int
+    dash: int
 
 
 class Panel(NamedTuple):
     title: str
+    axis: str
     curves: Sequence[Curve]
+    logarithmic: bool = False
 
 
-def panels(points: Sequence[Point]) -> list[Panel]:
-    found = []
-    for name in ("ttft", "itl"):
-        spreads = [p.latencies[name] for p in points]
-        curves = [Curve(p, [getattr(s, p) for s in spreads]) for p in ("p50", "p90", "p99")]
-        found.append(Panel(f"{name.upper()}, ms", curves))
-    rates = [Curve("completed", [p.request_rate for p in points])]
-    if all(p.goodput is not None for p in points):
-        rates.append(Curve("within the SLO", [p.goodput or 0.0 for p in points]))
-    return [*found, Panel("requests/s", rates)]
+def panels(servers: Mapping[str, Sequence[Point]]) -> list[Panel]:
+    """servers: by name."""
+
+    def curves(x: Callable[[Point], float], ys: Mapping[str, Callable[[Point], float | None]]) -> list[Curve]:
+        found = []
+        for colour, (server, points) in enumerate(servers.items()):
+            for dash, (name, y) in enumerate(ys.items()):
+                places = sorted((x(p), value) for p in points if (value := y(p)) is not None)
+                label = f"{server}, {name}" if len(servers) > 1 else name
+                found.append(Curve(label, places, colour, dash))
+        return [c for c in found if c.places]
+
+    def of(measure: str, percent: str) -> Callable[[Point], float | None]:
+        return lambda p: getattr(p.latencies[measure], percent) or None
+
+    both = {
+        measure: {percent: of(measure, percent) for percent in ("p50", "p99")} for measure in ("ttft", "itl", "tpot")
+    }
+    return [
+        Panel("TTFT, ms", ASKED, curves(asked, both["ttft"]), logarithmic=True),
+        Panel("ITL, ms", ASKED, curves(asked, both["itl"]), logarithmic=True),
+        Panel("TPOT, ms", "output tokens/s", curves(lambda p: p.output_rate, both["tpot"]), logarithmic=True),
+        Panel(
+            "requests/s",
+            ASKED,
+            curves(asked, {"completed": lambda p: p.request_rate, "within the SLO": lambda p: p.goodput}),
+        ),
+    ]
 
 
-def draw(points: Sequence[Point], title: str, path: Path) -> None:
-    """Write the picture. The rate of a point is what was asked for, or, where that is infinite, what was completed."""
-    xs = [p.rate if 0 < p.rate < math.inf else p.request_rate for p in points]
-    order = sorted(range(len(xs)), key=lambda n: xs[n])
-    points, xs = [points[n] for n in order], [xs[n] for n in order]
+def asked(point: Point) -> float:
+    """What was asked for, or, where that is infinite or a trace's own, what was completed."""
+    return point.rate if 0 < point.rate < math.inf else point.request_rate
+
+
+def draw(servers: Mapping[str, Sequence[Point]], title: str, path: Path) -> None:
+    """Write the picture."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".svg":
-        path.write_text(_svg(xs, panels(points), title), encoding="utf-8")
+        path.write_text(_svg(panels(servers), title), encoding="utf-8")
         return
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise InvalidConfig(f"a {path.suffix} needs matplotlib, which is not installed; choose a .svg.") from error
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = Figure(figsize=(11, 7), layout="constrained")
     figure.suptitle(title)
-    for axes, panel in zip(figure.subplots(1, 3), panels(points), strict=True):
-        for curve, colour in zip(panel.curves, COLOURS, strict=False):
-            axes.plot(xs, curve.values, marker="o", color=colour, label=curve.name)
-        axes.set(title=panel.title, xlabel="requests/s asked for", ylim=(0, None))
+    for axes, panel in zip(figure.subplots(2, 2).flat, panels(servers), strict=True):
+        for curve in panel.curves:
+            xs, ys = zip(*curve.places, strict=True)
+            axes.plot(xs, ys, STYLES[curve.dash], marker="o", color=_colour(curve), label=curve.name)
+        axes.set(title=panel.title, xlabel=panel.axis, xlim=(0, None))
+        if panel.logarithmic:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(0, None)
         axes.grid(alpha=0.3)
-        axes.legend()
+        if panel.curves:
+            axes.legend()
     figure.savefig(path)
 
 
-def _svg(xs: Sequence[float], found: Sequence[Panel], title: str) -> str:
-    width = WIDTH * len(found)
+def _colour(curve: Curve) -> str:
+    return COLOURS[curve.colour % len(COLOURS)]
+
+
+def _svg(found: Sequence[Panel], title: str) -> str:
+    width, height = 2 * WIDTH, 2 * HEIGHT + 24
     parts = [f'<text x="{width / 2}" y="16" text-anchor="middle" font-weight="bold">{escape(title)}</text>']
     for number, panel in enumerate(found):
-        parts += [f'<g transform="translate({number * WIDTH} 20)">', *_panel(xs, panel), "</g>"]
-    style = "text{font:12px sans-serif;fill:#888}.axis{stroke:#888}polyline{fill:none;stroke-width:2}"
-    size = f'viewBox="0 0 {width} {HEIGHT + 20}" width="{width}" height="{HEIGHT + 20}"'
+        place = f"{number % 2 * WIDTH} {24 + number // 2 * HEIGHT}"
+        parts += [f'<g transform="translate({place})">', *_panel(panel), "</g>"]
+    style = (
+        "text{font:12px sans-serif;fill:#888}.axis{stroke:#888}.tick{stroke:#8883}polyline{fill:none;stroke-width:2}"
+    )
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{"".join(parts)}</svg>\n'
 
 
-def _panel(xs: Sequence[float], panel: Panel) -> Iterator[str]:
-    """From zero on both axes, so that heights and distances can be compared by eye."""
-    right, low = max(xs) or 1.0, HEIGHT - BOTTOM
-    top = max((v for c in panel.curves for v in c.values), default=0.0) or 1.0
+def _panel(panel: Panel) -> Iterator[str]:
+    places = [place for curve in panel.curves for place in curve.places]
+    right, low = max((a for a, _ in places), default=0.0) or 1.0, HEIGHT - BOTTOM
+    ticks, height = (_logarithmic if panel.logarithmic else _linear)([b for _, b in places])
 
     def x(value: float) -> float:
         return LEFT + (WIDTH - LEFT - 20) * value / right
 
     def y(value: float) -> float:
-        return low - (low - TOP) * value / top
+        return low - (low - TOP) * height(value)
 
     yield f'<text x="{LEFT}" y="20">{escape(panel.title)}</text>'
     yield f'<line class="axis" x1="{LEFT}" y1="{low}" x2="{WIDTH - 20}" y2="{low}"/>'
     yield f'<line class="axis" x1="{LEFT}" y1="{low}" x2="{LEFT}" y2="{TOP}"/>'
-    for value in (0.0, top / 2, top):
+    for value in ticks:
+        yield f'<line class="tick" x1="{LEFT}" y1="{y(value):.1f}" x2="{WIDTH - 20}" y2="{y(value):.1f}"/>'
         yield f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{si(value) if value else 0}</text>'
-    for value in xs:
+    for value in (0.0, right / 4, right / 2, 3 * right / 4, right):
         yield f'<text x="{x(value):.1f}" y="{low + 16}" text-anchor="middle">{value:.3g}</text>'
-    yield f'<text x="{(LEFT + WIDTH) / 2}" y="{low + 34}" text-anchor="middle">requests/s asked for</text>'
-    for number, (curve, colour) in enumerate(zip(panel.curves, COLOURS, strict=False)):
-        places = [(x(a), y(b)) for a, b in zip(xs, curve.values, strict=True)]
-        corners = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-        yield f'<polyline stroke="{colour}" points="{corners}"/>'
-        for (a, b), value in zip(places, curve.values, strict=True):
-            name = f"<title>{escape(curve.name)}: {value:.4g}</title>"
-            yield f'<circle fill="{colour}" cx="{a:.1f}" cy="{b:.1f}" r="3.5">{name}</circle>'
-        place = f'x="{WIDTH - 20}" y="{20 + 14 * number}" text-anchor="end" style="fill:{colour}"'
-        yield f"<text {place}>{escape(curve.name)}</text>"
+    yield f'<text x="{(LEFT + WIDTH) / 2}" y="{low + 34}" text-anchor="middle">{panel.axis}</text>'
+    for number, curve in enumerate(panel.curves):
+        colour, dash = _colour(curve), DASHES[curve.dash]
+        corners = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in curve.places)
+        yield f'<polyline stroke="{colour}" stroke-dasharray="{dash}" points="{corners}"/>'
+        for a, b in curve.places:
+            name = f"<title>{escape(curve.name)}: {b:.4g}</title>"
+            yield f'<circle fill="{colour}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="3.5">{name}</circle>'
+        line = f'x1="{LEFT + 12}" x2="{LEFT + 34}" y1="{TOP + 10 + 15 * number}" y2="{TOP + 10 + 15 * number}"'
+        yield f'<line stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}" {line}/>'
+        yield f'<text x="{LEFT + 40}" y="{TOP + 14 + 15 * number}">{escape(curve.name)}</text>'
+
+
+Scale = tuple[Sequence[float], Callable[[float], float]]  # ticks, and from a value to its height between 0 and 1
+
+
+def _linear(values: Sequence[float]) -> Scale:
+    top = max(values, default=0.0) or 1.0
+    return (0.0, top / 2, top), lambda value: value / top
+
+
+def _logarithmic(values: Sequence[float]) -> Scale:
+    """Whole steps of 1, 3, 10 … around the values."""
+    steps = [factor * 10.0**n for n in range(-4, 9) for factor in (1, 3)]
+    low = max((s for s in steps if s <= min(values, default=1.0)), default=steps[0])
+    high = min((s for s in steps if s >= max(values, default=1.0) and s > low), default=steps[-1])
+
+    def height(value: float) -> float:
+        return math.log(value / low) / math.log(high / low)
+
+    return [s for s in steps if low <= s <= high], height

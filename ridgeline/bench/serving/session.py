@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,9 +53,10 @@ class Session:
     @classmethod
     def begin(
         cls, *, url: str, api_key: str, model: str, work: Work, rates: Sequence[float], slo: Slo,
-        fields: Mapping[str, Any], max_concurrency: int, timeout: float, processes: int,
+        fields: Mapping[str, Any], max_concurrency: int, timeout: float, processes: int, until: float = math.inf,
     ) -> Session:  # fmt: skip
-        """Ask the server what it serves, and see that the work suits it. fields: of every request's body."""
+        """Ask the server what it serves, and see that the work suits it. fields: of every request's body. until: the
+        monotonic moment at which all must be over."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         server = Server.ask(url, headers, model)
         work = replace(work, vocab_size=work.vocab_size or server.vocab_size)
@@ -70,6 +72,7 @@ class Session:
             body=body,
             max_concurrency=max_concurrency,
             timeout=timeout,
+            until=until,
         )
         return cls(server, task, rates, slo, processes)
 
@@ -84,11 +87,14 @@ class Session:
             raise InvalidConfig(f"{self.server.url} answers no request: {done[0].error} ({done[0].message}).")
 
     def measure(self, on_progress: OnProgress = lambda name, total, ended: None) -> Iterator[Point]:
-        """A point per rate, in turn."""
+        """A point per rate, in turn, as far as time allows: a rate whose requests could not all leave is not begun."""
         for number, rate in enumerate(self.rates):
-            name, total = rate_name(rate), len(self.task.work.arrivals(rate))
-            if not total:
+            name, arrivals = rate_name(rate), self.task.work.arrivals(rate)
+            if not arrivals:
                 raise InvalidConfig(f"at {name} no request leaves within --duration; make it longer.")
+            if time.monotonic() + arrivals[-1] >= self.task.until:
+                return
+            total = len(arrivals)
             done = run(self._at(rate, f"point {number}"), self.processes, partial(on_progress, name, total))
             yield point(rate, done, self.slo)
 

@@ -30,6 +30,7 @@ def table(points: Sequence[Point], title: str) -> Table:
     row("most at once", lambda p: str(p.peak))
     row("cached prompt", lambda p: f"{100 * p.cached:.0f} %")
     row("client late, ms", lambda p: " / ".join(map(_short, p.lateness[1:4])))
+    row("client busy", lambda p: f"{100 * p.busy:.0f} %")
     return found
 
 
@@ -37,9 +38,10 @@ def _short(milliseconds: float) -> str:
     return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
 
 
-def as_json(points: Sequence[Point], server: Server) -> dict[str, Any]:
+def as_json(label: str, points: Sequence[Point], server: Server) -> dict[str, Any]:
     """The same, for programs. An infinite rate is "inf"."""
     return {
+        "label": label,
         "url": server.url,
         "model": server.model,
         "engine": server.engine,
@@ -71,6 +73,22 @@ def _point(p: Point) -> dict[str, Any]:
         "warnings": list(p.warnings),
         **spreads,
     }
+
+
+def start_record(seconds: float, server: Server, machine: Machine, options: dict[str, Any]) -> Record:
+    """From the process' start to the first request it would have taken."""
+    return Record(
+        engine=server.engine,
+        version=server.version or "unknown",
+        workload="startup",
+        metric="serving",
+        value=seconds,
+        unit="s",
+        samples=(seconds,),
+        model=server.model,
+        machine=machine,
+        options=options,
+    )
 
 
 def records(p: Point, server: Server, machine: Machine, options: dict[str, Any]) -> Iterator[Record]:

@@ -1,0 +1,233 @@
+"""What is measured: a server that runs, or one that is started here for the time it is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Protocol
+
+from ridgeline.bench.engines.vllm import ENVIRONMENT
+from ridgeline.bench.runner import Where
+from ridgeline.core.errors import InvalidConfig, RidgelineError
+
+HOST = "127.0.0.1"
+LOOK = 0.1  # seconds between looks at whether it serves
+END = 20.0  # seconds that it gets to end by itself
+TAIL = 20  # lines of a log that are shown
+
+# One process would not do for a server; the rest is as where vLLM is measured offline.
+VLLM_ENVIRONMENT = {k: v for k, v in ENVIRONMENT.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+
+
+class StartFailed(RidgelineError):
+    """A server did not come up."""
+
+
+@dataclass(kw_only=True)
+class Up:
+    """A server to be measured. model: its name there ("": the first). vocab_size: 0 if it has to tell. seconds: from
+    its start to the first request it would have taken. ended: why, in words, if it is no more."""
+
+    url: str
+    model: str = ""
+    vocab_size: int = 0
+    seconds: float = 0.0
+    ended: Callable[[], str | None] = lambda: None
+
+
+class Target(Protocol):
+    """label: how its curves are called; "": by what it says of itself."""
+
+    @property
+    def label(self) -> str: ...
+
+    def up(self, until: float) -> AbstractContextManager[Up]:
+        """The server, while it is up. until: the monotonic moment by which it must be. Raises StartFailed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """A server that somebody else started."""
+
+    url: str
+    model: str = ""
+    vocab_size: int = 0
+    label: str = ""
+
+    @contextmanager
+    def up(self, until: float) -> Iterator[Up]:
+        yield Up(url=self.url, model=self.model, vocab_size=self.vocab_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What all that are started have in common. folder, name: the model's, and what clients call it. dummy: random
+    weights. peer: vLLM's Python and module path. logs: a folder for the servers' (else they are shown if one fails).
+    timeout: seconds to come up."""
+
+    folder: Path
+    name: str
+    vocab_size: int = 0
+    dummy: bool = False
+    peer: Where = field(default_factory=Where)
+    logs: Path | None = None
+    timeout: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A server of our choice. flags: beyond those that we give."""
+
+    label: str
+    engine: str
+    flags: Sequence[str]
+    site: Site
+
+    @classmethod
+    def parse(cls, texts: Sequence[str], site: Site) -> list[Start]:
+        """Each is "ridgeline" or "vllm", with flags of its own behind. Raises InvalidConfig."""
+        found = []
+        for text in texts:
+            try:
+                engine, *flags = shlex.split(text)
+            except ValueError:
+                engine, flags = "", []
+            if engine not in COMMANDS:
+                raise InvalidConfig(f"--start must be {' or '.join(COMMANDS)}, flags may follow; got {text!r}.")
+            label = engine if [shlex.split(t)[:1] for t in texts].count([engine]) == 1 else text
+            found.append(cls(label=label, engine=engine, flags=flags, site=site))
+        return found
+
+    def command(self, port: int) -> list[str]:
+        return [*COMMANDS[self.engine](self.site, port), *self.flags]
+
+    @contextmanager
+    def up(self, until: float) -> Iterator[Up]:
+        port, began = _free_port(), time.monotonic()
+        with self._log() as log:
+            process = subprocess.Popen(
+                self.command(port),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                start_new_session=True,  # so that what it starts ends with it
+            )
+            try:
+                url = f"http://{HOST}:{port}"
+                found = Up(url=url, model=self.site.name, vocab_size=self.site.vocab_size)
+                found.ended = lambda: _death(process, log)
+                self._wait(found, log, min(until, began + self.site.timeout))
+                found.seconds = time.monotonic() - began
+                yield found
+            finally:
+                _end(process)
+
+    def _wait(self, server: Up, log: IO[bytes], until: float) -> None:
+        began = time.monotonic()
+        while not _healthy(f"{server.url}/health"):
+            if (death := server.ended()) is not None:
+                raise StartFailed(f"{self.label} {death}")
+            if time.monotonic() > until:
+                raise StartFailed(f"{self.label} does not serve after {time.monotonic() - began:.0f} s.{_tail(log)}")
+            time.sleep(LOOK)
+
+    def _environment(self) -> dict[str, str]:
+        if self.engine == "vllm":
+            return {**VLLM_ENVIRONMENT, **self.site.peer.environment()}
+        return Where().environment()
+
+    @contextmanager
+    def _log(self) -> Iterator[IO[bytes]]:
+        if self.site.logs is None:
+            with tempfile.TemporaryFile() as log:
+                yield log
+            return
+        self.site.logs.mkdir(parents=True, exist_ok=True)
+        name = "".join(c if c.isalnum() else "-" for c in self.label)
+        with (self.site.logs / f"{name}.log").open("w+b") as log:
+            yield log
+
+
+def _death(process: subprocess.Popen[bytes], log: IO[bytes]) -> str | None:
+    code = process.poll()
+    return None if code is None else f"ended with exit code {code}.{_tail(log)}"
+
+
+def _tail(log: IO[bytes]) -> str:
+    """The log's end. The process shares the file's position: read without moving it."""
+    size = os.fstat(log.fileno()).st_size
+    text = os.pread(log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
+    return "".join(f"\n{line}" for line in text.splitlines()[-TAIL:])
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM (of `timeout`, say) ends what is inside like an error does, so that no server is left behind."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ridgeline(site: Site, port: int) -> list[str]:
+    command = [sys.executable, "-m", "ridgeline", "serve", str(site.folder), "--host", HOST, "--port", str(port)]
+    command += ["--served-model-name", site.name, "--no-access-log", "--log-level", "warning"]
+    return [*command, "--load-format", "dummy"] if site.dummy else command
+
+
+def _vllm(site: Site, port: int) -> list[str]:
+    command = [site.peer.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(site.folder)]
+    command += ["--host", HOST, "--port", str(port), "--served-model-name", site.name]
+    command += ["--disable-uvicorn-access-log", "--enable-prompt-tokens-details"]
+    return [*command, "--load-format", "dummy"] if site.dummy else command
+
+
+COMMANDS: dict[str, Callable[[Site, int], list[str]]] = {"ridgeline": _ridgeline, "vllm": _vllm}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Returns when it and all that it started are gone: the next server needs its memory."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END)
+    until = time.monotonic() + END
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        while time.monotonic() < until:  # until nobody is left in its group
+            os.killpg(process.pid, 0)
+            time.sleep(LOOK)
