@@ -86,8 +86,8 @@ def call(served: GrpcServer, method: str | bytes, data: Iterable[bytes], **more:
     options = {"metadata": KEY, "timeout": DEADLINE} | more
     answer = served.channel.stream_stream(method)(iter(data), **options)
     try:
-        for _ in answer:
-            pass
+        for response in answer:
+            assert b"the server failed" not in response
     except grpc.RpcError:
         pass
     code: grpc.StatusCode = answer.code()
@@ -160,7 +160,7 @@ def messages(draw: st.DrawFn, descriptor: Descriptor, depth: int = 0) -> Message
     if depth > 5:
         return message
     for field in descriptor.fields:
-        if draw(st.integers(0, 1 + depth)):
+        if draw(st.integers(0, 2 + depth)):
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             _fill_map(draw, getattr(message, field.name), field.message_type, depth)
@@ -185,25 +185,39 @@ def _fill_map(draw: st.DrawFn, target: Any, entry: Descriptor, depth: int) -> No
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, Message]:
+    """Mostly such that more than the first field is looked at."""
     method = draw(st.sampled_from([*METHODS, *(name for name in METHODS if name.endswith(GENERATING))]))
     message = draw(messages(METHODS[method].DESCRIPTOR))
-    match message:  # mostly such that more than the name of the model is looked at
-        case pb.GenerateRequest() if draw(st.integers(0, 3)):
-            message.model = ""
+    tame = draw(st.integers(0, 5)) > 0
+    if tame and "model" in message.DESCRIPTOR.fields_by_name:
+        message.ClearField("model")
+    match message:
+        case pb.GenerateRequest() if tame:
+            for name in ("request_id", *draw(st.sets(st.sampled_from(["timeout", "priority", "structured_outputs"])))):
+                message.ClearField(name)
             if message.WhichOneof("prompt") is None:
                 message.text = "x"
-            if draw(st.booleans()):
-                message.sampling.max_tokens = 3
-                message.ClearField("timeout")
-        case kserve.ModelInferRequest() if draw(st.integers(0, 3)):
+            _keep_few(draw, message.sampling)
+            message.sampling.max_tokens = 3
+        case kserve.ModelInferRequest() if tame:
             message.model_name, message.model_version = MODEL, ""
+            for name in list(message.parameters)[draw(st.integers(0, 2)) :]:
+                del message.parameters[name]
             message.parameters["max_tokens"].int64_param = 3
-            if draw(st.booleans()):
-                message.ClearField("inputs")
-                message.ClearField("raw_input_contents")
+            for name in draw(st.sets(st.sampled_from(["inputs", "raw_input_contents", "outputs"]))):
+                message.ClearField(name)
+            if not message.inputs:
                 tensor = message.inputs.add(name="text_input", datatype="BYTES", shape=[1])
                 tensor.contents.bytes_contents.append(draw(st.text(max_size=9)).encode())
     return method, message
+
+
+def _keep_few(draw: st.DrawFn, message: Message) -> None:
+    names = [field.name for field, _ in message.ListFields()]
+    kept = draw(st.sets(st.sampled_from(names), max_size=2)) if names else ()
+    for name in names:
+        if name not in kept:
+            message.ClearField(name)
 
 
 @fuzzed(120)
