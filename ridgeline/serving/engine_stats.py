@@ -19,7 +19,7 @@ from ridgeline.engine.scheduler import Scheduler
 from ridgeline.serving.bounds import BOUNDS
 from ridgeline.transport.messages import Distribution, Gpu, Stats, StepShape
 
-KEPT_STEPS = 512  # shapes of steps that a `Stats` tells of at most
+KEPT_STEPS = 1024  # shapes of steps that a `Stats` tells of at most
 KEPT_MARKS = 100_000  # steps to look back for what the device did while a request ran
 
 

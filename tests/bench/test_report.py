@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,8 +13,8 @@ from ridgeline.bench.report import latest, render, write
 from ridgeline.bench.results import Machine, Record
 from ridgeline.bench.svg import si
 from ridgeline.core.errors import InvalidConfig
+from tests.chromium import CHROMIUM, FLAGS
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 GPU = Machine(gpu="NVIDIA H200", commit="abc123", torch="2.11")
 
 
@@ -131,11 +130,10 @@ def test_si(value: float, text: str) -> None:
 def test_chromium_opens_it_without_a_console_message(tmp_path: Path) -> None:
     page, shot = tmp_path / "r.html", tmp_path / "r.png"
     write(RECORDS, page)
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    flags += "--disable-component-update --disable-sync --enable-logging=stderr --v=0 --window-size=1100,1600"
     command = [
         CHROMIUM,
-        *flags.split(),
+        *FLAGS,
+        *["--enable-logging=stderr", "--v=0", "--window-size=1100,1600"],
         f"--user-data-dir={tmp_path / 'profile'}",
         f"--screenshot={shot}",
         page.as_uri(),

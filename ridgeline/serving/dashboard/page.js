@@ -6,6 +6,8 @@ const PERIOD = 1000; // ms between questions
 const KEPT = 300; // seconds that the charts show
 const WINDOW = 60; // seconds that percentiles look at
 const TIMELINE = 10; // seconds of steps
+const SHORTEST = 60; // seconds that a chart's axis has at least, if it ever has that many
+const UNKNOWN = "the limit of this device is not known";
 
 const $ = (id) => document.getElementById(id);
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -70,12 +72,13 @@ function headroom(newest) {
 
 // ---- charts ----------------------------------------------------------------------------------------------------------
 
+const WHOLE = [1, 2, 5].flatMap((n) => [n, 10 * n, 100 * n, 1000 * n, 10000 * n]).sort((a, b) => a - b);
 const DASHES = [[], [6, 3], [2, 3]];
 const COLORS = ["--one", "--two", "--three"];
 
 class Chart {
   // series: [label, unit]; drawn against seconds before now. `paint` draws instead of lines.
-  constructor(title, note, series, { wide = false, span = KEPT, top = null, paint = null } = {}) {
+  constructor(title, note, series, { wide = false, span = KEPT, top = null, whole = false, paint = null } = {}) {
     this.title = title;
     this.series = series;
     this.span = span;
@@ -87,6 +90,7 @@ class Chart {
     const small = document.createElement("small");
     small.textContent = note;
     caption.append(small);
+    this.note = small;
     this.box = document.createElement("div");
     this.box.setAttribute("role", "img");
     figure.append(caption, this.box);
@@ -98,12 +102,12 @@ class Chart {
         height: 190,
         cursor: { drag: { x: false, y: false } },
         scales: {
-          x: { time: false, range: () => [-span, 0] },
-          y: { range: (_, low, high) => [0, top ?? Math.max(high * 1.1, 1e-3)] },
+          x: { time: false, range: () => [-this.shown(), 0] },
+          y: { range: (_, low, high) => [0, top ?? Math.max((paint ? this.highest() : high) * 1.1, 1e-3)] },
         },
         axes: [
-          { ...axis, values: (_, ticks) => ticks.map((t) => (t === 0 ? "now" : t + " s")) },
-          { ...axis, size: 54, values: (_, ticks) => ticks.map((t) => say(t)) },
+          { ...axis, size: 32, values: (_, ticks) => ticks.map((t) => (t === 0 ? "now" : t + " s")) },
+          { ...axis, size: 54, incrs: whole ? WHOLE : undefined, values: (_, ticks) => ticks.map((t) => say(t)) },
         ],
         series: [
           { label: "at", value: (_, t) => (t === null ? "now" : t.toFixed(1) + " s") },
@@ -127,6 +131,16 @@ class Chart {
     new ResizeObserver(() => this.plot.setSize({ width: this.width(), height: 190 })).observe(figure);
   }
 
+  // Seconds on the axis: at first there is little to show.
+  shown() {
+    const known = this.rows.length ? this.now - this.rows[0][0] : 0;
+    return Math.min(this.span, Math.max(known, SHORTEST));
+  }
+
+  highest() {
+    return this.rows.reduce((most, [, lower, upper]) => Math.max(most, lower + upper), 0);
+  }
+
   width() {
     return Math.max(200, this.box.parentElement.clientWidth - 24);
   }
@@ -145,6 +159,7 @@ class Chart {
   }
 
   draw(now) {
+    this.now = now;
     this.rows = this.rows.filter((row) => row[0] > now - this.span - 1);
     const columns = [this.rows.map((row) => row[0] - now)];
     this.series.forEach((_, i) => columns.push(this.rows.map((row) => row[i + 1])));
@@ -164,8 +179,8 @@ function paintSteps(u, chart) {
   context.rect(left, top, width, height);
   context.clip();
   for (const [at, decode, prefill, seconds] of chart.rows) {
-    const from = u.valToPos(at - seconds - chart.now, "x", true);
-    const to = Math.max(u.valToPos(at - chart.now, "x", true), from + 1);
+    const from = Math.round(u.valToPos(at - seconds - chart.now, "x", true));
+    const to = Math.max(Math.round(u.valToPos(at - chart.now, "x", true)), from + 1);
     const middle = u.valToPos(decode, "y", true);
     const high = u.valToPos(decode + prefill, "y", true);
     context.fillStyle = color("--one");
@@ -182,15 +197,16 @@ function makeCharts() {
     tokens: new Chart("Throughput", "tokens per second", [["generated", "/s"], ["prompt", "/s"]]),
     ttft: new Chart("Time to first token", tail, [["p50", "ms"], ["p90", "ms"], ["p99", "ms"]]),
     itl: new Chart("Inter-token latency", tail, [["p50", "ms"], ["p90", "ms"], ["p99", "ms"]]),
-    queue: new Chart("Requests", "running and waiting", [["running", ""], ["waiting", ""]]),
+    queue: new Chart("Requests", "running and waiting", [["running", ""], ["waiting", ""]], { whole: true }),
     cache: new Chart("KV cache", "% of blocks in use, % of prompt tokens found", [["used", "%"], ["prefix hits", "%"]], { top: 100 }),
     limit: new Chart("Headroom", "hardware limit ÷ step time, %", [["of the limit", "%"]], { top: 100 }),
     steps: new Chart("The running batch", "rows of each step, as wide as it took", [["decode rows", ""], ["prefill rows", ""]], {
       wide: true,
+      whole: true,
       span: TIMELINE,
       paint: paintSteps,
     }),
-    times: new Chart("Step time", "beside the least it could take, where that is known", [["step", "ms"], ["limit", "ms"]], {
+    times: new Chart("Step time", "beside the least it could take", [["step", "ms"], ["limit", "ms"]], {
       wide: true,
       span: TIMELINE,
     }),
@@ -237,7 +253,7 @@ function row(request) {
 }
 
 function showRequests(requests) {
-  if (requests.length) $("requests").replaceChildren(...requests.map(row));
+  if (requests && requests.length) $("requests").replaceChildren(...requests.map(row));
 }
 
 // ---- what each answer changes ----------------------------------------------------------------------------------------
@@ -253,7 +269,6 @@ function state(word, kind) {
 }
 
 function show(answer) {
-  $("login").hidden = true;
   $("about").textContent = [answer.model, answer.device, answer.dtype, "v" + answer.version].filter(Boolean).join(" · ");
   showRequests(answer.requests);
   if (!answer.up) {
@@ -285,10 +300,7 @@ function take(now, answer) {
   steps = [...steps, ...now.steps].slice(-4096);
   addToCharts(now);
   showTiles(now, answer);
-  for (const chart of Object.values(charts)) {
-    chart.now = now.at;
-    chart.draw(now.at);
-  }
+  for (const chart of Object.values(charts)) chart.draw(now.at);
 }
 
 function addToCharts(now) {
@@ -303,6 +315,10 @@ function addToCharts(now) {
   const hits = hitRate(now, minute);
   charts.cache.add(now.at, [100 * now.pages_used / now.num_pages, hits === null ? null : 100 * hits]);
   const share = headroom(now.steps);
+  if (now.steps.length) {
+    charts.limit.note.textContent = share === null ? UNKNOWN : "hardware limit ÷ step time, %";
+    charts.times.note.textContent = share === null ? UNKNOWN : "beside the least it could take";
+  }
   charts.limit.add(now.at, [share === null ? null : 100 * share]);
   for (const [at, seconds, limit, decode, prefill] of now.steps) {
     charts.steps.add(at, [decode, prefill, seconds]);
@@ -327,9 +343,10 @@ function showTiles(now, answer) {
   tile("KV cache", live ? percent(now.pages_used / now.num_pages) : "–", `${say(now.num_pages)} blocks of ${answer.block_size}`);
   tile("First token", ms(ttft), `p99 ${ms(slowTtft)}`);
   tile("Between tokens", ms(itl), `p99 ${ms(slowItl)}`);
-  tile("Headroom", percent(headroom(steps.slice(-128))), "of the hardware limit");
-  tile("Prefix hits", percent(hitRate(now, minute)), "of prompt tokens, last minute");
-  tile("Preemptions", say(now.counters.preemptions), "since the engine started");
+  const share = headroom(steps.slice(-128));
+  tile("Headroom", percent(share), share === null ? "limit not known" : "of the hardware limit");
+  tile("Prefix hits", percent(hitRate(now, minute)), "of prompt, last minute");
+  tile("Preemptions", say(now.counters.preemptions), "since the start");
   const ended = Object.values(now.finished).reduce((a, b) => a + b, 0);
   tile("Ended", say(ended), `${say(now.finished.abort ?? 0)} aborted, ${say(now.finished.error ?? 0)} failed`);
   for (const gpu of now.gpus) {
@@ -340,23 +357,15 @@ function showTiles(now, answer) {
 
 // ---- asking ----------------------------------------------------------------------------------------------------------
 
-// With a key of its own the page sends that alone; without one the browser may know how to open this page.
-function access() {
-  const key = sessionStorage.getItem("ridgeline-key");
-  return key ? { credentials: "omit", headers: { Authorization: `Bearer ${key}` } } : { credentials: "same-origin" };
-}
-
 async function ask() {
-  if (asking || document.hidden || !$("login").hidden) return;
+  if (asking || document.hidden) return;
   asking = true;
   try {
     const last = history[history.length - 1];
     const since = last ? `?started=${last.started}&since=${last.at}` : "";
-    const response = await fetch(`dashboard/data${since}`, { ...access(), cache: "no-store" });
+    const response = await fetch(`dashboard/data${since}`, { credentials: "same-origin", cache: "no-store" });
     if (response.status === 401 || response.status === 403) {
-      sessionStorage.removeItem("ridgeline-key");
-      $("login").hidden = false;
-      banner("");
+      banner("The key is not accepted any more; load this page again to give another.");
       state("locked", "down");
     } else if (!response.ok) {
       throw new Error(`status ${response.status}`);
@@ -371,13 +380,6 @@ async function ask() {
   }
 }
 
-$("login").addEventListener("submit", (event) => {
-  event.preventDefault();
-  sessionStorage.setItem("ridgeline-key", $("key").value);
-  $("key").value = "";
-  $("login").hidden = true;
-  ask();
-});
 document.addEventListener("visibilitychange", ask);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const chart of Object.values(charts)) chart.plot.redraw();
