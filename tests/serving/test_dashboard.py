@@ -157,7 +157,9 @@ def test_what_it_shows_is_what_happened(server: Server, open_page: OpenPage, sch
     told = {entry["id"]: entry for entry in httpx.get(f"{server.url}/v1/requests").json()["data"]}
     text = "document.getElementById('requests').textContent"
     wait_for(page, f"{text}.split('shown-{scheme}').length === 7 && !{text}.includes('running')")
-    rows = [row.split("\t") for row in page.locator("#requests tr").all_inner_texts()]
+    rows = page.evaluate(  # at once: they are replaced every second
+        "[...document.querySelectorAll('#requests tr')].map(row => [...row.cells].map(cell => cell.textContent))"
+    )
     mine = [row for row in rows if row[0].startswith(f"shown-{scheme}")]
     assert len(mine) == 6
     for row in mine:
