@@ -44,6 +44,11 @@ class ChatTemplate:
     def available(self) -> bool:
         return bool(self._templates)
 
+    @property
+    def source(self) -> str | None:
+        """The template of requests without tools, if there is one."""
+        return self._templates.get("default")
+
     def mentions(self, word: str) -> bool:
         """Whether the word stands in any of the templates: a role that does not is one they do not know."""
         return any(word in source for source in self._templates.values())

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.assembly import EMBEDDED_MODEL
 from tests.serving.conftest import MODEL, Server, StartServer
 
 PROMPTS = ["def fibonacci(n):", "class Stack:\n    def push(self, item):", "import os\n"]
@@ -601,7 +602,11 @@ def test_models_and_tokens(server: Server) -> None:
     chat = post(server, "/tokenize", json={"messages": CHAT["messages"]}).json()
     rendered = server.face.chat_template.render(CHAT["messages"])  # type: ignore[arg-type]
     assert chat["tokens"] == server.face.tokenizer.encode(rendered, False)
-    assert httpx.get(server.url + "/tokenizer_info").json()["vocab_size"] == server.face.tokenizer.vocab_size
+    info, file = httpx.get(server.url + "/tokenizer_info").json(), EMBEDDED_MODEL / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    for name in ("bos_token", "eos_token", "chat_template", "model_max_length"):
+        assert info[name] == config[name], name
+    assert info["vocab_size"] == server.face.tokenizer.vocab_size
     assert httpx.get(server.url + "/version").json()["version"]
 
 

@@ -54,8 +54,8 @@ def router(face: Face) -> APIRouter:
             "model_max_length": facts.max_model_len,
             "bos_token_id": tokenizer.bos_id,
             "eos_token_ids": sorted({*tokenizer.eos_ids, *facts.eos_ids}),
-            "special_tokens": tokenizer.special_tokens,
-            "chat_template": face.chat_template.available,
+            **tokenizer.special_tokens,  # as tokenizer_config.json has them: bos_token, eos_token, …
+            "chat_template": face.chat_template.source,
         }
 
     return routes
