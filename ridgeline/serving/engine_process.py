@@ -158,7 +158,8 @@ class EngineHost:
         now, spent, plan = time.monotonic(), self._engine.headroom.since(before), self._engine.last_plan
         if spent.elapsed > 0 and plan is not None:
             self._stats.note_step(now, spent, plan)
-        self._stats.note_tokens([*events.ids, *(e.request_id for e in events.events if e.token_id >= 0)], now)
+        told = (*events.ids, *(event.request_id for event in events.events if event.token_id >= 0))
+        self._stats.note_tokens([name for name in told if name in self._owners], now)  # others were cancelled
         for connection, progress in self._sorted(events).items():
             if not self._socket.send(connection, progress):
                 self._forget(connection)
