@@ -1,4 +1,4 @@
-"""lm-evaluation-harness against the server, through its `local-completions` model: it gets what the offline API says."""
+"""lm-evaluation-harness against the server, by its `local-completions`: it gets what the offline API says."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest
     command += ["--tasks", "ridgeline_choose,ridgeline_continue", "--include_path", str(TASKS)]
     command += ["--output_path", str(folder)]
     offline = {"HF_HOME": str(folder), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | offline, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | offline, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(next(folder.rglob("results_*.json")).read_text())["results"]
     for name in ("choose", "continue"):
