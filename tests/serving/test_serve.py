@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -22,6 +23,7 @@ from benchmarks import serving_endurance as endurance
 from benchmarks.serving_endurance import Served, descriptors
 from ridgeline.cli.serve import prepare, read_file
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
+from ridgeline.serving import supervisor
 from tests.serving.conftest import Server
 
 KEY = {"Authorization": "Bearer secret"}
@@ -37,6 +39,8 @@ def served() -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Key and certificate, for localhost."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
     folder = tmp_path_factory.mktemp("tls")
     key, file = str(folder / "key.pem"), str(folder / "cert.pem")
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", file, "-days", "2"]
@@ -113,18 +117,17 @@ def test_mistakes_end_with_one_sentence_and_code_2() -> None:
             assert not ended.stdout
 
 
-def test_a_file_of_settings_flags_over_it_https_and_no_torch(tmp_path: Path, certificate: tuple[str, str]) -> None:
+def test_a_file_of_settings_flags_over_it_https_and_no_torch(
+    tmp_path: Path, certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     key, file = certificate
     settings = tmp_path / "settings.yaml"
     settings.write_text(
         f"served-model-name: theirs\nmax_model_len: 300\nssl_keyfile: {key}\nssl_certfile: {file}\nlog_json: true\n"
     )
     log = (tmp_path / "log").open("w+")
-    os.environ["RIDGELINE_API_KEY"] = "secret"
-    try:
-        server = Served("--config", str(settings), "--served-model-name", "ours", "--access-log", log=log.fileno())
-    finally:
-        del os.environ["RIDGELINE_API_KEY"]
+    monkeypatch.setenv("RIDGELINE_API_KEY", "secret")
+    server = Served("--config", str(settings), "--served-model-name", "ours", "--access-log", log=log.fileno())
     with server, log:
         context = ssl.create_default_context(cafile=file)
         url = server.url.replace("127.0.0.1", "localhost")
@@ -200,6 +203,20 @@ def test_no_process_outlives_the_supervisor(wait: float | None) -> None:
         process.kill()
         assert len(children) == 2
         assert wait_gone(*children)
+
+
+def test_a_process_that_dies_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(supervisor, "back_off", lambda failures: waits.append(failures) or 0.0)
+    keeper = supervisor.Keeper("child", "ridgeline.version", lambda life: b"{}")  # a module that ends at once
+    with pytest.raises(supervisor.GaveUp, match="the child ended with code 0, 5 times in a row") as reason:
+        asyncio.run(asyncio.wait_for(keeper.keep(), 20))
+    assert reason.value.code == 1
+    assert waits == [1, 2, 3, 4]
+
+
+def test_restarts_wait_longer_and_longer() -> None:
+    assert [supervisor.back_off(failures) for failures in range(1, 5)] == [0.0, 1.0, 2.0, 4.0]
 
 
 # ---- endurance ----------------------------------------------------------------------------------------------------
