@@ -65,6 +65,10 @@ Stop = Annotated[
 ]
 TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Object = dict[str, Any]
+# Ranges that the document shows, and `SamplingParams` enforces for all ways that lead to it.
+Unit = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})]
+Penalty = Annotated[float, WithJsonSchema({"type": "number", "minimum": -2, "maximum": 2})]
+Positive = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0})]
 Name = Annotated[str, Field(max_length=MOST_NAME)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
@@ -114,15 +118,15 @@ class GenerationBody(Body):
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    temperature: Positive | None = None
+    top_p: Unit | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Unit | None = None
+    repetition_penalty: Positive | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_check_bias)] = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Stop = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_IDS)] | None = None
     include_stop_str_in_output: bool | None = None

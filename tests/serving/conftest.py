@@ -115,16 +115,16 @@ StartServer = Callable[..., AbstractContextManager[Server]]
 
 @pytest.fixture(scope="session")
 def start_server(engine_socket: Path) -> StartServer:
-    """`with start_server(**settings of ServeConfig) as server:`"""
+    """`with start_server(**settings of ServeConfig) as server:`, on an engine of one's own if that is given."""
 
     @contextmanager
-    def start(folder: Path = EMBEDDED_MODEL, **settings: object) -> Iterator[Server]:
+    def start(folder: Path = EMBEDDED_MODEL, engine: Path = engine_socket, **settings: object) -> Iterator[Server]:
         listener = sockets.create_server(("127.0.0.1", 0))
         started, servers = threading.Event(), list[Server]()
         config = ServeConfig(**settings)  # type: ignore[arg-type]
 
         async def main() -> None:
-            face = Face.build(config, folder, (MODEL, "alias"), str(engine_socket), f"http-face-{next(_names)}")
+            face = Face.build(config, folder, (MODEL, "alias"), str(engine), f"http-face-{next(_names)}")
             listening = asyncio.create_task(face.client.run())
             await face.client.wait_until_up()
             servers.append(Server(face, f"http://127.0.0.1:{listener.getsockname()[1]}", asyncio.get_running_loop()))

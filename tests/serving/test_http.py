@@ -632,7 +632,26 @@ def test_every_reference_in_the_document_leads_somewhere(server: Server) -> None
     for reference in found:
         assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert "messages" in body["required"]
+    assert body == {"$ref": "#/components/schemas/ChatBody"}
+    assert "messages" in document["components"]["schemas"]["ChatBody"]["required"]
+
+
+@pytest.mark.parametrize("extra", [{}, {"logprobs": 2}, {"echo": True, "logprobs": 1}, {"n": 2, "temperature": 1.0}])
+def test_answers_are_what_the_document_says(server: Server, extra: dict[str, Any]) -> None:
+    from ridgeline.serving.http import answers
+
+    asked = extra | {"max_tokens": 4, "return_token_ids": True, "include_breakdown": True}
+    if "echo" not in extra:
+        logprobs = {"logprobs": True, "top_logprobs": extra["logprobs"]} if "logprobs" in extra else {}
+        whole = post(server, "/v1/chat/completions", json=CHAT | asked | logprobs | {"prompt_logprobs": 1})
+        answers.Chat.model_validate_json(whole.content)
+        for event in events(post(server, "/v1/chat/completions", json=CHAT | asked | logprobs | {"stream": True}))[:-1]:
+            answers.ChatChunk.model_validate_json(event)
+        for event in events(post(server, "/v1/completions", json=TEXT | asked | {"stream": True}))[:-1]:
+            answers.Completion.model_validate_json(event)
+    whole = post(server, "/v1/completions", json=TEXT | asked | {"prompt_logprobs": 1})
+    answers.Completion.model_validate_json(whole.content)
+    answers.ErrorAnswer.model_validate_json(post(server, "/v1/completions", json={}).content)
 
 
 def test_tools_and_roles_reach_the_template(start_server: StartServer, tmp_path: Any) -> None:

@@ -37,7 +37,7 @@ def create_app(face: Face) -> FastAPI:
             app.include_router(import_module(name).router(face))
     for kind in (RequestFailed, InvalidRequest, HTTPException, RequestValidationError, ClientGone, Exception):
         app.add_exception_handler(kind, _answer)
-    app.openapi = partial(describe, app)  # type: ignore[method-assign]
+    app.openapi = partial(describe, app, with_keys=bool(face.config.api_key))  # type: ignore[method-assign]
     return app
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ridgeline.serving.bodies import ChatBody
 from ridgeline.serving.face import Face
 from ridgeline.serving.generation import GenerationRequest, Piece, Run
-from ridgeline.serving.http import shapes
+from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import json_response, read_body, request_id, while_connected
 from ridgeline.serving.http.sse import EventStream, Write
@@ -24,7 +24,9 @@ from ridgeline.text.outputs import CompletionOutput
 def router(face: Face) -> APIRouter:
     routes = APIRouter(tags=["generation"])
 
-    @routes.post("/v1/chat/completions", **described(ChatBody, "A chat's next message", streams=True))
+    @routes.post(
+        "/v1/chat/completions", **described(ChatBody, "A chat's next message", answers.Chat, chunk=answers.ChatChunk)
+    )
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody)
         asked = await chat_request(face, body, request_id(request))

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ridgeline.serving.bodies import CompletionBody
 from ridgeline.serving.face import Face
 from ridgeline.serving.generation import GenerationRequest, Piece, Run
-from ridgeline.serving.http import shapes
+from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import json_response, read_body, request_id, together, while_connected
 from ridgeline.serving.http.sse import EventStream, Write
@@ -24,7 +24,10 @@ from ridgeline.text.outputs import CompletionOutput
 def router(face: Face) -> APIRouter:
     routes = APIRouter(tags=["generation"])
 
-    @routes.post("/v1/completions", **described(CompletionBody, "What follows a prompt", streams=True))
+    @routes.post(
+        "/v1/completions",
+        **described(CompletionBody, "What follows a prompt", answers.Completion, chunk=answers.Completion),
+    )
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
         name = request_id(request)

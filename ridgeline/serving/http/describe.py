@@ -6,76 +6,114 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
+
+from ridgeline.serving.http.answers import ErrorAnswer
+from ridgeline.serving.http.middleware import HEALTH, is_admin
 
 _REF = "#/components/schemas/{model}"
-_ERROR_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string", "description": "what was wrong, and what to do"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"], "description": "the field, as a dotted path"},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
 _REASONS = {
     400: "The request is wrong",
     401: "No valid API key",
-    404: "No such model",
+    403: "An API key, but not the admin's",
+    404: "No such model, or nothing of this name",
     408: "The client did not read its stream",
+    409: "Run before under this Idempotency-Key, and its answer was not kept",
     413: "The body is too large",
+    422: "Another body had this Idempotency-Key",
     429: "The queue is full; see Retry-After",
     500: "The server failed",
     503: "No engine, or the server is ending; see Retry-After",
     504: "A timeout",
 }
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {
-        "description": reason,
-        "content": {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}},
-    }
-    for status, reason in _REASONS.items()
-}
-_EVENTS = {
-    "schema": {"type": "string"},
-    "description": "with stream: server-sent events, each `data: ` and a chunk as JSON; at last `data: [DONE]`. A "
-    'failure on the way is an event {"error": …}; lines that begin with a colon keep the connection alive.',
-}
+_ALWAYS, _WITH_BODY, _GENERATION = (401, 500, 503), (400, 404, 409, 413, 422), (408, 429, 504)
+_RETRY_AFTER = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
+_STREAM = (
+    "With stream: server-sent events, each `data: ` and a {chunk} as JSON; at last `data: [DONE]`. A failure on the "
+    'way is an event {{"error": …}}; lines that begin with a colon keep the connection alive.'
+)
+_HEADERS = [
+    ("X-Request-Id", "names the request, in logs and errors and the answer's header", r"^[A-Za-z0-9._:-]{1,128}$"),
+    ("Idempotency-Key", "sent again within a minute, the same request gets the same answer", r"^[!-~]{1,255}$"),
+]
 
 
-def described(body: Any, summary: str, *, streams: bool = False) -> dict[str, Any]:
-    """Keywords of a route whose body is that model."""
+def answers(model: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route that answers with the model, or with an error of these statuses."""
+    return {200: {"model": model, "description": "The answer"}, **{status: _error(status) for status in statuses}}
+
+
+def described(
+    body: Any, summary: str, answer: type[BaseModel], *, chunk: type[BaseModel] | None = None
+) -> dict[str, Any]:
+    """Keywords of a route whose body is that model. chunk: of a stream, where the route can make one."""
     schema = TypeAdapter(body).json_schema(ref_template=_REF)
     parts = schema.pop("$defs", {})
-    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    if streams:
-        content["text/event-stream"] = {"schema": _EVENTS["schema"]}
-    description = "The answer" + (f"; {_EVENTS['description']}" if streams else "")
+    if isinstance(body, type):
+        parts, schema = parts | {body.__name__: schema}, {"$ref": _REF.format(model=body.__name__)}
+    responses = answers(answer, *_WITH_BODY, *(_GENERATION if chunk else ()))
+    if chunk:
+        made = chunk.model_json_schema(ref_template=_REF, mode="serialization")
+        parts = parts | made.pop("$defs", {}) | {chunk.__name__: made}
+        responses[200] |= {
+            "description": _STREAM.format(chunk=chunk.__name__),
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    parameters = [
+        {"name": name, "in": "header", "description": text, "schema": {"type": "string", "pattern": pattern}}
+        for name, text, pattern in _HEADERS
+    ]
     return {
         "summary": summary,
-        "responses": {200: {"description": description, "content": content}, **ERRORS},
+        "responses": responses,
         "openapi_extra": {
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+            "parameters": parameters,
             "x-parts": parts,
         },
     }
 
 
-def describe(app: FastAPI) -> dict[str, Any]:
+def describe(app: FastAPI, *, with_keys: bool) -> dict[str, Any]:
     """The document, made once. The parts that bodies are made of move to where references look for them."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas["Error"] = _ERROR_SCHEMA
-        for path in document["paths"].values():
-            for operation in path.values():
+        components = document.setdefault("components", {})
+        schemas = components.setdefault("schemas", {})
+        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own shape, which no route here answers with
+            schemas.pop(name, None)
+        if with_keys:
+            components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
                 schemas.update(operation.pop("x-parts", {}))
+                _complete(path, operation, with_keys)
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _complete(path: str, operation: dict[str, Any], with_keys: bool) -> None:
+    """What holds for every route."""
+    responses = operation["responses"]
+    if path in HEALTH:
+        responses["503"] = {"description": "Not well; see Retry-After", "headers": _RETRY_AFTER}
+        return
+    if with_keys:
+        operation["security"] = [{"key": []}]
+    if "requestBody" not in operation:
+        responses.pop("422", None)
+        if operation.get("parameters"):
+            responses |= {str(status): _shown(status) for status in (400, 404)}
+    for status in (*_ALWAYS, *((403,) if is_admin(path) else ())):
+        responses[str(status)] = _shown(status)
+
+
+def _error(status: int) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": _REASONS[status], "model": ErrorAnswer}
+    return described | ({"headers": _RETRY_AFTER} if status in (429, 503) else {})
+
+
+def _shown(status: int) -> dict[str, Any]:
+    described = _error(status)
+    del described["model"]
+    return described | {"content": {"application/json": {"schema": {"$ref": _REF.format(model="ErrorAnswer")}}}}

@@ -8,12 +8,13 @@ from fastapi import APIRouter
 
 from ridgeline.serving.errors import ModelNotFound
 from ridgeline.serving.face import Face
-from ridgeline.serving.http.describe import ERRORS
+from ridgeline.serving.http.answers import Model, ModelList, Version
+from ridgeline.serving.http.describe import answers
 from ridgeline.version import __version__
 
 
 def router(face: Face) -> APIRouter:
-    routes = APIRouter(tags=["models"], responses=ERRORS)
+    routes = APIRouter(tags=["models"])
 
     def card(name: str) -> dict[str, Any]:
         facts = face.service.facts()
@@ -27,17 +28,17 @@ def router(face: Face) -> APIRouter:
             "max_model_len": facts.max_model_len,
         }
 
-    @routes.get("/v1/models", summary="The model, under each of its names")
+    @routes.get("/v1/models", summary="The model, under each of its names", responses=answers(ModelList))
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": [card(name) for name in face.names]}
 
-    @routes.get("/v1/models/{name:path}", summary="One of them")
+    @routes.get("/v1/models/{name:path}", summary="One of them", responses=answers(Model, 404))
     async def retrieve_model(name: str) -> dict[str, Any]:
         if name not in face.names:
             raise ModelNotFound(f"the model {name[:80]!r} does not exist.", param="model")
         return card(name)
 
-    @routes.get("/version", summary="The server's version")
+    @routes.get("/version", summary="The server's version", responses=answers(Version))
     async def version() -> dict[str, str]:
         return {"version": __version__}
 

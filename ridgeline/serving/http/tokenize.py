@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from ridgeline.serving.bodies import DetokenizeBody, TokenizeBody, TokenizeChatBody
 from ridgeline.serving.face import Face
-from ridgeline.serving.http.describe import ERRORS, described
+from ridgeline.serving.http.answers import Text, TokenizerInfo, Tokens
+from ridgeline.serving.http.describe import answers, described
 from ridgeline.serving.http.exchange import json_response, read_body, read_json
 from ridgeline.serving.validation import check_model, encode, parse, render
 
@@ -19,7 +20,9 @@ from ridgeline.serving.validation import check_model, encode, parse, render
 def router(face: Face) -> APIRouter:
     routes = APIRouter(tags=["tokens"])
 
-    @routes.post("/tokenize", **described(TokenizeBody | TokenizeChatBody, "Text, or a conversation, as token ids"))
+    @routes.post(
+        "/tokenize", **described(TokenizeBody | TokenizeChatBody, "Text, or a conversation, as token ids", Tokens)
+    )
     async def tokenize(request: Request) -> Response:
         data = await read_json(request)
         body: TokenizeBody | TokenizeChatBody
@@ -39,14 +42,14 @@ def router(face: Face) -> APIRouter:
         }
         return json_response(answer)
 
-    @routes.post("/detokenize", **described(DetokenizeBody, "Token ids as text, special tokens included"))
+    @routes.post("/detokenize", **described(DetokenizeBody, "Token ids as text, special tokens included", Text))
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, DetokenizeBody)
         check_model(face, body.model)
         text = await asyncio.to_thread(face.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return json_response({"prompt": text})
 
-    @routes.get("/tokenizer_info", summary="What the tokenizer is like", responses=ERRORS)
+    @routes.get("/tokenizer_info", summary="What the tokenizer is like", responses=answers(TokenizerInfo))
     async def tokenizer_info() -> dict[str, Any]:
         tokenizer, facts = face.tokenizer, face.service.facts()
         return {

@@ -1,0 +1,185 @@
+"""What answers look like, for the OpenAPI document. Fields with a default are there only if they were asked for."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Logprobs = dict[str, dict[str, Any]]  # by token id: logprob, rank, decoded_token
+Finish = Literal["stop", "length"]
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(protected_namespaces=(), extra="forbid")
+
+
+class Error(Answer):
+    message: str = Field(description="what was wrong, and what to do")
+    type: str
+    param: str | None = Field(description="the field, as a dotted path")
+    code: str | None
+
+
+class ErrorAnswer(Answer):
+    error: Error
+
+
+class PromptTokensDetails(Answer):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(Answer):
+    reasoning_tokens: int
+
+
+class Usage(Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class Envelope(Answer):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    ridgeline: dict[str, Any] | list[dict[str, Any]] | None = Field(None, description="where the time went")
+
+
+# ---- chats --------------------------------------------------------------------------------------------------------
+
+
+class TokenLogprob(Answer):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Answer):
+    content: list[ChosenLogprob]
+    refusal: None
+
+
+class Message(Answer):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Answer):
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+
+
+class Chat(Envelope):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[Logprobs | None] | None = None
+
+
+class Delta(Answer):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatDelta(Answer):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatChunk(Envelope):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatDelta]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+# ---- completions --------------------------------------------------------------------------------------------------
+
+
+class CompletionLogprobs(Answer):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Answer):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish | None = Field(description="null while it goes on, in a stream")
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[Logprobs | None] | None = None
+
+
+class Completion(Envelope):
+    """Of a stream each chunk is one, with usage only where stream_options ask for it."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+# ---- models and tokens --------------------------------------------------------------------------------------------
+
+
+class Model(Answer):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int
+
+
+class ModelList(Answer):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Version(Answer):
+    version: str
+
+
+class Tokens(Answer):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(Answer):
+    prompt: str
+
+
+class TokenizerInfo(BaseModel):
+    """And the names of special tokens: eos_token, …"""
+
+    model_config = ConfigDict(protected_namespaces=(), extra="allow")
+
+    vocab_size: int
+    model_max_length: int
+    bos_token_id: int | None
+    eos_token_ids: list[int]
+    chat_template: str | None
