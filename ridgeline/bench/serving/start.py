@@ -225,9 +225,19 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END)
     until = time.monotonic() + END
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        while time.monotonic() < until:  # until nobody is left in its group
-            os.killpg(process.pid, 0)
-            time.sleep(LOOK)
+    while (left := _session(process.pid)) and time.monotonic() < until:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.poll()  # else it would stay as a zombie
+        time.sleep(LOOK)
+
+
+def _session(leader: int) -> list[int]:
+    """Processes of the session that one of them began, itself included. They may be in groups of their own."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if int(stat.read_text().rpartition(")")[2].split()[3]) == leader:
+                found.append(int(stat.parent.name))
+    return found

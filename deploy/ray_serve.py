@@ -1,0 +1,112 @@
+"""Ridgeline's server as a Ray Serve application: each replica is an engine on its GPU with a face in front of it.
+
+    pip install 'ridgeline[serve]' 'ray[serve]'
+    serve run deploy.ray_serve:application model=Qwen/Qwen3-0.6B max_replicas=4
+
+Arguments are the settings of `ridgeline serve`, by their names in YAML, and `OWN`. Keys may come from
+RIDGELINE_API_KEY and RIDGELINE_ADMIN_KEY. Ray listens and balances, so host and port mean nothing here; /metrics and
+/v1/requests/{id} are those of the replica that happens to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import uuid
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from ray import serve
+from ray.serve import Application
+
+from ridgeline.cli.serve import ENGINE_FIELDS, ENVIRONMENT
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.serving import ServeConfig
+from ridgeline.serving.face import Face
+from ridgeline.serving.http.app import create_app
+from ridgeline.serving.http.middleware import wrap
+from ridgeline.serving.supervisor import Keeper, encode, runtime_directory
+from ridgeline.worker.folder import EMBEDDED_MODEL, resolve_model
+
+# max_replicas: 0 for as many as replicas. gpus, cpus: of each. target: open requests beyond which another is added.
+OWN = {"replicas": 1, "max_replicas": 0, "gpus": 1, "cpus": 1, "target": 64}
+
+
+@serve.deployment
+@serve.ingress()
+class Replica:
+    """Lives in one process of Ray's, the engine in another, which dies with it."""
+
+    async def __init__(self, config: ServeConfig) -> None:
+        model = config.engine.get("model") or EMBEDDED_MODEL
+        folder = resolve_model(str(model), config.engine.get("revision"))
+        names = config.served_model_name or (folder.resolve().name if Path(str(model)).is_dir() else str(model),)
+        self._directory = runtime_directory()
+        socket = str(self._directory / "engine")
+        settings = encode(
+            {
+                "socket": socket,
+                "options": {**config.engine, "model": str(folder)},
+                "served_name": names[0],
+                "grammar_timeout": config.grammar_timeout,
+                "log_json": config.log_json,
+                "log_level": config.log_level,
+            }
+        )
+        self._engine = Keeper("engine", "ridgeline.serving.engine_process", lambda life: settings)
+        self._face = Face.build(config, folder, names, socket, f"ray-{uuid.uuid4().hex[:12]}")
+        self._tasks = [asyncio.create_task(self._engine.keep()), asyncio.create_task(self._face.client.run())]
+        up = asyncio.create_task(self._face.client.wait_until_up())
+        await asyncio.wait({up, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+        self._raise_what_ended()
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return wrap(create_app(self._face), self._face)
+
+    def check_health(self) -> None:
+        """Ray replaces a replica that fails this three times. An engine that died is started again meanwhile."""
+        self._raise_what_ended()
+        if self._face.client.facts is not None and not self._face.healthy:
+            raise RuntimeError(f"requests run, and no step ended for {self._face.config.step_timeout:g} s")
+
+    async def __del__(self) -> None:
+        self._engine.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _raise_what_ended(self) -> None:
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+
+def application(given: dict[str, Any]) -> Application:
+    """What `serve run` deploys. Raises InvalidConfig or msgspec's ValidationError for settings that cannot be."""
+    settings = {name: yaml.safe_load(value) if isinstance(value, str) else value for name, value in given.items()}
+    own = {name: settings.pop(name, default) for name, default in OWN.items()}
+    engine = {name: settings.pop(name) for name in sorted(ENGINE_FIELDS) if name in settings}
+    LLMConfig(**engine)  # complains of what no engine could use
+    for name, variable in ENVIRONMENT.items():
+        if variable in os.environ:
+            settings.setdefault(name, os.environ[variable].split())
+    if unknown := settings.keys() - {field.name for field in fields(ServeConfig)}:
+        raise InvalidConfig(f"no setting of the server, nor of Ray's: {', '.join(sorted(unknown))}.")
+    for name, value in settings.items():
+        if isinstance(value, str) and isinstance(getattr(ServeConfig, name), tuple):
+            settings[name] = [value]
+    config = msgspec.convert({**settings, "engine": engine}, ServeConfig)
+    scaling: dict[str, Any] = {"num_replicas": own["replicas"]}
+    if own["max_replicas"]:
+        bounds = {"min_replicas": own["replicas"], "max_replicas": own["max_replicas"]}
+        scaling = {"autoscaling_config": {**bounds, "target_ongoing_requests": own["target"]}}
+    replica = Replica.options(
+        **scaling,
+        ray_actor_options={"num_gpus": own["gpus"], "num_cpus": own["cpus"]},
+        max_ongoing_requests=config.max_queue_requests or 1 << 20,  # what is above gets our 429, not Ray's queue
+        graceful_shutdown_timeout_s=config.shutdown_timeout,
+    )
+    return replica.bind(config)
