@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from ridgeline.serving import metrics
 from ridgeline.serving.bounds import BOUNDS
@@ -45,7 +45,7 @@ def router(face: Face) -> APIRouter:
     """GET /metrics, /v1/requests, /v1/requests/{id}, /dashboard and what that page needs."""
     routes = APIRouter(tags=["operator"])
 
-    @routes.get("/metrics", summary="Prometheus' text format")
+    @routes.get("/metrics", summary="Prometheus' text format", response_class=PlainTextResponse)
     async def metrics_page() -> Response:
         return Response(await metrics.page(face), headers={"Content-Type": metrics.CONTENT_TYPE})
 
