@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.core.request import Request
-from ridgeline.serving.errors import Overloaded, TooLong, Unavailable
+from ridgeline.serving.errors import BadRequest, Overloaded, TooLong, Unavailable
 from ridgeline.transport.messages import EngineFacts
 
 RETRY_AFTER = 1  # seconds
@@ -24,7 +24,7 @@ class Admission:
     open_tokens: int = 0
 
     def admit(self, requests: Sequence[Request], facts: EngineFacts) -> None:
-        """Count them in, until `leave`. Raises Unavailable, Overloaded or TooLong."""
+        """Count them in, until `leave`. Raises Unavailable, Overloaded, or BadRequest for what could never be."""
         if self.draining:
             raise Unavailable("the server is shutting down; send the request to another.", retry_after=5)
         tokens = sum(request.max_total_tokens for request in requests)
@@ -42,6 +42,7 @@ class Admission:
                     f"{facts.cache_tokens}; lower max_tokens.",
                     param="max_tokens",
                 )
+        self._check_alone(len(requests), tokens)
         if self.max_requests and self.open_requests + len(requests) > self.max_requests:
             raise Overloaded(
                 f"{self.open_requests} requests are open, of at most {self.max_requests}; try again later.",
@@ -55,6 +56,19 @@ class Admission:
             )
         self.open_requests += len(requests)
         self.open_tokens += tokens
+
+    def _check_alone(self, count: int, tokens: int) -> None:
+        """What would be too much for an idle server too: trying again is no help."""
+        if 0 < self.max_requests < count:
+            raise BadRequest(
+                f"n is {count}, and at most {self.max_requests} completions may be open at once; lower n.", param="n"
+            )
+        if 0 < self.max_tokens < tokens:
+            raise TooLong(
+                f"prompt and max_tokens, times n, are {tokens} tokens, and at most {self.max_tokens} may be open at "
+                "once; lower max_tokens.",
+                param="max_tokens",
+            )
 
     def leave(self, count: int, tokens: int) -> None:
         self.open_requests -= count

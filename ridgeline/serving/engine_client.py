@@ -69,7 +69,7 @@ class Ticket:
     def watch(self, waiter: asyncio.Future[None]) -> None:
         """Resolve `waiter` as soon as there is something to see."""
         self._waiter = waiter
-        if self.inbox or self.failure is not None:
+        if self.inbox or self.failure is not None or self.ended is not None:
             self.wake()
 
 
@@ -92,7 +92,7 @@ class EngineClient:
         self._socket: FaceSocket | None = None
         self._tickets: dict[int, Ticket] = {}
         self._numbers = itertools.count(1)
-        self._asked: list[asyncio.Future[Stats]] = []
+        self._asked: list[asyncio.Future[Stats | None]] = []
         self._looking: deque[asyncio.Future[list[Life]]] = deque()  # in the order of their questions
         self._up = asyncio.Event()
 
@@ -144,7 +144,7 @@ class EngineClient:
             arrival=request.arrival,
             grammar=grammar,
         )
-        await self._socket.send(message)
+        self._send_soon(message)
         return ticket
 
     def cancel(self, tickets: Iterable[Ticket], at_token: int | None = None) -> None:
@@ -167,7 +167,7 @@ class EngineClient:
         """Figures of this moment; the newest known if the engine does not answer."""
         if self.facts is None:
             return self.stats
-        future: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Stats | None] = asyncio.get_running_loop().create_future()
         self._asked.append(future)
         if len(self._asked) == 1:
             self._send_soon(Ask())
@@ -228,6 +228,7 @@ class EngineClient:
     async def _read(self, socket: FaceSocket) -> None:
         while True:
             self._take(await socket.receive())
+            await asyncio.sleep(0)  # receiving what is there already does not wait, and a backlog's readers have turns
 
     def _take(self, message: FromEngine) -> None:
         match message:
@@ -253,23 +254,24 @@ class EngineClient:
                 pass  # the answer to a greeting that came late
 
     def _take_progress(self, progress: Progress) -> None:
-        tickets, slow = self._tickets, []
+        tickets, slow = self._tickets, dict[int, Ticket]()
         for number, token_id in zip(progress.ids, progress.token_ids, strict=True):
             ticket = tickets.get(number)
             if ticket is not None and not ticket.put(token_id):
-                slow.append(ticket)
+                slow[number] = ticket
         for event in progress.events:
             ticket = tickets.get(event.id)
             if ticket is not None and not ticket.put(event):
-                slow.append(ticket)
+                slow[event.id] = ticket
         for ended in progress.ended:
             ticket = tickets.pop(ended.id, None)
             if ticket is not None:
+                slow.pop(ended.id, None)  # nothing is left to cut
                 ticket.ended = ended
                 ticket.wake()
-        for ticket in slow:
+        for ticket in slow.values():
             ticket.fail(SlowReader(f"{len(ticket.inbox)} tokens were not read; the request was cut."))
-        self.cancel(slow)
+        self.cancel(slow.values())
 
     def _lose_engine(self) -> None:
         self.facts = None
@@ -282,18 +284,19 @@ class EngineClient:
         for ticket in lost:
             ticket.fail(Unavailable("the engine died while it ran this request; try again.", retry_after=RETRY_AFTER))
         for asked in self._asked:
-            asked.cancel()
+            if not asked.done():
+                asked.set_result(self.stats)
         self._asked.clear()
         for looking in self._looking:
             if not looking.done():
                 looking.set_exception(Unavailable("the engine died.", retry_after=RETRY_AFTER))
         self._looking.clear()
 
-    def _send_soon(self, message: Cancel | Ask | Look) -> None:
-        """Without waiting: sending to a socket whose queue has no bound never blocks."""
+    def _send_soon(self, message: Submit | Cancel | Ask | Look) -> None:
+        """In this order, without waiting. While an engine dies it is gone as a peer and not yet as a process: what is
+        sent then is never sent, and `_lose_engine` says so to those that it concerns."""
         assert self._socket is not None
-        task = asyncio.ensure_future(self._socket.send(message))
-        task.add_done_callback(_log_failure)
+        self._socket.send(message).add_done_callback(_log_failure)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -305,6 +308,6 @@ def _refusal(message: Refused) -> RequestFailed:
     return BadRequest(message.error, param=message.param) if message.param else EngineFailed(message.error)
 
 
-def _log_failure(task: asyncio.Future[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
+def _log_failure(sent: asyncio.Future[None]) -> None:
+    if not sent.cancelled() and (error := sent.exception()) is not None:
         logger.warning("a message to the engine was lost: %s", error)

@@ -143,7 +143,8 @@ class EngineHost:
     def _cancel(self, connection: bytes, message: Cancel) -> None:
         for number in self._grammars.cancel(connection, message.ids):
             self._socket.send(connection, Refused(id=number, error="the request was cancelled."))
-        found = [name for name in (_name(connection, n) for n in message.ids) if name in self._owners]
+        names = dict.fromkeys(_name(connection, number) for number in message.ids)
+        found = [name for name in names if name in self._owners]
         for name in found:
             self._engine.abort(name, message.at_token)
         ended = [self._end(name, "abort" if message.at_token is None else "stop") for name in found]

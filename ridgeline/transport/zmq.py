@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import cast
+
 import zmq
 import zmq.asyncio
 
@@ -65,8 +68,9 @@ class FaceSocket:
     async def receive(self) -> FromEngine:
         return decode_from_engine(await self._socket.recv())
 
-    async def send(self, message: FromFace) -> None:
-        await self._socket.send(encode(message))
+    def send(self, message: FromFace) -> asyncio.Future[None]:
+        """Done at once where an engine is connected, else as soon as one is; `close` cancels it."""
+        return cast("asyncio.Future[None]", self._socket.send(encode(message)))
 
     def close(self) -> None:
         self._socket.close()
