@@ -30,6 +30,7 @@ from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.face import Face
 from ridgeline.serving.http.middleware import wrap
+from ridgeline.serving.http.protocol import BoundedProtocol
 from ridgeline.serving.lifeline import end_with_parent, tell_mistake, tell_ready
 from ridgeline.serving.logs import set_up_logging
 
@@ -107,7 +108,7 @@ async def drain(face: Face, timeout: float) -> None:
 def _uvicorn_config(app: ASGIApp, config: ServeConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedProtocol,
         ws="none",
         log_config=None,
         access_log=False,
