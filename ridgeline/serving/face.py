@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.admission import Admission
 from ridgeline.serving.engine_client import EngineClient
-from ridgeline.serving.generation import Service
+from ridgeline.serving.generation import Run, Service
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -37,12 +37,15 @@ class Face:
         client = EngineClient(socket, name, buffer=config.stream_buffer)
         share = config.api_server_count
         admission = Admission(-(-config.max_queue_requests // share), -(-config.max_queue_tokens // share))
+        service = Service(client, tokenizer, admission)
+        if config.otlp_endpoint is not None:
+            service.on_end = _tracing(config.otlp_endpoint, names[0], name)
         return cls(
             config=config,
             names=names,
             folder=folder,
             client=client,
-            service=Service(client, tokenizer, admission),
+            service=service,
             tokenizer=tokenizer,
             chat_template=_chat_template(config.chat_template, folder, tokenizer.special_tokens),
         )
@@ -54,6 +57,14 @@ class Face:
         if client.facts is None:
             return False
         return not client.busy or time.monotonic() - client.last_step < self.config.step_timeout
+
+
+def _tracing(endpoint: str, model: str, face: str) -> Callable[[Run, BaseException | None], None]:
+    try:
+        from ridgeline.serving.tracing import observer  # of an extra, and slow to import
+    except ImportError as error:
+        raise InvalidConfig(f"--otlp-endpoint needs `pip install ridgeline[otel]` ({error}).") from error
+    return observer(endpoint, model, face)
 
 
 def _chat_template(path: str | None, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:

@@ -18,6 +18,7 @@ import grpc
 from grpc.aio import ServicerContext as Context
 
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.serving import trace_parent
 from ridgeline.serving.errors import BadRequest, RequestFailed, SlowReader
 from ridgeline.serving.keys import allowed, bearer
 
@@ -130,6 +131,7 @@ async def _send(responses: Any, context: Context) -> None:
 @asynccontextmanager
 async def _answering(context: Context) -> AsyncIterator[None]:
     given = _value(context.invocation_metadata(), ID)
+    trace_parent.take(context.invocation_metadata() or ())
     rename(context, given if given and SANE_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}")
     try:
         yield

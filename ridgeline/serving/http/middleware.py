@@ -20,6 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ridgeline.serving import trace_parent
 from ridgeline.serving.admission import Admission
 from ridgeline.serving.errors import BadRequest, RequestFailed, TimedOut, Unavailable
 from ridgeline.serving.face import Face
@@ -81,7 +82,9 @@ def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
     logged, and paths are as they came, percent-encoded: nothing in them can break a line."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).get("x-request-id", "")
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        trace_parent.take(headers.items())
         name = given if SANE_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
         scope.setdefault("state", {})["request_id"] = name
         status, began = 499, time.monotonic()  # unless there is an answer, the client has left

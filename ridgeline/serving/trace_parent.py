@@ -1,0 +1,27 @@
+"""The trace that a request is part of, as its client says (W3C Trace Context), on the way from headers to its run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextvars import ContextVar
+
+HEADERS = ("traceparent", "tracestate")
+LONGEST = 8192  # characters; who sends more sends nonsense
+
+_current: ContextVar[dict[str, str]] = ContextVar("trace_parent")
+
+
+def take(headers: Iterable[tuple[str, str | bytes]]) -> None:
+    """For all that this task, and those it starts, will run."""
+    _current.set(
+        {
+            name.lower(): value
+            for name, value in headers
+            if name.lower() in HEADERS and isinstance(value, str) and len(value) <= LONGEST
+        }
+    )
+
+
+def current() -> dict[str, str]:
+    """Those headers; none where nobody took any."""
+    return _current.get({})
