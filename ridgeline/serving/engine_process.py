@@ -54,11 +54,12 @@ GRAMMAR_WAIT = 0.002  # seconds between looks at grammars that are being compile
 
 
 class EngineSettings(msgspec.Struct, kw_only=True):
-    """socket: path to listen on. options: of `LLMConfig`. grammar_timeout: seconds."""
+    """socket: path to listen on. options: of `LLMConfig`. life: as in `EngineFacts`. grammar_timeout: seconds."""
 
     socket: str
     options: dict[str, Any]
     served_name: str
+    life: int = 1
     grammar_timeout: float = 5.0
     log_json: bool = False
     log_level: str = "info"
@@ -69,7 +70,7 @@ class EngineHost:
 
     def __init__(self, assembly: Assembly, socket: EngineSocket, settings: EngineSettings) -> None:
         self._engine, self._socket = assembly.engine, socket
-        self._facts = facts_of(assembly, settings.served_name)
+        self._facts = facts_of(assembly, settings.served_name, settings.life)
         self._grammars = Grammars(
             assembly.folder, self._facts.vocab_size, self._facts.eos_ids, settings.grammar_timeout
         )
@@ -225,11 +226,12 @@ class EngineHost:
         return self._stats.message(self._engine.scheduler, self._engine.headroom, self._gpus.read())
 
 
-def facts_of(assembly: Assembly, served_name: str) -> EngineFacts:
+def facts_of(assembly: Assembly, served_name: str, life: int) -> EngineFacts:
     """What faces are told."""
     config, layout, model = assembly.engine.config, assembly.engine.layout, assembly.model
     return EngineFacts(
         process_id=os.getpid(),
+        life=life,
         model=served_name,
         folder=str(assembly.folder),
         max_model_len=config.max_model_len,

@@ -1,8 +1,9 @@
-"""What the driver says of the GPUs in use, by NVML where there is one."""
+"""What the driver says of the GPU in use, by NVML where there is one."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,35 +17,43 @@ class Gpus:
 
     def __init__(self, device: str) -> None:
         self._nvml: Any = None
-        self._handles: list[tuple[int, Any]] = []
-        kind, _, index = device.partition(":")
-        if kind != "cuda":
+        self._handles: list[Any] = []
+        if not device.startswith("cuda"):
             return
-        with suppress(Exception):  # whatever is missing there: these figures are not worth a failed start
+        try:
             import pynvml
+            import torch
 
             pynvml.nvmlInit()
-            number = int(index or 0)
-            self._nvml, self._handles = pynvml, [(number, pynvml.nvmlDeviceGetHandleByIndex(number))]
+            # NVML counts all GPUs of the machine, torch those that CUDA_VISIBLE_DEVICES leaves; names are the same.
+            uuid = torch.cuda.get_device_properties(torch.device(device)).uuid
+            self._nvml, self._handles = pynvml, [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")]
+        except Exception as error:  # whatever is missing there: these figures are not worth a failed start
+            logger.info("the GPU's own figures are left out (%s)", error)
 
     def read(self) -> list[Gpu]:
         try:
-            return [self._read(index, handle) for index, handle in self._handles]
+            return [self._read(handle) for handle in self._handles]
         except Exception as error:
             logger.warning("NVML fails, so the GPU's figures are left out from now on (%s)", error)
             self._handles = []
             return []
 
-    def _read(self, index: int, handle: Any) -> Gpu:
+    def _read(self, handle: Any) -> Gpu:
         nvml = self._nvml
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        name = nvml.nvmlDeviceGetName(handle)
+        memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), nvml.nvmlDeviceGetName(handle)
         return Gpu(
-            index=index,
+            index=nvml.nvmlDeviceGetIndex(handle),
             name=name.decode() if isinstance(name, bytes) else name,
-            utilization=nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+            utilization=self._figure(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
             memory_used=int(memory.used),
             memory_total=int(memory.total),
-            power=nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            temperature=float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            power=self._figure(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+            temperature=self._figure(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
         )
+
+    def _figure(self, read: Callable[[], float]) -> float | None:
+        """None where this GPU does not tell it, as parts of one (MIG) do not."""
+        with suppress(self._nvml.NVMLError_NotSupported):
+            return float(read())
+        return None

@@ -71,7 +71,7 @@ class Snapshot:
         return cls(
             model=face.names[0],
             up=client.facts is not None,
-            restarts=max(0, client.lives - 1),
+            restarts=client.known.life - 1 if client.known is not None else 0,
             facts=client.known,
             stats=stats,
             face=client.name,
@@ -121,7 +121,7 @@ class _Once(Collector):
 def _server(snapshot: Snapshot) -> Iterable[Metric]:
     labels = snapshot.labels
     yield _gauge("ridgeline:engine_up", "1 while the engine's process answers.", ENGINE, [(labels, snapshot.up)])
-    restarts = CounterMetricFamily("ridgeline:engine_restarts", "Engines that this face saw replaced.", labels=ENGINE)
+    restarts = CounterMetricFamily("ridgeline:engine_restarts", "Engines that were replaced.", labels=ENGINE)
     restarts.add_metric(labels, snapshot.restarts)
     yield restarts
     yield _gauge("ridgeline:faces", "Processes that serve the network.", (), [([], snapshot.faces)])
@@ -204,7 +204,8 @@ def _device(snapshot: Snapshot) -> Iterable[Metric]:
         ("power_watts", "Power drawn.", lambda gpu: gpu.power),
         ("temperature_celsius", "Temperature.", lambda gpu: gpu.temperature),
     ):
-        yield _gauge(f"ridgeline:gpu_{name}", text, ("gpu", "name"), [(_gpu_labels(gpu), read(gpu)) for gpu in gpus])
+        told = [(_gpu_labels(gpu), value) for gpu in gpus if (value := read(gpu)) is not None]
+        yield _gauge(f"ridgeline:gpu_{name}", text, ("gpu", "name"), told)
 
 
 def _gpu_labels(gpu: Gpu) -> list[str]:

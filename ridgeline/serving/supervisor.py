@@ -224,7 +224,9 @@ class Supervisor:
         def settings_of(index: int) -> Callable[[int], bytes]:
             return lambda life: encode({**face_settings, "name": f"face-{index}-{life}"})
 
-        engine = Keeper("engine", "ridgeline.serving.engine_process", lambda life: encode(engine_settings))
+        engine = Keeper(
+            "engine", "ridgeline.serving.engine_process", lambda life: encode({**engine_settings, "life": life})
+        )
         faces = [
             Keeper(f"face {index}", "ridgeline.serving.face_process", settings_of(index), (fd,))
             for index in range(1, config.api_server_count + 1)

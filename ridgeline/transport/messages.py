@@ -75,9 +75,11 @@ class Look(Message, frozen=True, tag="look"):
 
 
 class EngineFacts(Message, frozen=True):
-    """What a face must know of the model and the engine. cache_tokens: tokens that the KV cache holds."""
+    """What a face must know of the model and the engine. life: 1 for the first engine of a server, one more for each
+    that replaced another. cache_tokens: tokens that the KV cache holds."""
 
     process_id: int
+    life: int = 1
     model: str
     folder: str
     max_model_len: int
@@ -171,15 +173,15 @@ class StepShape(Message, frozen=True):
 
 
 class Gpu(Message, frozen=True):
-    """By NVML. memory in bytes, power in watts, utilization 0 … 1."""
+    """By NVML. memory in bytes, power in watts, utilization 0 … 1; None: not told."""
 
     index: int
     name: str
-    utilization: float
+    utilization: float | None
     memory_used: int
     memory_total: int
-    power: float
-    temperature: float
+    power: float | None
+    temperature: float | None
 
 
 class Stats(Message, frozen=True, tag="stats"):

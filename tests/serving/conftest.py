@@ -29,11 +29,11 @@ MODEL = "embedded"
 _names = itertools.count(1)
 
 
-def start_engine(socket: Path, **options: object) -> subprocess.Popen[bytes]:
+def start_engine(socket: Path, *, life: int = 1, **options: object) -> subprocess.Popen[bytes]:
     """An engine process; closing its standard input ends it."""
     process = subprocess.Popen([sys.executable, "-m", "ridgeline.serving.engine_process"], stdin=subprocess.PIPE)
     assert process.stdin is not None
-    settings = {"socket": str(socket), "options": options, "served_name": MODEL}
+    settings = {"socket": str(socket), "options": options, "served_name": MODEL, "life": life}
     process.stdin.write(json.dumps(settings).encode() + b"\n")
     process.stdin.flush()
     return process
@@ -120,6 +120,8 @@ def start_server(engine_socket: Path) -> StartServer:
     @contextmanager
     def start(folder: Path = EMBEDDED_MODEL, engine: Path = engine_socket, **settings: object) -> Iterator[Server]:
         listener = sockets.create_server(("127.0.0.1", 0))
+        # Small, for connections too: who does not read is noticed before megabytes wait for him.
+        listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, 1 << 16)
         started, servers = threading.Event(), list[Server]()
         config = ServeConfig(**settings)  # type: ignore[arg-type]
 

@@ -183,7 +183,7 @@ def test_the_page_outlives_the_engine(tmp_path: Path) -> None:
                     while face.client.facts is not None:
                         await asyncio.sleep(0.01)
                 down = (await metrics.page(face)).decode()
-                process = start_engine(tmp_path / "engine")
+                process = start_engine(tmp_path / "engine", life=2)
                 await asyncio.wait_for(face.client.wait_until_up(), 60)
                 return down, (await metrics.page(face)).decode()
         finally:
