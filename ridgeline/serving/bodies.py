@@ -67,8 +67,10 @@ TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Object = dict[str, Any]
 # Ranges that the document shows, and `SamplingParams` enforces for all ways that lead to it.
 Unit = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})]
+Share = Annotated[float, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": 1})]
 Penalty = Annotated[float, WithJsonSchema({"type": "number", "minimum": -2, "maximum": 2})]
-Positive = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0})]
+NotNegative = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0})]
+Positive = Annotated[float, WithJsonSchema({"type": "number", "exclusiveMinimum": 0})]
 Name = Annotated[str, Field(max_length=MOST_NAME)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
@@ -118,8 +120,8 @@ class GenerationBody(Body):
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    temperature: Positive | None = None
-    top_p: Unit | None = None
+    temperature: NotNegative | None = None
+    top_p: Share | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Unit | None = None
     repetition_penalty: Positive | None = None

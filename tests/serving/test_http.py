@@ -411,6 +411,34 @@ def test_a_client_that_leaves_ends_its_request(server: Server, stream: bool) -> 
     assert server.wait_idle(1.0)
 
 
+@pytest.mark.parametrize("reads_again", [True, False])
+def test_a_client_that_does_not_read_is_cut(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch, reads_again: bool
+) -> None:
+    monkeypatch.setattr("ridgeline.serving.http.sse.STALLED", 30.0 if reads_again else 2.0)
+    monkeypatch.setattr("ridgeline.serving.http.sse.KEEP_ALIVE", 1.0)
+    body = TEXT | {"max_tokens": 1900, "ignore_eos": True, "logprobs": 20, "stream": True}
+    content = json.dumps(body).encode()
+    with start_server(stream_buffer=16) as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = server.url.removeprefix("http://").split(":")
+        connection.connect((host, int(port)))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        connection.sendall(head.encode() + content)
+        deadline = time.monotonic() + 20
+        client = server.face.client
+        assert connection.recv(1, socket.MSG_PEEK), "it has begun"
+        while client.num_open and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert client.num_open == 0, "the engine goes on for nobody"
+        if not reads_again:
+            assert server.wait_idle(10), "its place in the queue is not given back"
+        connection.settimeout(10)
+        received = b"".join(iter(lambda: connection.recv(1 << 20), b""))
+        assert b"[DONE]" not in received
+        assert (b'"slow_reader"' in received) == reads_again
+
+
 # ---- errors -------------------------------------------------------------------------------------------------------
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
