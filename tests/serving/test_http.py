@@ -7,10 +7,11 @@ import json
 import math
 import socket
 import time
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import openai
+import pydantic
 import pytest
 
 from ridgeline import LLM, SamplingParams
@@ -329,6 +330,49 @@ def test_structured_outputs_hold_the_text_to_their_form(server: Server) -> None:
             model=MODEL, messages=messages, max_tokens=30, extra_body={"structured_outputs": structured}
         )
         assert fits(answer.choices[0].message.content or ""), (structured, answer.choices[0].message.content)
+
+
+class Person(pydantic.BaseModel):
+    name: Literal["Ada", "Alan"]
+    born: Annotated[int, pydantic.Field(ge=1800, le=1999)]
+
+
+def test_the_client_parses_what_it_asked_for_whole_and_streamed(server: Server) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 200}
+    answer = server.client.chat.completions.parse(**asked, response_format=Person)
+    assert isinstance(answer.choices[0].message.parsed, Person)
+    with server.client.chat.completions.stream(**asked, response_format=Person) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert isinstance(final.choices[0].message.parsed, Person)
+    assert "content.delta" in kinds
+    assert kinds[-1] == "content.done"
+
+
+def test_the_async_client_streams_a_form_and_meets_its_errors(server: Server) -> None:
+    async def ask() -> str:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            asked: dict[str, Any] = {"model": MODEL, "messages": CHAT["messages"], "max_tokens": 200, "stream": True}
+            form: Any = {"type": "json_object"}
+            text = ""
+            async for chunk in await client.chat.completions.create(**asked, response_format=form):
+                text += chunk.choices[0].delta.content or ""
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(**asked, temperature=-1)
+            assert refused.value.param == "temperature"
+            assert refused.value.request_id == refused.value.response.headers["x-request-id"]
+            return text
+
+    assert isinstance(json.loads(asyncio.run(ask())), dict)
+
+
+def test_a_request_has_the_name_that_its_client_gave_it(server: Server) -> None:
+    raw = server.client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=CHAT["messages"], max_tokens=1, extra_headers={"X-Request-Id": "mine-7"}
+    )
+    assert raw.headers["x-request-id"] == "mine-7"
+    assert raw.parse().id == "chatcmpl-mine-7"
+    assert raw.parse()._request_id == "mine-7"
 
 
 # ---- streams, as they are on the wire -----------------------------------------------------------------------------
