@@ -36,6 +36,7 @@ MOST_FAILURES = 5  # quick ones in a row
 STEADY = 30.0  # seconds of work after which a death is no quick failure
 MARGIN = 10.0  # seconds that a process gets to end beyond what it was promised
 BACKLOG = 2048
+UNREAD = 75_000  # milliseconds that a client may leave what it was sent unread, before its connection is reset
 LONGEST_PATH = 80  # of the runtime directory: a Unix socket's path has 107 bytes at most
 LAST_WORDS = 1.0  # seconds to read what a process that has ended had still said
 
@@ -324,6 +325,7 @@ def _bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse_port:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD)  # connections inherit it
         bound.bind(where)
     except OSError as error:
         bound.close()
