@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
 
 from ridgeline.core.request import MASK_FAILED, SamplingParams, TokenEvent
+from ridgeline.serving import trace_parent
 from ridgeline.serving.admission import Admission
 from ridgeline.serving.engine_client import EngineClient, Ticket
 from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestFailed, TimedOut, Unavailable
@@ -53,10 +54,12 @@ class Piece:
 
 
 class Service:
-    """Runs requests for a face. draining: nothing new is taken on."""
+    """Runs requests for a face. on_end: called with each that was taken on, once it has ended, and with what ended it
+    early."""
 
     def __init__(self, client: EngineClient, tokenizer: Tokenizer, admission: Admission, *, seed: int = 0) -> None:
         self.client, self.tokenizer, self.admission = client, tokenizer, admission
+        self.on_end: Callable[[Run, BaseException | None], None] | None = None
         self._seed = seed
         self._count = 0
 
@@ -77,7 +80,8 @@ class Service:
 
 
 class Run:
-    """One request under way: its completions, as an async iterator of pieces."""
+    """One request under way: its completions, as an async iterator of pieces. arrived: on the monotonic clock.
+    trace_parent: headers that say which trace it is part of."""
 
     def __init__(self, service: Service, asked: GenerationRequest, seed: int) -> None:
         outputs = [CompletionOutput(index) for index in range(asked.params.n)]
@@ -86,7 +90,8 @@ class Run:
         self._service, self._seed = service, seed
         self._tickets: list[Ticket] = []
         self._completions: list[Completion] = []
-        now = time.monotonic()
+        self.trace_parent = trace_parent.current()
+        self.arrived = now = time.monotonic()
         self._deadline = now + asked.timeout if asked.timeout > 0 else None
         self._first_by = now + asked.queue_timeout if asked.queue_timeout > 0 else None
         self._admitted = 0
@@ -113,8 +118,8 @@ class Run:
             for index, request in enumerate(requests):
                 ticket = await service.client.submit(request, asked.grammar, name=asked.id, index=index)
                 self._tickets.append(ticket)
-        except BaseException:
-            await self.__aexit__(None, None, None)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
             raise
         return self
 
@@ -126,6 +131,8 @@ class Run:
             if not output.finished:
                 output.finish_reason = "abort"
         self._service.admission.leave(len(self._completions), self._admitted)
+        if self._service.on_end is not None:
+            self._service.on_end(self, error)
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         """Raises RequestFailed if the request ends otherwise than by itself."""
