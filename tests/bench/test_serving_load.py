@@ -9,6 +9,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
@@ -187,6 +188,17 @@ def test_processes_share_the_work_and_each_request_is_sent_once(server: Scripted
     assert bodies[0] != bodies[2]
     assert max(bodies[0].values()) == 1
     assert server.most_open <= 6
+
+
+def test_what_a_client_process_says_arrives_though_its_writes_are_interrupted() -> None:
+    code = (
+        "import signal; from ridgeline.bench.serving.child import _say; signal.signal(signal.SIGALRM, lambda *_: None);"
+        "signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01); _say('x' * 2_000_000)"
+    )
+    with subprocess.Popen([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        time.sleep(1.0)  # the pipe is full, and alarms ring
+        assert len(process.stdout.read()) == 2_000_003
 
 
 def test_connections_are_used_again_and_a_body_without_length_ends_with_its_connection(server: ScriptedServer) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import gc
 import json
 import math
+import os
 import sys
 import time
 from typing import Any
@@ -156,8 +157,9 @@ async def _run(task: Task) -> Share:
 
 
 def _say(what: Any) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(what) + b"\n")
-    sys.stdout.buffer.flush()
+    left = memoryview(msgspec.json.encode(what) + b"\n")
+    while left:  # a pipe may take less than all; sys.stdout knows that only where Python buffers it
+        left = left[os.write(1, left) :]
 
 
 def main() -> None:
