@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ logger = logging.getLogger("ridgeline.serving.face")
 APP = "ridgeline.serving.http.app:create_app"
 FLUSH = 3  # seconds that a client gets to read the end of its answer while the server ends
 KEEP_ALIVE = 75  # seconds that idle connections stay open: longer than proxies keep theirs
+GREETING = 1.0  # seconds that an engine gets to answer before clients are told that there is none
 LOOK = 0.05  # seconds between looks at what still runs
 
 
@@ -73,6 +74,8 @@ async def serve(settings: FaceSettings) -> None:
     server = Server(_uvicorn_config(wrap(_create_app(settings.app)(face), face), config))
     listener = socket.socket(fileno=settings.listener)
     engine = asyncio.create_task(face.client.run())
+    with suppress(TimeoutError):  # who waited for a face that died finds an engine behind the next one
+        await asyncio.wait_for(face.client.wait_until_up(), GREETING)
     serving = asyncio.create_task(server.serve([listener]))
     grpc_server = await _start_grpc(face, settings.grpc_address)
     ready = asyncio.create_task(_announce(face, server))
