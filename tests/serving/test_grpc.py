@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -363,6 +365,22 @@ def test_every_method_but_health_asks_for_a_key(engine_socket: Path) -> None:
         assert served.wait_idle()
 
 
+def test_a_certificate_makes_it_private(engine_socket: Path, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    key, file = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", file, "-days", "2"]
+    subprocess.run([*made, "-subj", "/CN=localhost"], check=True, capture_output=True)
+    with serve_grpc(engine_socket, ssl_keyfile=key, ssl_certfile=file) as served:
+        trusted = grpc.ssl_channel_credentials(Path(file).read_bytes())
+        name = [("grpc.ssl_target_name_override", "localhost")]
+        with grpc.secure_channel(served.address, trusted, name) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            assert [model.id for model in stub.ListModels(pb.ListModelsRequest()).models] == [MODEL, "alias"]
+        plain = fails(lambda: served.stub.ListModels(pb.ListModelsRequest(), timeout=5))
+        assert plain.code() == Code.UNAVAILABLE
+
+
 # ---- the life of a request ----------------------------------------------------------------------------------------
 
 
@@ -465,6 +483,15 @@ def test_a_storm_of_clients_that_leave_breaks_nothing(served: GrpcServer, caplog
         assert served.wait_idle(5)
     assert [record.message for record in caplog.records if "poller" not in record.name.lower()] == []
     assert finishes(generate(served, text="x", sampling=greedy(2)))
+
+
+def test_a_call_that_brings_nothing_ends(engine_socket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "STALLED", 0.3)
+    with serve_grpc(engine_socket) as served:
+        silent, never = threading.Event(), iter(lambda: silent.wait(20), None)
+        call = served.channel.stream_stream("/grpc.health.v1.Health/Check")(never)
+        assert fails(lambda: next(call)).code() == Code.DEADLINE_EXCEEDED
+        silent.set()
 
 
 # ---- the life of the server ---------------------------------------------------------------------------------------

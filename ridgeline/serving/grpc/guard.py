@@ -19,7 +19,7 @@ from grpc.aio import ServicerContext as Context
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving import trace_parent
-from ridgeline.serving.errors import BadRequest, RequestFailed, SlowReader
+from ridgeline.serving.errors import BadRequest, RequestFailed, SlowReader, TimedOut
 from ridgeline.serving.keys import allowed, bearer
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 ID = "x-request-id"
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 MOST_DETAIL = 500  # characters: status and metadata travel as headers, which clients bound
-STALLED = 60.0  # seconds that one message may wait for a client that reads nothing
+STALLED = 60.0  # seconds that one message may wait for a client that reads nothing, or for one that sends nothing
 RETRY_AFTER = 1  # seconds, where trying again makes sense and nothing says when
 PUSHBACK = "grpc-retry-pushback-ms"  # which clients obey that try again by themselves
 # What tells nothing but whether the server works, and is asked by probes that have no key.
@@ -183,9 +183,13 @@ async def _each_checked(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 
 async def _first(requests: AsyncIterator[Any]) -> Any:
-    async for request in requests:
-        return _checked(request)
-    raise BadRequest("the call brings no message; send the one that this method takes.")
+    try:
+        async with asyncio.timeout(STALLED):
+            return _checked(await anext(requests))
+    except TimeoutError:
+        raise TimedOut(f"no message came within {STALLED:g} s.") from None
+    except StopAsyncIteration:
+        raise BadRequest("the call brings no message; send the one that this method takes.") from None
 
 
 async def _one(response: Awaitable[Any]) -> AsyncIterator[Any]:
