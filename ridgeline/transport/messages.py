@@ -79,7 +79,6 @@ class EngineFacts(Message, frozen=True):
     that replaced another. cache_tokens: tokens that the KV cache holds."""
 
     process_id: int
-    life: int = 1
     model: str
     folder: str
     max_model_len: int
@@ -93,6 +92,7 @@ class EngineFacts(Message, frozen=True):
     dtype: str
     device: str
     enable_prefix_caching: bool
+    life: int = 1
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
