@@ -231,8 +231,12 @@ class _Notes:
         if self.plot is not None:
             from ridgeline.bench.serving.plot import draw
 
-            title = " and ".join(f"{c.server.engine} {c.server.version}".strip() for c in self.curves.values())
-            draw({label: c.points for label, c in self.curves.items()}, f"{curve.server.model}: {title}", self.plot)
+            names = dict.fromkeys(f"{c.server.engine} {c.server.version}".strip() for c in self.curves.values())
+            draw(
+                {label: c.points for label, c in self.curves.items()},
+                f"{curve.server.model}: {' and '.join(names)}",
+                self.plot,
+            )
 
     def _append(self, out: Path, curve: Curve, new: bool) -> None:
         from ridgeline.bench.results import append, gpu, host

@@ -24,7 +24,7 @@ ASKED = "requests/s asked for"
 
 
 class Curve(NamedTuple):
-    """places: x and y of each point, by x. colour, dash: numbers."""
+    """places: x and y of each point, by the rate asked for. colour, dash: numbers."""
 
     name: str
     places: Sequence[tuple[float, float]]
@@ -46,7 +46,7 @@ def panels(servers: Mapping[str, Sequence[Point]]) -> list[Panel]:
         found = []
         for colour, (server, points) in enumerate(servers.items()):
             for dash, (name, y) in enumerate(ys.items()):
-                places = sorted((x(p), value) for p in points if (value := y(p)) is not None)
+                places = [(x(p), value) for p in sorted(points, key=asked) if (value := y(p)) is not None]
                 label = f"{server}, {name}" if len(servers) > 1 else name
                 found.append(Curve(label, places, colour, dash))
         return [c for c in found if c.places]
