@@ -7,6 +7,7 @@ import json
 import math
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal
 
 import httpx
@@ -216,6 +217,13 @@ def test_prompt_logprobs_and_token_ids_in_vllms_form(server: Server, offline: di
     assert choice["prompt_logprobs"][0] is None
     for entry, wanted in zip(choice["prompt_logprobs"][1:], want.prompt_logprobs[1:], strict=True):
         assert set(entry) == {str(i) for i in wanted}
+
+
+def test_an_echos_logprobs_and_prompt_logprobs_have_widths_of_their_own(server: Server) -> None:
+    body = TEXT | {"prompt": PROMPTS[1], "max_tokens": 1, "echo": True, "logprobs": 5, "prompt_logprobs": 1}
+    choice = post(server, "/v1/completions", json=body).json()["choices"][0]
+    assert {len(entry) for entry in choice["prompt_logprobs"][1:]} == {1, 2}, "the likeliest, and the prompt's own"
+    assert min(len(entry) for entry in choice["logprobs"]["top_logprobs"][1:]) >= 4, "texts may be equal"
 
 
 def test_json_has_no_infinity(server: Server) -> None:
@@ -607,6 +615,25 @@ def test_a_grammar_beyond_the_librarys_limits_is_the_clients_mistake(
     assert len(error["message"]) < 600
     assert "\n" not in error["message"]
     assert server.wait_idle()
+
+
+def test_a_template_that_does_not_end_is_stopped_and_keeps_nobody_waiting(
+    start_server: StartServer, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ridgeline.text.sandbox.MAX_SECONDS", 1.5)
+    template = tmp_path / "template.jinja"
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template.write_text("{% if forever %}" + loop + "{% endif %}x")
+    with start_server(chat_template=str(template)) as stuck, ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(
+            post, stuck, "/v1/chat/completions", json=CHAT | {"chat_template_kwargs": {"forever": True}}
+        )
+        time.sleep(0.3)
+        assert post(stuck, "/v1/completions", json=TEXT | {"max_tokens": 1}).status_code == 200
+        assert not refused.done()
+        error = refused.result().json()["error"]
+        assert (error["param"], error["type"]) == ("messages", "invalid_request_error")
+        assert "1.5 seconds" in error["message"]
 
 
 def test_a_templates_variable_may_have_any_name(server: Server) -> None:

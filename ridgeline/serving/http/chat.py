@@ -56,7 +56,7 @@ class Chat:
             "usage": shapes.usage_of([run]).json(),
         }
         if self._body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = shapes.prompt_logprobs(result)
+            answer["prompt_logprobs"] = shapes.prompt_logprobs(result, self._body.prompt_logprobs)
         if self._body.return_token_ids:
             answer["prompt_token_ids"] = result.prompt_token_ids
         if self._breakdown:

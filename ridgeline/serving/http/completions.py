@@ -132,7 +132,7 @@ class Completions:
         if body.logprobs is not None:
             choice["logprobs"] = self._logprobs(run, output)
         if body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = shapes.prompt_logprobs(result)
+            choice["prompt_logprobs"] = shapes.prompt_logprobs(result, body.prompt_logprobs)
         if body.return_token_ids:
             choice["token_ids"] = [] if self._nothing_new else output.token_ids
             choice["prompt_token_ids"] = result.prompt_token_ids

@@ -81,12 +81,17 @@ def finite(logprob: float) -> float:
     return max(logprob, LOWEST) if not math.isnan(logprob) else LOWEST
 
 
-def prompt_logprobs(result: RequestOutput) -> list[dict[str, Any] | None] | None:
-    """vLLM's form: by token id."""
+def prompt_logprobs(result: RequestOutput, top: int) -> list[dict[str, Any] | None] | None:
+    """vLLM's form: by token id, the likeliest `top` and the prompt's own."""
     if result.prompt_logprobs is None:
         return None
+
+    def told(token_id: int, entry: TokenIdLogprobs) -> dict[str, Any]:
+        return {str(i): _plain(each) for i, each in (dict(_best(entry, top)) | {token_id: entry[token_id]}).items()}
+
     return [
-        None if entry is None else {str(i): _plain(each) for i, each in entry.items()} for entry in whole_prompt(result)
+        None if entry is None else told(token_id, entry)
+        for token_id, entry in zip(result.prompt_token_ids, whole_prompt(result), strict=True)
     ]
 
 
