@@ -17,6 +17,15 @@ ARCHITECTURES = Registry(
         "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
         "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",
         "GPT2LMHeadModel": "ridgeline.models.gpt2:GPT2",
+        "Qwen2ForCausalLM": "ridgeline.models.qwen2:Qwen2",
+        "Gemma2ForCausalLM": "ridgeline.models.gemma:Gemma2",
+        "Gemma3ForCausalLM": "ridgeline.models.gemma:Gemma3",
+        "Phi3ForCausalLM": "ridgeline.models.phi3:Phi3",
+        "Olmo2ForCausalLM": "ridgeline.models.olmo2:Olmo2",
+        "SmolLM3ForCausalLM": "ridgeline.models.smollm3:SmolLM3",
+        "GPTNeoXForCausalLM": "ridgeline.models.gpt_neox:GPTNeoX",
+        "GraniteForCausalLM": "ridgeline.models.granite:Granite",
+        "BloomForCausalLM": "ridgeline.models.bloom:Bloom",
     },
 )
 
