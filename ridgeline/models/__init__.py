@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -50,6 +51,16 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
             return ARCHITECTURES[name]
     known = ", ".join(sorted(ARCHITECTURES))
     raise ModelLoadError(f"config.json names the architectures {names!r}, none of which we know; known: {known}.")
+
+
+def descriptions() -> dict[str, tuple[str, str]]:
+    """Architecture → (the families that name it, what they are): the first sentences of their files."""
+    found = {}
+    for name in sorted(ARCHITECTURES):
+        text = sys.modules[ARCHITECTURES[name].__module__].__doc__ or ""
+        families, _, what = text.partition(". ")[0].partition("\n\n")[0].partition(": ")
+        found[name] = families, what.rstrip(".")
+    return found
 
 
 def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:

@@ -1,5 +1,7 @@
-"""Gemma 2 and 3 (text): norms before and after each part, windows on most layers, scaled embeddings; soft caps (2);
-norms on queries and keys, and a rotation of their own for layers with a window (3)."""
+"""Gemma 2 and 3 (text): norms before and after each part, windows on most layers, scaled embeddings, soft caps.
+
+Gemma 2 has the caps; Gemma 3 norms on queries and keys instead, and a rotation of its own on layers with a window.
+"""
 
 from __future__ import annotations
 

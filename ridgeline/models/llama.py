@@ -1,4 +1,4 @@
-"""Llama 2 and 3.x; and what its many descendants share with it."""
+"""Llama 2 and 3.x: RMS norms, rotary grouped-query attention, gated feed-forward. Its many descendants share this."""
 
 from __future__ import annotations
 

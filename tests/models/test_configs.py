@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import RopeSpec
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.rotary import cos_sin_table, inverse_frequencies
-from ridgeline.models import ARCHITECTURES, model_config
+from ridgeline.models import ARCHITECTURES, descriptions, model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.worker.loader import checkpoint_views, stored_shape
 from tests.models.loading import OPS
@@ -573,3 +574,12 @@ def test_a_generation_config_with_words_for_numbers_is_refused() -> None:
 def test_every_registered_architecture_loads_under_its_own_name(name: str) -> None:
     config = next(config for config in PUBLISHED.values() if config["architectures"] == [name])
     assert ARCHITECTURES[name].spec(config).architecture == name
+
+
+def test_the_readme_lists_what_is_registered() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = [
+        f"| {families} | `{name}` | {what[0].upper()}{what[1:]} |" for name, (families, what) in descriptions().items()
+    ]
+    assert "\n".join(rows) in readme
+    assert readme.count("ForCausalLM` |") + readme.count("LMHeadModel` |") == len(ARCHITECTURES)
