@@ -111,8 +111,6 @@ def _attend(
 def _capped(q_BGJD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_BGJK: Tensor, scale: float, softcap: float) -> Tensor:
     """Attention whose logits are capped, which torch's has no place for. mask: what is seen, or added to the logits."""
     x_BGJK = softcap * torch.tanh(q_BGJD.float() @ k_BGKD.float().transpose(-1, -2) * (scale / softcap))
-    if mask_BGJK.dtype == torch.bool:
-        x_BGJK = x_BGJK.masked_fill(~mask_BGJK, -torch.inf)
-    else:
-        x_BGJK = x_BGJK + mask_BGJK
+    bool_mask = mask_BGJK.dtype == torch.bool
+    x_BGJK = x_BGJK.masked_fill(~mask_BGJK, -torch.inf) if bool_mask else x_BGJK + mask_BGJK
     return (x_BGJK.softmax(-1).to(v_BGKD.dtype) @ v_BGKD).to(q_BGJD.dtype)
