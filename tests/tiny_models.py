@@ -37,6 +37,14 @@ _LLAMA3_ROPE = {
 
 _QWEN3: dict[str, Any] = {**_COMMON, "head_dim": 32, "tie_word_embeddings": True}
 
+_GEMMA: dict[str, Any] = {
+    **_COMMON,
+    "pad_token_id": None,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": WINDOW,
+}
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**_COMMON, "num_hidden_layers": 2}),
     "llama3": ("Llama", {**_COMMON, "num_hidden_layers": 2, "rope_parameters": _LLAMA3_ROPE, "head_dim": 32}),
@@ -50,6 +58,91 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "use_sliding_window": True,
             "sliding_window": WINDOW,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen2": (
+        "Qwen2",
+        {
+            **_COMMON,
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 1,
+        },
+    ),
+    "gemma2": (
+        "Gemma2",
+        {**_GEMMA, "num_hidden_layers": 3, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            **_GEMMA,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "phi3": (
+        "Phi3",
+        {
+            **_COMMON,
+            "num_hidden_layers": 2,
+            "pad_token_id": None,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 256,
+            "rope_scaling": {
+                "type": "longrope",
+                "attention_factor": 1.25,
+                "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 2.5],
+                "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0],
+            },
+        },
+    ),
+    "olmo2": ("Olmo2", {**_COMMON, "num_hidden_layers": 2}),
+    "smollm3": (
+        "SmolLM3",
+        {
+            **_COMMON,
+            "pad_token_id": None,
+            "num_hidden_layers": 4,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "no_rope_layers": [1, 0, 1, 0],
+        },
+    ),
+    "neox": (
+        "GPTNeoX",
+        {
+            **{name: value for name, value in _COMMON.items() if name != "num_key_value_heads"},
+            "num_hidden_layers": 2,
+            "rotary_pct": 0.5,
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            **_COMMON,
+            "num_hidden_layers": 2,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "bloom": (
+        "Bloom",
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": 96,
+            "n_layer": 2,
+            "n_head": 6,
+            "tie_word_embeddings": False,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
         },
     ),
     "gpt2": (
@@ -66,6 +159,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+EMBEDDED = {"gemma2": 1 / 16, "gemma3": 1 / 16, "bloom": 4.0}  # these make their embeddings larger, or norm them
+STORED_NAMES = {"lm_head.weight": "embed_out.weight"}  # of GPT-NeoX, as checkpoints have them
+CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
 FAMILIES = tuple(CONFIGS)
 
 
@@ -73,15 +169,23 @@ def build(family: str, **changes: Any) -> transformers.PreTrainedModel:
     """The oracle for `family` in float32, `changes` made to its config. The same numbers on every call."""
     kind, values = CONFIGS[family]
     head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
-    config = getattr(transformers, f"{kind}Config")(**{**values, **changes})
+    settings = getattr(transformers, CONFIG_CLASSES.get(kind, f"{kind}Config"))
+    config = settings(**{**values, **changes}, attn_implementation="eager")  # the others leave soft caps out
     model = getattr(transformers, kind + head)(config).eval()
     generator = torch.Generator().manual_seed(sum(family.encode()))
     for name, parameter in model.named_parameters():
         mean = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0  # a norm's weight
         std = 0.3 if parameter.ndim == 2 and ("layers." in name or "h." in name) else 0.2
+        if name.endswith(("embed_tokens.weight", "word_embeddings_layernorm.weight")):
+            mean, std = mean * EMBEDDED.get(family, 1), std * EMBEDDED.get(family, 1)
         with torch.no_grad():
             parameter.normal_(mean, std, generator=generator)
     return model
+
+
+def stored_name(model: transformers.PreTrainedModel, name: str) -> str:
+    """A parameter's name in the checkpoint."""
+    return STORED_NAMES.get(name, name) if model.config.model_type == "gpt_neox" else name
 
 
 def save(family: str, folder: Path, **changes: Any) -> Path:

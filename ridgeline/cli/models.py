@@ -27,10 +27,10 @@ def models(
 
 
 def list_architectures() -> dict[str, str]:
-    """Architecture (as config.json names it) → where it is described."""
-    from ridgeline.models import ARCHITECTURES
+    """Architecture (as config.json names it) → the families that name it."""
+    from ridgeline.models import descriptions
 
-    return {name: ARCHITECTURES[name].__module__ for name in sorted(ARCHITECTURES)}
+    return {name: f"{families}: {what}" for name, (families, what) in descriptions().items()}
 
 
 def describe(model: str) -> dict[str, object]:

@@ -14,27 +14,40 @@ from ridgeline.core.cache_spec import CacheGroup, CacheSpec, group_layers
 
 @dataclass(frozen=True, kw_only=True)
 class NormSpec:
-    """kind "rms": x / rms(x) * weight. kind "layer": (x - mean) / std * weight + bias."""
+    """kind "rms": x / rms(x) * weight. kind "layer": (x - mean) / std * weight + bias.
+
+    offset: what the checkpoint's weight lacks (Gemma stores weight - 1). With one, the weight is held in float32, since
+    the sum has digits that the checkpoint's dtype has not.
+    """
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float = 1e-6
+    offset: float = 0.0
+
+
+RopeNumber = float | str | tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeSpec:
     """Rotary position embedding over the first `rotary_dim` of each head, halves rotated (NeoX order).
 
-    scaling: None, or the checkpoint's own dictionary with "rope_type" and that type's numbers.
+    scaling: None, or "rope_type" and that type's numbers, as `layers/rotary.py` wants them.
     """
 
     theta: float
     rotary_dim: int
-    scaling: tuple[tuple[str, float | str], ...] | None = None
+    scaling: tuple[tuple[str, RopeNumber], ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
-    """Causal (grouped-query) attention. `scale` multiplies q·k before the softmax."""
+    """Causal (grouped-query) attention. `scale` multiplies q·k before the softmax.
+
+    qk_norm: of queries and keys, each head by itself or, with qk_norm_whole, all heads together. softcap: scores x
+    become softcap · tanh(x / softcap). alibi: each head's scores fall linearly with distance (Press et al., arXiv
+    2108.12409).
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -43,8 +56,11 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: NormSpec | None = None
+    qk_norm_whole: bool = False
     rope: RopeSpec | None = None
     window: int | None = None
+    softcap: float | None = None
+    alibi: bool = False
 
     @property
     def cache(self) -> CacheSpec:
@@ -71,11 +87,18 @@ class MLPSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """Pre-norm residual layer: x += mixer(norm(x)); x += feed_forward(norm(x))."""
+    """A mixer and a feed-forward, each added to the residual x.
+
+    norms: "before" each (x += f(norm(x))), "after" (x += norm(f(x))), or "both". parallel: the two see the same x.
+    residual_multiplier: of what either adds.
+    """
 
     mixer: AttentionSpec
     feed_forward: MLPSpec
     norm: NormSpec
+    norms: Literal["before", "after", "both"] = "before"
+    parallel: bool = False
+    residual_multiplier: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +107,8 @@ class ModelSpec:
 
     max_position_embeddings: longest context the checkpoint was made for.
     learned_positions: rows of a learned position table added to the embedding (0: none; GPT-2 has one).
+    embedding_multiplier: of embedded tokens; embed_norm: of these, before the first layer. logits_multiplier: of the
+    scores, which logits_softcap then bounds (x becomes cap · tanh(x / cap)).
     """
 
     architecture: str
@@ -94,6 +119,10 @@ class ModelSpec:
     max_position_embeddings: int
     tie_word_embeddings: bool = False
     learned_positions: int = 0
+    embedding_multiplier: float = 1.0
+    embed_norm: NormSpec | None = None
+    logits_multiplier: float = 1.0
+    logits_softcap: float | None = None
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
@@ -102,10 +131,12 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One checkpoint tensor. `transpose`: stored [in, out] (GPT-2's Conv1D) where we keep [out, in]."""
+    """One checkpoint tensor. `transpose`: stored [in, out] (GPT-2's Conv1D) where we keep [out, in]. heads: stored
+    head by head, so many of them, each with its rows of q, k and v, where we keep all of q, then k, then v."""
 
     name: str
     transpose: bool = False
+    heads: int | None = None
 
 
 # Decoder parameter name → checkpoint tensors concatenated along dimension 0 (q, k, v → qkv; gate, up → gate_up).

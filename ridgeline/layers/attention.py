@@ -30,7 +30,10 @@ class MixerState(Protocol):
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention with fused q, k, v projection. layer: index in `spec.layers`."""
+    """Causal grouped-query attention with fused q, k, v projection. layer: index in `spec.layers`. slopes_H: float32,
+    what each head's score loses per token of distance; None without ALiBi."""
+
+    slopes_H: Tensor | None
 
     def __init__(self, layer: int, spec: AttentionSpec, width: int, rotary: Rotary | None, build: Build) -> None:
         super().__init__()
@@ -38,23 +41,35 @@ class Attention(nn.Module):
         self.spec = spec
         self.qkv = Linear(width, (spec.q_size, spec.kv_size, spec.kv_size), spec.qkv_bias, build)
         self.out = Linear(spec.q_size, (width,), spec.out_bias, build)
-        self.q_norm = Norm(spec.qk_norm, spec.head_dim, build) if spec.qk_norm else None
-        self.k_norm = Norm(spec.qk_norm, spec.head_dim, build) if spec.qk_norm else None
+        widths = (spec.q_size, spec.kv_size) if spec.qk_norm_whole else (spec.head_dim, spec.head_dim)
+        self.q_norm, self.k_norm = (Norm(spec.qk_norm, w, build) if spec.qk_norm else None for w in widths)
         self.rotary = rotary
+        slopes_H = alibi_slopes(spec.num_heads).to(build.device) if spec.alibi else None
+        self.register_buffer("slopes_H", slopes_H, persistent=False)
 
     def forward(
-        self, norm: Norm, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: MixerState
+        self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: MixerState
     ) -> tuple[Tensor, Tensor]:
         """(what attention adds to the residual, the residual before it): [T, M] each."""
         qkv_TX, residual_TM = self.qkv.normed(norm, x_TM, residual_TM)
+        if self.spec.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
+            q_TX, k_TX, v_TX = qkv_TX.split(self.qkv.parts, dim=-1)
+            qkv_TX = torch.cat((self.q_norm(q_TX)[0], self.k_norm(k_TX)[0], v_TX), dim=-1)
         return self.out(state.attend(self, qkv_TX, positions_T)), residual_TM
+
+    @property
+    def head_norms(self) -> tuple[Tensor | None, Tensor | None, float]:
+        """Weights and eps of the norms of single heads, which the mixer's state applies."""
+        if self.q_norm is None or self.k_norm is None or self.spec.qk_norm_whole:
+            return None, None, 0.0
+        return self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
 
     def heads(self, qkv_TX: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, normalised and rotated: [T, H, D] and [T, G, D] twice."""
         q_THD, k_TGD, v_TGD = (
             part.unflatten(-1, (-1, self.spec.head_dim)) for part in qkv_TX.split(self.qkv.parts, dim=-1)
         )
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None and not self.spec.qk_norm_whole:
             q_THD, k_TGD = self.q_norm(q_THD)[0], self.k_norm(k_TGD)[0]
         if self.rotary is not None:
             q_THD, k_TGD = self.rotary(q_THD, k_TGD, positions_T)
@@ -72,6 +87,8 @@ class DenseCausal:
             x.unflatten(0, (self.batch, -1)).transpose(1, 2) for x in mixer.heads(qkv_TX, positions_T)
         )
         spec = mixer.spec
+        if spec.softcap is not None or spec.alibi:
+            return _scored(q_BHSD, k_BGSD, v_BGSD, spec, mixer.slopes_H).transpose(1, 2).flatten(0, 1).flatten(1)
         mask_SS = _window_mask(q_BHSD.shape[2], spec.window, q_BHSD.device)
         out_BHSD = F.scaled_dot_product_attention(
             q_BHSD,
@@ -83,6 +100,32 @@ class DenseCausal:
             enable_gqa=spec.num_heads != spec.num_kv_heads,
         )
         return out_BHSD.transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+def _scored(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, spec: AttentionSpec, slopes_H: Tensor | None) -> Tensor:
+    """Attention whose scores change before the softmax, in float32."""
+    per_kv, length = spec.num_heads // spec.num_kv_heads, q_BHSD.shape[2]
+    k_BHSD, v_BHSD = (x.repeat_interleave(per_kv, dim=1) for x in (k_BGSD, v_BGSD))
+    scores_BHSS = spec.scale * (q_BHSD.float() @ k_BHSD.float().transpose(-1, -2))
+    if spec.softcap is not None:
+        scores_BHSS = spec.softcap * torch.tanh(scores_BHSS / spec.softcap)
+    if slopes_H is not None:
+        position_S = torch.arange(length, device=q_BHSD.device)
+        scores_BHSS = scores_BHSS + slopes_H[:, None, None] * (position_S - position_S[:, None])
+    seen_SS = torch.ones(length, length, dtype=torch.bool, device=q_BHSD.device).tril()
+    if spec.window is not None:
+        seen_SS = seen_SS.triu(1 - spec.window)
+    weights_BHSS = scores_BHSS.masked_fill(~seen_SS, -torch.inf).softmax(-1)
+    return (weights_BHSS @ v_BHSD.float()).to(q_BHSD.dtype)
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """float32 [H]: powers of 2^(-8/n) for n heads, n a power of two; for the heads beyond, every other power of the
+    next n's (Press et al., arXiv 2108.12409)."""
+    whole = 1 << (num_heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (head + 1) / whole) for head in range(whole)]
+    slopes += [2 ** (-4 * (2 * head + 1) / whole) for head in range(num_heads - whole)]
+    return torch.tensor(slopes, dtype=torch.float32)
 
 
 def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:

@@ -18,5 +18,6 @@ class Build:
     dtype: torch.dtype
     device: torch.device
 
-    def parameter(self, *shape: int) -> nn.Parameter:
-        return nn.Parameter(torch.empty(shape, dtype=self.dtype, device=self.device))
+    def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+        """dtype: another than the build's."""
+        return nn.Parameter(torch.empty(shape, dtype=dtype or self.dtype, device=self.device))

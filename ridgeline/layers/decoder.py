@@ -26,17 +26,33 @@ class Layer(nn.Module):
 
     def __init__(self, index: int, spec: LayerSpec, width: int, rotary: Rotary | None, build: Build) -> None:
         super().__init__()
-        self.mixer_norm = Norm(spec.norm, width, build)
+        before, after = spec.norms in ("before", "both"), spec.norms in ("after", "both")
+        self.spec = spec
+        self.mixer_norm = Norm(spec.norm, width, build) if before else None
         self.mixer = Attention(index, spec.mixer, width, rotary, build)
-        self.feed_forward_norm = Norm(spec.norm, width, build)
+        self.mixer_post_norm = Norm(spec.norm, width, build) if after else None
+        self.feed_forward_norm = Norm(spec.norm, width, build) if before else None
         self.feed_forward = feed_forward(spec.feed_forward, width, build)
+        self.feed_forward_post_norm = Norm(spec.norm, width, build) if after else None
 
     def forward(
         self, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: MixerState
     ) -> tuple[Tensor, Tensor]:
         """(what this layer adds to the residual, the residual before it)."""
         x_TM, residual_TM = self.mixer(self.mixer_norm, x_TM, residual_TM, positions_T, state)
-        return self.feed_forward(self.feed_forward_norm, x_TM, residual_TM)
+        x_TM = self._added(x_TM, self.mixer_post_norm)
+        if self.spec.parallel:
+            y_TM, _ = self.feed_forward(self.feed_forward_norm, residual_TM, None)
+            return x_TM + self._added(y_TM, self.feed_forward_post_norm), residual_TM
+        x_TM, residual_TM = self.feed_forward(self.feed_forward_norm, x_TM, residual_TM)
+        return self._added(x_TM, self.feed_forward_post_norm), residual_TM
+
+    def _added(self, x_TM: Tensor, norm: Norm | None) -> Tensor:
+        """What a part's output adds to the residual."""
+        if norm is not None:
+            x_TM, _ = norm(x_TM)
+        multiplier = self.spec.residual_multiplier
+        return x_TM if multiplier == 1 else x_TM * multiplier
 
 
 class Hidden(NamedTuple):
@@ -74,6 +90,8 @@ class Decoder(nn.Module):
         self.spec = spec
         self.ops = ops
         self.embed = Embedding(spec.vocab_size, width, build)
+        self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()  # as models were trained
+        self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
         self.position_embed = Embedding(spec.learned_positions, width, build) if spec.learned_positions else None
         self.layers = nn.ModuleList(
             Layer(index, layer, width, rotaries[layer.mixer.rope], build) for index, layer in enumerate(spec.layers)
@@ -85,6 +103,10 @@ class Decoder(nn.Module):
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, state: MixerState) -> Hidden:
         """The last layer's output, not yet added to its residual: [T, M] each."""
         x_TM = self.embed(token_ids_T)
+        if self._embedding_multiplier != 1:
+            x_TM = x_TM * self._embedding_multiplier
+        if self.embed_norm is not None:
+            x_TM, _ = self.embed_norm(x_TM)
         if self.position_embed is not None:
             x_TM = x_TM + self.position_embed(positions_T)
         residual_TM: Tensor | None = None
@@ -94,4 +116,8 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Hidden) -> Tensor:
         """Scores of every vocabulary entry, after the final norm: [N, V] in the model's dtype."""
-        return self.unembed.normed(self.final_norm, hidden.x_NM, hidden.residual_NM)[0]
+        logits_NV, _ = self.unembed.normed(self.final_norm, hidden.x_NM, hidden.residual_NM)
+        if self.spec.logits_multiplier != 1:
+            logits_NV = logits_NV * self.spec.logits_multiplier
+        cap = self.spec.logits_softcap
+        return logits_NV if cap is None else cap * torch.tanh(logits_NV / cap)

@@ -25,14 +25,17 @@ class Linear(nn.Module):
         return self.ops.linear(x_TI, self.weight, self.bias)
 
     def normed(
-        self, norm: Norm, x_TI: Tensor, residual_TI: Tensor | None, gate: str | None = None
+        self, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str | None = None
     ) -> tuple[Tensor, Tensor]:
         """(this layer of norm(s), s) with s = x + residual, or x where there is none yet; one op where the norm is RMS.
 
-        gate: the activation of a gated pair: act(first half of the outputs) * second half.
+        norm None: of s itself. gate: the activation of a gated pair: act(first half of the outputs) * second half.
         """
-        if norm.bias is None:
+        if norm is not None and norm.bias is None:
             return self.ops.norm_linear(x_TI, residual_TI, norm.weight, norm.eps, self.weight, self.bias, gate)
-        y_TI, s_TI = norm(x_TI, residual_TI)
+        if norm is None:
+            y_TI = s_TI = x_TI if residual_TI is None else x_TI + residual_TI
+        else:
+            y_TI, s_TI = norm(x_TI, residual_TI)
         y_TO = self(y_TI)
         return (self.ops.gated_activation(y_TO, gate) if gate else y_TO), s_TI

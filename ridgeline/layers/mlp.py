@@ -19,7 +19,7 @@ class GatedMLP(nn.Module):
         self.gate_up = Linear(width, (spec.intermediate_size, spec.intermediate_size), spec.bias, build)
         self.down = Linear(spec.intermediate_size, (width,), spec.bias, build)
 
-    def forward(self, norm: Norm, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
         y_TF, residual_TM = self.gate_up.normed(norm, x_TM, residual_TM, gate=self.kind)
         return self.down(y_TF), residual_TM
 
@@ -34,7 +34,7 @@ class MLP(nn.Module):
         self.up = Linear(width, (spec.intermediate_size,), spec.bias, build)
         self.down = Linear(spec.intermediate_size, (width,), spec.bias, build)
 
-    def forward(self, norm: Norm, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
         y_TF, residual_TM = self.up.normed(norm, x_TM, residual_TM)
         return self.down(self.ops.activation(y_TF, self.kind)), residual_TM
 

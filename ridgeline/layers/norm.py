@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from ridgeline.core.model_spec import NormSpec
@@ -11,9 +12,9 @@ from ridgeline.layers.build import Build
 class Norm(nn.Module):
     def __init__(self, spec: NormSpec, width: int, build: Build) -> None:
         super().__init__()
-        self.eps = spec.eps
+        self.eps, self.offset = spec.eps, spec.offset
         self.ops = build.ops
-        self.weight = build.parameter(width)
+        self.weight = build.parameter(width, dtype=torch.float32 if spec.offset else None)
         self.bias = build.parameter(width) if spec.kind == "layer" else None
 
     def forward(self, x_TM: Tensor, residual_TM: Tensor | None = None) -> tuple[Tensor, Tensor]:

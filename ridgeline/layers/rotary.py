@@ -11,38 +11,93 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.model_spec import RopeSpec
+from ridgeline.core.model_spec import RopeNumber, RopeSpec
 from ridgeline.layers.build import Build
 
+Scaling = dict[str, RopeNumber]
 
-def inverse_frequencies(spec: RopeSpec) -> Tensor:
-    """Radians per position of each rotated pair: float32 [r]. Raises ModelLoadError for an unknown scaling."""
+
+def inverse_frequencies(spec: RopeSpec, positions: int) -> tuple[Tensor, float]:
+    """(radians per position of each rotated pair, float32 [r]; what cosines and sines are multiplied by).
+
+    positions: the longest context of this run, which decides for the scalings that depend on the length: theirs is
+    fixed at load, since keys in the cache cannot be rotated again. Raises ModelLoadError for an unknown scaling.
+    """
     exponents_r = torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32) / spec.rotary_dim
+    scaling = dict(spec.scaling or ())
+    kind = scaling.get("rope_type", "default")
+    if kind == "dynamic":
+        return 1.0 / _stretched_base(spec, scaling, positions) ** exponents_r, 1.0
     inv_freq_r = 1.0 / spec.theta**exponents_r
-    if spec.scaling is None:
-        return inv_freq_r
-    scaling = dict(spec.scaling)
-    if scaling["rope_type"] != "llama3":
-        raise ModelLoadError(f"rotary scaling {scaling['rope_type']!r} is not supported; known: llama3.")
-    return _llama3(inv_freq_r, {name: float(value) for name, value in scaling.items() if name != "rope_type"})
+    match kind:
+        case "default":
+            return inv_freq_r, 1.0
+        case "linear":  # position interpolation: Chen et al., arXiv 2306.15595
+            return inv_freq_r / _number(scaling, "factor"), 1.0
+        case "llama3":
+            return _llama3(inv_freq_r, scaling), 1.0
+        case "yarn":
+            return _yarn(spec, inv_freq_r, scaling), _number(scaling, "attention_factor")
+        case "longrope":
+            return _longrope(inv_freq_r, scaling, positions), _number(scaling, "attention_factor")
+    raise ModelLoadError(f"rotary scaling {kind!r} is not supported.")
 
 
-def _llama3(inv_freq_r: Tensor, scaling: dict[str, float]) -> Tensor:
+def _stretched_base(spec: RopeSpec, scaling: Scaling, positions: int) -> float:
+    """Dynamic NTK: the base that turns the slowest pair over `positions` as far as theta does over the original
+    context times the factor's part (bloc97, 2023; as in transformers)."""
+    length, factor = _number(scaling, "original_max_position_embeddings"), _number(scaling, "factor")
+    stretch = factor * max(positions, length) / length - (factor - 1)
+    return float(spec.theta * stretch ** (spec.rotary_dim / (spec.rotary_dim - 2)))
+
+
+def _llama3(inv_freq_r: Tensor, scaling: Scaling) -> Tensor:
     """Slow frequencies down by `factor`, keep fast ones, blend between (Llama 3.1's long-context scaling).
 
     A pair that turns fewer than low_freq_factor times within the original context is slow, more than
     high_freq_factor times is fast.
     """
-    turns_r = scaling["original_max_position_embeddings"] * inv_freq_r / (2 * math.pi)
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns_r = _number(scaling, "original_max_position_embeddings") * inv_freq_r / (2 * math.pi)
+    low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
     kept_r = ((turns_r - low) / (high - low)).clamp(0, 1)
-    return kept_r * inv_freq_r + (1 - kept_r) * inv_freq_r / scaling["factor"]
+    return kept_r * inv_freq_r + (1 - kept_r) * inv_freq_r / _number(scaling, "factor")
+
+
+def _yarn(spec: RopeSpec, inv_freq_r: Tensor, scaling: Scaling) -> Tensor:
+    """YaRN (Peng et al., arXiv 2309.00071): pairs that turn more than beta_fast times within the original context are
+    kept, those that turn less than beta_slow times interpolated, with a ramp over the pairs between."""
+    length, pairs = _number(scaling, "original_max_position_embeddings"), spec.rotary_dim / 2
+
+    def pair_that_turns(times: float) -> float:
+        return pairs * math.log(length / (times * 2 * math.pi)) / math.log(spec.theta)
+
+    low, high = pair_that_turns(_number(scaling, "beta_fast")), pair_that_turns(_number(scaling, "beta_slow"))
+    if _number(scaling, "truncate"):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.rotary_dim - 1)
+    ramp_r = ((torch.arange(len(inv_freq_r), dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    return inv_freq_r * (1 - ramp_r) + inv_freq_r / _number(scaling, "factor") * ramp_r
+
+
+def _longrope(inv_freq_r: Tensor, scaling: Scaling, positions: int) -> Tensor:
+    """LongRoPE (Ding et al., arXiv 2402.13753): a factor per pair, from one list within the original context and from
+    another beyond it."""
+    beyond = positions > _number(scaling, "original_max_position_embeddings")
+    factors = scaling["long_factor" if beyond else "short_factor"]
+    return inv_freq_r / torch.tensor(factors, dtype=torch.float32)
+
+
+def _number(scaling: Scaling, name: str) -> float:
+    value = scaling[name]
+    assert isinstance(value, (int, float))
+    return float(value)
 
 
 def cos_sin_table(spec: RopeSpec, positions: int) -> Tensor:
     """float32 [positions, R]: row p holds the cosines of p's angles, then their sines."""
-    angles_Pr = torch.arange(positions, dtype=torch.float32).outer(inverse_frequencies(spec))
-    return torch.cat((angles_Pr.cos(), angles_Pr.sin()), dim=-1)
+    inv_freq_r, multiplier = inverse_frequencies(spec, positions)
+    angles_Pr = torch.arange(positions, dtype=torch.float32).outer(inv_freq_r)
+    return torch.cat((angles_Pr.cos(), angles_Pr.sin()), dim=-1) * multiplier
 
 
 class Rotary(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -17,6 +18,15 @@ ARCHITECTURES = Registry(
         "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
         "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",
         "GPT2LMHeadModel": "ridgeline.models.gpt2:GPT2",
+        "Qwen2ForCausalLM": "ridgeline.models.qwen2:Qwen2",
+        "Gemma2ForCausalLM": "ridgeline.models.gemma:Gemma2",
+        "Gemma3ForCausalLM": "ridgeline.models.gemma:Gemma3",
+        "Phi3ForCausalLM": "ridgeline.models.phi3:Phi3",
+        "Olmo2ForCausalLM": "ridgeline.models.olmo2:Olmo2",
+        "SmolLM3ForCausalLM": "ridgeline.models.smollm3:SmolLM3",
+        "GPTNeoXForCausalLM": "ridgeline.models.gpt_neox:GPTNeoX",
+        "GraniteForCausalLM": "ridgeline.models.granite:Granite",
+        "BloomForCausalLM": "ridgeline.models.bloom:Bloom",
     },
 )
 
@@ -41,6 +51,16 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
             return ARCHITECTURES[name]
     known = ", ".join(sorted(ARCHITECTURES))
     raise ModelLoadError(f"config.json names the architectures {names!r}, none of which we know; known: {known}.")
+
+
+def descriptions() -> dict[str, tuple[str, str]]:
+    """Architecture → (the families that name it, what they are): the first sentences of their files."""
+    found = {}
+    for name in sorted(ARCHITECTURES):
+        text = sys.modules[ARCHITECTURES[name].__module__].__doc__ or ""
+        families, _, what = text.partition(". ")[0].partition("\n\n")[0].partition(": ")
+        found[name] = families, what.rstrip(".")
+    return found
 
 
 def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ridgeline.core.config import DTYPES
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.model_spec import ModelSpec, RopeSpec, WeightMap
+from ridgeline.core.model_spec import ModelSpec, WeightMap
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -30,8 +30,6 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 # Sampling defaults a checkpoint may bring, under the names `SamplingParams` uses.
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-
-_LLAMA3_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,33 +66,41 @@ class Config:
     def integer(self, name: str, at_least: int = 1) -> int:
         value = self._required(name)
         if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= MAX_INTEGER:
-            raise _wrong(name, value, f"a whole number of at least {at_least} and at most {MAX_INTEGER}")
+            raise wrong(name, value, f"a whole number of at least {at_least} and at most {MAX_INTEGER}")
         return value
 
-    def number(self, name: str) -> float:
-        """A number above 0."""
-        value = self._required(name)
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number above 0. default: where there is none."""
+        value = self._required(name) if default is None else self._values.get(name, default)
+        value = default if value is None else value
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= MAX_NUMBER:
-            raise _wrong(name, value, "a number above 0 that float32 can hold")
+            raise wrong(name, value, "a number above 0 that float32 can hold")
         return float(value)
 
     def boolean(self, name: str) -> bool:
         value = self._values.get(name, False)
         if not isinstance(value, bool):
-            raise _wrong(name, value, "true or false")
+            raise wrong(name, value, "true or false")
         return value
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """A list of so many numbers above 0."""
+        value = self._required(name)
+        if not isinstance(value, list) or len(value) != count:
+            raise wrong(name, value, f"a list of {count} numbers")
+        return tuple(Config({name: item}).number(name) for item in value)
 
     def activation(self, name: str) -> Activation:
         value = self._required(name)
         if not isinstance(value, str) or value not in ACTIVATIONS:
-            raise _wrong(name, value, f"an activation we support ({', '.join(sorted(ACTIVATIONS))})")
+            raise wrong(name, value, f"an activation we support ({', '.join(sorted(ACTIVATIONS))})")
         return ACTIVATIONS[value]
 
     def section(self, name: str, required: bool = False) -> Config:
         """The dictionary under `name`; empty if there is none and none is required."""
         value = self._required(name) if required else self._values.get(name) or {}
         if not isinstance(value, Mapping):
-            raise _wrong(name, value, "an object")
+            raise wrong(name, value, "an object")
         return Config(value)
 
     def layer_types(self, num_layers: int) -> list[str] | None:
@@ -103,7 +109,7 @@ class Config:
         if types is None:
             return None
         if not isinstance(types, list) or len(types) != num_layers or any(kind not in LAYER_TYPES for kind in types):
-            raise _wrong("layer_types", types, f"{num_layers} entries, each {' or '.join(LAYER_TYPES)}")
+            raise wrong("layer_types", types, f"{num_layers} entries, each {' or '.join(LAYER_TYPES)}")
         return types
 
     def refuse(self, name: str, why: str) -> None:
@@ -118,45 +124,15 @@ class Config:
         return value
 
 
-def _wrong(name: str, value: object, want: str) -> ModelLoadError:
+def wrong(name: str, value: object, want: str) -> ModelLoadError:
     return ModelLoadError(f"config.json sets {name} to {repr(value)[:80]}; it must be {want}.")
-
-
-def rope(config: Config, head_dim: int, layer_type: str = "full_attention") -> RopeSpec:
-    """Both spellings: `rope_theta` + `rope_scaling`, or `rope_parameters`, whole or one per layer type."""
-    parameters = config.section("rope_parameters" if "rope_parameters" in config else "rope_scaling")
-    if any(kind in parameters for kind in LAYER_TYPES):
-        parameters = parameters.section(layer_type, required=True)
-    theta = (parameters if "rope_theta" in parameters else config).number("rope_theta")
-    partial = parameters if "partial_rotary_factor" in parameters else config
-    fraction = partial.number("partial_rotary_factor") if "partial_rotary_factor" in partial else 1.0
-    kind = parameters.raw("rope_type") or parameters.raw("type") or "default"
-    if kind not in ("default", "llama3"):
-        raise ModelLoadError(f"rotary scaling {kind!r} in config.json is not supported; known: default, llama3.")
-    scaling = _llama3(config, parameters) if kind == "llama3" else None
-    rotary_dim = int(head_dim * fraction)
-    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
-        raise ModelLoadError(
-            f"config.json rotates {rotary_dim} of {head_dim} head dimensions; it must be an even share."
-        )
-    return RopeSpec(theta=theta, rotary_dim=rotary_dim, scaling=scaling)
-
-
-def _llama3(config: Config, parameters: Config) -> tuple[tuple[str, float | str], ...]:
-    numbers = {name: parameters.number(name) for name in _LLAMA3_NUMBERS}
-    if numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
-        raise _wrong("low_freq_factor", numbers["low_freq_factor"], "below high_freq_factor")
-    original = parameters if "original_max_position_embeddings" in parameters else config
-    name = "original_max_position_embeddings" if original is parameters else "max_position_embeddings"
-    length = float(original.integer(name))
-    return (("rope_type", "llama3"), *numbers.items(), ("original_max_position_embeddings", length))
 
 
 def checkpoint_dtype(config: Config) -> str:
     """`dtype`, or `torch_dtype` as it was called before."""
     value = config.raw("dtype") or config.raw("torch_dtype") or "float32"
     if value not in DTYPES:
-        raise _wrong("dtype", value, f"one of {', '.join(DTYPES)}")
+        raise wrong("dtype", value, f"one of {', '.join(DTYPES)}")
     return value
 
 
@@ -165,7 +141,7 @@ def token_ids(config: Config, name: str) -> tuple[int, ...]:
     value = config.raw(name)
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise _wrong(name, value, "a token id or a list of them")
+        raise wrong(name, value, "a token id or a list of them")
     return tuple(dict.fromkeys(ids))
 
 

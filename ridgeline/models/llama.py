@@ -1,4 +1,4 @@
-"""Llama 2 and 3.x; and what its descendants (Mistral, Qwen3) share with it."""
+"""Llama 2 and 3.x: RMS norms, rotary grouped-query attention, gated feed-forward. Its many descendants share this."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, Source, WeightMap
-from ridgeline.models.config import Config, rope
+from ridgeline.models.config import Config
+from ridgeline.models.rope import context, rope
+
+NORMS = {  # by where a layer has its norms
+    "before": {"mixer_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm"},
+    "after": {"mixer_post_norm": "post_attention_layernorm", "feed_forward_post_norm": "post_feedforward_layernorm"},
+    "both": {
+        "mixer_norm": "input_layernorm",
+        "mixer_post_norm": "post_attention_layernorm",
+        "feed_forward_norm": "pre_feedforward_layernorm",
+        "feed_forward_post_norm": "post_feedforward_layernorm",
+    },
+}
 
 DEFAULTS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 2048}
 
@@ -86,7 +98,7 @@ def llama_like(
         hidden_size=config.integer("hidden_size"),
         layers=tuple(layer(window) for window in windows or [None] * num_layers),
         final_norm=norm,
-        max_position_embeddings=config.integer("max_position_embeddings"),
+        max_position_embeddings=context(config),
         tie_word_embeddings=config.boolean("tie_word_embeddings"),
     )
 
@@ -94,8 +106,7 @@ def llama_like(
 def _layer_weights(index: int, layer: LayerSpec) -> WeightMap:
     ours, theirs = f"layers.{index}", f"model.layers.{index}"
     names: WeightMap = {
-        f"{ours}.mixer_norm.weight": (Source(name=f"{theirs}.input_layernorm.weight"),),
-        f"{ours}.feed_forward_norm.weight": (Source(name=f"{theirs}.post_attention_layernorm.weight"),),
+        f"{ours}.{norm}.weight": (Source(name=f"{theirs}.{name}.weight"),) for norm, name in NORMS[layer.norms].items()
     }
     if layer.mixer.qk_norm is not None:
         for which in ("q_norm", "k_norm"):

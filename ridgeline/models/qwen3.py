@@ -29,13 +29,13 @@ class Qwen3:
             values,
             attention_bias=values.boolean("attention_bias"),
             qk_norm=True,
-            windows=_windows(values),
+            windows=windows(values),
         )
 
     weights = staticmethod(Llama.weights)
 
 
-def _windows(config: Config) -> list[int | None]:
+def windows(config: Config) -> list[int | None]:
     """`layer_types` where the checkpoint has it, else the window on every layer from `max_window_layers` on."""
     num_layers = config.integer("num_hidden_layers")
     if not config.boolean("use_sliding_window"):

@@ -42,9 +42,14 @@ def parameters(model: ModelSpec) -> Parameters:
         for inputs, outputs, bias in layer_products(layer, width).values():
             products += inputs * outputs
             vectors += outputs * bias
-        vectors += 2 * _norm(layer.norm, width)
-        if layer.mixer.qk_norm is not None:
-            vectors += 2 * _norm(layer.mixer.qk_norm, layer.mixer.head_dim)
+        vectors += (4 if layer.norms == "both" else 2) * _norm(layer.norm, width)
+        mixer = layer.mixer
+        if mixer.qk_norm is not None and mixer.qk_norm_whole:
+            vectors += _norm(mixer.qk_norm, mixer.q_size + mixer.kv_size)
+        elif mixer.qk_norm is not None:
+            vectors += 2 * _norm(mixer.qk_norm, mixer.head_dim)
+    if model.embed_norm is not None:
+        vectors += _norm(model.embed_norm, width)
     table = model.vocab_size * width
     return Parameters(
         products=products,

@@ -41,11 +41,14 @@ def step_ops(model: ModelSpec, shape: StepShape, *, dtype: str, kv_dtype: str | 
     for layer, times in Counter(model.layers).items():
         for op in _layer(layer, width, shape, tokens, p, kv_item):
             found[op] += times
-    first = ("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p, residual=False))
-    rest = ("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p))
-    found[rest] -= 1  # the first layer has no residual to add yet
-    ordered = [(op, times) for op, times in found.items() if times]
-    ordered.insert(2 if model.learned_positions else 1, (first, 1))
+    if model.layers[0].norms != "after":
+        first = ("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p, residual=False))
+        found[("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p))] -= 1  # no residual to add yet
+        embedded = len(list(_embed(model, tokens, p)))
+        ordered = [(op, times) for op, times in found.items() if times]
+        ordered.insert(embedded, (first, 1))
+    else:
+        ordered = list(found.items())
     ordered += [(op, 1) for op in _head(model, tokens, shape.num_sampled, p)]
     return [OpCost(name, cost, times) for (name, cost), times in ordered]
 
@@ -54,6 +57,8 @@ def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
     yield "embed", embedding_cost(tokens, model.hidden_size, itemsize=p.item)
     if model.learned_positions:
         yield "position_embed", embedding_cost(tokens, model.hidden_size, itemsize=p.item)
+    if model.embed_norm is not None:
+        yield "embed_norm", _norm(model.embed_norm.kind, tokens, model.hidden_size, p, residual=False)
 
 
 def _layer(
@@ -65,24 +70,33 @@ def _layer(
     }
     mlp = layer.feed_forward
     up, activation = ("gate_up", "gated_activation") if mlp.gated else ("up", "activation")
-    yield "mixer_norm", _norm(layer.norm.kind, tokens, width, p)
+    before, after = layer.norms != "after", layer.norms != "before"
+    post_norm = _norm(layer.norm.kind, tokens, width, p, residual=False)
+    if before:
+        yield "mixer_norm", _norm(layer.norm.kind, tokens, width, p)
     yield "qkv", products["qkv"]
     yield from _attention(layer.mixer, shape, tokens, p, kv_item)
     yield "out", products["out"]
-    yield "feed_forward_norm", _norm(layer.norm.kind, tokens, width, p)
+    if after:
+        yield "mixer_post_norm", post_norm
+    if before:
+        yield "feed_forward_norm", _norm(layer.norm.kind, tokens, width, p, residual=not layer.parallel)
     yield up, products[up]
     yield (
         activation,
         activation_cost(tokens, mlp.intermediate_size, kind=mlp.activation, itemsize=p.item, gated=mlp.gated),
     )
     yield "down", products["down"]
+    if after:
+        yield "feed_forward_post_norm", post_norm
 
 
 def _attention(mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision, kv_item: float) -> Iterator[Priced]:
     heads, kv_heads, dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
     if mixer.qk_norm is not None:
         for name, count in (("q_norm", heads), ("k_norm", kv_heads)):
-            yield name, norm_cost(tokens * count, dim, itemsize=p.item, kind=mixer.qk_norm.kind)
+            rows, size = (tokens, count * dim) if mixer.qk_norm_whole else (tokens * count, dim)
+            yield name, norm_cost(rows, size, itemsize=p.item, kind=mixer.qk_norm.kind)
     if mixer.rope is not None:
         yield "rope", rope_cost(tokens, heads, kv_heads, dim, mixer.rope.rotary_dim, itemsize=p.item)
     yield "write_kv", write_kv_cost(tokens, kv_heads, dim, itemsize=p.item, kv_itemsize=kv_item)

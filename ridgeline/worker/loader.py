@@ -21,6 +21,7 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import WeightMap
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.norm import Norm
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.worker.folder import resolve_model as resolve_model
@@ -63,10 +64,24 @@ def load_weights(
         views = checkpoint_views(decoder, _as_stored(weight_map, stored))
         _check(decoder, views, stored, folder)
         done, total = 0, sum(view.numel() for view in views.values())
-        for count in _fill({name: (view, partial(stored[name].get_tensor, name)) for name, view in views.items()}):
+        for count in _fill({name: (view, partial(_read, stored[name], name, view)) for name, view in views.items()}):
             done += count
             if progress is not None:
                 progress("loading weights", done / total)
+        _add_offsets(decoder)
+
+
+def _read(file: Any, name: str, view: Tensor) -> Tensor:
+    tensor: Tensor = file.get_tensor(name)
+    return tensor.view(view.shape)
+
+
+def _add_offsets(decoder: Decoder) -> None:
+    """To norm weights that the checkpoint stores without a part of them."""
+    with torch.no_grad():
+        for module in decoder.modules():
+            if isinstance(module, Norm) and module.offset:
+                module.weight.add_(module.offset)
 
 
 def _by_name(files: Mapping[Path, Any]) -> dict[str, Any]:
@@ -110,20 +125,35 @@ def fill_dummy(decoder: Decoder, seed: int) -> None:
 
 def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:
     """The inverse of loading: contiguous copies under the checkpoint's names and shapes, on the decoder's device."""
-    views = checkpoint_views(decoder, weight_map)
-    return {name: view.detach().clone(memory_format=torch.contiguous_format) for name, view in views.items()}
+    stored = {
+        name: view.detach().clone(memory_format=torch.contiguous_format).view(stored_shape(view))
+        for name, view in checkpoint_views(decoder, weight_map).items()
+    }
+    for parameter, sources in weight_map.items():
+        owner = decoder.get_submodule(parameter.rpartition(".")[0])
+        if isinstance(owner, Norm) and owner.offset:
+            stored[sources[0].name] -= owner.offset
+    return stored
 
 
 def checkpoint_views(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:
-    """Checkpoint tensor name → the part of a parameter it fills, as a view with the checkpoint tensor's shape."""
+    """Checkpoint tensor name → the part of a parameter it fills, as a view with the checkpoint tensor's shape (one
+    that is stored by heads: [heads, 3, rows of each, …])."""
     views: dict[str, Tensor] = {}
     for parameter_name, sources in weight_map.items():
         parameter = decoder.get_parameter(parameter_name)
         owner = decoder.get_submodule(parameter_name.rpartition(".")[0])
         rows = getattr(owner, "parts", ()) if len(sources) > 1 else (len(parameter),)
         for source, part in zip(sources, parameter.split(rows), strict=True):
+            if source.heads is not None:  # [q | k | v by head, …] seen as [head, q | k | v, …]
+                part = part.unflatten(0, (3, source.heads, -1)).transpose(0, 1)
             views[source.name] = part.t() if source.transpose else part
     return views
+
+
+def stored_shape(view: Tensor) -> list[int]:
+    """Of the checkpoint's tensor: heads, parts and rows of a view by heads are its first dimension."""
+    return list(view.shape) if view.ndim <= 2 else [view.shape[:3].numel(), *view.shape[3:]]
 
 
 def _as_stored(weight_map: WeightMap, stored: Mapping[str, Any]) -> WeightMap:
@@ -143,9 +173,9 @@ def _check(decoder: Decoder, views: Mapping[str, Tensor], stored: Mapping[str, A
     if extra := [name for name in stored if name not in views and not _redundant(name, decoder, stored)]:
         raise ModelLoadError(f"{folder} holds tensors that config.json has no place for: {_some(extra)}.")
     misshaped = [
-        f"{name} is {_shape(stored, name)}, wanted {list(view.shape)}"
+        f"{name} is {_shape(stored, name)}, wanted {stored_shape(view)}"
         for name, view in views.items()
-        if _shape(stored, name) != list(view.shape)
+        if _shape(stored, name) != stored_shape(view)
     ]
     if misshaped:
         raise ModelLoadError(f"{folder} holds tensors of other shapes than config.json says: {_some(misshaped)}.")

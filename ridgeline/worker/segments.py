@@ -124,7 +124,7 @@ class Segments:
                     num_heads=mixer.num_heads,
                     num_kv_heads=mixer.num_kv_heads,
                     window=mixer.window,
-                    cache_NGPD=self.state.keys(layer),
+                    cache_NGPD=self.state.keys(layer) if mixer.softcap is None and not mixer.alibi else None,
                     prefix_4R=inputs.prefix_4R,
                 ),
             )

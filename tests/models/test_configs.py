@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import RopeSpec
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.rotary import cos_sin_table, inverse_frequencies
-from ridgeline.models import ARCHITECTURES, model_config
+from ridgeline.models import ARCHITECTURES, descriptions, model_config
 from ridgeline.models.config import ModelConfig
-from ridgeline.worker.loader import checkpoint_views
+from ridgeline.worker.loader import checkpoint_views, stored_shape
 from tests.models.loading import OPS
+from tests.tiny_models import stored_name
 
 LLAMA_3_1_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -106,7 +109,230 @@ GPT2: dict[str, Any] = {
     "vocab_size": 50257,
 }
 
-PUBLISHED = {"llama": LLAMA_3_1_8B, "qwen3": QWEN3_0_6B, "mistral": MISTRAL_7B, "gpt2": GPT2}
+QWEN2_5_0_5B: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+    "hidden_act": "silu",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 24,
+    "model_type": "qwen2",
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+GEMMA_2_2B: dict[str, Any] = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "attention_bias": False,
+    "attn_logit_softcapping": 50.0,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 8192,
+    "model_type": "gemma2",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "torch_dtype": "float32",
+    "vocab_size": 256000,
+}
+
+GEMMA_3_1B: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 262144,
+}
+
+PHI_4_MINI: dict[str, Any] = {
+    "architectures": ["Phi3ForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 199999,
+    "eos_token_id": 199999,
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "model_type": "phi3",
+    "num_attention_heads": 24,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "original_max_position_embeddings": 4096,
+    "pad_token_id": 199999,
+    "partial_rotary_factor": 0.75,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "long_factor": [1 + pair * 0.7 for pair in range(48)],  # the published ones grow likewise, less evenly
+        "short_factor": [1.0] * 48,
+        "type": "longrope",
+    },
+    "rope_theta": 10000.0,
+    "sliding_window": 262144,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 200064,
+}
+
+OLMO_2_1B: dict[str, Any] = {
+    "architectures": ["Olmo2ForCausalLM"],
+    "attention_bias": False,
+    "eos_token_id": 100257,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "model_type": "olmo2",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 16,
+    "pad_token_id": 100277,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 500000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "vocab_size": 100352,
+}
+
+SMOLLM3_3B: dict[str, Any] = {
+    "architectures": ["SmolLM3ForCausalLM"],
+    "attention_bias": False,
+    "eos_token_id": 128012,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 65536,
+    "mlp_bias": False,
+    "model_type": "smollm3",
+    "no_rope_layer_interval": 4,
+    "no_rope_layers": [1, 1, 1, 0] * 9,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 4,
+    "pad_token_id": 128004,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 5000000.0,
+    "sliding_window": None,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 128256,
+}
+
+PYTHIA_160M: dict[str, Any] = {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "hidden_act": "gelu",
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048,
+    "model_type": "gpt_neox",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "rotary_emb_base": 10000,
+    "rotary_pct": 0.25,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "use_parallel_residual": True,
+    "vocab_size": 50304,
+}
+
+GRANITE_3_3_2B: dict[str, Any] = {
+    "architectures": ["GraniteForCausalLM"],
+    "attention_bias": False,
+    "attention_multiplier": 0.015625,
+    "bos_token_id": 0,
+    "embedding_multiplier": 12.0,
+    "eos_token_id": 0,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "logits_scaling": 8.0,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "granite",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 49159,
+}
+
+BLOOM_560M: dict[str, Any] = {
+    "apply_residual_connection_post_layernorm": False,
+    "architectures": ["BloomForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "bloom",
+    "n_embed": 1024,
+    "n_layer": 24,
+    "num_attention_heads": 16,
+    "vocab_size": 250880,
+}
+
+PUBLISHED = {
+    "llama": LLAMA_3_1_8B,
+    "qwen3": QWEN3_0_6B,
+    "mistral": MISTRAL_7B,
+    "gpt2": GPT2,
+    "qwen2": QWEN2_5_0_5B,
+    "gemma2": GEMMA_2_2B,
+    "gemma3": GEMMA_3_1B,
+    "phi3": PHI_4_MINI,
+    "olmo2": OLMO_2_1B,
+    "smollm3": SMOLLM3_3B,
+    "neox": PYTHIA_160M,
+    "granite": GRANITE_3_3_2B,
+    "bloom": BLOOM_560M,
+}
 
 
 def rope_of(config: ModelConfig, layer: int = 0) -> RopeSpec:
@@ -123,8 +349,8 @@ def test_published_sizes_hold_exactly_the_tensors_transformers_would(config: dic
     views = checkpoint_views(decoder, ours.weights)
     with meta:
         oracle = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(**config))
-    wanted = {name: tuple(parameter.shape) for name, parameter in oracle.named_parameters()}
-    assert {name: tuple(view.shape) for name, view in views.items()} == wanted
+    wanted = {stored_name(oracle, name): list(parameter.shape) for name, parameter in oracle.named_parameters()}
+    assert {name: stored_shape(view) for name, view in views.items()} == wanted
     assert ours.weights.keys() == dict(decoder.named_parameters()).keys()
 
 
@@ -134,11 +360,60 @@ def test_rotary_table_equals_transformers(config: dict[str, Any]) -> None:
     oracle_config = transformers.AutoConfig.for_model(**config)
     oracle = LlamaRotaryEmbedding(oracle_config)
     rope = rope_of(model_config(config))
-    torch.testing.assert_close(inverse_frequencies(rope), oracle.inv_freq, rtol=1e-6, atol=0)
+    torch.testing.assert_close(inverse_frequencies(rope, 4096)[0], oracle.inv_freq, rtol=1e-6, atol=0)
     cos, sin = oracle(torch.empty(1, dtype=torch.float32), torch.arange(4096)[None])
     half = rope.rotary_dim // 2
     want = torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1)
     torch.testing.assert_close(cos_sin_table(rope, 4096), want, rtol=0, atol=4096 * 2.0**-23)
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1 + i / 64 for i in range(64)],
+    "long_factor": [1.0 + i for i in range(64)],
+}
+SCALINGS: list[tuple[dict[str, Any], int]] = [
+    ({"rope_type": "linear", "factor": 4.0}, 4096),
+    ({"rope_type": "dynamic", "factor": 2.0}, 8192),
+    ({"rope_type": "dynamic", "factor": 2.0}, 3000),
+    ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 16384),
+    ({"rope_type": "yarn", "factor": 8.0, "beta_fast": 20.0, "beta_slow": 2.0, "truncate": False}, 4096),
+    ({"rope_type": "yarn", "factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.3}, 4096),
+    ({"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.1, "partial_rotary_factor": 0.5}, 4096),
+    ({**LONGROPE, "factor": 4.0}, 4096),
+    ({**LONGROPE, "factor": 4.0}, 4097),
+    ({**LONGROPE, "original_max_position_embeddings": 1024}, 4096),
+]
+
+
+@pytest.mark.parametrize(("scaling", "positions"), SCALINGS, ids=str)
+def test_scaled_rotations_are_transformers_for_a_context_of_that_length(
+    scaling: dict[str, Any], positions: int
+) -> None:
+    parameters = {"rope_theta": 10000.0, "original_max_position_embeddings": 4096, **scaling}
+    config = {**LLAMA_3_1_8B, "max_position_embeddings": 4096, "rope_parameters": parameters}
+    config.pop("rope_scaling")
+    oracle_config = transformers.AutoConfig.for_model(**config)
+    want, magnitude = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](oracle_config, torch.device("cpu"), seq_len=positions)
+    got, ours = inverse_frequencies(rope_of(model_config(config)), positions)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
+    assert ours == pytest.approx(magnitude, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, 16384),
+        ({"rope_type": "dynamic", "factor": 2.0}, 8192),
+        ({"rope_type": "yarn", "factor": 4.0}, 16384),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
+        ({**LONGROPE, "original_max_position_embeddings": 1024}, 4096),
+    ],
+    ids=str,
+)
+def test_a_scaling_by_a_factor_lengthens_the_context(scaling: dict[str, Any], context: int) -> None:
+    config = {**LLAMA_3_1_8B, "max_position_embeddings": 4096, "rope_scaling": scaling}
+    assert model_config(config).spec.max_position_embeddings == context
 
 
 def test_rope_parameters_and_rope_scaling_are_one_thing() -> None:
@@ -241,10 +516,21 @@ def test_generation_defaults_keep_only_sampling_numbers() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("llama", {"architectures": ["BertModel"]}, "BertModel.*none of which we know; known: GPT2LMHeadModel, Llama"),
+    (
+        "llama",
+        {"architectures": ["BertModel"]},
+        "BertModel.*none of which we know; known: BloomForCausalLM, GPT2LMHeadModel",
+    ),
     ("llama", {"architectures": None}, "None, none of which we know"),
-    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "scaling 'yarn'.*known: default, llama3"),
-    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "scaling 'linear'"),
+    ("llama", {"rope_scaling": {"rope_type": "mrope"}}, "scaling 'mrope'.*known: default, linear"),
+    ("llama", {"rope_scaling": {"type": "linear"}}, "no factor"),
+    ("llama", {"rope_scaling": {"type": "yarn", "factor": -2.0}}, "factor to -2.0; it must be a number above 0"),
+    ("phi3", {"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, "no short_factor"),
+    ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0] * 48, "long_factor": 2}}, "list of 48 numbers"),
+    ("smollm3", {"no_rope_layers": [1, 2]}, "36 entries, each 0 or 1"),
+    ("gemma2", {"use_bidirectional_attention": True}, "only causal attention"),
+    ("bloom", {"apply_residual_connection_post_layernorm": True}, "the residual is taken before the norm"),
+    ("neox", {"num_attention_heads": 7}, "7 heads do not divide"),
     ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "no low_freq_factor"),
     ("llama", {"rope_scaling": "yes"}, "rope_scaling to 'yes'; it must be an object"),
     ("llama", {"rope_scaling": {**LLAMA_3_1_8B["rope_scaling"], "low_freq_factor": 4.0}}, "below high_freq_factor"),
@@ -288,3 +574,12 @@ def test_a_generation_config_with_words_for_numbers_is_refused() -> None:
 def test_every_registered_architecture_loads_under_its_own_name(name: str) -> None:
     config = next(config for config in PUBLISHED.values() if config["architectures"] == [name])
     assert ARCHITECTURES[name].spec(config).architecture == name
+
+
+def test_the_readme_lists_what_is_registered() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = [
+        f"| {families} | `{name}` | {what[0].upper()}{what[1:]} |" for name, (families, what) in descriptions().items()
+    ]
+    assert "\n".join(rows) in readme
+    assert readme.count("ForCausalLM` |") + readme.count("LMHeadModel` |") == len(rows)

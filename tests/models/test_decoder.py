@@ -19,6 +19,7 @@ from torch import Tensor
 from ridgeline.core.model_spec import WeightMap
 from ridgeline.layers.attention import DenseCausal
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.norm import Norm
 from ridgeline.worker.loader import export_checkpoint, read_model_config
 from tests import tiny_models
 from tests.models.loading import OPS, REFERENCE_OPS, dense_logits, load
@@ -38,6 +39,15 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"tie_word_embeddings": False, "n_inner": 96}),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "gelu"}),
     ("gpt2", {"scale_attn_weights": False}),
+    ("neox", {"use_parallel_residual": False, "attention_bias": False}),
+    ("granite", {"attention_bias": True, "mlp_bias": True}),
+    ("qwen2", {"use_sliding_window": False}),
+    ("smollm3", {"use_sliding_window": False, "no_rope_layers": None}),
+    ("phi3", {"sliding_window": 5, "tie_word_embeddings": True}),
+    ("olmo2", {"attention_bias": True}),
+    ("bloom", {"n_head": 4, "tie_word_embeddings": True}),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
 ]
 
 
@@ -106,7 +116,7 @@ def test_gradients_equal_transformers(family: str, tiny_model: TinyModel) -> Non
     targets = ids_BS[:, 1:].flatten()
     for logits in (dense_logits(decoder, ids_BS), oracle(ids_BS).logits):
         torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets).backward()
-    wanted = dict(oracle.named_parameters())
+    wanted = {tiny_models.stored_name(oracle, name): parameter for name, parameter in oracle.named_parameters()}
     got = export_gradients(decoder, read_model_config(tiny_model(family)).weights)
     assert got.keys() == wanted.keys()
     for name, gradient in got.items():
@@ -120,6 +130,9 @@ def export_gradients(decoder: Decoder, weights: WeightMap) -> dict[str, Tensor]:
         for name, parameter in decoder.named_parameters():
             assert parameter.grad is not None, name
             parameter.copy_(parameter.grad)
+        for module in decoder.modules():
+            if isinstance(module, Norm):
+                module.weight += module.offset  # which exporting takes off
     return export_checkpoint(decoder, weights)
 
 

@@ -36,6 +36,7 @@ def decode_attention(
     window: int | None = None,
     sinks_H: Tensor | None = None,
     softcap: float | None = None,
+    slopes_H: Tensor | None = None,
 ) -> Tensor:
     """Everything between the projection and the output product, where row r has token r and no other: [T, H, D].
 
@@ -48,8 +49,9 @@ def decode_attention(
         k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads,
     )  # fmt: skip
     return paged_attention_reference(
-        q_THD, k_cache_NGPD, v_cache_NGPD, batch, scale=scale, window=window, sinks_H=sinks_H, softcap=softcap
-    )
+        q_THD, k_cache_NGPD, v_cache_NGPD, batch,
+        scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
+    )  # fmt: skip
 
 
 def composed(rope_kv: Callable[..., Tensor], paged_attention: Callable[..., Tensor]) -> Callable[..., Tensor]:

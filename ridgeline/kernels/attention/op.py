@@ -119,11 +119,13 @@ def paged_attention_reference(
     window: int | None = None,
     sinks_H: Tensor | None = None,
     softcap: float | None = None,
+    slopes_H: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale · q kᵀ + mask) v for every row on its own, in float32. Returns [T, H, D] in q's dtype.
 
     A query at position p sees positions max(0, p - window + 1) … p. sinks_H: one more logit per head that takes its
     part of the softmax and carries no value. softcap: logits x become softcap · tanh(x / softcap), sinks do not.
+    slopes_H: float32, what a head's logits lose per token of distance (ALiBi), after the cap.
     """
     out_THD = torch.empty_like(q_THD)
     num_kv_heads, block_size, head_dim = k_cache_NGPD.shape[1:]
@@ -143,6 +145,8 @@ def paged_attention_reference(
         scores_HQL = scale * q_THD[first:last].float().transpose(0, 1) @ k_HLD.transpose(1, 2)
         if softcap is not None:
             scores_HQL = softcap * torch.tanh(scores_HQL / softcap)
+        if slopes_H is not None:
+            scores_HQL = scores_HQL + slopes_H[:, None, None] * (key_L - position_Q)
         weights_HQL = _softmax(scores_HQL.masked_fill(~visible_QL, -torch.inf), sinks_H)
         seen_HLD = v_HLD.masked_fill(~visible_QL.any(0)[None, :, None], 0)  # never let unwritten memory in
         out_THD[first:last] = (weights_HQL @ seen_HLD).transpose(0, 1).to(q_THD.dtype)
@@ -169,6 +173,7 @@ class Case:
     window: int | None = None
     sinks: bool = False
     softcap: float | None = None
+    alibi: bool = False
 
 
 CASES = (
@@ -179,6 +184,7 @@ CASES = (
     Case(rows=((40, 100), (1, 90), (33, 33)), window=12),
     Case(rows=((1, 70), (1, 13), (1, 200)), window=16, num_heads=8, num_kv_heads=8),
     Case(rows=((5, 300), (1, 257)), num_heads=8, num_kv_heads=1, head_dim=64, block_size=32),
+    Case(rows=((20, 90), (1, 33), (5, 5)), softcap=3.0, window=30),
 )
 WIDE_CASES = (  # what the plain implementation need not do: sinks, soft caps; shapes of real models, other head dims
     Case(rows=((1, 700), (1, 1), (1, 1300)), num_heads=6, head_dim=80),
@@ -195,6 +201,8 @@ def options_of(case: Case, dtype: torch.dtype, device: torch.device, seed: int =
     options = {"scale": case.head_dim**-0.5, "window": case.window}
     if case.softcap is not None:
         options["softcap"] = case.softcap
+    if case.alibi:
+        options["slopes_H"] = (2.0 ** -torch.arange(1, case.num_heads + 1)).to(device)
     if case.sinks:
         generator = torch.Generator().manual_seed(seed)
         options["sinks_H"] = torch.randn(case.num_heads, generator=generator).to(device, dtype)

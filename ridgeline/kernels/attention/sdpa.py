@@ -10,6 +10,8 @@ Legend as in op.py; B rows run together, K keys gathered, J heads per key head t
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,23 +30,26 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
+    slopes_H: Tensor | None = None,
 ) -> Tensor:
-    """As `op.paged_attention_reference`. Cache memory must be finite where unwritten (it is zeroed at start)."""
+    """As `op.paged_attention_reference`, but for sinks. Cache memory must be finite where unwritten (it is zeroed)."""
     caches = k_cache_NGPD, v_cache_NGPD
+    attend = partial(_attend, scale=scale, window=window, softcap=softcap, slopes_H=slopes_H)
     num_tokens_R, kv_bound_R = _known(batch.num_tokens_R), _known(batch.kv_bound_R)
     starts_R = np.concatenate([[0], np.cumsum(num_tokens_R)])
     out_THD = torch.empty_like(q_THD)
     for rows in _decode_passes(batch, k_cache_NGPD, window):
         tokens = starts_R[rows]
         if len(rows) == len(q_THD):  # the whole step is one pass of decodes
-            return _attend(q_THD[:, None], caches, batch, slice(None), kv_bound_R, scale, window)[:, 0]
+            return attend(q_THD[:, None], caches, batch, slice(None), kv_bound_R)[:, 0]
         index = torch.from_numpy(tokens).to(q_THD.device)
         where = torch.from_numpy(rows).to(q_THD.device)
-        out_THD[index] = _attend(q_THD[index][:, None], caches, batch, where, kv_bound_R[rows], scale, window)[:, 0]
+        out_THD[index] = attend(q_THD[index][:, None], caches, batch, where, kv_bound_R[rows])[:, 0]
     for row in np.flatnonzero(num_tokens_R > 1):
         part = slice(int(starts_R[row]), int(starts_R[row + 1]))
         one = slice(int(row), int(row) + 1)
-        out_THD[part] = _attend(q_THD[None, part], caches, batch, one, kv_bound_R[one], scale, window)[0]
+        out_THD[part] = attend(q_THD[None, part], caches, batch, one, kv_bound_R[one])[0]
     return out_THD
 
 
@@ -71,8 +76,11 @@ def _attend(
     batch: RaggedBatch,
     rows: slice | Tensor,
     kv_bound_B: np.ndarray,
+    *,
     scale: float,
     window: int | None,
+    softcap: float | None,
+    slopes_H: Tensor | None,
 ) -> Tensor:
     """Attention of B rows with Q queries each, keys padded to the longest."""
     num_rows, num_queries, num_heads, head_dim = q_BQHD.shape
@@ -88,7 +96,21 @@ def _attend(
         visible_BQK &= key_K > position_BQ[..., None] - window
     per_kv = num_heads // kv_heads
     q_BGJD = q_BQHD.view(num_rows, num_queries, kv_heads, per_kv, head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
-    out_BGJD = scaled_dot_product_attention(
-        q_BGJD, k_BGKD, v_BGKD, attn_mask=visible_BQK[:, None].repeat(1, 1, per_kv, 1), scale=scale
-    )
+    mask_BGJK = visible_BQK[:, None].repeat(1, 1, per_kv, 1)
+    if slopes_H is not None:
+        distance_BQK = (position_BQ[..., None] - key_K).float()
+        lost_BGJK = (slopes_H.view(1, kv_heads, per_kv, 1, 1) * distance_BQK[:, None, None]).flatten(2, 3)
+        mask_BGJK = torch.where(mask_BGJK, -lost_BGJK, -torch.inf).to(q_BGJD.dtype)
+    if softcap is None:
+        out_BGJD = scaled_dot_product_attention(q_BGJD, k_BGKD, v_BGKD, attn_mask=mask_BGJK, scale=scale)
+    else:
+        out_BGJD = _capped(q_BGJD, k_BGKD, v_BGKD, mask_BGJK, scale, softcap)
     return out_BGJD.unflatten(2, (per_kv, num_queries)).permute(0, 3, 1, 2, 4).reshape(q_BQHD.shape)
+
+
+def _capped(q_BGJD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_BGJK: Tensor, scale: float, softcap: float) -> Tensor:
+    """Attention whose logits are capped, which torch's has no place for. mask: what is seen, or added to the logits."""
+    x_BGJK = softcap * torch.tanh(q_BGJD.float() @ k_BGKD.float().transpose(-1, -2) * (scale / softcap))
+    bool_mask = mask_BGJK.dtype == torch.bool
+    x_BGJK = x_BGJK.masked_fill(~mask_BGJK, -torch.inf) if bool_mask else x_BGJK + mask_BGJK
+    return (x_BGJK.softmax(-1).to(v_BGKD.dtype) @ v_BGKD).to(q_BGJD.dtype)

@@ -60,9 +60,7 @@ class PagedState:
         batch, ops = self._batches[group], self._ops
         projected = (
             qkv_TX,
-            mixer.q_norm.weight if mixer.q_norm is not None else None,
-            mixer.k_norm.weight if mixer.k_norm is not None else None,
-            mixer.q_norm.eps if mixer.q_norm is not None else 0.0,
+            *mixer.head_norms,
             mixer.rotary.cos_sin_PR if mixer.rotary is not None else None,
             positions_T,
             k_cache,
@@ -71,9 +69,14 @@ class PagedState:
             spec.num_heads,
             spec.num_kv_heads,
         )
+        options: dict[str, object] = {"scale": spec.scale, "window": spec.window}
+        if spec.softcap is not None:
+            options["softcap"] = spec.softcap
+        if mixer.slopes_H is not None:
+            options["slopes_H"] = mixer.slopes_H
         if len(qkv_TX) == len(batch.slots_R):  # every row has one token
-            out_THD = ops.decode_attention(*projected, batch, scale=spec.scale, window=spec.window)
+            out_THD = ops.decode_attention(*projected, batch, **options)
         else:
             q_THD = ops.rope_kv(*projected)
-            out_THD = ops.paged_attention(q_THD, k_cache, v_cache, batch, scale=spec.scale, window=spec.window)
+            out_THD = ops.paged_attention(q_THD, k_cache, v_cache, batch, **options)
         return out_THD.flatten(1)

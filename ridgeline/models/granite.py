@@ -1,0 +1,45 @@
+"""Granite 3.x: Llama with multipliers on embeddings, attention scores, residuals and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.models.config import Config
+from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
+from ridgeline.models.llama import Llama, llama_like
+
+DEFAULTS = {
+    **LLAMA_DEFAULTS,
+    "embedding_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+
+
+class Granite:
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        values = Config(config, DEFAULTS)
+        spec = llama_like(
+            "GraniteForCausalLM",
+            values,
+            attention_bias=values.boolean("attention_bias"),
+            mlp_bias=values.boolean("mlp_bias"),
+        )
+        scale, residual = values.number("attention_multiplier"), values.number("residual_multiplier")
+        layers = (
+            replace(layer, mixer=replace(layer.mixer, scale=scale), residual_multiplier=residual)
+            for layer in spec.layers
+        )
+        return replace(
+            spec,
+            layers=tuple(layers),
+            embedding_multiplier=values.number("embedding_multiplier"),
+            logits_multiplier=1 / values.number("logits_scaling"),
+        )
+
+    weights = staticmethod(Llama.weights)

@@ -1,0 +1,124 @@
+"""A checkpoint's rotary embedding, in either spelling and with any of the scalings that lengthen its context.
+
+`rope_theta` and `rope_scaling`, or `rope_parameters` with all of it, whole or one per layer type.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.model_spec import RopeNumber, RopeSpec
+from ridgeline.models.config import LAYER_TYPES, Config, wrong
+
+SCALINGS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+_ORIGINAL = "original_max_position_embeddings"
+
+Scaling = dict[str, RopeNumber]
+
+
+def rope(config: Config, head_dim: int, layer_type: str = "full_attention") -> RopeSpec:
+    """Raises ModelLoadError for a scaling we do not know, or one that lacks its numbers."""
+    parameters = _parameters(config, layer_type)
+    theta = (parameters if "rope_theta" in parameters else config).number("rope_theta")
+    partial = parameters if "partial_rotary_factor" in parameters else config
+    rotary_dim = int(head_dim * partial.number("partial_rotary_factor", 1.0))
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise ModelLoadError(
+            f"config.json rotates {rotary_dim} of {head_dim} head dimensions; it must be an even share."
+        )
+    kind = _kind(parameters)
+    scaling = None if kind == "default" else tuple(_scaling(kind, config, parameters, rotary_dim).items())
+    return RopeSpec(theta=theta, rotary_dim=rotary_dim, scaling=scaling)
+
+
+def context(config: Config) -> int:
+    """The longest context that the checkpoint was made for: scalings by a factor lengthen the one it names."""
+    positions, parameters = config.integer("max_position_embeddings"), _parameters(config, "full_attention")
+    match _kind(parameters):
+        case "linear" | "dynamic":
+            return int(positions * parameters.number("factor"))
+        case "yarn" if "factor" in parameters:
+            return int(_original(config, parameters) * parameters.number("factor"))
+    return positions
+
+
+def _parameters(config: Config, layer_type: str) -> Config:
+    parameters = config.section("rope_parameters" if "rope_parameters" in config else "rope_scaling")
+    if any(kind in parameters for kind in LAYER_TYPES):
+        return parameters.section(layer_type, required=True)
+    return parameters
+
+
+def _kind(parameters: Config) -> str:
+    kind = parameters.raw("rope_type") or parameters.raw("type") or "default"
+    kind = "longrope" if kind == "su" else kind  # as Phi-3's first checkpoints call it
+    if kind not in SCALINGS:
+        known = ", ".join(SCALINGS)
+        raise ModelLoadError(f"rotary scaling {kind!r} in config.json is not supported; known: {known}.")
+    return str(kind)
+
+
+def _scaling(kind: str, config: Config, parameters: Config, rotary_dim: int) -> Scaling:
+    """With every number that the table needs."""
+    numbers: Scaling = {"rope_type": kind}
+    if kind in ("linear", "dynamic", "llama3"):
+        numbers["factor"] = parameters.number("factor")
+    if kind == "dynamic":
+        numbers[_ORIGINAL] = float(config.integer("max_position_embeddings"))
+    elif kind != "linear":
+        numbers[_ORIGINAL] = float(_original(config, parameters))
+    if kind == "llama3":
+        low, high = (
+            numbers.setdefault(name, parameters.number(name)) for name in ("low_freq_factor", "high_freq_factor")
+        )
+        if low >= high:  # type: ignore[operator]
+            raise wrong("low_freq_factor", low, "below high_freq_factor")
+    elif kind == "yarn":
+        numbers |= _yarn(config, parameters)
+    elif kind == "longrope":
+        numbers |= _longrope(config, parameters, rotary_dim)
+    return numbers
+
+
+def _yarn(config: Config, parameters: Config) -> Scaling:
+    factor = _stretch(config, parameters)
+    by_factor = _magnitude(factor, 1.0)
+    if "mscale" in parameters and "mscale_all_dim" in parameters:
+        by_factor = _magnitude(factor, parameters.number("mscale"))
+        by_factor /= _magnitude(factor, parameters.number("mscale_all_dim"))
+    return {
+        "factor": factor,
+        "attention_factor": parameters.number("attention_factor", by_factor),
+        "beta_fast": parameters.number("beta_fast", 32.0),
+        "beta_slow": parameters.number("beta_slow", 1.0),
+        "truncate": float(parameters.boolean("truncate") if "truncate" in parameters else True),
+    }
+
+
+def _longrope(config: Config, parameters: Config, rotary_dim: int) -> Scaling:
+    original, factor = _original(config, parameters), _stretch(config, parameters)
+    magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return {
+        "attention_factor": parameters.number("attention_factor", magnitude),
+        "short_factor": parameters.numbers("short_factor", rotary_dim // 2),
+        "long_factor": parameters.numbers("long_factor", rotary_dim // 2),
+    }
+
+
+def _magnitude(factor: float, mscale: float) -> float:
+    """What longer contexts make up for in the softmax's temperature (YaRN, section 3.4)."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _stretch(config: Config, parameters: Config) -> float:
+    """`factor`, or how much longer the context is than the one of pretraining."""
+    return parameters.number("factor", config.integer("max_position_embeddings") / _original(config, parameters))
+
+
+def _original(config: Config, parameters: Config) -> int:
+    """The context of pretraining."""
+    for place in (parameters, config):
+        if _ORIGINAL in place:
+            return place.integer(_ORIGINAL, at_least=2)
+    return config.integer("max_position_embeddings", at_least=2)
