@@ -295,9 +295,10 @@ def test_failures_of_the_server_are_tried_again_mistakes_are_not(face_of: FaceOf
         async def post(key: str, **others: Any) -> httpx.Response:
             return await client.post("/v1/completions", json={**ASKED, **others}, headers={"Idempotency-Key": key})
 
-        face.service.admission.max_tokens = 1
+        admission = face.service.admission
+        admission.max_requests = admission.open_requests = 1  # somebody else's
         assert (await post("full")).status_code == 429
-        face.service.admission.max_tokens = 0
+        admission.open_requests = 0
         assert (await post("full")).status_code == 200
         assert (await post("wrong", n=-1)).status_code == 400
         assert (await post("wrong", n=-1)).headers["idempotent-replayed"] == "true"
