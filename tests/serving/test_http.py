@@ -478,10 +478,12 @@ def test_a_client_that_does_not_read_is_cut(
     body = TEXT | {"max_tokens": 1900, "ignore_eos": True, "logprobs": 20, "stream": True}
     content = json.dumps(body).encode()
     with start_server(stream_buffer=16) as server, socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
         host, port = server.url.removeprefix("http://").split(":")
         connection.connect((host, int(port)))
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
+        )
         connection.sendall(head.encode() + content)
         deadline = time.monotonic() + 20
         client = server.face.client
@@ -598,7 +600,6 @@ def test_a_body_that_is_wrong_many_times_costs_no_more_than_once(body: Any, para
     [
         ({"regex": "((a{1000}){1000}){1000}"}, "too many expressions"),
         ({"grammar": 'start: "a" start'}, "too many items"),
-        ({"json": {"type": "string", "pattern": "^(a{1000}){1000}$"}}, "too many expressions"),
         ({"regex": "(" * 20_000 + "a" + ")" * 20_000}, "invalid regex"),
         ({"json": {"$ref": "file:///etc/passwd"}}, "does not fetch"),
     ],

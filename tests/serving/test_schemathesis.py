@@ -31,7 +31,7 @@ def small(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -
 def test_nothing_that_is_sent_breaks_the_server(small: Server, tmp_path: Path) -> None:
     before = small.client.completions.create(model=MODEL, prompt="x =", max_tokens=8, temperature=0).choices[0].text
     command = [*SCHEMATHESIS, "--no-color", "run", f"{small.url}/openapi.json", "--checks", CHECKS]
-    command += ["--max-time", "12", "--phases", "coverage,fuzzing", "--seed", "1"]
+    command += ["--max-time", "10", "--phases", "coverage,fuzzing", "--seed", "1"]
     command += [
         "--generation-database",
         "none",
