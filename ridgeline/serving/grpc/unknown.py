@@ -1,8 +1,8 @@
 """Calls of methods that are not there.
 
-grpcio's asyncio server (seen in 1.84 and 1.85; not yet in 1.82) decodes the name of such a method in the loop that takes
-calls, so that a single call whose name is not UTF-8 ends the whole server. Here these calls are taken and answered apart,
-whatever they are named. It takes grpcio's private parts; a version without them keeps its own server.
+grpcio's asyncio server (seen in 1.84 and 1.85; not yet in 1.82) decodes the name of such a method in the loop that
+takes calls, so that a single call whose name is not UTF-8 ends the whole server. Here these calls are taken and
+answered apart, whatever they are named. It takes grpcio's private parts; a version without them keeps its own server.
 """
 
 from __future__ import annotations
