@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,10 @@ import pytest
 
 from benchmarks import serving_endurance as endurance
 from benchmarks.serving_endurance import Served, descriptors
-from ridgeline.cli.serve import prepare, read_file
+from ridgeline.cli.serve import prepare, read_file, serve
+from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
+from ridgeline.core.serving import ServeConfig
 from ridgeline.serving import supervisor
 from tests.serving.conftest import Server
 
@@ -102,6 +106,13 @@ def test_a_file_of_settings_is_checked(content: str, said: str, tmp_path: Path) 
     with pytest.raises(InvalidConfig) as error:
         read_file(file)
     assert said in str(error.value)
+
+
+def test_every_setting_has_an_option() -> None:
+    options = {parameter.name for parameter in inspect.signature(serve).parameters.values()}
+    settings = {field.name for field in (*fields(ServeConfig), *fields(LLMConfig))}
+    assert options - settings == {"config"}
+    assert settings - options == {"engine", "kernels", "skip_tokenizer_init"}
 
 
 def test_mistakes_end_with_one_sentence_and_code_2() -> None:
