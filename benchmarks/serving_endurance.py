@@ -298,25 +298,33 @@ async def storms(server: Served, *, rounds: int = 20, requests: int = 1000) -> d
 async def kill(server: Served, victim: str, *, count: int = 64, after: float = 1.5) -> dict[str, float]:
     """kill -9 of "engine" or "face" while streams run."""
     client = load(server.url)
+    asked = time.monotonic()
     running = [asyncio.ensure_future(ask(client, body(400))) for _ in range(count)]
     await asyncio.sleep(after)
     faces = server.faces
     os.kill(server.engine if victim == "engine" else faces[0], signal.SIGKILL)
     began = time.monotonic()
+    first = asyncio.ensure_future(_until_answered(client, victim))
     outcomes = await asyncio.gather(*running)
-    ended = time.monotonic() - began
     lost = [outcome for outcome in outcomes if not outcome.complete]
+    ended = max((outcome.seconds for outcome in lost), default=0.0) - (began - asked)
     promise(len(lost) == count or (victim == "face" and len(faces) > 1), f"streams outlived their {victim}")
     promise(ended < 5, f"streams hung for {ended:.1f} s after the {victim} was gone")
-    first = time.monotonic()
+    back = await first
+    client.close()
+    return {"streams_ended": max(0.0, ended), "recovery": back - began}
+
+
+async def _until_answered(client: Client, victim: str) -> float:
+    """The moment when a request is answered again; until then it is refused, and soon."""
+    patience = 2 if victim == "engine" else 10  # a connection waits for the next face
+    began = time.monotonic()
     while (outcome := await ask(client, body(4))).status != 200:
         promise(outcome.status in (0, 503), f"{outcome.status} while the {victim} was gone: {outcome.error}")
-        patience = 2 if victim == "engine" else 10  # a connection waits for the next face
         promise(outcome.seconds < patience, f"a request took {outcome.seconds:.1f} s to be refused")
-        promise(time.monotonic() - first < 30, f"no {victim} came back")
+        promise(time.monotonic() - began < 30, f"no {victim} came back")
         await asyncio.sleep(0.02)
-    client.close()
-    return {"streams_ended": ended, "recovery": time.monotonic() - began}
+    return time.monotonic()
 
 
 async def drain(server: Served, *, count: int = 64, tokens: int = 200, after: float = 1.5) -> dict[str, float]:
