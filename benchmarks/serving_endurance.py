@@ -449,7 +449,7 @@ async def _run(scenario: str) -> list[Record]:
         case "storm":
             # On a CPU torch keeps something for every size of step that it ever ran. With few sizes that has an end,
             # and what requests leave behind would show.
-            with Served("--max-num-batched-tokens", "64") as server:
+            with Served() as server:
                 found = await storms(server)
             return [_record("abort-storm", "growth over ten storms", [found["growth"]], "MiB", "lower")]
         case "kill":

@@ -50,6 +50,9 @@ logger = logging.getLogger(__name__)
 
 STATS_PERIOD = 1.0  # seconds
 IDLE_WAIT = 0.25  # seconds: how long a signal may go unseen while nothing happens
+# Of the 1024 shapes that torch's and oneDNN's caches of compiled products keep, each: an entry has a quarter of a
+# megabyte, and a CPU's server whose load varies would grow for hours before they were full.
+KEPT_SHAPES = {"LRU_CACHE_CAPACITY": "512", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
 GRAMMAR_WAIT = 0.002  # seconds between looks at grammars that are being compiled, while nothing else happens
 
 
@@ -284,6 +287,7 @@ def main() -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
     set_up_logging(as_json=settings.log_json, level=settings.log_level)
     end_with_parent()
+    os.environ.update(KEPT_SHAPES | os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the supervisor decides
     try:
         assembly = assemble(LLMConfig(**settings.options))
