@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.bench import Device, DType, Extra, Model, _object
+from ridgeline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from ridgeline.evaluation.perplexity import Score
@@ -74,6 +76,41 @@ def perplexity(
                 "its bits per byte compare with other models' only roughly.",
                 file=sys.stderr,
             )
+
+
+@app.command()
+def harness(
+    tasks: Annotated[str, typer.Option(help="Tasks of lm-evaluation-harness, separated by commas.")],
+    model: Model = "",
+    limit: Annotated[float | None, typer.Option(min=0, help="Examples of each task; below 1 a share of them.")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples shown in the prompt.")] = None,
+    include_path: Annotated[Path | None, typer.Option(help="Folder of further tasks.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put prompts through the model's chat template.")] = False,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    extra: Extra = "",
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Tasks of lm-evaluation-harness (needs `pip install ridgeline[eval]`)."""
+    names = [task.strip() for task in tasks.split(",") if task.strip()]
+    options = {"dtype": dtype, "device": device, **_object(extra)}
+    if not names:
+        raise InvalidConfig("--tasks names no task.")
+    if find_spec("lm_eval") is None:
+        raise InvalidConfig("lm-evaluation-harness is not installed; pip install 'ridgeline[eval]' brings it.")
+    from lm_eval.utils import make_table
+
+    from ridgeline.bench.results import append
+    from ridgeline.evaluation.harness import run_tasks
+    from ridgeline.evaluation.results import task_records
+    from ridgeline.llm import LLM
+
+    with LLM(model, **options) as llm:
+        found = run_tasks(llm, names, limit=limit, num_fewshot=num_fewshot, include_path=include_path, chat=chat)
+        if out is not None:
+            append(out, task_records(llm, found, limit=limit, num_fewshot=num_fewshot, chat=chat))
+    print(json.dumps(found["results"]) if as_json else make_table(found))
 
 
 def _table(about: dict[str, Any], scores: list[Score]) -> Table:

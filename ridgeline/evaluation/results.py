@@ -74,3 +74,19 @@ def perplexity_records(llm: LLM, scores: list[Score], cut: Cut) -> list[Record]:
             },
         )
     ]
+
+
+def task_records(llm: LLM, found: Mapping[str, Any], **options: Any) -> list[Record]:
+    """Of every task's metrics, from the harness' results."""
+    records = []
+    for task, metrics in found["results"].items():
+        higher = found.get("higher_is_better", {}).get(task, {})
+        for name, value in metrics.items():
+            metric, _, filter_name = name.partition(",")
+            if not isinstance(value, (int, float)) or not filter_name or metric.endswith("_stderr"):
+                continue
+            stderr = metrics.get(f"{metric}_stderr,{filter_name}")
+            known = base(llm, **options, filter=filter_name, stderr=stderr if isinstance(stderr, float) else None)
+            better = "lower" if higher.get(metric) is False else "higher"
+            records += figures(known, f"harness:{task}", {metric: (float(value), metric, better)})
+    return records
