@@ -77,7 +77,9 @@ class RidgelineLM(TemplateLM):
 
     # ---- scoring ----------------------------------------------------------------------------------------------
 
-    def _loglikelihood_tokens(self, requests: Sequence[LoglikelihoodRequest], **ignored: object) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(
+        self, requests: Sequence[LoglikelihoodRequest], **ignored: object
+    ) -> list[tuple[float, bool]]:
         """Per request (text, context ids, continuation ids): the continuation's logprob, and whether it is greedy."""
         answers = []
         prompts = [(context + continuation)[-(self.max_length + 1) :] for _, context, continuation in requests]

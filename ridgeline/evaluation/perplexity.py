@@ -15,8 +15,11 @@ from typing import Any
 from ridgeline.evaluation.documents import TextFile
 from ridgeline.evaluation.scoring import Cut, prefix_token, prompt_logprobs
 from ridgeline.llm import LLM
+from ridgeline.text.outputs import TokenIdLogprobs
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.windows import Window
+
+Seen = Callable[[Sequence[int], Sequence[TokenIdLogprobs]], object]
 
 
 @dataclass(frozen=True)
@@ -119,14 +122,17 @@ class Reading:
         return (piece.tokens for piece in self.pieces())
 
 
-def perplexity(llm: LLM, reading: Reading, progress: Callable[[int], object] = lambda tokens: None) -> Score:
-    """Score one file. progress: told of every few tokens scored. Raises EvaluationFailed."""
+def perplexity(llm: LLM, reading: Reading, *, top: int = 0, seen: Seen = lambda tokens, entries: None) -> Score:
+    """Score one file. seen: told of every few scored tokens what the model said of them and of the `top` likeliest.
+
+    Raises EvaluationFailed.
+    """
     started = time.perf_counter()
     nats = []
-    for piece, entries in zip(reading.pieces(), prompt_logprobs(llm, reading.prompts()), strict=True):
-        scored = list(zip(piece.tokens[1:], entries, strict=True))[piece.scored]
-        nats += [-entry[token].logprob for token, entry in scored]
-        progress(len(scored))
+    for piece, entries in zip(reading.pieces(), prompt_logprobs(llm, reading.prompts(), top=top), strict=True):
+        tokens, entries = piece.tokens[1:][piece.scored], entries[piece.scored]
+        nats += [-entry[token].logprob for token, entry in zip(tokens, entries, strict=True)]
+        seen(tokens, entries)
     file = reading.file
     return Score(
         str(file.path),
