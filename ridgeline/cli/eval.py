@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -159,7 +160,7 @@ def _llm_options(text: str, **defaults: Any) -> dict[str, Any]:
 
 
 def _comparison_table(title: str, found: list[Comparison]) -> Table:
-    columns = ("file", "tokens", "perplexity", "perplexity\nthen", "KL\nmean", "KL\np99", "equal\ngreedy", "covered")
+    columns = ("file", "tokens", "ppl", "ppl then", "KL mean", "KL p99", "greedy", "covered")
     table = _columns(title, columns)
     for each in found:
         d = each.divergence.as_dict()
@@ -168,8 +169,8 @@ def _comparison_table(title: str, found: list[Comparison]) -> Table:
             f"{each.baseline.num_tokens:,}",
             f"{each.baseline.perplexity:,.4f}",
             f"{each.candidate.perplexity:,.4f}",
-            f"{d['kl_mean']:.2e}",
-            f"{d['kl_p99']:.2e}",
+            f"{d['kl_mean']:.1e}",
+            f"{d['kl_p99']:.1e}",
             f"{d['equal_greedy']:.4f}",
             f"{d['covered']:.3f}",
         )
@@ -177,16 +178,17 @@ def _comparison_table(title: str, found: list[Comparison]) -> Table:
 
 
 def _columns(title: str, names: Sequence[str]) -> Table:
-    """A name, then figures."""
-    table = Table(title=title, title_justify="left")
+    """A name, then figures; it fits a terminal of 80 columns."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(names):
-        table.add_column(name, justify="right" if number else "left", overflow="fold", min_width=7)
+        figure = number > 0
+        table.add_column(name, justify="right" if figure else "left", overflow="fold", no_wrap=figure)
     return table
 
 
 def _table(about: dict[str, Any], scores: list[Score]) -> Table:
     title = ", ".join(f"{name} {value}" for name, value in about.items())
-    table = _columns(title, ("file", "perplexity", "nats/\ntoken", "bits/\nbyte", "tokens", "bytes", "tokens/s"))
+    table = _columns(title, ("file", "perplexity", "nats/token", "bits/byte", "tokens", "bytes", "tokens/s"))
     for s in scores:
         table.add_row(
             Path(s.name).name,
