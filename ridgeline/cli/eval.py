@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.bench import Device, DType, Extra, Model, _object
+from ridgeline.cli.bench import Device, DType, Extra, Model, json_object
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.request import MAX_LOGPROBS
@@ -152,7 +152,7 @@ def compare(
 
 def _llm_options(text: str, **defaults: Any) -> dict[str, Any]:
     """A JSON object of LLM's arguments, over the defaults. Raises InvalidConfig for what is none."""
-    given = _object(text)
+    given = json_object(text)
     unknown = sorted(given.keys() - {field.name for field in dataclasses.fields(LLMConfig)})
     if unknown:
         raise InvalidConfig(f"our engine has no argument {', '.join(unknown)}; `ridgeline generate --help` lists them.")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.evaluation.documents import TextFile
 from ridgeline.evaluation.scoring import Cut, prefix_token, prompt_logprobs
 from ridgeline.llm import LLM
@@ -95,7 +96,10 @@ class Piece:
 
 
 class Reading:
-    """A file as one model's tokens, each document behind the prefix token, cut into windows."""
+    """A file as one model's tokens, each document behind the prefix token, cut into windows.
+
+    Raises InvalidConfig for a file of no tokens.
+    """
 
     def __init__(self, file: TextFile, tokenizer: Tokenizer, prefix: int, cut: Cut) -> None:
         self.file = file
@@ -107,6 +111,8 @@ class Reading:
         )
         self.documents = [[prefix, *ids] for ids in encoded]
         self.num_tokens = sum(map(len, encoded))
+        if not self.num_tokens:
+            raise InvalidConfig(f"the model's tokenizer finds no tokens in {file.path}; leave it out.")
 
     @classmethod
     def of(cls, llm: LLM, file: TextFile, cut: Cut) -> Reading:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -17,9 +18,12 @@ from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.evaluation.documents import TextFile, read_file
 from ridgeline.evaluation.perplexity import Reading, Score, perplexity
-from ridgeline.evaluation.scoring import Cut
+from ridgeline.evaluation.scoring import Cut, EvaluationFailed
+from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.training.evaluate import bits_per_byte
 from ridgeline.training.export import read_model
+from tests import tiny_models
+from tests.api.conftest import write_tokenizer
 from tests.evaluation.conftest import TEXT
 
 BOS = 1
@@ -124,6 +128,30 @@ def test_windows_the_model_cannot_read_are_refused(llm: LLM, window: int, stride
 
 def test_the_window_is_by_default_what_the_context_holds(llm: LLM) -> None:
     assert Cut.of(llm) == Cut(255, 127)
+
+
+def test_texts_without_tokens_are_refused(llm: LLM) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    with pytest.raises(InvalidConfig, match=r"no tokens in blank\.txt"):
+        Reading(TextFile(Path("blank.txt"), ("  \n",)), Tokenizer(tokenizer, {}), BOS, Cut.of(llm))
+
+
+def test_a_tokenizer_that_loses_text_is_told_of(llm: LLM) -> None:
+    lossy = tokenizers.Tokenizer.from_str(llm.get_tokenizer().backend.to_str())
+    lossy.normalizer = tokenizers.normalizers.Lowercase()
+    files = [TextFile(Path("a.txt"), (text,)) for text in ("The fox", "the fox")]
+    assert [Reading(file, Tokenizer(lossy, {}), BOS, Cut.of(llm)).exact for file in files] == [False, True]
+
+
+def test_a_model_without_numbers_gets_no_score(tmp_path: Path) -> None:
+    model = tiny_models.build("llama")
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+    model.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    with LLM(tmp_path, device="cpu") as damaged, pytest.raises(EvaluationFailed, match="not numbers"):
+        score(damaged, TEXT)
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
