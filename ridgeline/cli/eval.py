@@ -99,7 +99,7 @@ def harness(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Tasks of lm-evaluation-harness (needs `pip install ridgeline[eval]`)."""
+    """Tasks of lm-evaluation-harness, which comes with the extra `eval`."""
     names = [task.strip() for task in tasks.split(",") if task.strip()]
     options = _llm_options(extra, model=model, dtype=dtype, device=device)
     if not names:

@@ -1,7 +1,7 @@
 """lm-evaluation-harness through the offline API: importing this module gives the harness a model named `ridgeline`.
 
 Tokens are cut as the harness' own `hf` model cuts them, so that both score the same: special tokens as the tokenizer
-adds them, too long a text from its end, a text's first token behind BOS (else EOS).
+adds them, of too long a text the end, a text's first token behind BOS (else EOS).
 """
 
 from __future__ import annotations
