@@ -32,6 +32,30 @@ class LoadingBar:
         self._bar.update(self._task, description=what, completed=fraction)
 
 
+class TokenBar:
+    """`with TokenBar("scoring", 5000) as advance: advance(100)`: tokens done out of all."""
+
+    def __init__(self, what: str, num_tokens: int) -> None:
+        self._bar = _bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._task = self._bar.add_task(what, total=num_tokens)
+
+    def __enter__(self) -> TokenBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._bar.stop()
+
+    def __call__(self, tokens: int) -> None:
+        self._bar.update(self._task, advance=tokens)
+
+
 class BatchBar:
     """Completions done out of all, and output tokens per second so far."""
 

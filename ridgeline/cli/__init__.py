@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from ridgeline.cli import bench, calibrate, chat, compile, explain, generate, models, plan, profile, serve, train
+from ridgeline.cli import bench, calibrate, chat, compile, eval, explain, generate, models, plan, profile, serve, train
 from ridgeline.core.errors import ContractViolation, RidgelineError
 from ridgeline.version import __version__
 
@@ -30,6 +30,7 @@ app.command("plan")(plan.plan)
 app.command("compile")(compile.compile)
 app.command("serve")(serve.serve)
 app.add_typer(bench.app, name="bench")
+app.add_typer(eval.app, name="eval")
 app.add_typer(train.app, name="train")
 
 

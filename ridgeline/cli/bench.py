@@ -37,10 +37,10 @@ RESULTS = Path("benchmarks/results/results.jsonl")
 def _setup(**given: Any) -> Setup:
     from ridgeline.bench.measure import Setup
 
-    return Setup(**{**given, "extra": _object(given.get("extra", ""))})
+    return Setup(**{**given, "extra": json_object(given.get("extra", ""))})
 
 
-def _object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
     except ValueError as error:
@@ -138,7 +138,7 @@ def compare(
         scale=scale, max_model_len=max_model_len,
     )  # fmt: skip
     names = tuple(name for name in only.split(",") if name)
-    other = Peer(name=peer, path=peer_path, python=peer_python, model=peer_model, extra=_object(peer_extra))
+    other = Peer(name=peer, path=peer_path, python=peer_python, model=peer_model, extra=json_object(peer_extra))
     sides, failed = [], False
     for outcome in setup.compare(names, other):  # written as soon as one side is done: the other may yet fail
         _save(outcome, out)

@@ -15,10 +15,9 @@ class Completion:
         self.request = request
         self.output = output
         self.parent = parent
-        self._tokenizer = tokenizer
-        wants_text = tokenizer is not None and request.params.detokenize
+        self._tokenizer = tokenizer if request.params.detokenize else None
         self._detokenizer = (
-            Detokenizer(tokenizer, request.params, request.prompt_token_ids) if tokenizer and wants_text else None
+            Detokenizer(self._tokenizer, request.params, request.prompt_token_ids) if self._tokenizer else None
         )
         if request.params.logprobs is not None:
             output.logprobs, output.cumulative_logprob = [], 0.0

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from ridgeline.layers.attention import DenseCausal
 from ridgeline.layers.decoder import Decoder
+from ridgeline.text.windows import windows as cut
 from ridgeline.training.tokenizer import SEPARATOR_ID, encode_documents
 
 
@@ -66,14 +67,10 @@ def bits_per_byte(
 
 
 def windows(ids: np.ndarray, window: int, stride: int) -> Iterator[Window]:
-    """Cut one document; together the windows score each of `ids` exactly once."""
+    """Cut one document; together the windows score each of `ids` exactly once. window: inputs of the longest."""
     tokens = np.concatenate(([SEPARATOR_ID], ids)).astype(np.int64)
-    scored = 0
-    while scored < len(ids):
-        end = min(len(ids), scored + stride if scored else window)
-        start = max(0, end - window)
-        yield Window(tokens[start:end], tokens[start + 1 : end + 1], scored - start)
-        scored = end
+    for start, scored, end in cut(len(tokens), window + 1, stride):  # its last token is a target only
+        yield Window(tokens[start : end - 1], tokens[start + 1 : end], scored - start - 1)
 
 
 @torch.inference_mode()

@@ -110,6 +110,15 @@ def test_logprobs_name_the_chosen_and_the_likeliest_tokens(llm: LLM) -> None:
     assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
 
 
+def test_logprobs_come_without_text_where_no_text_is_wanted(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=1, prompt_logprobs=0, detokenize=False)
+    (output,) = llm.generate("the quick", params)
+    assert output.outputs[0].logprobs
+    assert output.prompt_logprobs
+    entries = [*output.outputs[0].logprobs, *filter(None, output.prompt_logprobs)]
+    assert {each.decoded_token for entry in entries for each in entry.values()} == {None}
+
+
 def test_chat_renders_the_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "hens"}]
     (output,) = llm.chat(messages, GREEDY)

@@ -1,0 +1,202 @@
+"""`ridgeline eval`: how good a model's predictions are, and what a change to it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.bench import Device, DType, Extra, Model, json_object
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.request import MAX_LOGPROBS
+
+if TYPE_CHECKING:
+    from ridgeline.evaluation.compare import Comparison
+    from ridgeline.evaluation.perplexity import Score
+
+app = typer.Typer(
+    help="Measure how good predictions are: perplexity, tasks, the cost of a change.", no_args_is_help=True
+)
+
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Texts; of a .jsonl file each line's `text`.")]
+Window = Annotated[int | None, typer.Option(help="Tokens read at once (default: 1024, or what the context holds).")]
+Stride = Annotated[int | None, typer.Option(help="Tokens the window advances by (default: half the window).")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+QUALITY = Path("benchmarks/results/quality.jsonl")
+Out = Annotated[Path | None, typer.Option(help="Append the figures to this result file (.jsonl).")]
+
+
+@app.command()
+def perplexity(
+    files: Files,
+    model: Model = "",
+    window: Window = None,
+    stride: Stride = None,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    extra: Extra = "",
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Perplexity and bits per byte of texts, each and together, in windows that overlap."""
+    options = _llm_options(extra, model=model, dtype=dtype, device=device)
+    from ridgeline.evaluation.documents import read_file  # torch takes seconds to import; usage errors need not wait
+
+    texts = [read_file(path) for path in files]
+    from ridgeline.bench.results import append
+    from ridgeline.evaluation.perplexity import Reading, Score
+    from ridgeline.evaluation.perplexity import perplexity as measure
+    from ridgeline.evaluation.results import model_name, perplexity_records
+    from ridgeline.evaluation.scoring import Cut
+    from ridgeline.llm import LLM
+    from ridgeline.progress import TokenBar
+
+    with LLM(**options) as llm:
+        cut = Cut.of(llm, window, stride)
+        readings = [Reading.of(llm, text, cut) for text in texts]
+        with TokenBar("scoring", sum(reading.num_tokens for reading in readings)) as bar:
+            scores = [measure(llm, reading, seen=lambda tokens, _: bar(len(tokens))) for reading in readings]
+        every = [*scores, Score.together(scores)] if len(scores) > 1 else scores
+        if out is not None:
+            append(out, perplexity_records(llm, every, cut))
+        about = {"model": model_name(llm), "dtype": llm.assembly.dtype, "window": cut.window, "stride": cut.stride}
+    if as_json:
+        print(
+            json.dumps({**about, "files": [s.as_dict() for s in scores], "together": Score.together(scores).as_dict()})
+        )
+    else:
+        Console().print(_table(about, every))
+    for score in scores:
+        if not score.exact:
+            print(
+                f"ridgeline: the tokenizer does not give {score.name} back exactly; "
+                "its bits per byte compare with other models' only roughly.",
+                file=sys.stderr,
+            )
+
+
+@app.command()
+def harness(
+    tasks: Annotated[str, typer.Option(help="Tasks of lm-evaluation-harness, separated by commas.")],
+    model: Model = "",
+    limit: Annotated[float | None, typer.Option(min=0, help="Examples of each task; below 1 a share of them.")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples shown in the prompt.")] = None,
+    include_path: Annotated[Path | None, typer.Option(help="Folder of further tasks.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put prompts through the model's chat template.")] = False,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    extra: Extra = "",
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Tasks of lm-evaluation-harness, which comes with the extra `eval`."""
+    names = [task.strip() for task in tasks.split(",") if task.strip()]
+    options = _llm_options(extra, model=model, dtype=dtype, device=device)
+    if not names:
+        raise InvalidConfig("--tasks names no task.")
+    if find_spec("lm_eval") is None:
+        raise InvalidConfig("lm-evaluation-harness is not installed; pip install 'ridgeline[eval]' brings it.")
+    from lm_eval.utils import make_table
+
+    from ridgeline.bench.results import append
+    from ridgeline.evaluation.harness import run_tasks
+    from ridgeline.evaluation.results import task_records
+    from ridgeline.llm import LLM
+
+    with LLM(**options) as llm:
+        found = run_tasks(llm, names, limit=limit, num_fewshot=num_fewshot, include_path=include_path, chat=chat)
+        if out is not None:
+            append(out, task_records(llm, found, limit=limit, num_fewshot=num_fewshot, chat=chat))
+    print(json.dumps(found["results"]) if as_json else make_table(found))
+
+
+@app.command()
+def compare(
+    files: Files,
+    candidate: Annotated[str, typer.Option(help="JSON object of arguments for our engine: what changes.")],
+    baseline: Annotated[str, typer.Option(help="The same of what it is compared with.")] = "{}",
+    model: Model = "",
+    window: Window = None,
+    stride: Stride = None,
+    device: Device = "auto",
+    top: Annotated[int, typer.Option(min=1, max=MAX_LOGPROBS, help="Likeliest tokens compared one by one.")] = 20,
+    as_json: Json = False,
+    out: Annotated[Path, typer.Option(help="Append the figures to this result file.")] = QUALITY,
+) -> None:
+    """What a change costs: perplexity of both, KL divergence per token (from below), share of equal greedy tokens."""
+    sides = [_llm_options(text, model=model, device=device) for text in (baseline, candidate)]
+    from ridgeline.evaluation.documents import read_file
+
+    texts = [read_file(path) for path in files]
+    from ridgeline.bench.results import append
+    from ridgeline.evaluation.compare import compare as measure
+
+    found, records = measure(texts, *sides, window=window, stride=stride, top=top)
+    append(out, records)
+    if as_json:
+        print(json.dumps([each.as_dict() for each in found]))
+        return
+    Console().print(_comparison_table(f"{baseline} against {candidate}, top {top}", found))
+    print(f"ridgeline: appended to {out}", file=sys.stderr)
+
+
+def _llm_options(text: str, **defaults: Any) -> dict[str, Any]:
+    """A JSON object of LLM's arguments, over the defaults. Raises InvalidConfig for what is none."""
+    given = json_object(text)
+    unknown = sorted(given.keys() - {field.name for field in dataclasses.fields(LLMConfig)})
+    if unknown:
+        raise InvalidConfig(f"our engine has no argument {', '.join(unknown)}; `ridgeline generate --help` lists them.")
+    return {**{name: value for name, value in defaults.items() if value not in ("", "auto")}, **given}
+
+
+def _comparison_table(title: str, found: list[Comparison]) -> Table:
+    columns = ("file", "tokens", "ppl", "ppl then", "KL mean", "KL p99", "greedy", "covered")
+    table = _columns(title, columns)
+    for each in found:
+        d = each.divergence.as_dict()
+        table.add_row(
+            Path(each.baseline.name).name,
+            f"{each.baseline.num_tokens:,}",
+            f"{each.baseline.perplexity:,.4f}",
+            f"{each.candidate.perplexity:,.4f}",
+            f"{d['kl_mean']:.1e}",
+            f"{d['kl_p99']:.1e}",
+            f"{d['equal_greedy']:.4f}",
+            f"{d['covered']:.3f}",
+        )
+    return table
+
+
+def _columns(title: str, names: Sequence[str]) -> Table:
+    """A name, then figures; it fits a terminal of 80 columns."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(names):
+        figure = number > 0
+        table.add_column(name, justify="right" if figure else "left", overflow="fold", no_wrap=figure)
+    return table
+
+
+def _table(about: dict[str, Any], scores: list[Score]) -> Table:
+    title = ", ".join(f"{name} {value}" for name, value in about.items())
+    table = _columns(title, ("file", "perplexity", "nats/token", "bits/byte", "tokens", "bytes", "tokens/s"))
+    for s in scores:
+        table.add_row(
+            Path(s.name).name,
+            f"{s.perplexity:,.4f}",
+            f"{s.nats_per_token:.5f}",
+            f"{s.bits_per_byte:.5f}",
+            f"{s.num_tokens:,}",
+            f"{s.num_bytes:,}",
+            f"{s.tokens_per_second:,.0f}",
+        )
+    return table

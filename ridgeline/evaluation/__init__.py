@@ -1,0 +1,1 @@
+"""How good a model's predictions are: perplexity, tasks, and what a change (a data type, a compression) costs."""

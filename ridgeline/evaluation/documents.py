@@ -1,0 +1,57 @@
+"""The texts to evaluate on: a file is one document, a line of a .jsonl file is one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ridgeline.core.errors import InvalidConfig
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file's documents. They are read apart: none is context for another."""
+
+    path: Path
+    documents: tuple[str, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(document.encode()) for document in self.documents)
+
+
+def read_file(path: Path) -> TextFile:
+    """Raises InvalidConfig, naming file and line, for what holds no text."""
+    try:
+        text = path.read_bytes().decode("utf-8")  # not read_text, which would change the ends of lines
+    except OSError as error:
+        raise InvalidConfig(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(f"{path} is not valid UTF-8 (byte {error.start}); convert it first.") from error
+    documents = _json_lines(text, path) if path.suffix == ".jsonl" else [text]
+    file = TextFile(path, tuple(document for document in documents if document))
+    if not file.documents:
+        raise InvalidConfig(f"{path} holds no text; leave it out.")
+    return file
+
+
+def _json_lines(text: str, path: Path) -> list[str]:
+    documents = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+            document = value["text"] if isinstance(value, dict) else None
+            if not isinstance(document, str):
+                raise TypeError("it has no string there")
+            document.encode()
+        except KeyError as error:
+            raise InvalidConfig(f"{path}:{number} has no field `text`; it needs one with the document.") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InvalidConfig(
+                f"{path}:{number} is not a JSON object with the document in its field `text` ({error})."
+            ) from error
+        documents.append(document)
+    return documents
