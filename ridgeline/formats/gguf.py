@@ -82,7 +82,7 @@ def is_gguf(model: Path) -> bool:
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
+_FLOAT, _STRING, _ARRAY = 6, 8, 9
 _MAX_DIMENSIONS = 4
 
 
@@ -144,7 +144,8 @@ class _Header:
         if kind == _STRING:
             return self._text()
         if kind != _ARRAY:
-            return self._number(self._format(kind))
+            number = self._number(self._format(kind))
+            return _shortest(number) if kind == _FLOAT else number
         kind, count = self._number("I"), self._number("Q")
         if kind == _STRING:
             return [self._text() for _ in range(self._count(count, 8))]
@@ -177,3 +178,9 @@ class _Header:
             raise ValueError("it ends too early")
         self._at = start + size
         return start
+
+
+def _shortest(number: float) -> float:
+    """The float32 as a person wrote it: 1e-06, not 9.999999974752427e-07."""
+    spelled = (float(f"{number:.{digits}g}") for digits in range(1, 10 if abs(number) < 1e38 else 1))
+    return next((each for each in spelled if struct.pack("<f", each) == struct.pack("<f", number)), number)

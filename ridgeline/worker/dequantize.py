@@ -43,7 +43,7 @@ def _half(bytes_N2: Tensor) -> Tensor:
 
 
 def _bits(bytes_: Tensor, width: int) -> Tensor:
-    """Each byte's fields of so many bits, lowest first, as a dimension before the last: [..., K] -> [..., 8 / width, K]."""
+    """Fields of so many bits, lowest first, as a dimension before the last: [..., K] -> [..., 8 / width, K]."""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8)[:, None]
     return (bytes_.unsqueeze(-2) >> shifts) & ((1 << width) - 1)
 
