@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "granite": "granite",
 }
 PERMUTED = ("llama", "granite")
+_IDS = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
 
 
 def write(
@@ -41,8 +42,8 @@ def write(
     architecture = {"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
     _values(writer, config, architecture)
-    for name, value in (extra or {}).items():
-        _add(writer, name, value)
+    for name, value in {**_IDS, **(extra or {})}.items():
+        add(writer, name, value)
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     for theirs, weight in model.state_dict().items():
@@ -90,15 +91,13 @@ def _values(writer: Any, config: Any, architecture: str) -> None:
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(int(head_dim * (rope.get("partial_rotary_factor") or 1)))
     writer.add_vocab_size(config.vocab_size)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if architecture == "gemma3":
-        _add(writer, "gemma3.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
+        add(writer, "gemma3.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
         writer.add_rope_scaling_type(_enum("LINEAR"))
         writer.add_rope_scaling_factor(rope["full_attention"]["factor"])
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
@@ -118,7 +117,7 @@ def _enum(name: str) -> Any:
     return gguf.RopeScalingType[name]
 
 
-def _add(writer: Any, name: str, value: Any) -> None:
+def add(writer: Any, name: str, value: Any) -> None:
     if isinstance(value, list):
         writer.add_array(name, value)
     elif isinstance(value, bool):

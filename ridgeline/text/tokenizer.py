@@ -11,7 +11,9 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
+from ridgeline.formats.gguf import is_gguf, read_gguf
 from ridgeline.formats.sentencepiece import read_sentencepiece
+from ridgeline.text.gguf import gguf_tokenizer
 from ridgeline.text.sentencepiece import sentencepiece_backend
 
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -49,8 +51,10 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """Raises ModelLoadError naming the file that is missing or damaged."""
+        """Of a folder, or a GGUF file. Raises ModelLoadError naming the file that is missing or damaged."""
         folder = Path(folder)
+        if is_gguf(folder):
+            return cls(*gguf_tokenizer(read_gguf(folder)))
         config = read_json(folder / "tokenizer_config.json")
         if (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file():
             model = read_sentencepiece(folder / "tokenizer.model")
