@@ -24,6 +24,12 @@ ARCHITECTURES = {
     "olmo2": "olmo2",
     "granite": "granite",
 }
+# What the format cannot say: windows of some layers, scores scaled by something else than the heads' width.
+CHANGES: dict[str, dict[str, Any]] = {
+    "qwen2": {"use_sliding_window": False},
+    "gemma2": {"query_pre_attn_scalar": 32},
+    "gemma3": {"query_pre_attn_scalar": 32},
+}
 PERMUTED = ("llama", "granite")
 _IDS = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
 

@@ -181,6 +181,16 @@ def _biases(values: Values) -> dict[str, Any]:
     return {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_down.bias" in tensors}
 
 
+def _phi3(values: Values) -> dict[str, Any]:
+    return {
+        "sliding_window": values.get("attention.sliding_window") or None,
+        "original_max_position_embeddings": values.get(
+            "rope.scaling.original_context_length", values["context_length"]
+        ),
+        "pad_token_id": None,
+    }
+
+
 def _granite(values: Values) -> dict[str, Any]:
     names = {
         "embedding_multiplier": "embedding_scale",
@@ -234,7 +244,7 @@ DIALECTS = {
     "phi3": Dialect(
         "Phi3ForCausalLM",
         _NORMS_BEFORE,
-        config=lambda values: {"sliding_window": values.get("attention.sliding_window") or None, "pad_token_id": None},
+        config=_phi3,
     ),
     "olmo2": Dialect("Olmo2ForCausalLM", _NORMS_AFTER),
     "granite": Dialect("GraniteForCausalLM", _NORMS_BEFORE, interleaved=True, config=_granite),

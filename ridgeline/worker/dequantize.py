@@ -18,7 +18,7 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.formats.gguf import TensorType
 
-_AT_ONCE = 1 << 14  # blocks: temporaries stay in the processor's cache, and far below the tensor's size
+_AT_ONCE = 1 << 19  # values: temporaries stay in the processor's cache, and far below the tensor's size
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -31,8 +31,9 @@ def dequantize(data_B: Tensor, type: TensorType) -> Tensor:
         raise ModelLoadError(f"tensors of type {type.name} cannot be dequantized; known: {', '.join(_BLOCKS)}.")
     blocks_NB = data_B.view(-1, type.bytes)
     values_NV = torch.empty(len(blocks_NB), type.block)
-    for start in range(0, len(blocks_NB), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
+    step = _AT_ONCE // type.block
+    for start in range(0, len(blocks_NB), step):
+        part = slice(start, start + step)
         values_NV[part] = _BLOCKS[type.name](blocks_NB[part])
     return values_NV.view(-1)
 
@@ -44,8 +45,8 @@ def _half(bytes_N2: Tensor) -> Tensor:
 
 def _bits(bytes_: Tensor, width: int) -> Tensor:
     """Fields of so many bits, lowest first, as a dimension before the last: [..., K] -> [..., 8 / width, K]."""
-    shifts = torch.arange(0, 8, width, dtype=torch.uint8)[:, None]
-    return (bytes_.unsqueeze(-2) >> shifts) & ((1 << width) - 1)
+    mask = (1 << width) - 1  # shifts by a number run on vectors, those by a tensor do not
+    return torch.stack([(bytes_ >> shift) & mask for shift in range(0, 8, width)], -2)
 
 
 def _nibbles(bytes_: Tensor) -> Tensor:

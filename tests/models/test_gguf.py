@@ -26,21 +26,15 @@ TinyModel = Callable[[str], Path]
 IDS = torch.randint(3, tiny_models.VOCAB, (2, 40), generator=torch.Generator().manual_seed(0))
 
 
-# What the format cannot say: windows of some layers, scores scaled by something else than the heads' width.
-CHANGES = {
-    "qwen2": {"use_sliding_window": False},
-    "gemma2": {"query_pre_attn_scalar": 32},
-    "gemma3": {"query_pre_attn_scalar": 32},
-}
-
-
 def written(family: str, folder: Path, **how: Any) -> Path:
-    return gguf_files.write(tiny_models.build(family, **CHANGES.get(family, {})), folder / "model.gguf", **how)
+    return gguf_files.write(
+        tiny_models.build(family, **gguf_files.CHANGES.get(family, {})), folder / "model.gguf", **how
+    )
 
 
 @pytest.mark.parametrize("family", gguf_files.ARCHITECTURES)
 def test_parameters_and_logits_are_those_of_the_model_it_was_written_from(family: str, tmp_path: Path) -> None:
-    folder = tiny_models.save(family, tmp_path / "folder", **CHANGES.get(family, {}))
+    folder = tiny_models.save(family, tmp_path / "folder", **gguf_files.CHANGES.get(family, {}))
     ours, path = load(folder), written(family, tmp_path)
     theirs = load(path)
     expected = dict(ours.named_parameters())
