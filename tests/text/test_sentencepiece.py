@@ -75,8 +75,13 @@ def test_ids_and_text_equal_sentencepiece(trained: Trained, kind: tuple[str, str
     @settings(max_examples=300, deadline=None)
     @given(text.filter(lambda text: not text.startswith("<tool>")))
     def check(text: str) -> None:
-        ids = oracle.encode(text)
-        assert ours.encode(text, add_special_tokens=False) == ids
+        ids, got = oracle.encode(text), ours.encode(text, add_special_tokens=False)
+        if got != ids and kind[0] == "unigram":  # several splits may have the best score: "▁▁" and "▁" in either order
+            assert len(got) == len(ids)
+            assert sum(map(oracle.get_score, got)) == pytest.approx(sum(map(oracle.get_score, ids)), rel=1e-5)
+            assert oracle.decode(got) == oracle.decode(ids)
+        else:
+            assert got == ids
         if kind[1] == "identity" and oracle.unk_id() not in ids:
             assert ours.decode(ids) == oracle.decode(ids)
 
