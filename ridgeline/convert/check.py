@@ -60,7 +60,7 @@ class Report:
         self.tensors += 1
         self.parameters += values.numel()
         self.stored_as[stored.dtype] += 1
-        if count := values.numel() - int(values.isfinite().sum()):
+        if count := count_not_finite(values):
             self.not_finite[name] = count
 
     def verdict(self, path: Path) -> None:
@@ -71,6 +71,11 @@ class Report:
             raise ModelLoadError(
                 f"{path} holds {count} values that are NaN or infinite in {first}{more}; copy it again."
             )
+
+
+def count_not_finite(values: Tensor, at_once: int = 1 << 20) -> int:
+    """NaN and infinite values, counted in pieces: in one go it takes several times the tensor's memory."""
+    return sum(piece.numel() - int(piece.isfinite().sum()) for piece in values.reshape(-1).split(at_once))
 
 
 @contextmanager

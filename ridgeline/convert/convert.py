@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.convert.check import OpenModel, OpenTensor, Report, check_copies, open_model
+from ridgeline.convert.check import OpenModel, OpenTensor, Report, check_copies, count_not_finite, open_model
 from ridgeline.convert.shards import Planned, split, write_shards
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.formats.gguf import GGUF, is_gguf, read_gguf
@@ -91,18 +92,27 @@ def _made(tensor: OpenTensor, dtype: torch.dtype, shape: list[int], report: Repo
     """From the file's order to ours, then to that of a folder."""
     values = tensor.stored.read()
     report.note(tensor.theirs.name, tensor.stored, values)
+    if replace(tensor.theirs, name=tensor.ours.name) == tensor.ours:
+        return _cast(values, dtype, tensor.theirs.name).reshape(shape)
     part = torch.empty(tensor.part.shape, dtype=values.dtype)
     view = stored_view(part, tensor.theirs)
     view.copy_(values.view(view.shape))
     if tensor.offset:
         part = part - tensor.offset
-    made = part.to(dtype)
-    if too_large := int(part.isfinite().sum() - made.isfinite().sum()):
+    return stored_view(_cast(part, dtype, tensor.theirs.name), tensor.ours).reshape(shape)
+
+
+def _cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Raises InvalidConfig where a value is beyond what the dtype holds."""
+    if values.dtype == dtype:
+        return values
+    made = values.to(dtype)
+    if too_large := count_not_finite(made) - count_not_finite(values):
         raise InvalidConfig(
-            f"{too_large} values of {tensor.theirs.name} are too large for {str(dtype).removeprefix('torch.')}; "
+            f"{too_large} values of {name} are too large for {str(dtype).removeprefix('torch.')}; "
             "convert to bfloat16 or float32."
         )
-    return stored_view(made, tensor.ours).reshape(shape)
+    return made
 
 
 def _write_beside(source: Path, folder: Path, dtype: str | None) -> None:
