@@ -9,7 +9,21 @@ from typing import Any
 
 import typer
 
-from ridgeline.cli import bench, calibrate, chat, compile, eval, explain, generate, models, plan, profile, serve, train
+from ridgeline.cli import (
+    bench,
+    calibrate,
+    chat,
+    compile,
+    convert,
+    eval,
+    explain,
+    generate,
+    models,
+    plan,
+    profile,
+    serve,
+    train,
+)
 from ridgeline.core.errors import ContractViolation, RidgelineError
 from ridgeline.version import __version__
 
@@ -28,6 +42,7 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("explain")(explain.explain)
 app.command("plan")(plan.plan)
 app.command("compile")(compile.compile)
+app.command("convert")(convert.convert)
 app.command("serve")(serve.serve)
 app.add_typer(bench.app, name="bench")
 app.add_typer(eval.app, name="eval")

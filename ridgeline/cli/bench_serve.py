@@ -154,7 +154,7 @@ def _starts(
     from ridgeline.worker.folder import EMBEDDED_MODEL, resolve_model
 
     folder = resolve_model(model or EMBEDDED_MODEL).resolve()
-    name = folder.name if not model or Path(model).is_dir() else model
+    name = folder.name if not model or Path(model).exists() else model
     if dummy and not vocabulary.has_tokenizer(folder):
         folder = vocabulary.complete(folder, spare)
     site = Site(

@@ -111,7 +111,7 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
     set_up_logging(as_json=serve_config.log_json, level=serve_config.log_level)
     model = str(engine.get("model") or EMBEDDED_MODEL)
     folder = resolve_model(model, engine.get("revision"))
-    names = serve_config.served_model_name or (folder.resolve().name if Path(model).is_dir() else model,)
+    names = serve_config.served_model_name or (folder.resolve().name if Path(model).exists() else model,)
     return Supervisor(serve_config, folder, names)
 
 

@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.formats.gguf import is_gguf, read_gguf
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
+from ridgeline.models.gguf import gguf_config
 from ridgeline.perf import calibration
 from ridgeline.perf.hardware import Hardware, find
 from ridgeline.perf.precision import precision
 
 
 def read_config(model: str) -> ModelConfig:
-    """From a folder, a config.json, or a hub id (of which only config.json is fetched). Raises ModelLoadError."""
+    """From a folder, a config.json, a GGUF file, or a hub id (of which only config.json is fetched). Raises
+    ModelLoadError."""
     path = Path(model).expanduser()
+    if is_gguf(path):
+        return model_config(gguf_config(read_gguf(path)))
     path = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads((path if path.exists() else _from_hub(model)).read_text())

@@ -132,11 +132,15 @@ class ModelSpec:
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """One checkpoint tensor. `transpose`: stored [in, out] (GPT-2's Conv1D) where we keep [out, in]. heads: stored
-    head by head, so many of them, each with its rows of q, k and v, where we keep all of q, then k, then v."""
+    head by head, so many of them, each with its rows of q, k and v, where we keep all of q, then k, then v.
+    interleaved: of so many heads, in each of which rows that rotate as a pair are neighbours, where we keep all
+    first halves, then all second ones. complete: a norm's weight that lacks nothing of it (see NormSpec.offset)."""
 
     name: str
     transpose: bool = False
     heads: int | None = None
+    interleaved: int | None = None
+    complete: bool = False
 
 
 # Decoder parameter name → checkpoint tensors concatenated along dimension 0 (q, k, v → qkv; gate, up → gate_up).

@@ -9,7 +9,9 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
+from ridgeline.formats.gguf import is_gguf, read_gguf
 from ridgeline.text.arguments import short
+from ridgeline.text.gguf import gguf_templates
 from ridgeline.text.sandbox import TemplateSandbox
 from ridgeline.text.tokenizer import read_json
 
@@ -31,8 +33,11 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
-        """Looks for chat_template.jinja (and additional_chat_templates/), tokenizer_config.json, chat_template.json."""
+        """Looks for chat_template.jinja (and additional_chat_templates/), tokenizer_config.json, chat_template.json; or
+        into a GGUF file."""
         folder = Path(folder)
+        if is_gguf(folder):
+            return cls(gguf_templates(read_gguf(folder)), special_tokens)
         return cls(
             _template_files(folder)
             or _templates_in(folder / "tokenizer_config.json")

@@ -11,13 +11,17 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
+from ridgeline.formats.gguf import is_gguf, read_gguf
+from ridgeline.formats.sentencepiece import read_sentencepiece
+from ridgeline.text.gguf import gguf_tokenizer
+from ridgeline.text.sentencepiece import sentencepiece_backend
 
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MAX_ID = 2**32 - 1  # the library's id type; it raises on anything beyond
 
 
 class Tokenizer:
-    """A model folder's tokenizer: `tokenizer.json`, plus the special tokens its config files name.
+    """A model folder's tokenizer: `tokenizer.json` or `tokenizer.model`, plus the special tokens its config files name.
 
     Equal to transformers' `AutoTokenizer` on the same folder. As there, whether a prompt begins with BOS is decided
     by the post-processor in tokenizer.json alone; `add_bos_token` in tokenizer_config.json does not count beside it.
@@ -47,10 +51,17 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """Raises ModelLoadError naming the file that is missing or damaged."""
+        """Of a folder, or a GGUF file. Raises ModelLoadError naming the file that is missing or damaged."""
         folder = Path(folder)
-        backend = _load_backend(folder / "tokenizer.json")
+        if is_gguf(folder):
+            return cls(*gguf_tokenizer(read_gguf(folder)))
         config = read_json(folder / "tokenizer_config.json")
+        if (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file():
+            model = read_sentencepiece(folder / "tokenizer.model")
+            backend = sentencepiece_backend(model, **_framing(config))
+            config = {f"{name}_token": model.pieces[i].text for name, i in model.ids.items()} | config
+        else:
+            backend = _load_backend(folder / "tokenizer.json")
         if "added_tokens_decoder" not in config:  # older folders keep the names in a file of their own
             config |= read_json(folder / "special_tokens_map.json")
         backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
@@ -134,6 +145,15 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise ModelLoadError(f"{path} cannot be read ({error}); copy it again from the model's source.") from error
+
+
+def _framing(config: Mapping[str, Any]) -> dict[str, bool]:
+    """How prompts of a `tokenizer.model` begin and end: as tokenizer_config.json says, else as Llama's do."""
+    defaults = {"add_bos_token": True, "add_eos_token": False, "legacy": False}
+    found = {
+        name: config[name] if isinstance(config.get(name), bool) else default for name, default in defaults.items()
+    }
+    return {"add_bos": found["add_bos_token"], "add_eos": found["add_eos_token"], "prefix_each": found["legacy"]}
 
 
 def _as_added_token(value: object) -> AddedToken | None:

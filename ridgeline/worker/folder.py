@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.formats.gguf import is_gguf
 
 EMBEDDED_MODEL = Path(__file__).parents[1] / "assets" / "embedded"
 
@@ -13,9 +14,10 @@ _HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]  # the same weights 
 
 
 def resolve_model(model: str | Path, revision: str | None = None) -> Path:
-    """The folder of `model`: itself if it exists, else the hub id's snapshot (downloaded if it is not cached).
+    """The folder of `model`, or the GGUF file: itself if it exists, else the hub id's snapshot (downloaded if it is not
+    cached).
 
-    Raises ModelLoadError if it is neither a folder nor a hub id that can be reached.
+    Raises ModelLoadError if it is none of these, or a hub id that cannot be reached.
     """
     if not str(model):
         raise ModelLoadError("no model was given; name a folder or a hub id.")
@@ -24,10 +26,14 @@ def resolve_model(model: str | Path, revision: str | None = None) -> Path:
         is_folder, exists = folder.is_dir(), folder.exists()
     except (TypeError, RuntimeError, OSError) as error:  # no text at all, an unknown ~user, a name too long
         raise ModelLoadError(f"model {str(model)[:80]!r} is no path: {error.args[-1]}.") from error
-    if is_folder:
+    if is_folder or (exists and is_gguf(folder)):
         return folder
     if exists:
-        raise ModelLoadError(f"model {str(model)!r} is a file; give the folder that holds config.json.")
+        raise ModelLoadError(
+            f"model {str(model)!r} is a file; give the folder that holds config.json, or a .gguf file."
+        )
+    if is_gguf(folder):
+        raise ModelLoadError(f"the file {str(model)!r} does not exist.")
     from huggingface_hub import snapshot_download  # costs 0.3 s, and folders do not need it
 
     try:

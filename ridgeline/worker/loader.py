@@ -1,29 +1,27 @@
-"""From a model folder to parameters. Only json and safetensors are ever read: nothing here can run code.
+"""From a model's files to parameters.
 
-Checkpoint tensors are mapped into memory and copied, cast, straight into their part of the (fused) parameter, on
-whatever device that is.
+Checkpoint tensors are copied, cast, straight into their part of the (fused) parameter, on whatever device that is.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.model_spec import WeightMap
+from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
+from ridgeline.formats.gguf import is_gguf, read_gguf
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.norm import Norm
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
+from ridgeline.models.gguf import ROPE_FACTORS, gguf_config, gguf_weights
+from ridgeline.worker.checkpoint import LOADABLE, StoredTensor, open_checkpoint, read_json
 from ridgeline.worker.folder import resolve_model as resolve_model
 from ridgeline.worker.transfer import fill
 
@@ -31,15 +29,15 @@ Progress = Callable[[str, float], None]
 
 DUMMY_STD = 0.02
 
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_FLOATS = {"F64", "F32", "BF16", "F16"}
-_HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+_HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", *ROPE_FACTORS)  # they follow from the config
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """What config.json and, where there is one, generation_config.json say. Raises ModelLoadError."""
+    """What config.json and, where there is one, generation_config.json say; or a GGUF file. Raises ModelLoadError."""
+    if is_gguf(folder):
+        return model_config(gguf_config(read_gguf(folder)))
     generation = folder / "generation_config.json"
-    return model_config(_read_json(folder / "config.json"), _read_json(generation) if generation.exists() else None)
+    return model_config(read_json(folder / "config.json"), read_json(generation) if generation.exists() else None)
 
 
 def load_weights(
@@ -59,42 +57,29 @@ def load_weights(
     if load_format == "dummy":
         fill_dummy(decoder, seed)
         return
-    with ExitStack() as stack:
-        stored = _by_name({path: _opened(path, stack) for path in _weight_files(folder)})
-        views = checkpoint_views(decoder, _as_stored(weight_map, stored))
-        _check(decoder, views, stored, folder)
+    with open_checkpoint(folder) as stored:
+        weights = as_stored(weight_map, stored, folder, decoder.spec)
+        views = checkpoint_views(decoder, weights)
+        check_checkpoint(decoder, views, stored, folder)
         done, total = 0, sum(view.numel() for view in views.values())
-        for count in _fill({name: (view, partial(_read, stored[name], name, view)) for name, view in views.items()}):
+        for count in _fill({name: (view, partial(_read, stored[name], view)) for name, view in views.items()}):
             done += count
             if progress is not None:
                 progress("loading weights", done / total)
-        _add_offsets(decoder)
+        for parameter, sources in weights.items():
+            if offset := missing_offset(decoder, parameter, sources[0]):
+                with torch.no_grad():
+                    decoder.get_parameter(parameter).add_(offset)
 
 
-def _read(file: Any, name: str, view: Tensor) -> Tensor:
-    tensor: Tensor = file.get_tensor(name)
-    return tensor.view(view.shape)
+def _read(stored: StoredTensor, view: Tensor) -> Tensor:
+    return stored.read().view(view.shape)
 
 
-def _add_offsets(decoder: Decoder) -> None:
-    """To norm weights that the checkpoint stores without a part of them."""
-    with torch.no_grad():
-        for module in decoder.modules():
-            if isinstance(module, Norm) and module.offset:
-                module.weight.add_(module.offset)
-
-
-def _by_name(files: Mapping[Path, Any]) -> dict[str, Any]:
-    """Tensor name → the open file that holds it. Raises ModelLoadError where two do: which one is meant?"""
-    holders: dict[str, Path] = {}
-    for path, file in files.items():
-        for name in file.keys():  # noqa: SIM118 (not a dictionary)
-            if name in holders:
-                raise ModelLoadError(
-                    f"{name} is in both {holders[name]} and {path.name}; delete the shard that is wrong."
-                )
-            holders[name] = path
-    return {name: files[path] for name, path in holders.items()}
+def missing_offset(decoder: Decoder, parameter: str, source: Source) -> float:
+    """What a norm's weight lacks in this checkpoint; 0 for all else."""
+    owner = decoder.get_submodule(parameter.rpartition(".")[0])
+    return owner.offset if isinstance(owner, Norm) and not source.complete else 0.0
 
 
 def _fill(targets: Mapping[str, tuple[Tensor, Callable[[], Tensor]]]) -> Iterator[int]:
@@ -130,25 +115,31 @@ def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tens
         for name, view in checkpoint_views(decoder, weight_map).items()
     }
     for parameter, sources in weight_map.items():
-        owner = decoder.get_submodule(parameter.rpartition(".")[0])
-        if isinstance(owner, Norm) and owner.offset:
-            stored[sources[0].name] -= owner.offset
+        if offset := missing_offset(decoder, parameter, sources[0]):
+            stored[sources[0].name] -= offset
     return stored
 
 
 def checkpoint_views(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:
-    """Checkpoint tensor name → the part of a parameter it fills, as a view with the checkpoint tensor's shape (one
-    that is stored by heads: [heads, 3, rows of each, …])."""
+    """Checkpoint tensor name → the part of a parameter it fills, as `stored_view`."""
     views: dict[str, Tensor] = {}
     for parameter_name, sources in weight_map.items():
         parameter = decoder.get_parameter(parameter_name)
         owner = decoder.get_submodule(parameter_name.rpartition(".")[0])
         rows = getattr(owner, "parts", ()) if len(sources) > 1 else (len(parameter),)
         for source, part in zip(sources, parameter.split(rows), strict=True):
-            if source.heads is not None:  # [q | k | v by head, …] seen as [head, q | k | v, …]
-                part = part.unflatten(0, (3, source.heads, -1)).transpose(0, 1)
-            views[source.name] = part.t() if source.transpose else part
+            views[source.name] = stored_view(part, source)
     return views
+
+
+def stored_view(part: Tensor, source: Source) -> Tensor:
+    """Our part of a parameter in the order of the checkpoint's tensor, and in its shape (one that is stored by heads:
+    [heads, …, …, columns])."""
+    if source.heads is not None:  # [q | k | v by head, …] seen as [head, q | k | v, …]
+        return part.unflatten(0, (3, source.heads, -1)).transpose(0, 1)
+    if source.interleaved is not None:  # [head by half, …] seen as [head, pair, half, …]
+        return part.unflatten(0, (source.interleaved, 2, -1)).transpose(1, 2)
+    return part.t() if source.transpose else part
 
 
 def stored_shape(view: Tensor) -> list[int]:
@@ -156,8 +147,11 @@ def stored_shape(view: Tensor) -> list[int]:
     return list(view.shape) if view.ndim <= 2 else [view.shape[:3].numel(), *view.shape[3:]]
 
 
-def _as_stored(weight_map: WeightMap, stored: Mapping[str, Any]) -> WeightMap:
-    """Without the base model's prefix ("model.", "transformer.") if the checkpoint was saved without it."""
+def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder: Path, spec: ModelSpec) -> WeightMap:
+    """With a GGUF file's names and orders; without the base model's prefix ("model.", "transformer.") if the checkpoint
+    was saved without it."""
+    if is_gguf(folder):
+        return gguf_weights(read_gguf(folder), weight_map, spec)
     prefix = weight_map["embed.weight"][0].name.partition(".")[0] + "."
     if any(name.startswith(prefix) for name in stored):
         return weight_map
@@ -167,80 +161,30 @@ def _as_stored(weight_map: WeightMap, stored: Mapping[str, Any]) -> WeightMap:
     }
 
 
-def _check(decoder: Decoder, views: Mapping[str, Tensor], stored: Mapping[str, Any], folder: Path) -> None:
+def check_checkpoint(
+    decoder: Decoder, views: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], folder: Path
+) -> None:
+    """Raises ModelLoadError unless the files hold exactly what the config promises."""
+    says = "its metadata" if is_gguf(folder) else "config.json"
     if missing := [name for name in views if name not in stored]:
-        raise ModelLoadError(f"{folder} lacks tensors that config.json asks for: {_some(missing)}.")
-    if extra := [name for name in stored if name not in views and not _redundant(name, decoder, stored)]:
-        raise ModelLoadError(f"{folder} holds tensors that config.json has no place for: {_some(extra)}.")
+        raise ModelLoadError(f"{folder} lacks tensors that {says} asks for: {_some(missing)}.")
+    if extra := [name for name in stored if name not in views and not redundant(name, decoder, stored)]:
+        raise ModelLoadError(f"{folder} holds tensors that {says} has no place for: {_some(extra)}.")
     misshaped = [
-        f"{name} is {_shape(stored, name)}, wanted {stored_shape(view)}"
+        f"{name} is {stored[name].shape}, wanted {stored_shape(view)}"
         for name, view in views.items()
-        if _shape(stored, name) != stored_shape(view)
+        if stored[name].shape != stored_shape(view)
     ]
     if misshaped:
-        raise ModelLoadError(f"{folder} holds tensors of other shapes than config.json says: {_some(misshaped)}.")
-    dtypes = {name: stored[name].get_slice(name).get_dtype() for name in views}
-    if odd := [f"{name} is {dtype}" for name, dtype in dtypes.items() if dtype not in _FLOATS]:
+        raise ModelLoadError(f"{folder} holds tensors of other shapes than {says} says: {_some(misshaped)}.")
+    if odd := [f"{name} is {stored[name].dtype}" for name in views if stored[name].dtype not in LOADABLE]:
         raise ModelLoadError(f"{folder} holds tensors of types we do not load: {_some(odd)}.")
 
 
-def _redundant(name: str, decoder: Decoder, stored: Mapping[str, Any]) -> bool:
+def redundant(name: str, decoder: Decoder, stored: Mapping[str, StoredTensor]) -> bool:
     """A buffer that follows from the config, or a copy of the tied embedding."""
     tied = name == "lm_head.weight" and decoder.spec.tie_word_embeddings
-    return name.endswith(_HARMLESS) or (tied and _shape(stored, name) == list(decoder.embed.weight.shape))
-
-
-def _shape(stored: Mapping[str, Any], name: str) -> list[int]:
-    return stored[name].get_slice(name).get_shape()
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The single file if there is one, else the shards the index names."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.exists():
-        return [single]
-    if index.exists():
-        shards = _read_json(index).get("weight_map")
-        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-            raise ModelLoadError(f"{index} has no weight_map from tensor names to file names.")
-        names = sorted(set(shards.values()))
-        if wrong := [name for name in names if not _is_shard_name(name)]:
-            raise ModelLoadError(f"{index} names {wrong[0][:80]!r}, which is no .safetensors file of that folder.")
-        return [folder / name for name in names]
-    if not folder.is_dir():
-        raise ModelLoadError(f"{folder} is not a folder; give the one that holds config.json and model.safetensors.")
-    if any(path for pattern in _PICKLES for path in folder.glob(pattern)):
-        raise ModelLoadError(
-            f"{folder} holds only pickled weights; they can run code when opened, so only safetensors are loaded: "
-            "convert them first."
-        )
-    raise ModelLoadError(f"{folder} holds neither model.safetensors nor model.safetensors.index.json.")
-
-
-def _is_shard_name(name: str) -> bool:
-    """Whether it can only be a file beside the index: an index must not point at files elsewhere."""
-    return name.endswith(".safetensors") and name.isprintable() and "/" not in name and len(name) <= 255
-
-
-def _opened(path: Path, stack: ExitStack) -> Any:
-    try:
-        return stack.enter_context(safe_open(path, framework="pt"))
-    except FileNotFoundError as error:
-        raise ModelLoadError(f"{path} is missing, though the index beside it names it.") from error
-    except (SafetensorError, OSError) as error:
-        raise ModelLoadError(f"{path} is damaged or incomplete ({error}); download it again.") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelLoadError(f"{path} does not exist; a model folder needs it.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path} cannot be read as json ({error}).") from error
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"{path} must hold a json object, not {type(content).__name__}.")
-    return content
+    return name.endswith(_HARMLESS) or (tied and stored[name].shape == list(decoder.embed.weight.shape))
 
 
 def _some(names: list[str], shown: int = 4) -> str:

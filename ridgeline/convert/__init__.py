@@ -1,0 +1,1 @@
+"""Checking models, and rewriting them as folders of safetensors."""

@@ -1,0 +1,1 @@
+"""Files of other projects, read byte by byte with the standard library alone: nothing in them can run."""

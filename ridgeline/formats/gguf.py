@@ -1,0 +1,186 @@
+"""A GGUF file's header: what it says about its model, and where its tensors lie.
+
+The layout is ggml's (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): little-endian, named values, a list of
+tensors, then their data. Read with `struct`, since a vocabulary's hundred thousand texts have to be quick.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ridgeline.core.errors import ModelLoadError
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Values come in blocks of so many, each of so many bytes."""
+
+    name: str
+    block: int
+    bytes: int
+
+
+TENSOR_TYPES = {  # by ggml's numbers
+    0: TensorType("F32", 1, 4),
+    1: TensorType("F16", 1, 2),
+    2: TensorType("Q4_0", 32, 18),
+    3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
+    8: TensorType("Q8_0", 32, 34),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
+    30: TensorType("BF16", 1, 2),
+}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """shape: outermost dimension first, as torch has it (the file has it the other way round). start: in the file."""
+
+    shape: tuple[int, ...]
+    type: TensorType
+    start: int
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) // self.type.block * self.type.bytes
+
+
+@dataclass(frozen=True)
+class GGUF:
+    """values: what the file says ("general.architecture" → "llama"). tensors: in the order of the file."""
+
+    path: Path
+    values: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+    def floats(self, name: str) -> list[float] | None:
+        """A small float32 tensor's values, None where there is none of that name."""
+        info = self.tensors.get(name)
+        if info is None:
+            return None
+        if info.type.name != "F32":
+            raise ModelLoadError(f"{self.path} stores {name} as {info.type.name}; it must be F32.")
+        with self.path.open("rb") as file:
+            file.seek(info.start)
+            return list(struct.unpack(f"<{prod(info.shape)}f", file.read(info.num_bytes)))
+
+
+def is_gguf(model: Path) -> bool:
+    """Whether this model is a GGUF file, by its name."""
+    return model.suffix == ".gguf"
+
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_FLOAT, _STRING, _ARRAY = 6, 8, 9
+_MAX_DIMENSIONS = 4
+
+
+def read_gguf(path: Path) -> GGUF:
+    """Raises ModelLoadError where the file is damaged, or needs what we do not have."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            gguf = _Header(path, data).read()
+    except (OSError, ValueError, struct.error, OverflowError, MemoryError) as error:
+        raise ModelLoadError(f"{path} cannot be read as a GGUF file ({error}); download it again.") from error
+    if gguf.values.get("split.count", 0) > 1:
+        raise ModelLoadError(f"{path} is one part of {gguf.values['split.count']}; merge them with llama-gguf-split.")
+    return gguf
+
+
+class _Header:
+    """Reads from front to back. Raises ValueError and struct.error where the file ends too early."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path, self._data, self._at = path, data, 0
+
+    def read(self) -> GGUF:
+        if self._data[:4] != _MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        self._at = 4
+        version = self._number("I")
+        if version not in _VERSIONS:
+            raise ValueError(f"version {version}, known are 2 and 3 in little-endian order")
+        num_tensors, num_values = self._number("Q"), self._number("Q")
+        values = {self._text(): self._value(self._number("I")) for _ in range(self._count(num_values, 12))}
+        infos = [self._tensor() for _ in range(self._count(num_tensors, 24))]
+        alignment = values.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"general.alignment is {alignment!r}")
+        begin = -(-self._at // alignment) * alignment
+        tensors = {name: TensorInfo(info.shape, info.type, begin + info.start) for name, info in infos}
+        if len(tensors) != num_tensors:
+            raise ValueError("a tensor is in it twice")
+        for name, info in tensors.items():
+            if info.start + info.num_bytes > len(self._data):
+                raise ValueError(f"it ends before the data of {name}")
+        return GGUF(self._path, values, tensors)
+
+    def _tensor(self) -> tuple[str, TensorInfo]:
+        name, num_dimensions = self._text(), self._number("I")
+        if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+            raise ValueError(f"{name} has {num_dimensions} dimensions")
+        shape = struct.unpack_from(f"<{num_dimensions}Q", self._data, self._skip(8 * num_dimensions))
+        number, offset = self._number("I"), self._number("Q")
+        kind = TENSOR_TYPES.get(number)
+        if kind is None:
+            known = ", ".join(each.name for each in TENSOR_TYPES.values())
+            raise ModelLoadError(f"{self._path} stores {name} as ggml's type {number}; we read {known}.")
+        if shape[0] % kind.block:
+            raise ValueError(f"{name} has rows of {shape[0]} values, no multiple of {kind.name}'s {kind.block}")
+        return name, TensorInfo(shape[::-1], kind, offset)
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._text()
+        if kind != _ARRAY:
+            number = self._number(self._format(kind))
+            return _shortest(number) if kind == _FLOAT else number
+        kind, count = self._number("I"), self._number("Q")
+        if kind == _STRING:
+            return [self._text() for _ in range(self._count(count, 8))]
+        form = self._format(kind)
+        size = struct.calcsize(form) * self._count(count, struct.calcsize(form))
+        return list(struct.unpack_from(f"<{count}{form}", self._data, self._skip(size)))
+
+    def _format(self, kind: int) -> str:
+        if kind not in _NUMBERS:
+            raise ValueError(f"a value of type {kind}")
+        return _NUMBERS[kind]
+
+    def _number(self, form: str) -> Any:
+        return struct.unpack_from("<" + form, self._data, self._skip(struct.calcsize(form)))[0]
+
+    def _text(self) -> str:
+        length = self._number("Q")
+        return self._data[self._skip(length) : self._at].decode()
+
+    def _count(self, count: int, least: int) -> int:
+        """Entries of at least so many bytes: a damaged count must not make us allocate or loop for long."""
+        if count * least > len(self._data) - self._at:
+            raise ValueError(f"it promises {count} entries, more than it has room for")
+        return count
+
+    def _skip(self, size: int) -> int:
+        """Where the next so many bytes begin."""
+        start = self._at
+        if start + size > len(self._data):
+            raise ValueError("it ends too early")
+        self._at = start + size
+        return start
+
+
+def _shortest(number: float) -> float:
+    """The float32 as a person wrote it: 1e-06, not 9.999999974752427e-07."""
+    spelled = (float(f"{number:.{digits}g}") for digits in range(1, 10 if abs(number) < 1e38 else 1))
+    return next((each for each in spelled if struct.pack("<f", each) == struct.pack("<f", number)), number)

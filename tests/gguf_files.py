@@ -1,0 +1,168 @@
+"""Tiny transformers models as GGUF files, written with the gguf package as llama.cpp's conversion writes them.
+
+Names come from the package's own map, so that ours are compared with something that is not ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "llama3": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+    "phi3": "phi3",
+    "olmo2": "olmo2",
+    "granite": "granite",
+}
+# What the format cannot say: windows of some layers, scores scaled by something else than the heads' width.
+CHANGES: dict[str, dict[str, Any]] = {
+    "qwen2": {"use_sliding_window": False},
+    "gemma2": {"query_pre_attn_scalar": 32},
+    "gemma3": {"query_pre_attn_scalar": 32},
+}
+PERMUTED = ("llama", "granite")
+_IDS = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
+
+
+def write(
+    model: transformers.PreTrainedModel,
+    path: Path,
+    *,
+    kinds: Mapping[str, str] | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> Path:
+    """kinds: tensor name → type to store it as ("*" for all other matrices); float32 without. extra: more values."""
+    import gguf
+
+    config = model.config
+    architecture = {"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(path, architecture)
+    _values(writer, config, architecture)
+    for name, value in {**_IDS, **(extra or {})}.items():
+        add(writer, name, value)
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    for theirs, weight in model.state_dict().items():
+        if theirs == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        base, _, kind = theirs.rpartition(".")
+        name = f"{names.get_name(base)}.{kind}"
+        values = weight.float().numpy()
+        if architecture.startswith("gemma") and theirs.endswith("norm.weight"):
+            values = values + 1
+        if architecture in PERMUTED and base.endswith(("q_proj", "k_proj")):
+            heads = config.num_attention_heads if base.endswith("q_proj") else config.num_key_value_heads
+            values = _permuted(values, heads)
+        stored = (kinds or {}).get(name, (kinds or {}).get("*", "F32")) if values.ndim > 1 else "F32"
+        _tensor(writer, name, values, stored)
+    for name, factors in _rope_factors(model).items():
+        _tensor(writer, name, factors, "F32")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def dequantized(values: torch.Tensor, kind: str) -> torch.Tensor:
+    """What the package makes of these values when it has quantized them."""
+    import gguf
+
+    number = gguf.GGMLQuantizationType[kind]
+    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(values.numpy(), number), number))
+
+
+def _values(writer: Any, config: Any, architecture: str) -> None:
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * (rope.get("partial_rotary_factor") or 1)))
+    writer.add_vocab_size(config.vocab_size)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if architecture == "gemma3":
+        add(writer, "gemma3.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
+        writer.add_rope_scaling_type(_enum("LINEAR"))
+        writer.add_rope_scaling_factor(rope["full_attention"]["factor"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if architecture == "phi3":
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+        writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+
+
+def _enum(name: str) -> Any:
+    import gguf
+
+    return gguf.RopeScalingType[name]
+
+
+def add(writer: Any, name: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(name, value)
+    elif isinstance(value, bool):
+        writer.add_bool(name, value)
+    elif isinstance(value, int):
+        writer.add_uint32(name, value)
+    elif isinstance(value, float):
+        writer.add_float32(name, value)
+    else:
+        writer.add_string(name, value)
+
+
+def _tensor(writer: Any, name: str, values: np.ndarray, kind: str) -> None:
+    import gguf
+
+    number = gguf.GGMLQuantizationType[kind]
+    if kind == "F32":
+        writer.add_tensor(name, np.ascontiguousarray(values, np.float32))
+        return
+    writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(values), number), raw_dtype=number)
+
+
+def _permuted(values: np.ndarray, heads: int) -> np.ndarray:
+    """Pairs that rotate together made neighbours: row h·d + i·d/2 + j goes to h·d + 2·j + i."""
+    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    return halves.swapaxes(1, 2).reshape(values.shape)
+
+
+def _rope_factors(model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
+    rope = model.config.rope_parameters
+    match rope.get("rope_type"):
+        case "llama3":
+            table = model.model.rotary_emb
+            width = 2 * len(table.inv_freq)
+            plain = 1.0 / rope["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+            return {"rope_freqs.weight": (plain / table.inv_freq).numpy()}
+        case "longrope":
+            return {
+                f"rope_factors_{which}.weight": np.array(rope[f"{which}_factor"], np.float32)
+                for which in ("short", "long")
+            }
+    return {}
