@@ -29,7 +29,7 @@ def plain(folder: Path) -> dict[str, list[int]]:
         return {name: outcome.tokens for name, outcome in own.run(*requests()).items()}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "bloom", "gemma2", "neox"])
 def test_tokens_equal_those_of_the_plain_ops(tiny_model: Callable[[str], Path], family: str) -> None:
     assert "paged_attention" in TRITON
     folder = tiny_model(family)
@@ -66,7 +66,7 @@ def together(own: Rig) -> tuple[dict[str, list[int]], list[tuple[int, int]]]:
     return {name: outcome.tokens for name, outcome in outcomes.items()}, named
 
 
-@pytest.mark.parametrize("family", ["llama", "mixed"])
+@pytest.mark.parametrize("family", ["bloom", "mixed"])
 def test_reading_shared_prefixes_together_changes_no_token(tiny_model: Callable[[str], Path], family: str) -> None:
     folder = tiny_model(family)
     with rig(folder, max_num_seqs=7) as own:
@@ -80,11 +80,12 @@ def test_reading_shared_prefixes_together_changes_no_token(tiny_model: Callable[
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
+@pytest.mark.parametrize("family", ["llama", "bloom"])
 def test_on_a_gpu_shared_prefixes_change_no_token(
-    tiny_model: Callable[[str], Path], enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Callable[[str], Path], family: str, enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ridgeline.worker.graphs.FEW_ROWS", 3)  # so few share nothing
-    folder = tiny_model("llama")
+    folder = tiny_model(family)
     with rig(folder, max_num_seqs=7) as own:
         expected, _ = together(own)
     options = {"device": "cuda", "enforce_eager": enforce_eager, "kv_cache_memory": 1 << 26}
@@ -96,7 +97,7 @@ def test_on_a_gpu_shared_prefixes_change_no_token(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "mixed", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "mixed", "gpt2", "bloom", "gemma2", "neox"])
 def test_on_a_gpu_graphs_change_nothing(tiny_model: Callable[[str], Path], family: str, enforce_eager: bool) -> None:
     folder = tiny_model(family)
     with rig(folder, device="cuda", enforce_eager=enforce_eager, kv_cache_memory=1 << 26) as own:

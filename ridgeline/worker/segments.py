@@ -126,6 +126,7 @@ class Segments:
                     window=mixer.window,
                     cache_NGPD=self.state.keys(layer) if mixer.softcap is None and not mixer.alibi else None,
                     prefix_4R=inputs.prefix_4R,
+                    alibi=mixer.alibi,
                 ),
             )
             for table_SC, (layer, mixer) in zip(slots.block_tables_SC, self._mixers, strict=True)

@@ -55,6 +55,7 @@ def poisoned(case: Case, q_THD: torch.Tensor, caches: list, batch: RaggedBatch, 
 def dense(case: Case, dtype: torch.dtype) -> torch.Tensor:
     """Each row by itself with an explicit mask, in float64, from keys gathered one by one."""
     q_THD, k_cache, v_cache, batch = make_case(case, dtype, torch.device("cpu"))
+    slopes = options_of(case, dtype, torch.device("cpu")).get("slopes_H", torch.zeros(case.num_heads)).double()
     outputs, start = [], 0
     for row, (new, length) in enumerate(case.rows):
         table = batch.block_table_SC[batch.slots_R[row]].tolist()
@@ -67,6 +68,9 @@ def dense(case: Case, dtype: torch.dtype) -> torch.Tensor:
             for head in range(case.num_heads):
                 g = head // (case.num_heads // case.num_kv_heads)
                 scores = scale_of(case) * k[first : position + 1, g] @ q_THD[start + i, head].double()
+                if case.softcap is not None:
+                    scores = case.softcap * (scores / case.softcap).tanh()
+                scores -= slopes[head] * torch.arange(position - first, -1, -1)
                 heads.append(scores.softmax(0) @ v[first : position + 1, g])
             outputs.append(torch.stack(heads))
         start += new
@@ -76,7 +80,7 @@ def dense(case: Case, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_reference_is_dense_attention(case: Case) -> None:
     arguments = make_case(case, torch.float32, torch.device("cpu"))
-    out = PAGED_ATTENTION.reference(*arguments, scale=scale_of(case), window=case.window)
+    out = PAGED_ATTENTION.reference(*arguments, **options_of(case, torch.float32, torch.device("cpu")))
     assert torch.allclose(out.double(), dense(case, torch.float32), atol=8 * EXACT, rtol=0)
 
 
@@ -88,7 +92,7 @@ def test_implementations_equal_the_reference(name: str, case: Case, dtype: torch
     skip_what_the_interpreter_gets_wrong(name, dtype, device)
     arguments = make_case(case, dtype, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
-    options = {"scale": scale_of(case), "window": case.window}
+    options = options_of(case, dtype, torch.device(device))
     out = attend(*arguments, **options)
     expected = PAGED_ATTENTION.reference(*arguments, **options)
     assert out.dtype == dtype

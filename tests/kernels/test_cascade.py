@@ -32,6 +32,7 @@ def decode(*lengths: int) -> tuple[tuple[int, int], ...]:
     return tuple((1, length) for length in lengths)
 
 
+ALIBI = "slopes, a soft cap, among longer rows"
 BATCHES = {
     "two rows": Batch(Case(rows=decode(49, 70)), (Shared((0, 1), 3),)),
     "interleaved groups and rows alone": Batch(
@@ -56,6 +57,16 @@ BATCHES = {
         Case(rows=decode(400, 33, 390, 385), num_heads=6, head_dim=80, block_size=8, sinks=True, softcap=5.0),
         (Shared((0, 2, 3), 48),),
     ),
+    ALIBI: Batch(
+        Case(
+            rows=((1, 300), (40, 100), (1, 390), (3, 200), (1, 700), (1, 290)),
+            num_heads=8,
+            num_kv_heads=4,
+            softcap=5.0,
+            alibi=True,
+        ),
+        (Shared((5, 0, 4, 2), 17),),
+    ),
     "one block per token": Batch(
         Case(rows=decode(100, 90, 80), num_heads=3, num_kv_heads=1, block_size=1, sinks=True), (Shared((2, 0, 1), 77),)
     ),
@@ -66,7 +77,7 @@ BATCHES = {
         Case(rows=((1, 300), (40, 100), (1, 290), (1, 1), (3, 200), (0, 5), (1, 420))), (Shared((0, 2, 6), 17),)
     ),
 }
-IN_ALL_TYPES = (BATCHES["two rows"], BATCHES["odd shapes, a sink, a soft cap"])
+IN_ALL_TYPES = tuple(BATCHES[name] for name in ("two rows", "odd shapes, a sink, a soft cap", ALIBI))
 PARAMETERS = pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES.keys())
 
 
@@ -113,6 +124,7 @@ def schedule_of(batch: Batch, ragged: RaggedBatch, prefix_4R: Tensor | None = No
             "num_heads": case.num_heads,
             "num_kv_heads": case.num_kv_heads,
             "prefix_4R": prefix_4R,
+            "alibi": case.alibi,
             **changes,
         },
     )
@@ -202,6 +214,15 @@ def test_windows_and_fixed_schedules_know_no_groups() -> None:
     *_, ragged = make(batch, torch.float32, "cpu")
     assert schedule_of(batch, ragged, window=20).cascade is None
     assert schedule_of(batch, ragged, fixed=True).cascade is None
+
+
+def test_a_schedule_without_positions_is_refused_where_there_are_slopes() -> None:
+    batch = BATCHES[ALIBI]
+    q_THD, k_cache, v_cache, ragged = make(batch, torch.float32, "cpu")
+    attend = PAGED_ATTENTION.choose(Platform.of(torch.device("cpu")), "triton")
+    ragged = replace(ragged, schedule=schedule_of(batch, ragged, alibi=False))
+    with pytest.raises(ValueError, match="with alibi"):
+        attend(q_THD, k_cache, v_cache, ragged, **options_of(batch.case, torch.float32, torch.device("cpu")))
 
 
 @pytest.mark.gpu

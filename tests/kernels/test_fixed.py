@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.attention.op import Case, make_case, paged_attention_reference
+from ridgeline.kernels.attention.op import Case, make_case, options_of, paged_attention_reference
 from ridgeline.kernels.gemm import op as gemm
 from tests.driving import ask, rig
 
@@ -60,17 +60,18 @@ def test_every_tile_multiplies(tile: fixed.Tile, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("window", [None, 40])
-def test_every_row_is_a_tile_however_short(device: str, window: int | None) -> None:
-    case = Case(rows=((1, 3), (1, 150), (70, 90), (2, 2)), head_dim=32, window=window)
+@pytest.mark.parametrize(("window", "alibi"), [(None, False), (40, False), (None, True), (40, True)])
+def test_every_row_is_a_tile_however_short(device: str, window: int | None, alibi: bool) -> None:
+    case = Case(rows=((1, 3), (1, 150), (70, 90), (2, 2)), head_dim=32, window=window, alibi=alibi)
     q, k, v, batch = make_case(case, torch.float16, torch.device(device))
     schedule = fixed_schedule(
         batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=len(q), num_heads=4, num_kv_heads=2, window=window
     )
     assert schedule.counts_2.tolist() == [0, 1 + 1 + 2 + 1]
     again = type(batch)(**{**vars(batch), "schedule": schedule})
-    out = paged_attention(q, k, v, again, scale=0.2, window=window)
-    wanted = paged_attention_reference(q, k, v, batch, scale=0.2, window=window)
+    options = options_of(case, torch.float16, torch.device(device))
+    out = paged_attention(q, k, v, again, **options)
+    wanted = paged_attention_reference(q, k, v, batch, **options)
     assert torch.allclose(out.float(), wanted.float(), atol=8 * torch.finfo(torch.float16).eps, rtol=0)
 
 
@@ -81,7 +82,15 @@ def test_without_a_gpu_the_mode_is_refused(tiny_model: Callable[[str], Path]) ->
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("llama", "bfloat16"), ("llama", "float16"), ("qwen3", "bfloat16"), ("mistral", "bfloat16")]
+    ("family", "dtype"),
+    [
+        ("llama", "bfloat16"),
+        ("llama", "float16"),
+        ("qwen3", "bfloat16"),
+        ("mistral", "bfloat16"),
+        ("bloom", "bfloat16"),
+        ("gemma2", "bfloat16"),
+    ],
 )
 def test_a_request_gets_the_same_bits_in_any_company(
     tiny_model: Callable[[str], Path], family: str, dtype: str

@@ -37,9 +37,10 @@ def make_cascade(
     key_tile: int,
     whole: int,
     max_items: int,
+    alibi: bool,
 ) -> Cascade | None:
     """One small kernel; None where a gang would be a single row. key_tile, whole: as in schedule.py, whose kernel then
-    fills `items_I3`."""
+    fills `items_I3`. alibi: the layers ask for positions."""
     device, num_rows, group = kv_len_R.device, len(slots_R), num_heads // num_kv_heads
     queries = max(16, min(QUERIES, triton.next_power_of_2(num_rows * group)))
     gang = queries // group
@@ -53,6 +54,7 @@ def make_cascade(
         stretches_I6=torch.empty(max_stretches, 6, dtype=torch.int32, device=device),
         count_1=torch.empty(1, dtype=torch.int32, device=device),
         members_R=torch.empty(num_rows, dtype=torch.int32, device=device),
+        positions_R=torch.empty(num_rows, dtype=torch.int32, device=device) if alibi else None,
         rows_R4=torch.empty(num_rows, 4, dtype=torch.int32, device=device),
         items_I3=torch.empty(max_items, 3, dtype=torch.int32, device=device),
         queries=queries,
@@ -66,6 +68,7 @@ def make_cascade(
         cascade.stretches_I6,
         cascade.count_1,
         cascade.members_R,
+        cascade.positions_R,
         cascade.rows_R4,
         num_rows,
         target,
@@ -74,6 +77,7 @@ def make_cascade(
         WHOLE=whole,
         ROWS=rows,
         ENTRIES=entries,
+        POSITIONS=alibi,
         **launch_options(device),
     )
     return cascade
@@ -88,6 +92,7 @@ def _cascade_kernel(
     stretches_ptr,
     count_ptr,
     members_ptr,
+    positions_ptr,
     rows_ptr,
     num_rows,
     target,
@@ -96,6 +101,7 @@ def _cascade_kernel(
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     ENTRIES: tl.constexpr,
+    POSITIONS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Every program counts all gangs' pieces and writes ENTRIES stretches, and what ENTRIES rows must know."""
@@ -160,6 +166,8 @@ def _cascade_kernel(
     size_J = tl.sum(tl.where(leads_JR, size_R[None, :], 0), 1)
     pieces_J = tl.sum(tl.where(leads_JR, pieces_R[None, :], 0), 1)
     tl.store(members_ptr + rank_J, tl.where(takes_part_J, token_J, -1), mask=real_J & (shared_J > 0))
+    if POSITIONS:
+        tl.store(positions_ptr + rank_J, kv_len_J - 1, mask=real_J & (shared_J > 0))
     out_J = rows_ptr + row_J * 4
     tl.store(out_J, tl.where(takes_part_J, shared_J, 0), mask=real_J)
     tl.store(out_J + 1, first_part_J + member_J, mask=real_J)

@@ -68,6 +68,7 @@ def decode_attention(
     window: int | None = None,
     sinks_H: Tensor | None = None,
     softcap: float | None = None,
+    slopes_H: Tensor | None = None,
 ) -> Tensor:
     """As `decode_op.decode_attention`; what no query sees may be NaN. The caches as `triton.paged_attention` wants
     them. Returns a contiguous [T, H, D]."""
@@ -84,7 +85,7 @@ def decode_attention(
         return in_two_launches(
             qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,
             k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
-            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap,
+            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
         )  # fmt: skip
     if len(qkv_TX) != num_rows or schedule.few != 1 or schedule.window != window:
         raise ValueError(
@@ -113,6 +114,7 @@ def decode_attention(
         torch.empty(programs * group, head_dim, dtype=torch.float32, device=device),
         torch.empty(programs * group, dtype=torch.float32, device=device),
         sinks_H,
+        slopes_H,
         eps,
         scale * LOG2E.value,
         softcap or 0.0,
@@ -134,6 +136,7 @@ def decode_attention(
         WINDOW=window is not None,
         SINKS=sinks_H is not None,
         SOFTCAP=softcap is not None,
+        ALIBI=slopes_H is not None,
         num_warps=cut.num_warps,
         num_stages=cut.num_stages,
         **options,
@@ -141,12 +144,14 @@ def decode_attention(
     return out_THD
 
 
-def _aot(rows: int, heads: int, kv_heads: int, head_dim: int, *, norm: bool = False, rotate: bool = True) -> AotKernel:
+def _aot(
+    rows: int, heads: int, kv_heads: int, head_dim: int, *, norm: bool = False, rotate: bool = True, alibi: bool = False
+) -> AotKernel:
     pointers = (
         "qkv", "q_norm", "k_norm", "cos_sin", "place", "k", "v", "out", "table", "items",
-        "arrivals", "parts", "part_lse",
+        "arrivals", "parts", "part_lse", "slopes",
     )  # fmt: skip
-    kinds = {"place": "*i64"} | dict.fromkeys(("cos_sin", "parts", "part_lse"), "*fp32")
+    kinds = {"place": "*i64"} | dict.fromkeys(("cos_sin", "parts", "part_lse", "slopes"), "*fp32")
     kinds |= dict.fromkeys(("table", "items", "arrivals"), "*i32")
     signature = {f"{name}_ptr": kinds.get(name, "*bf16") for name in pointers}
     signature |= {"eps": "fp32", "scale": "fp32", "softcap": "fp32", "window": "i32"}
@@ -157,9 +162,10 @@ def _aot(rows: int, heads: int, kv_heads: int, head_dim: int, *, norm: bool = Fa
         "NUM_KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM": triton.next_power_of_2(head_dim),
         "ROTATED": head_dim if rotate else 0, "BLOCK_SIZE": 64, "QUERIES": max(cut.queries, group), "TILE": cut.tile,
         "HEADS": triton.next_power_of_2(group), "PARTS": 8, "NORM": norm, "WINDOW": False,
-        "SINKS": False, "SOFTCAP": False, "sinks_ptr": None,
+        "SINKS": False, "SOFTCAP": False, "ALIBI": alibi, "sinks_ptr": None,
     }  # fmt: skip
-    for name in (() if norm else ("q_norm_ptr", "k_norm_ptr")) + (() if rotate else ("cos_sin_ptr",)):
+    given = {"q_norm_ptr": norm, "k_norm_ptr": norm, "cos_sin_ptr": rotate, "slopes_ptr": alibi}
+    for name in (name for name, is_given in given.items() if not is_given):
         del signature[name]
         constants[name] = None
     return AotKernel(
@@ -176,4 +182,5 @@ AOT = (
     _aot(1, 16, 8, 128, norm=True),
     _aot(64, 16, 8, 128, norm=True),
     _aot(1, 12, 12, 64, rotate=False),
+    _aot(64, 32, 32, 128, rotate=False, alibi=True),
 )

@@ -66,7 +66,8 @@ def composed(rope_kv: Callable[..., Tensor], paged_attention: Callable[..., Tens
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeCase:
-    """`lengths`: tokens cached by row, the new one included. rotary_dim None: no rotation. The rest as in op.py."""
+    """`lengths`: tokens cached by row, the new one included. rotary_dim None: no rotation. norm_float32: the norms'
+    weights are float32 whatever the activations are. The rest as in op.py."""
 
     lengths: tuple[int, ...]
     num_heads: int = 4
@@ -74,10 +75,12 @@ class DecodeCase:
     head_dim: int = 16
     rotary_dim: int | None = 16
     norm: bool = False
+    norm_float32: bool = False
     block_size: int = 16
     window: int | None = None
     sinks: bool = False
     softcap: float | None = None
+    alibi: bool = False
 
     @property
     def attention(self) -> attention.Case:
@@ -91,6 +94,7 @@ class DecodeCase:
             window=self.window,
             sinks=self.sinks,
             softcap=self.softcap,
+            alibi=self.alibi,
         )
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0, unseen: float = 0.0) -> tuple:
@@ -99,9 +103,10 @@ class DecodeCase:
         q_THD, k_cache, v_cache, batch = attention.make_case(self.attention, dtype, device, seed)
         generator = torch.Generator().manual_seed(seed + 1)
 
-        def normal(*shape: int) -> Tensor:
+        def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.randn(shape, generator=generator).to(device, dtype)
 
+        norm_dtype = torch.float32 if self.norm_float32 else dtype
         positions_T = torch.tensor(self.lengths) - 1
         seen = torch.zeros(k_cache.shape[0], self.block_size, dtype=torch.bool)
         places = []
@@ -116,8 +121,8 @@ class DecodeCase:
             table = torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
         return (
             normal(len(q_THD), (self.num_heads + 2 * self.num_kv_heads) * self.head_dim),
-            normal(self.head_dim) if self.norm else None,
-            normal(self.head_dim) if self.norm else None,
+            normal(self.head_dim, dtype=norm_dtype) if self.norm else None,
+            normal(self.head_dim, dtype=norm_dtype) if self.norm else None,
             1e-6,
             table,
             positions_T.to(device),
@@ -142,11 +147,15 @@ CASES = (
     DecodeCase(lengths=(700, 33), num_heads=2, num_kv_heads=1, head_dim=96, rotary_dim=48, norm=True, block_size=256),
     DecodeCase(lengths=(300, 17, 90), window=16, num_heads=8, num_kv_heads=8),
     DecodeCase(lengths=(1000, 450), window=300, num_heads=4, head_dim=128, rotary_dim=128, block_size=64),
+    DecodeCase(lengths=(200, 33, 1), norm=True, norm_float32=True, head_dim=32, rotary_dim=16),
+    DecodeCase(lengths=(300, 1, 77), num_heads=6, num_kv_heads=6, rotary_dim=None, alibi=True),
+    DecodeCase(lengths=(400, 17), num_heads=6, head_dim=48, window=90, alibi=True),
 )
 WIDE_CASES = (  # what the plain implementation need not do
     DecodeCase(lengths=(257, 1, 900), num_heads=8, num_kv_heads=1, softcap=5.0, sinks=True, norm=True),
     DecodeCase(lengths=(2000,), num_heads=3, num_kv_heads=1, window=900, sinks=True, block_size=1),
     DecodeCase(lengths=(90, 520), num_heads=2, num_kv_heads=1, head_dim=256, rotary_dim=256, block_size=64),
+    DecodeCase(lengths=(900, 64), num_heads=8, num_kv_heads=1, softcap=5.0, sinks=True, alibi=True, block_size=64),
 )
 
 DECODE_ATTENTION = Op(

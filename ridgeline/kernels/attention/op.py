@@ -50,6 +50,7 @@ class Cascade:
 
     stretches_I6: (slot whose table names the blocks, rank of the gang's first row, rows of the gang, first key, end
     key, first part). count_1: how many there are. members_R: by rank, the row's token, or -1 if it takes no part.
+    positions_R: by rank, that token's position; for layers with slopes only.
     rows_R4: by row, (tokens shared, its first part, parts from one of its parts to the next, its parts).
     items_I3: the last three by item. queries: columns of a gang's matrix product. max_parts: parts at most.
     """
@@ -57,6 +58,7 @@ class Cascade:
     stretches_I6: Tensor
     count_1: Tensor
     members_R: Tensor
+    positions_R: Tensor | None
     rows_R4: Tensor
     items_I3: Tensor
     queries: int
@@ -185,6 +187,8 @@ CASES = (
     Case(rows=((1, 70), (1, 13), (1, 200)), window=16, num_heads=8, num_kv_heads=8),
     Case(rows=((5, 300), (1, 257)), num_heads=8, num_kv_heads=1, head_dim=64, block_size=32),
     Case(rows=((20, 90), (1, 33), (5, 5)), softcap=3.0, window=30),
+    Case(rows=((1, 130), (40, 75), (1, 1), (3, 200)), num_heads=6, num_kv_heads=6, alibi=True),
+    Case(rows=((1, 150), (33, 90), (3, 200)), num_heads=6, alibi=True, window=40),
 )
 WIDE_CASES = (  # what the plain implementation need not do: sinks, soft caps; shapes of real models, other head dims
     Case(rows=((1, 700), (1, 1), (1, 1300)), num_heads=6, head_dim=80),
@@ -193,6 +197,8 @@ WIDE_CASES = (  # what the plain implementation need not do: sinks, soft caps; s
     Case(rows=((150, 290), (0, 1), (2, 515), (33, 700)), num_heads=8, window=70, sinks=True, block_size=2),
     Case(rows=((70, 70), (200, 401)), num_heads=2, head_dim=128, softcap=20.0, block_size=256),
     Case(rows=((1, 520), (17, 300)), num_heads=2, num_kv_heads=1, head_dim=256, block_size=64, window=300),
+    Case(rows=((1, 900), (70, 401), (0, 3)), num_heads=8, num_kv_heads=1, alibi=True, softcap=5.0, sinks=True),
+    Case(rows=((1, 1300), (1, 700)), num_heads=3, num_kv_heads=1, head_dim=80, alibi=True, block_size=256),
 )
 
 

@@ -43,11 +43,13 @@ def make_schedule(
     cache_NGPD: Tensor | None = None,
     fixed: bool = False,
     prefix_4R: Tensor | None = None,
+    alibi: bool = False,
 ) -> Schedule:
     """Some small kernels: what the layers with these heads and this window will work through.
 
     num_tokens is T. cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
     prefix_4R: which rows share their first blocks, int32, as cascade.py has it; no use is made of it with a window.
+    alibi: for layers with slopes.
     """
     device, num_rows = kv_len_R.device, len(slots_R)
     group = num_heads // num_kv_heads
@@ -82,6 +84,7 @@ def make_schedule(
             key_tile=KEY_TILE,
             whole=WHOLE,
             max_items=max_items,
+            alibi=alibi,
         )
     rows = 16  # 16, 64, 256, …: each is one more compilation
     while rows < num_rows:

@@ -64,6 +64,7 @@ def paged_attention(
     window: int | None = None,
     sinks_H: Tensor | None = None,
     softcap: float | None = None,
+    slopes_H: Tensor | None = None,
 ) -> Tensor:
     """As `op.paged_attention_reference`; what a query does not see may be NaN. Block sizes are powers of two, both
     caches have the same strides, and elements of a head lie side by side. Returns a contiguous [T, H, D]."""
@@ -80,7 +81,7 @@ def paged_attention(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             window=window,
-            cache_NGPD=k_cache_NGPD if sinks_H is None and softcap is None else None,
+            cache_NGPD=k_cache_NGPD if sinks_H is None and softcap is None and slopes_H is None else None,
         )
     elif schedule.window != window:
         raise ValueError(f"paged attention: window {window}, schedule made for {schedule.window}")
@@ -98,35 +99,38 @@ def paged_attention(
         "WINDOW": window is not None,
         "SINKS": sinks_H is not None,
         "SOFTCAP": softcap is not None,
+        "ALIBI": slopes_H is not None,
         **launch_options(q_THD.device),
     }
-    sinks = sinks_H if sinks_H is not None else schedule.counts_2  # any pointer: it is not read
+    per_head = sinks_H if sinks_H is not None else schedule.counts_2, slopes_H  # any pointer: it is not read
     counts_R = batch.num_tokens_R  # where the host knows, it need not launch what has nothing to do
     if not schedule.fixed and (counts_R is None or (counts_R <= schedule.few).any()):
-        _decode(schedule, tensors, sinks, numbers, shared)
+        _decode(schedule, tensors, per_head, numbers, shared)
     if counts_R is not None and not (counts_R > schedule.few).any():
         return out_THD
     if schedule.hopper is not None:
-        if sinks_H is not None or softcap is not None:
-            raise ValueError("paged attention: make schedules without cache_NGPD for layers with sinks or softcap")
+        if sinks_H is not None or softcap is not None or slopes_H is not None:
+            raise ValueError(
+                "paged attention: make schedules without cache_NGPD for layers with sinks, softcap or slopes"
+            )
         from ridgeline.kernels.attention.hopper import prefill_attention
 
         prefill_attention(
             q_THD, k_cache_NGPD, v_cache_NGPD, batch, schedule.hopper, scale=scale, out_THD=out_THD, window=window
         )
     elif len(schedule.tiles_J4):
-        _prefill(schedule, tensors, sinks, numbers, shared)
+        _prefill(schedule, tensors, per_head, numbers, shared)
     return out_THD
 
 
-def _decode(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, shared: dict[str, Any]) -> None:
-    q_THD, k_cache_NGPD = tensors[:2]
+def _decode(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple, shared: dict[str, Any]) -> None:
+    (q_THD, k_cache_NGPD), (sinks, slopes_H) = tensors[:2], per_head
     config = decode_config(q_THD.shape[2], k_cache_NGPD.element_size())
     group, kv_heads, heads = shared["GROUP"], shared["NUM_KV_HEADS"], triton.next_power_of_2(shared["GROUP"])
     parts = len(schedule.items_I8) * kv_heads * schedule.few * group
     cascade, shared_parts = schedule.cascade, (sinks, sinks)  # any pointers: they are not read
     if cascade is not None:
-        shared_parts = _attend_to_shared(cascade, tensors, numbers, shared)
+        shared_parts = _attend_to_shared(cascade, tensors, slopes_H, numbers, shared)
     decode_kernel[(len(schedule.items_I8) * kv_heads,)](
         *tensors,
         schedule.items_I8,
@@ -134,7 +138,7 @@ def _decode(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, s
         schedule.arrivals,
         torch.empty(parts, q_THD.shape[2], dtype=torch.float32, device=q_THD.device),
         torch.empty(parts, dtype=torch.float32, device=q_THD.device),
-        sinks,
+        *per_head,
         cascade.items_I3 if cascade else sinks,
         *shared_parts,
         *numbers,
@@ -151,9 +155,11 @@ def _decode(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, s
 
 
 def _attend_to_shared(
-    cascade: Cascade, tensors: tuple, numbers: tuple, shared: dict[str, Any]
+    cascade: Cascade, tensors: tuple, slopes_H: Tensor | None, numbers: tuple, shared: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """The parts of rows that read keys together, and the logarithms of their sums."""
+    if slopes_H is not None and cascade.positions_R is None:
+        raise ValueError("paged attention: make schedules with alibi for layers with slopes")
     q_THD, k_cache_NGPD, v_cache_NGPD, _, block_table_SC = tensors
     scale, softcap, _, *strides = numbers
     config = decode_config(q_THD.shape[2], k_cache_NGPD.element_size())
@@ -168,6 +174,8 @@ def _attend_to_shared(
         cascade.stretches_I6,
         cascade.count_1,
         cascade.members_R,
+        cascade.positions_R,
+        slopes_H,
         part_values,
         part_lse,
         scale,
@@ -181,7 +189,7 @@ def _attend_to_shared(
     return part_values, part_lse
 
 
-def _prefill(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, shared: dict[str, Any]) -> None:
+def _prefill(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple, shared: dict[str, Any]) -> None:
     q_THD, k_cache_NGPD = tensors[:2]
     config = prefill_config(q_THD.shape[2], k_cache_NGPD.element_size(), k_cache_NGPD.shape[2], q_THD.device)
     queries = max(16, triton.next_power_of_2(schedule.tile_tokens * shared["GROUP"]))
@@ -189,7 +197,7 @@ def _prefill(schedule: Schedule, tensors: tuple, sinks: Tensor, numbers: tuple, 
         *tensors,
         schedule.tiles_J4,
         schedule.counts_2,
-        sinks,
+        *per_head,
         *numbers,
         QUERIES=queries,
         TILE=config.tile,

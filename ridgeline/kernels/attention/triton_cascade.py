@@ -14,7 +14,15 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.aot import AotKernel
-from ridgeline.kernels.attention.triton_common import LOWEST, load_blocks, logits, place_in_blocks, place_of_blocks
+from ridgeline.kernels.attention.triton_common import (
+    LOWEST,
+    load_blocks,
+    load_slopes,
+    logits,
+    nearer,
+    place_in_blocks,
+    place_of_blocks,
+)
 
 
 def shared_options(queries: int, head_dim: int) -> dict[str, int]:
@@ -31,6 +39,8 @@ def shared_kernel(
     stretches_ptr,
     count_ptr,
     members_ptr,
+    positions_ptr,
+    slopes_ptr,
     parts_ptr,
     part_lse_ptr,
     scale,
@@ -49,6 +59,7 @@ def shared_kernel(
     QUERIES: tl.constexpr,
     TILE: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """parts [parts, G, GROUP, HEAD_DIM] and part_lse [parts, G, GROUP], float32."""
@@ -57,6 +68,7 @@ def shared_kernel(
     d_D = tl.arange(0, DIM)
     n_N = tl.arange(0, TILE)
     member_M, head_M = m_M // GROUP, g * GROUP + m_M % GROUP
+    slope_M = load_slopes(slopes_ptr, head_M, ALIBI)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -69,6 +81,9 @@ def shared_kernel(
 
     token_M = tl.load(members_ptr + rank + member_M, mask=member_M < size, other=-1)
     real_M = token_M >= 0
+    position_M = token_M
+    if ALIBI:
+        position_M = tl.load(positions_ptr + rank + member_M, mask=real_M, other=0)
     inside_D = d_D < HEAD_DIM
     q_M = token_M.to(tl.int64) * stride_q_token + head_M * stride_q_head
     stored_MD = real_M[:, None] & inside_D[None, :]
@@ -90,6 +105,7 @@ def shared_kernel(
         v_ND = tl.load(v_ptr_ND + place_N1, mask=readable_ND, other=0)
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
         x_MN = logits(tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee"), scale, softcap, SOFTCAP)
+        x_MN = nearer(x_MN, slope_M[:, None], (start + n_N)[None, :] - position_M[:, None], ALIBI)
         x_MN = tl.where(readable_N[None, :], x_MN, -float("inf"))
         new_max_M = tl.maximum(max_M, tl.max(x_MN, 1))
         p_MN = tl.exp2(x_MN - new_max_M[:, None])
@@ -127,6 +143,9 @@ AOT = (
             "QUERIES": 64,
             "TILE": 64,
             "SOFTCAP": False,
+            "ALIBI": False,
+            "positions_ptr": None,
+            "slopes_ptr": None,
         },
         num_stages=2,
         hot=True,

@@ -58,3 +58,22 @@ def logits(scores, scale, softcap, SOFTCAP: tl.constexpr):
         return tanh * (softcap * LOG2E)
     else:
         return scores * scale
+
+
+@triton.jit
+def load_slopes(slopes_ptr, head, ALIBI: tl.constexpr):
+    """What these heads' logits lose per token of distance, in base 2. Never written: no kernel need wait for them."""
+    if ALIBI:
+        return tl.load(slopes_ptr + head) * LOG2E
+    else:
+        return head
+
+
+@triton.jit
+def nearer(x, slopes, offset, ALIBI: tl.constexpr):
+    """Logits with what they lose by distance (ALiBi, arXiv 2108.12409). offset: the key's position less the query's,
+    which keeps the digits of near keys however long the row is."""
+    if ALIBI:
+        return x + slopes * offset.to(tl.float32)
+    else:
+        return x

@@ -18,7 +18,9 @@ from ridgeline.kernels.attention.triton_common import (
     LOG2E,
     LOWEST,
     load_blocks,
+    load_slopes,
     logits,
+    nearer,
     place_in_blocks,
     place_of_blocks,
 )
@@ -37,6 +39,7 @@ def decode_kernel(
     parts_ptr,
     part_lse_ptr,
     sinks_ptr,
+    slopes_ptr,
     shared_items_ptr,
     shared_parts_ptr,
     shared_lse_ptr,
@@ -62,6 +65,7 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
     CASCADE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -75,6 +79,7 @@ def decode_kernel(
     d_D = tl.arange(0, DIM)
     n_N = tl.arange(0, TILE)
     token_M, head_M = m_M // GROUP, g * GROUP + m_M % GROUP
+    slope_M = load_slopes(slopes_ptr, head_M, ALIBI)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -127,8 +132,9 @@ def decode_kernel(
             if WINDOW:
                 visible_NM = visible_NM & (key_N[:, None] > position_M[None, :] - window)
         max_M, sum_NM, acc_DM = add_tile(
-            k_ND, tl.trans(v_ND), q_DM, visible_NM, max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP
-        )
+            k_ND, tl.trans(v_ND), q_DM, visible_NM, max_M, sum_NM, acc_DM, scale, softcap,
+            slope_M, key_N[:, None] - position_M[None, :], SOFTCAP, ALIBI,
+        )  # fmt: skip
 
     sum_M = tl.sum(sum_NM, 0)
     acc_DM *= tl.where(sum_M > 0, 1 / sum_M, 0)[None, :]
@@ -190,10 +196,13 @@ def decode_kernel(
 
 @triton.jit
 def add_tile(
-    k_ND, v_DN, q_DM, visible_NM, max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP: tl.constexpr
+    k_ND, v_DN, q_DM, visible_NM, max_M, sum_NM, acc_DM, scale, softcap,
+    slope_M, offset_NM, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax (maximum, sums over every TILE-th key, weighted values) with one more tile of keys."""
+    """The running softmax (maximum, sums over every TILE-th key, weighted values) with one more tile of keys.
+    offset: of keys from queries, as in `nearer`, in a shape that broadcasts."""
     x_NM = logits(tl.dot(k_ND, q_DM, input_precision="ieee"), scale, softcap, SOFTCAP)
+    x_NM = nearer(x_NM, slope_M[None, :], offset_NM, ALIBI)
     x_NM = tl.where(visible_NM, x_NM, -float("inf"))
     new_max_M = tl.maximum(max_M, tl.max(x_NM, 0))
     p_NM = tl.exp2(x_NM - new_max_M[None, :])

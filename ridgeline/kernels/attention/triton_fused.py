@@ -20,6 +20,7 @@ from ridgeline.kernels.attention.triton_common import (
     LOWEST,
     held,
     load_blocks,
+    load_slopes,
     logits,
     place_in_blocks,
     place_of_blocks,
@@ -43,6 +44,7 @@ def fused_kernel(
     parts_ptr,
     part_lse_ptr,
     sinks_ptr,
+    slopes_ptr,
     eps,
     scale,
     softcap,
@@ -66,6 +68,7 @@ def fused_kernel(
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """parts [items, G, GROUP, HEAD_DIM] and part_lse [items, G, GROUP], float32. ROTATED: 0 for no rotation."""
@@ -103,6 +106,7 @@ def fused_kernel(
     angles = load_angles(angle_ptr, d_DM, ROTATED)
     q_weights = load_weights(q_norm_ptr, d_DM, HEAD_DIM, ROTATED, NORM)
     k_weights = load_weights(k_norm_ptr, d_DM, HEAD_DIM, ROTATED, NORM)
+    slope_M = load_slopes(slopes_ptr, g * GROUP + m_M % GROUP, ALIBI)
     if PDL:
         gdc_wait()
 
@@ -121,7 +125,7 @@ def fused_kernel(
     tl.store(k_ptr + new_place + d_DM, k_DM, mask=stored_DM)
     tl.store(v_ptr + new_place + d_DM, v_DM, mask=stored_DM)
 
-    # The sums begin with the newest key, or with nothing
+    # The sums begin with the newest key, at no distance, or with nothing
     x_M = logits(tl.sum(q_DM.to(tl.float32) * k_DM.to(tl.float32), 0), scale, softcap, SOFTCAP)
     max_M = tl.where(has_newest, x_M, LOWEST)
     weight_M = tl.where(has_newest, 1.0, 0.0) + tl.zeros((QUERIES,), tl.float32)
@@ -140,9 +144,11 @@ def fused_kernel(
         # where the weights of the softmax come to lie at the keys' place afterwards, ptxas 12.8 takes the weights'
         # descriptor from a register that it never writes.)
         k_ND, v_DN = held(k_ND), held(v_DN)
+    offset_N = n_N - (kv_len - 1)  # of the keys of a tile at 0
     max_M, sum_NM, acc_DM = add_tile(
-        k_ND, v_DN, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP
-    )
+        k_ND, v_DN, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap,
+        slope_M, (begin + offset_N)[:, None], SOFTCAP, ALIBI,
+    )  # fmt: skip
     if begin + TILE < end:  # a pipeline that has nothing to fill still takes its time
         for start in range(begin + TILE, end, TILE):
             k_ND, v_DN, visible_N = load_tile(
@@ -150,8 +156,9 @@ def fused_kernel(
             )
             blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)
             max_M, sum_NM, acc_DM = add_tile(
-                k_ND, v_DN, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap, SOFTCAP
-            )
+                k_ND, v_DN, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap,
+                slope_M, (start + offset_N)[:, None], SOFTCAP, ALIBI,
+            )  # fmt: skip
 
     sum_M = tl.sum(sum_NM, 0)
     acc_DM *= tl.where(sum_M > 0, 1 / sum_M, 0)[None, :]

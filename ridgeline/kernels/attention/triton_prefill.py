@@ -17,7 +17,9 @@ from ridgeline.kernels.attention.triton_common import (
     LOG2E,
     LOWEST,
     load_blocks,
+    load_slopes,
     logits,
+    nearer,
     place_in_blocks,
     place_of_blocks,
 )
@@ -33,6 +35,7 @@ def prefill_kernel(
     tiles_ptr,
     counts_ptr,
     sinks_ptr,
+    slopes_ptr,
     scale,
     softcap,
     window,
@@ -52,6 +55,7 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
     FIXED: tl.constexpr,  # all keys through the same instructions: masked ones round differently
     PDL: tl.constexpr,
 ):
@@ -59,6 +63,7 @@ def prefill_kernel(
     m_M = tl.arange(0, QUERIES)
     d_D = tl.arange(0, DIM)
     token_M, head_M = m_M // GROUP, g * GROUP + m_M % GROUP
+    slope_M = load_slopes(slopes_ptr, head_M, ALIBI)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -92,19 +97,19 @@ def prefill_kernel(
         first_key = tl.maximum(position - window + 1, 0)
         first_full = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), TILE) * TILE, end_full)
         max_M, sum_M, acc_MD = _attend(
-            max_M, sum_M, acc_MD, q_MD, k_ptr, v_ptr, table_ptr, position_M,
+            max_M, sum_M, acc_MD, q_MD, k_ptr, v_ptr, table_ptr, position_M, slope_M,
             first_key // TILE * TILE, first_full, first_key, end, scale, softcap, window, stride_block, stride_token,
-            HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, True,
+            HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, True,
         )  # fmt: skip
     max_M, sum_M, acc_MD = _attend(
-        max_M, sum_M, acc_MD, q_MD, k_ptr, v_ptr, table_ptr, position_M,
+        max_M, sum_M, acc_MD, q_MD, k_ptr, v_ptr, table_ptr, position_M, slope_M,
         first_full, end_full, first_key, end, scale, softcap, window, stride_block, stride_token,
-        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, FIXED,
+        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, FIXED,
     )  # fmt: skip
     max_M, sum_M, acc_MD = _attend(
-        max_M, sum_M, acc_MD, q_MD, k_ptr, v_ptr, table_ptr, position_M,
+        max_M, sum_M, acc_MD, q_MD, k_ptr, v_ptr, table_ptr, position_M, slope_M,
         end_full, end, first_key, end, scale, softcap, window, stride_block, stride_token,
-        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, True,
+        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, True,
     )  # fmt: skip
 
     acc_MD = acc_MD / sum_M[:, None]
@@ -122,6 +127,7 @@ def _attend(
     v_ptr,
     table_ptr,
     position_M,
+    slope_M,
     begin,
     stop,
     first_key,
@@ -137,6 +143,7 @@ def _attend(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Key tiles begin … stop. Only keys first_key … end are read, which matters where MASKED only."""
@@ -162,14 +169,16 @@ def _attend(
         x_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
         if MASKED:
             x_MN = logits(x_MN, scale, softcap, SOFTCAP)
+            x_MN = nearer(x_MN, slope_M[:, None], key_N[None, :] - position_M[:, None], ALIBI)
             visible_MN = key_N[None, :] <= position_M[:, None]
             if WINDOW:
                 visible_MN = visible_MN & (key_N[None, :] > position_M[:, None] - window)
             x_MN = tl.where(visible_MN, x_MN, -float("inf"))
             new_max_M = tl.maximum(max_M, tl.max(x_MN, 1))
             p_MN = tl.exp2(x_MN - new_max_M[:, None])
-        elif SOFTCAP:
+        elif SOFTCAP or ALIBI:
             x_MN = logits(x_MN, scale, softcap, SOFTCAP)
+            x_MN = nearer(x_MN, slope_M[:, None], key_N[None, :] - position_M[:, None], ALIBI)
             new_max_M = tl.maximum(max_M, tl.max(x_MN, 1))
             p_MN = tl.exp2(x_MN - new_max_M[:, None])
         else:  # scaling and subtraction in one instruction

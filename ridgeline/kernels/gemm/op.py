@@ -64,7 +64,8 @@ class Case:
 
 @dataclass(frozen=True)
 class NormCase:
-    """`out_width` counts the result's columns: the weight has twice as many rows where the op is gated."""
+    """`out_width` counts the result's columns: the weight has twice as many rows where the op is gated.
+    norm_float32: the norm's weight is float32 whatever the activations are."""
 
     tokens: int
     in_width: int
@@ -73,6 +74,7 @@ class NormCase:
     residual: bool = True
     gate: str | None = None
     eps: float = 1e-6
+    norm_float32: bool = False
 
     def inputs(
         self, dtype: torch.dtype, device: torch.device, seed: int = 0
@@ -82,7 +84,8 @@ class NormCase:
         rows = self.out_width * (2 if self.gate else 1)
         x_TI, weight_OI, bias_O = Case(self.tokens, self.in_width, rows, self.bias).inputs(dtype, device, seed)
         residual_TI = torch.randn(x_TI.shape, generator=generator, device=device).to(dtype) if self.residual else None
-        norm_weight_I = (1 + 0.3 * torch.randn(self.in_width, generator=generator, device=device)).to(dtype)
+        norm_weight_I = 1 + 0.3 * torch.randn(self.in_width, generator=generator, device=device)
+        norm_weight_I = norm_weight_I.to(torch.float32 if self.norm_float32 else dtype)
         return x_TI, residual_TI, norm_weight_I, self.eps, weight_OI, bias_O, self.gate
 
 
@@ -106,6 +109,8 @@ NORM_CASES = (
     NormCase(7, 36, 20),
     NormCase(8, 640, 72, gate="silu"),
     NormCase(17, 328, 72, bias=True, gate="gelu_tanh"),
+    NormCase(2, 328, 72, gate="gelu_tanh", norm_float32=True),
+    NormCase(1, 1032, 40, norm_float32=True),
     NormCase(40, 512, 48, residual=False),
     NormCase(300, 64, 64, gate="silu"),
 )

@@ -35,24 +35,27 @@ def layer_norm(
 
 @dataclass(frozen=True)
 class Case:
-    """`heads`: x is [T, heads, M], as for a norm of queries and keys."""
+    """`heads`: x is [T, heads, M], as for a norm of queries and keys. weight_float32: whatever x is."""
 
     tokens: int
     width: int
     residual: bool = False
     heads: int | None = None
     eps: float = 1e-6
+    weight_float32: bool = False
 
     def inputs(
         self, dtype: torch.dtype, device: torch.device, seed: int = 0
     ) -> tuple[Tensor, Tensor | None, Tensor, float]:
         generator = torch.Generator(device).manual_seed(seed)
 
-        def normal(*shape: int) -> Tensor:
+        def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.randn(shape, generator=generator, device=device).to(dtype)
 
+        weight_dtype = torch.float32 if self.weight_float32 else dtype
         shape = (self.tokens, self.width) if self.heads is None else (self.tokens, self.heads, self.width)
-        return normal(*shape), normal(*shape) if self.residual else None, normal(self.width), self.eps
+        residual = normal(*shape) if self.residual else None
+        return normal(*shape), residual, normal(self.width, dtype=weight_dtype), self.eps
 
     def layer_inputs(
         self, dtype: torch.dtype, device: torch.device, seed: int = 0
@@ -67,6 +70,7 @@ CASES = (
     Case(33, 128, heads=4),
     Case(16, 768, residual=True, eps=1e-5),
     Case(8, 4096, residual=True),
+    Case(9, 160, residual=True, weight_float32=True),
 )
 
 RMS_NORM = Op(

@@ -100,7 +100,8 @@ def split_heads(qkv_TX: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tens
 
 @dataclass(frozen=True, kw_only=True)
 class FusedCase:
-    """`rotary_dim` None: no rotation. The caches are strided views of one allocation, as the worker keeps them."""
+    """`rotary_dim` None: no rotation. norm_float32: the norms' weights are float32 whatever the activations are. The
+    caches are strided views of one allocation, as the worker keeps them."""
 
     tokens: int
     heads: int
@@ -108,6 +109,7 @@ class FusedCase:
     head_dim: int
     rotary_dim: int | None
     norm: bool = False
+    norm_float32: bool = False
     block_size: int = 16
     table_rows: int = 128
 
@@ -117,9 +119,10 @@ class FusedCase:
         """Fresh caches are full of NaN; the first token in four is padding that points into the null block."""
         generator = torch.Generator(device).manual_seed(seed)
 
-        def normal(*shape: int) -> Tensor:
+        def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.randn(shape, generator=generator, device=device).to(dtype)
 
+        norm_dtype = torch.float32 if self.norm_float32 else dtype
         num_blocks = 2 + -(-self.tokens // self.block_size)
         cache = torch.full(
             (num_blocks, 2, self.kv_heads, self.block_size, self.head_dim), torch.nan, dtype=dtype, device=device
@@ -134,8 +137,8 @@ class FusedCase:
             table = torch.cat((angles.cos(), angles.sin()), dim=-1)
         return (
             normal(self.tokens, (self.heads + 2 * self.kv_heads) * self.head_dim),
-            normal(self.head_dim) if self.norm else None,
-            normal(self.head_dim) if self.norm else None,
+            normal(self.head_dim, dtype=norm_dtype) if self.norm else None,
+            normal(self.head_dim, dtype=norm_dtype) if self.norm else None,
             1e-6,
             table,
             torch.randint(self.table_rows, (self.tokens,), generator=generator, device=device),
@@ -155,6 +158,7 @@ FUSED_CASES = (
     FusedCase(tokens=6, heads=6, kv_heads=1, head_dim=96, rotary_dim=96),
     FusedCase(tokens=9, heads=16, kv_heads=8, head_dim=128, rotary_dim=128, norm=True),
     FusedCase(tokens=3, heads=5, kv_heads=3, head_dim=48, rotary_dim=24, norm=True),
+    FusedCase(tokens=7, heads=6, kv_heads=2, head_dim=64, rotary_dim=32, norm=True, norm_float32=True),
     FusedCase(tokens=301, heads=14, kv_heads=2, head_dim=16, rotary_dim=8),
     FusedCase(tokens=33, heads=32, kv_heads=8, head_dim=64, rotary_dim=64, table_rows=4096),
 )
