@@ -24,6 +24,7 @@ from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
+from ridgeline.text.scoring import Score, continued, listed_continuations, score_of, scoring_params
 from ridgeline.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -120,6 +121,37 @@ class LLM:
             self._prepare(prompt, params, priority=rank, cache_salt=cache_salt)
             for prompt, params, rank in zip(listed, every, ranks, strict=True)
         ]
+        return self._finish(jobs, use_tqdm=use_tqdm)
+
+    def score(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        continuations: Sequence[Sequence[str | Sequence[int]]],
+        *,
+        use_tqdm: bool = True,
+        cache_salt: str = "",
+    ) -> list[list[Score]]:
+        """Log-likelihood of each of a prompt's continuations (a list for every prompt; text, or token ids).
+
+        All run together, and what prompts have in common runs once, up to the last full cache block. Raises
+        InvalidRequest.
+        """
+        contexts = [self._encode(prompt) for prompt in listed_prompts(prompts)]
+        listed = listed_continuations(continuations, len(contexts))
+        pairs = [
+            [continued(context, continuation, self._tokenizer) for continuation in each]
+            for context, each in zip(contexts, listed, strict=True)
+        ]
+        jobs = [
+            self._prepare({"prompt_token_ids": tokens}, scoring_params(start), cache_salt=cache_salt)
+            for each in pairs
+            for tokens, start in each
+        ]
+        results = iter(self._finish(jobs, use_tqdm=use_tqdm))
+        return [[score_of(next(results), start) for _, start in each] for each in pairs]
+
+    def _finish(self, jobs: Sequence[Job], *, use_tqdm: bool) -> list[RequestOutput]:
+        """Run the jobs to their end."""
         num_completions = sum(len(job.result.outputs) for job in jobs)
         with batch_bar(num_completions, shown=use_tqdm) as bar, closing(self._run(jobs)) as pieces:
             for piece in pieces:
@@ -209,7 +241,7 @@ class LLM:
         outputs = [CompletionOutput(index) for index in range(params.n)]
         result = RequestOutput(str(self._num_requests), text, ids, outputs)
         completions = [
-            Completion(request, output, result, self._tokenizer)
+            Completion(request, output, result, self._tokenizer if params.detokenize else None)
             for request, output in zip(requests, outputs, strict=True)
         ]
         return Job(result, completions, deque())

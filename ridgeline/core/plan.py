@@ -163,7 +163,8 @@ class StepResult:
 
     error: the plan failed with this message. out_of_memory: because the device had too little of it.
     dropped: an earlier plan failed, this one was not run.
-    prompt_logprobs: row → StepLogprobs over the prompt positions 1+start … of this chunk.
+    prompt_logprobs: row → StepLogprobs of the prompt tokens that this chunk predicts (those at its start + 1 … its
+    end), from the params' `scored_from` on.
     elapsed: seconds the device spent on the segments. limit: the least it could have, if the engine has a cost model.
     """
 

@@ -32,7 +32,8 @@ class SamplingParams:
     logit_bias: token id → added to the logit. min_tokens: end-of-sequence and stop ids are masked before that many
     output tokens. stop: strings that end the text (cut off unless include_stop_str_in_output). logprobs: how many of
     the likeliest tokens to report per output token (0: the chosen one alone); prompt_logprobs the same for the
-    prompt. seed: same seed, same tokens, whatever else runs in the batch.
+    prompt, from its token prompt_logprobs_start on (what lies before it may come from the cache). seed: same seed,
+    same tokens, whatever else runs in the batch.
     """
 
     n: int = 1
@@ -54,6 +55,7 @@ class SamplingParams:
     detokenize: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -69,6 +71,7 @@ class SamplingParams:
         self._integer("min_tokens", 0, 2**31 - 1)
         self._integer("logprobs", 0, MAX_LOGPROBS, optional=True)
         self._integer("prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+        self._integer("prompt_logprobs_start", 0, 2**31 - 1)
         self._integer("seed", -(2**63), 2**64 - 1, optional=True)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
@@ -79,6 +82,11 @@ class SamplingParams:
             self._fail("n", f"n is {self.n} with temperature 0: greedy completions would all be equal; use n=1")
         self._check_stops()
         self._check_logit_bias()
+
+    @property
+    def scored_from(self) -> int | None:
+        """Index of the first prompt token whose logprob is reported; None if none is. Nothing precedes token 0."""
+        return None if self.prompt_logprobs is None else max(1, self.prompt_logprobs_start)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

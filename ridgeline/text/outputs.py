@@ -43,7 +43,8 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """A prompt and its completions, filled as tokens arrive. prompt_logprobs[0] is None: nothing precedes it."""
+    """A prompt and its completions, filled as tokens arrive. prompt_logprobs[0] is None: nothing precedes it. So are
+    those before `prompt_logprobs_start`."""
 
     request_id: str
     prompt: str | None

@@ -212,3 +212,14 @@ def test_generation_config_gives_the_defaults(copy_of: object) -> None:
 def test_unknown_arguments_are_named() -> None:
     with pytest.raises(TypeError, match="tensor_paralel_size"):
         LLM("x", tensor_paralel_size=2)
+
+
+def test_a_text_and_its_continuation_are_scored_as_they_are_tokenized_together(llm: LLM) -> None:
+    encode = llm.get_tokenizer().encode
+    prompts, continuations = ["the quick brown", "the quick brown "], [[" fox", " hens jump"], ["fox"]]
+    found = llm.score(prompts, continuations, use_tqdm=False)
+    whole, start = encode("the quick brown fox"), len(encode("the quick brown"))
+    by_ids = llm.score({"prompt_token_ids": whole[:start]}, [[whole[start:]]], use_tqdm=False)
+    assert found[0][0] == found[1][0] == by_ids[0][0]
+    assert found[0][0].token_ids == whole[start:]
+    assert found[0][1].token_ids == encode("the quick brown hens jump")[start:]
