@@ -20,6 +20,7 @@ from ridgeline.interrupts import uninterrupted
 from ridgeline.models.config import ModelConfig
 from ridgeline.progress import LoadingBar, batch_bar
 from ridgeline.text.arguments import integers, listed_params, listed_priorities, listed_prompts, short
+from ridgeline.text.beams import BeamSearch, BeamSearchParams
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
@@ -149,6 +150,47 @@ class LLM:
         ]
         results = iter(self._finish(jobs, use_tqdm=use_tqdm))
         return [[score_of(next(results), start) for _, start in each] for each in pairs]
+
+    def beam_search(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: BeamSearchParams,
+        *,
+        cache_salt: str = "",
+    ) -> list[RequestOutput]:
+        """The `beam_width` best sequences found after every prompt, best first, as transformers finds them.
+
+        Each step of a beam is a request for one token whose prompt is the beam so far: what beams have in common is
+        held once and found through the prefix cache, and only what follows a beam's last full block runs again. The
+        beams of all prompts run together. Raises InvalidRequest.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidRequest(f"beam_search takes BeamSearchParams, got {short(params)}.", param="params")
+        found = [self._search(prompt, params) for prompt in listed_prompts(prompts)]
+        under_way = found
+        while under_way := [(search, result) for search, result in under_way if search.running]:
+            jobs = [
+                [
+                    self._prepare(
+                        {"prompt_token_ids": [*result.prompt_token_ids, *beam.tokens]},
+                        search.step_params,
+                        cache_salt=cache_salt,
+                    )
+                    for beam in search.running
+                ]
+                for search, result in under_way
+            ]
+            self._finish([job for each in jobs for job in each], use_tqdm=False)
+            for (search, _), each in zip(under_way, jobs, strict=True):
+                search.take([job.result for job in each])
+        return [search.fill(result, self._tokenizer) for search, result in found]
+
+    def _search(self, prompt: Prompt, params: BeamSearchParams) -> tuple[BeamSearch, RequestOutput]:
+        text, ids = self._encode(prompt)
+        room = self._limits.max_model_len - len(ids)
+        stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else self._limits.eos_ids)}
+        search = BeamSearch(params, stop_ids, min(params.max_tokens, room))
+        return search, RequestOutput(str(self._num_requests), text, ids, [])
 
     def _finish(self, jobs: Sequence[Job], *, use_tqdm: bool) -> list[RequestOutput]:
         """Run the jobs to their end."""

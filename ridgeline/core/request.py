@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -27,8 +27,9 @@ class SamplingParams:
     """How to choose tokens. Names and defaults are vLLM's, so code moves over by changing the import.
 
     n: completions per prompt. temperature: 0 is greedy. top_k: 0 or -1 keeps all. top_p, min_p: nucleus and
-    floor relative to the likeliest token. repetition_penalty divides positive (multiplies negative) logits of tokens
-    in prompt or output; presence and frequency penalties subtract once, or per occurrence in the output.
+    floor relative to the likeliest token. typical_p: share of the probability to keep, of those tokens that tell
+    about as much as is to be expected (1 keeps all). repetition_penalty divides positive (multiplies negative) logits
+    of tokens in prompt or output; presence and frequency penalties subtract once, or per occurrence in the output.
     logit_bias: token id → added to the logit. min_tokens: end-of-sequence and stop ids are masked before that many
     output tokens. stop: strings that end the text (cut off unless include_stop_str_in_output). logprobs: how many of
     the likeliest tokens to report per output token (0: the chosen one alone); prompt_logprobs the same for the
@@ -41,6 +42,7 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -57,11 +59,13 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
     seed: int | None = None
+    max_logprobs: ClassVar[int] = MAX_LOGPROBS
 
     def __post_init__(self) -> None:
         self._number("temperature", 0.0, FLOAT32_MAX)
         self._number("top_p", 0.0, 1.0, open_low=True)
         self._number("min_p", 0.0, 1.0)
+        self._number("typical_p", 0.0, 1.0, open_low=True)
         self._number("repetition_penalty", FLOAT32_TINY, FLOAT32_MAX)
         self._number("presence_penalty", -2.0, 2.0)
         self._number("frequency_penalty", -2.0, 2.0)
@@ -69,8 +73,8 @@ class SamplingParams:
         self._integer("top_k", -1, 2**31 - 1)
         self._integer("max_tokens", 1, 2**31 - 1, optional=True)
         self._integer("min_tokens", 0, 2**31 - 1)
-        self._integer("logprobs", 0, MAX_LOGPROBS, optional=True)
-        self._integer("prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+        self._integer("logprobs", 0, self.max_logprobs, optional=True)
+        self._integer("prompt_logprobs", 0, self.max_logprobs, optional=True)
         self._integer("prompt_logprobs_start", 0, 2**31 - 1)
         self._integer("seed", -(2**63), 2**64 - 1, optional=True)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):

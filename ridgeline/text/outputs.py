@@ -23,13 +23,15 @@ TokenIdLogprobs = dict[int, Logprob]
 class CompletionOutput:
     """One completion. finish_reason: None while running, then "stop", "length", "abort" or "error".
 
-    stop_reason: the stop string or stop token id that ended it; None for end-of-sequence or length.
+    stop_reason: the stop string or stop token id that ended it; None for end-of-sequence or length. score: what beam
+    search ranked it by.
     """
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
+    score: float | None = None
     logprobs: list[TokenIdLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
