@@ -24,7 +24,7 @@ from ridgeline.text.beams import BeamSearch, BeamSearchParams
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
-from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
+from ridgeline.text.requests import RequestLimits, derive_seed, make_requests, with_spelled_words
 from ridgeline.text.scoring import Score, continued, listed_continuations, score_of, scoring_params
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -55,6 +55,7 @@ class StreamOutput:
 class Job:
     """One prompt under way: what will be returned, who fills it, and pieces its caller has not taken yet."""
 
+    params: SamplingParams
     result: RequestOutput
     completions: list[Completion]
     inbox: deque[StreamOutput]
@@ -198,6 +199,8 @@ class LLM:
         with batch_bar(num_completions, shown=use_tqdm) as bar, closing(self._run(jobs)) as pieces:
             for piece in pieces:
                 bar.advance(len(piece.token_ids), finished=piece.completion.finished)
+        for job in jobs:
+            job.result.keep_best(job.params)
         return [job.result for job in jobs]
 
     def chat(
@@ -229,7 +232,10 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamOutput]:
         """Complete one prompt, yielding text as soon as it is certain. Leaving the loop early aborts the request."""
-        return self._run([self._prepare(prompt, self._params_for(1, sampling_params)[0])])
+        [params] = self._params_for(1, sampling_params)
+        if params.num_drawn > params.n:
+            raise InvalidRequest("best_of chooses when all have ended, so it cannot be streamed.", param="best_of")
+        return self._run([self._prepare(prompt, params)])
 
     def get_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
@@ -272,7 +278,7 @@ class LLM:
         requests = make_requests(
             str(self._num_requests),
             ids,
-            params,
+            with_spelled_words(params, self._tokenizer),
             self._limits,
             seed=derive_seed(self.config.seed, self._num_requests),
             priority=priority,
@@ -280,13 +286,13 @@ class LLM:
         )
         for request in requests:
             self.engine.check(request)
-        outputs = [CompletionOutput(index) for index in range(params.n)]
+        outputs = [CompletionOutput(index) for index in range(params.num_drawn)]
         result = RequestOutput(str(self._num_requests), text, ids, outputs)
         completions = [
             Completion(request, output, result, self._tokenizer if params.detokenize else None)
             for request, output in zip(requests, outputs, strict=True)
         ]
-        return Job(result, completions, deque())
+        return Job(params, result, completions, deque())
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):

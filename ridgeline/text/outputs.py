@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
-from ridgeline.core.request import RequestStats
+from ridgeline.core.request import RequestStats, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,16 @@ class RequestOutput:
     @property
     def finished(self) -> bool:
         return all(output.finished for output in self.outputs)
+
+    def keep_best(self, params: SamplingParams) -> None:
+        """Once all have ended: the `n` likeliest of `best_of` completions, by the sum of their logprobs, best first."""
+        if params.num_drawn == params.n:
+            return
+        by_logprob = sorted(self.outputs, key=lambda o: -(o.cumulative_logprob or 0.0) if o.token_ids else inf)
+        self.outputs[:] = by_logprob[: params.n]
+        for index, output in enumerate(self.outputs):
+            output.index = index
+            output.logprobs = None if params.logprobs is None else output.logprobs
 
     @property
     def num_cached_tokens(self) -> int:
