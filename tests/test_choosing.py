@@ -72,6 +72,19 @@ def test_only_allowed_tokens_come_and_the_likeliest_of_them(tiny_model: Callable
     assert len(set(drawn)) > 1
 
 
+def test_next_to_no_typical_mass_leaves_the_token_that_tells_what_is_expected(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    """Its information is the nearest to the entropy, as in transformers."""
+    with opened(tiny_model("qwen3")) as llm:
+        found = tokens(llm, SamplingParams(typical_p=1e-6, max_tokens=12, ignore_eos=True))
+    with torch.inference_mode():
+        scores = tiny_models.build("qwen3")(torch.tensor([PROMPT + found])).logits[0, len(PROMPT) - 1 : -1]
+    kept = transformers.TypicalLogitsWarper(1e-6)(torch.tensor([PROMPT]), scores).isfinite()
+    assert kept.sum(1).tolist() == [1] * 12
+    assert kept.int().argmax(1).tolist() == found
+
+
 def test_rules_hold_beside_a_mask(tiny_model: Callable[[str], Path]) -> None:
     with rig(tiny_model("qwen3")) as own:
         ruled = ask("x", PROMPT, mask=Alternating(), allowed_token_ids=[4, 6, 7], bad_words=[[7, 4]], max_tokens=12)

@@ -285,8 +285,8 @@ def test_thresholds_are_exact_however_few_candidates_fit(vocab: int, dtype: torc
         assert gpu.sample(logits, *sampling, config=small_lists(capacity)).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_typical_tokens_are_found_however_a_row_is_cut_into_pieces(dtype: torch.dtype) -> None:
+def test_typical_tokens_are_found_however_a_row_is_cut_into_pieces() -> None:
+    """float16 logits tie often."""
     wanted = [
         SamplingParams(typical_p=0.7),
         SamplingParams(typical_p=0.2, top_p=0.9),
@@ -294,8 +294,8 @@ def test_typical_tokens_are_found_however_a_row_is_cut_into_pieces(dtype: torch.
         SamplingParams(top_k=9),
         SamplingParams(temperature=0),
     ]
-    logits = (2 * torch.randn(5, 130, generator=torch.Generator().manual_seed(3))).to(dtype)
-    sampling = sampling_of([Row(p, seed=n) for n, p in enumerate(wanted)], 130)
+    logits = (2 * torch.randn(5, 70, generator=torch.Generator().manual_seed(3))).half()
+    sampling = sampling_of([Row(p, seed=n) for n, p in enumerate(wanted)], 70)
     expected = op.sample_reference(logits, *sampling)
     assert gpu.sample(logits, *sampling, config=small_lists(2048)).tolist() == expected.tolist()
 
