@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -65,7 +65,6 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
     seed: int | None = None
-    max_logprobs: ClassVar[int] = MAX_LOGPROBS
 
     def __post_init__(self) -> None:
         self._number("temperature", 0.0, FLOAT32_MAX)
@@ -100,6 +99,10 @@ class SamplingParams:
         self._check_logit_bias()
         self._check_allowed()
         self._check_bad_words()
+
+    @property
+    def max_logprobs(self) -> int:
+        return MAX_LOGPROBS
 
     @property
     def num_drawn(self) -> int:

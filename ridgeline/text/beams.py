@@ -60,7 +60,9 @@ class BeamSearchParams:
 class _BeamStep(SamplingParams):
     """One step of one beam: a request for one token, of which only the likeliest tokens' logprobs are used."""
 
-    max_logprobs = MAX_CANDIDATES
+    @property
+    def max_logprobs(self) -> int:
+        return MAX_CANDIDATES
 
 
 class Beam(NamedTuple):
