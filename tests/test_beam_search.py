@@ -137,6 +137,22 @@ def test_beams_survive_a_cache_too_small_for_them(tiny_model: Callable[[str], Pa
     assert tokens == [[output.token_ids for output in result.outputs] for result in expected]
 
 
+def test_what_cannot_be_searched_is_refused_before_anything_runs(tiny_model: Callable[[str], Path]) -> None:
+    params = BeamSearchParams(beam_width=2)
+    many = BeamSearchParams(beam_width=64, stop_token_ids=tuple(range(3, 43)))
+    with opened(tiny_model("llama")) as llm:
+        for prompts, asked in (
+            ([[5], [7] * 300], params),
+            ([[]], params),
+            ([[5]], 4),
+            ([[5]], many),
+            ([[10**6]], params),
+        ):
+            with pytest.raises(InvalidRequest):
+                llm.beam_search(as_prompts(prompts), asked)  # type: ignore[arg-type]
+            assert not llm.engine.has_work
+
+
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
@@ -147,7 +163,9 @@ def test_beams_survive_a_cache_too_small_for_them(tiny_model: Callable[[str], Pa
         ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty"),
         ({"beam_width": 2, "early_stopping": "always"}, "early_stopping"),
         ({"beam_width": 2, "ignore_eos": 1}, "ignore_eos"),
+        ({"beam_width": 2, "early_stopping": 1}, "early_stopping"),
         ({"beam_width": 2, "stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"beam_width": 2, "stop_token_ids": 5}, "stop_token_ids"),
     ],
 )
 def test_wrong_parameters_are_named(wrong: dict, param: str) -> None:

@@ -47,13 +47,13 @@ class BeamSearchParams:
         penalty = self.length_penalty
         if not isinstance(penalty, (int, float)) or isinstance(penalty, bool) or not -100 <= penalty <= 100:
             raise InvalidRequest(f"length_penalty must be from -100 to 100, got {penalty!r}.", param="length_penalty")
-        if self.early_stopping not in (True, False, "never"):
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise InvalidRequest(
                 f'early_stopping is True, False or "never", got {self.early_stopping!r}.', param="early_stopping"
             )
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest(f"ignore_eos must be True or False, got {self.ignore_eos!r}.", param="ignore_eos")
-        SamplingParams(stop_token_ids=list(self.stop_token_ids))  # raises for others than ids
+        SamplingParams(stop_token_ids=self.stop_token_ids)  # type: ignore[arg-type]  # raises for others than ids
 
 
 @dataclass(frozen=True, kw_only=True)
