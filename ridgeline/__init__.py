@@ -7,10 +7,15 @@ from ridgeline.version import __version__
 if TYPE_CHECKING:
     from ridgeline.core.request import SamplingParams
     from ridgeline.llm import LLM
+    from ridgeline.text.beams import BeamSearchParams
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__"]
 
-_LAZY = {"LLM": "ridgeline.llm", "SamplingParams": "ridgeline.core.request"}
+_LAZY = {
+    "LLM": "ridgeline.llm",
+    "SamplingParams": "ridgeline.core.request",
+    "BeamSearchParams": "ridgeline.text.beams",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -20,10 +20,12 @@ from ridgeline.interrupts import uninterrupted
 from ridgeline.models.config import ModelConfig
 from ridgeline.progress import LoadingBar, batch_bar
 from ridgeline.text.arguments import integers, listed_params, listed_priorities, listed_prompts, short
+from ridgeline.text.beams import BeamSearch, BeamSearchParams
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
-from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
+from ridgeline.text.requests import RequestLimits, derive_seed, make_requests, with_spelled_words
+from ridgeline.text.scoring import Score, continued, listed_continuations, score_of, scoring_params
 from ridgeline.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ class StreamOutput:
 class Job:
     """One prompt under way: what will be returned, who fills it, and pieces its caller has not taken yet."""
 
+    params: SamplingParams
     result: RequestOutput
     completions: list[Completion]
     inbox: deque[StreamOutput]
@@ -120,10 +123,84 @@ class LLM:
             self._prepare(prompt, params, priority=rank, cache_salt=cache_salt)
             for prompt, params, rank in zip(listed, every, ranks, strict=True)
         ]
+        return self._finish(jobs, use_tqdm=use_tqdm)
+
+    def score(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        continuations: Sequence[Sequence[str | Sequence[int]]],
+        *,
+        use_tqdm: bool = True,
+        cache_salt: str = "",
+    ) -> list[list[Score]]:
+        """Log-likelihood of each of a prompt's continuations (a list for every prompt; text, or token ids).
+
+        All run together, and what prompts have in common runs once, up to the last full cache block. Raises
+        InvalidRequest.
+        """
+        contexts = [self._encode(prompt) for prompt in listed_prompts(prompts)]
+        listed = listed_continuations(continuations, len(contexts))
+        pairs = [
+            [continued(context, continuation, self._tokenizer) for continuation in each]
+            for context, each in zip(contexts, listed, strict=True)
+        ]
+        jobs = [
+            self._prepare({"prompt_token_ids": tokens}, scoring_params(start), cache_salt=cache_salt)
+            for each in pairs
+            for tokens, start in each
+        ]
+        results = iter(self._finish(jobs, use_tqdm=use_tqdm))
+        return [[score_of(next(results), start) for _, start in each] for each in pairs]
+
+    def beam_search(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: BeamSearchParams,
+        *,
+        cache_salt: str = "",
+    ) -> list[RequestOutput]:
+        """The `beam_width` best sequences found after every prompt, best first, as transformers finds them.
+
+        Each step of a beam is a request for one token whose prompt is the beam so far: what beams have in common is
+        held once and found through the prefix cache, and only what follows a beam's last full block runs again. The
+        beams of all prompts run together. Raises InvalidRequest.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidRequest(f"beam_search takes BeamSearchParams, got {short(params)}.", param="params")
+        found = [self._search(prompt, params) for prompt in listed_prompts(prompts)]
+        under_way = found
+        while under_way := [(search, result) for search, result in under_way if search.running]:
+            jobs = [
+                [
+                    self._prepare(
+                        {"prompt_token_ids": [*result.prompt_token_ids, *beam.tokens]},
+                        search.step_params,
+                        cache_salt=cache_salt,
+                    )
+                    for beam in search.running
+                ]
+                for search, result in under_way
+            ]
+            self._finish([job for each in jobs for job in each], use_tqdm=False)
+            for (search, _), each in zip(under_way, jobs, strict=True):
+                search.take([job.result for job in each])
+        return [search.fill(result, self._tokenizer) for search, result in found]
+
+    def _search(self, prompt: Prompt, params: BeamSearchParams) -> tuple[BeamSearch, RequestOutput]:
+        text, ids = self._encode(prompt)
+        room = self._limits.max_model_len - len(ids)
+        stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else self._limits.eos_ids)}
+        search = BeamSearch(params, stop_ids, min(params.max_tokens, room))
+        return search, RequestOutput(str(self._num_requests), text, ids, [])
+
+    def _finish(self, jobs: Sequence[Job], *, use_tqdm: bool) -> list[RequestOutput]:
+        """Run the jobs to their end."""
         num_completions = sum(len(job.result.outputs) for job in jobs)
         with batch_bar(num_completions, shown=use_tqdm) as bar, closing(self._run(jobs)) as pieces:
             for piece in pieces:
                 bar.advance(len(piece.token_ids), finished=piece.completion.finished)
+        for job in jobs:
+            job.result.keep_best(job.params)
         return [job.result for job in jobs]
 
     def chat(
@@ -155,7 +232,10 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamOutput]:
         """Complete one prompt, yielding text as soon as it is certain. Leaving the loop early aborts the request."""
-        return self._run([self._prepare(prompt, self._params_for(1, sampling_params)[0])])
+        [params] = self._params_for(1, sampling_params)
+        if params.num_drawn > params.n:
+            raise InvalidRequest("best_of chooses when all have ended, so it cannot be streamed.", param="best_of")
+        return self._run([self._prepare(prompt, params)])
 
     def get_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
@@ -198,7 +278,7 @@ class LLM:
         requests = make_requests(
             str(self._num_requests),
             ids,
-            params,
+            with_spelled_words(params, self._tokenizer),
             self._limits,
             seed=derive_seed(self.config.seed, self._num_requests),
             priority=priority,
@@ -206,13 +286,13 @@ class LLM:
         )
         for request in requests:
             self.engine.check(request)
-        outputs = [CompletionOutput(index) for index in range(params.n)]
+        outputs = [CompletionOutput(index) for index in range(params.num_drawn)]
         result = RequestOutput(str(self._num_requests), text, ids, outputs)
         completions = [
-            Completion(request, output, result, self._tokenizer)
+            Completion(request, output, result, self._tokenizer if params.detokenize else None)
             for request, output in zip(requests, outputs, strict=True)
         ]
-        return Job(result, completions, deque())
+        return Job(params, result, completions, deque())
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):

@@ -46,6 +46,7 @@ SAMPLING_HELP = {
     "top_k": "Keep the k likeliest tokens (0: all).",
     "top_p": "Keep the likeliest tokens that together reach p.",
     "min_p": "Drop tokens less likely than p times the likeliest.",
+    "typical_p": "Keep this share of the probability, of the tokens that tell about as much as is to be expected.",
     "repetition_penalty": "Above 1 discourages tokens already seen.",
     "presence_penalty": "Subtracted once from tokens already written.",
     "frequency_penalty": "Subtracted per occurrence from tokens already written.",

@@ -32,13 +32,14 @@ class Feature(IntFlag):
 
     NONE = 0
     RANDOM = 1  # some temperature > 0
-    FILTER = 2  # top-k, top-p or min-p
+    FILTER = 2  # top-k, top-p, min-p or typical-p
     PENALTY = 4  # repetition, presence or frequency
     BIAS = 8  # logit_bias
     MIN_TOKENS = 16
     LOGPROBS = 32
     PROMPT_LOGPROBS = 64
     MASK = 128  # waits for token masks
+    TYPICAL = 256  # typical-p among the filters
 
 
 class PrefixGroup(NamedTuple):
@@ -163,7 +164,8 @@ class StepResult:
 
     error: the plan failed with this message. out_of_memory: because the device had too little of it.
     dropped: an earlier plan failed, this one was not run.
-    prompt_logprobs: row → StepLogprobs over the prompt positions 1+start … of this chunk.
+    prompt_logprobs: row → StepLogprobs of the prompt tokens that this chunk predicts (those at its start + 1 … its
+    end), from the params' `scored_from` on.
     elapsed: seconds the device spent on the segments. limit: the least it could have, if the engine has a cost model.
     """
 
@@ -201,6 +203,8 @@ def features_of(params: SamplingParams, *, masked: bool) -> Feature:
         features |= Feature.RANDOM
         if params.top_k > 0 or params.top_p < 1 or params.min_p > 0:
             features |= Feature.FILTER
+        if params.typical_p < 1:
+            features |= Feature.FILTER | Feature.TYPICAL
     if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
         features |= Feature.PENALTY
     if params.logit_bias:

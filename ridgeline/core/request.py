@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -19,6 +19,7 @@ MAX_STOP_LENGTH = 1024  # characters of one stop string
 FLOAT32_TINY, FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 MAX_STOP_IDS = 64  # width of the stop table on the device, the model's own EOS ids included
 MAX_LOGIT_BIAS = 1024  # width of the bias table on the device
+MAX_BAD_WORDS = 1024
 MASK_FAILED = "the token mask failed"  # begins the error of a request whose own mask ended it
 
 
@@ -26,24 +27,32 @@ MASK_FAILED = "the token mask failed"  # begins the error of a request whose own
 class SamplingParams:
     """How to choose tokens. Names and defaults are vLLM's, so code moves over by changing the import.
 
-    n: completions per prompt. temperature: 0 is greedy. top_k: 0 or -1 keeps all. top_p, min_p: nucleus and
-    floor relative to the likeliest token. repetition_penalty divides positive (multiplies negative) logits of tokens
-    in prompt or output; presence and frequency penalties subtract once, or per occurrence in the output.
-    logit_bias: token id → added to the logit. min_tokens: end-of-sequence and stop ids are masked before that many
-    output tokens. stop: strings that end the text (cut off unless include_stop_str_in_output). logprobs: how many of
-    the likeliest tokens to report per output token (0: the chosen one alone); prompt_logprobs the same for the
-    prompt. seed: same seed, same tokens, whatever else runs in the batch.
+    n: completions per prompt, the likeliest of best_of if that is given. temperature: 0 is greedy. top_k: 0 or -1
+    keeps all. top_p, min_p: nucleus and floor relative to the likeliest token. typical_p: share of the probability to
+    keep, of those tokens that tell about as much as is to be expected (1 keeps all). repetition_penalty divides
+    positive (multiplies negative) logits of tokens in prompt or output; presence and frequency penalties subtract
+    once, or per occurrence in the output. logit_bias: token id → added to the logit. allowed_token_ids: no others.
+    bad_words: texts (with and without a leading space) or lists of token ids that must not come, even if the prompt
+    began one. min_tokens: end-of-sequence and stop ids are masked before that many output tokens. stop: strings that
+    end the text (cut off unless include_stop_str_in_output). logprobs: how many of the likeliest tokens to report per
+    output token (0: the chosen one alone); prompt_logprobs the same for the prompt, from its token
+    prompt_logprobs_start on (what lies before it may come from the cache). seed: same seed, same tokens, whatever
+    else runs in the batch.
     """
 
     n: int = 1
+    best_of: int | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str | list[int]] | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -54,31 +63,56 @@ class SamplingParams:
     detokenize: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     seed: int | None = None
 
     def __post_init__(self) -> None:
         self._number("temperature", 0.0, FLOAT32_MAX)
         self._number("top_p", 0.0, 1.0, open_low=True)
         self._number("min_p", 0.0, 1.0)
+        self._number("typical_p", 0.0, 1.0, open_low=True)
         self._number("repetition_penalty", FLOAT32_TINY, FLOAT32_MAX)
         self._number("presence_penalty", -2.0, 2.0)
         self._number("frequency_penalty", -2.0, 2.0)
         self._integer("n", 1, MAX_N)
+        self._integer("best_of", 1, MAX_N, optional=True)
         self._integer("top_k", -1, 2**31 - 1)
         self._integer("max_tokens", 1, 2**31 - 1, optional=True)
         self._integer("min_tokens", 0, 2**31 - 1)
-        self._integer("logprobs", 0, MAX_LOGPROBS, optional=True)
-        self._integer("prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+        self._integer("logprobs", 0, self.max_logprobs, optional=True)
+        self._integer("prompt_logprobs", 0, self.max_logprobs, optional=True)
+        self._integer("prompt_logprobs_start", 0, 2**31 - 1)
         self._integer("seed", -(2**63), 2**64 - 1, optional=True)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 self._fail(name, f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             self._fail("min_tokens", f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}")
-        if self.temperature == 0 and self.n > 1:
-            self._fail("n", f"n is {self.n} with temperature 0: greedy completions would all be equal; use n=1")
+        if self.best_of is not None and self.best_of < self.n:
+            self._fail("best_of", f"best_of is {self.best_of}, below n {self.n}: there would be too few to choose from")
+        if self.temperature == 0 and self.num_drawn > 1:
+            name = "n" if self.n > 1 else "best_of"
+            self._fail(
+                name, f"{name} is {self.num_drawn} with temperature 0: greedy completions would all be equal; use 1"
+            )
         self._check_stops()
         self._check_logit_bias()
+        self._check_allowed()
+        self._check_bad_words()
+
+    @property
+    def max_logprobs(self) -> int:
+        return MAX_LOGPROBS
+
+    @property
+    def num_drawn(self) -> int:
+        """Completions to draw, of which n are kept."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def scored_from(self) -> int | None:
+        """Index of the first prompt token whose logprob is reported; None if none is. Nothing precedes token 0."""
+        return None if self.prompt_logprobs is None else max(1, self.prompt_logprobs_start)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -105,6 +139,22 @@ class SamplingParams:
             self._fail(
                 "stop_token_ids",
                 f"stop_token_ids takes a list of at most {MAX_STOP_IDS - 8} token ids, got {_shortened(ids)}",
+            )
+
+    def _check_allowed(self) -> None:
+        ids = self.allowed_token_ids
+        if ids is not None and not (isinstance(ids, (list, tuple)) and ids and _are_ids(ids)):
+            self._fail("allowed_token_ids", f"allowed_token_ids takes a list of token ids, got {_shortened(ids)}")
+
+    def _check_bad_words(self) -> None:
+        words = [] if self.bad_words is None else self.bad_words
+        listed = isinstance(words, (list, tuple)) and len(words) <= MAX_BAD_WORDS
+        if not listed or not all(
+            isinstance(w, (str, list, tuple)) and w and (isinstance(w, str) or _are_ids(w)) for w in words
+        ):
+            self._fail(
+                "bad_words",
+                f"bad_words takes at most {MAX_BAD_WORDS} texts or lists of token ids, got {_shortened(words)}",
             )
 
     def _check_logit_bias(self) -> None:
@@ -144,6 +194,10 @@ def _shortened(value: object, limit: int = 80) -> str:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _are_ids(values: Sequence[object]) -> bool:
+    return all(_is_int(value) and value >= 0 for value in values)  # type: ignore[operator]
 
 
 def _is_real(value: object) -> bool:

@@ -13,6 +13,7 @@ from ridgeline.core.cost import CostModel, Headroom, StepShape
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan import StepPlan, Worker
 from ridgeline.core.request import Request, RequestStats, SamplingParams, StepEvents
+from ridgeline.engine.masks import constrained
 from ridgeline.engine.scheduler import Scheduler
 
 REHEARSALS = 12  # Python looks at a function for about that many calls before it has made it fast
@@ -53,7 +54,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request; raises InvalidRequest if it could never run."""
         self.check(request)
-        self.scheduler.add(request)
+        self.scheduler.add(constrained(request, self._vocab_size))
 
     def abort(self, request_id: str, at_token: int | None = None) -> bool:
         """End a request at once: its client left, or a stop string was complete with output token `at_token`.

@@ -41,8 +41,9 @@ def _entry(logprobs: StepLogprobs | None, row: int, wanted: int | None) -> Token
 def _prompt_entries(record: InFlight, logprobs: StepLogprobs, row: int) -> list[TokenLogprobs] | None:
     """Entries of the chunk's prompt tokens not sent before (a preempted request computes its prompt again)."""
     seq, plan = record.seqs[row], record.plan
-    start = int(plan.kv_bound_R[row] - plan.rows.num_tokens_R[row])
-    positions = range(max(0, seq.prompt_logprobs_sent - start), len(logprobs.logprob_R))
+    wanted_from = seq.request.params.scored_from or 1
+    first = max(wanted_from, int(plan.kv_bound_R[row] - plan.rows.num_tokens_R[row]) + 1)  # prompt token of entry 0
+    positions = range(max(0, wanted_from + seq.prompt_logprobs_sent - first), len(logprobs.logprob_R))
     entries = [_entry(logprobs, i, seq.request.params.prompt_logprobs) for i in positions]
     fresh = [entry for entry in entries if entry is not None]
     seq.prompt_logprobs_sent += len(fresh)

@@ -1,19 +1,60 @@
-"""Token masks, which are somebody else's code: whatever they do, only their own request may suffer."""
+"""Token masks, which are somebody else's code: whatever they do, only their own request may suffer. And the one mask
+of our own: `allowed_token_ids` and `bad_words`."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import MASK_FAILED
+from ridgeline.core.request import MASK_FAILED, Request, TokenMask
 from ridgeline.engine.sequence import Sequence, Status
 
 T = TypeVar("T")
 
 Fail = Callable[[Sequence, str], None]
+
+
+class TokenRules:
+    """What a request's `allowed_token_ids` and `bad_words` (token ids) leave of the vocabulary, or of what its own mask
+    allows. A word of several tokens forbids its last one wherever the others have just come, in the prompt or after it.
+    """
+
+    def __init__(self, request: Request, vocab_size: int) -> None:
+        params, self._inner = request.params, request.token_mask
+        words = [tuple(map(int, word)) for word in params.bad_words or ()]
+        self._always_V = np.full(vocab_size, params.allowed_token_ids is None)
+        self._always_V[list(params.allowed_token_ids or ())] = True
+        self._always_V[[word[0] for word in words if len(word) == 1]] = False
+        self._longer = [word for word in words if len(word) > 1]
+        begun = max(map(len, self._longer), default=1) - 1
+        self._recent = deque(request.prompt_token_ids[-begun:] if begun else (), maxlen=begun)
+
+    def accept(self, token_id: int) -> None:
+        self._recent.append(token_id)
+        if self._inner is not None:
+            self._inner.accept(token_id)
+
+    def allowed(self) -> np.ndarray:
+        inner: TokenMask | None = self._inner
+        found_V = self._always_V if inner is None else self._always_V & inner.allowed()
+        recent = tuple(self._recent)
+        ends = [word[-1] for word in self._longer if recent[1 - len(word) :] == word[:-1]]
+        if ends:
+            found_V = found_V.copy()
+            found_V[ends] = False
+        return found_V
+
+
+def constrained(request: Request, vocab_size: int) -> Request:
+    """The request with a mask for the rules that its parameters have, if any."""
+    if request.params.allowed_token_ids is None and not request.params.bad_words:
+        return request
+    return replace(request, token_mask=TokenRules(request, vocab_size))
 
 
 def allowed(seq: Sequence, fail: Fail) -> np.ndarray | None:

@@ -83,9 +83,11 @@ class Sequence:
         return self.tokens[self.num_prompt :]
 
     @property
-    def bypasses_cache(self) -> bool:
-        """Prompt logprobs need every prompt position's logits, so nothing of the prompt may be skipped."""
-        return self.request.params.prompt_logprobs is not None
+    def may_skip(self) -> int:
+        """Known tokens that need not run if the cache has them: the last one's logits are wanted, and those of every
+        position before a prompt token whose logprob was asked for."""
+        last, scored = len(self.tokens) - 1, self.request.params.scored_from
+        return last if scored is None else min(last, scored - 1)
 
     def stats(self) -> RequestStats:
         return RequestStats(

@@ -67,7 +67,7 @@ class Completion:
             return  # the same prompt for every completion
         known = self.parent.prompt_logprobs
         if known is None:
-            known = self.parent.prompt_logprobs = [None]
+            known = self.parent.prompt_logprobs = [None] * (self.request.params.scored_from or 1)
         prompt = self.request.prompt_token_ids
         start = len(known)
         known.extend(self._by_id(prompt[start + i], entry) for i, entry in enumerate(entries))

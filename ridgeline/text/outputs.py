@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
-from ridgeline.core.request import RequestStats
+from ridgeline.core.request import RequestStats, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,15 @@ TokenIdLogprobs = dict[int, Logprob]
 class CompletionOutput:
     """One completion. finish_reason: None while running, then "stop", "length", "abort" or "error".
 
-    stop_reason: the stop string or stop token id that ended it; None for end-of-sequence or length.
+    stop_reason: the stop string or stop token id that ended it; None for end-of-sequence or length. score: what beam
+    search ranked it by.
     """
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
+    score: float | None = None
     logprobs: list[TokenIdLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -43,7 +46,8 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """A prompt and its completions, filled as tokens arrive. prompt_logprobs[0] is None: nothing precedes it."""
+    """A prompt and its completions, filled as tokens arrive. prompt_logprobs[0] is None: nothing precedes it. So are
+    those before `prompt_logprobs_start`."""
 
     request_id: str
     prompt: str | None
@@ -54,6 +58,16 @@ class RequestOutput:
     @property
     def finished(self) -> bool:
         return all(output.finished for output in self.outputs)
+
+    def keep_best(self, params: SamplingParams) -> None:
+        """Once all have ended: the `n` likeliest of `best_of` completions, by the sum of their logprobs, best first."""
+        if params.num_drawn == params.n:
+            return
+        by_logprob = sorted(self.outputs, key=lambda o: -(o.cumulative_logprob or 0.0) if o.token_ids else inf)
+        self.outputs[:] = by_logprob[: params.n]
+        for index, output in enumerate(self.outputs):
+            output.index = index
+            output.logprobs = None if params.logprobs is None else output.logprobs
 
     @property
     def num_cached_tokens(self) -> int:

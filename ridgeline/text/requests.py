@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.request import MAX_STOP_IDS, Request, SamplingParams
+from ridgeline.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +30,13 @@ def make_requests(
     priority: int = 0,
     cache_salt: str = "",
 ) -> list[Request]:
-    """`params.n` requests with ids "<request_id>-<i>" and seeds of their own.
+    """`params.num_drawn` requests with ids "<request_id>-<i>" and seeds of their own.
 
     seed: used when params names none. Raises InvalidRequest where params do not fit this model.
     """
     _check_ids(params, limits)
+    if params.num_drawn > params.n and params.logprobs is None:
+        params = params.replace(logprobs=0)  # to choose by
     room = limits.max_model_len - len(prompt_token_ids)
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     base_seed = seed if params.seed is None else int(params.seed)  # numpy's integers end at 64 bits, seeds do not
@@ -49,8 +52,21 @@ def make_requests(
             priority=priority,
             cache_salt=cache_salt,
         )
-        for i in range(params.n)
+        for i in range(params.num_drawn)
     ]
+
+
+def with_spelled_words(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    """`params` with the texts among `bad_words` as token ids, as they are spelled at the start of a text and after a
+    space."""
+    if tokenizer is None or not any(isinstance(word, str) for word in params.bad_words or ()):
+        return params
+    spelled: dict[tuple[int, ...], None] = {}
+    for word in params.bad_words or ():
+        texts = (word.lstrip(), f" {word.lstrip()}") if isinstance(word, str) else ()
+        spellings = [tokenizer.encode(text, add_special_tokens=False) for text in texts] if texts else [word]
+        spelled |= {tuple(map(int, spelling)): None for spelling in spellings if spelling}
+    return params.replace(bad_words=[list(word) for word in spelled])
 
 
 def derive_seed(seed: int, index: int) -> int:
@@ -62,7 +78,11 @@ def _check_ids(params: SamplingParams, limits: RequestLimits) -> None:
     named: tuple[tuple[str, Collection[int]], ...] = (
         ("logit_bias", params.logit_bias or {}),
         ("stop_token_ids", params.stop_token_ids or ()),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+        *(("bad_words", word) for word in params.bad_words or () if not isinstance(word, str)),
     )
+    if any(isinstance(word, str) for word in params.bad_words or ()):
+        raise InvalidRequest("bad_words as text need the tokenizer; give lists of token ids.", param="bad_words")
     for param, ids in named:
         wrong = next((i for i in ids if i >= limits.vocab_size), None)
         if wrong is not None:

@@ -149,11 +149,12 @@ class Runner:
         """Logprobs of the prompt tokens that this chunk's positions predict; the last known token predicts none."""
         form = self.slots.forms[int(plan.rows.slots_R[row])]
         count = int(plan.rows.num_tokens_R[row])
-        first = int(plan.kv_bound_R[row]) - count + 1
-        next_ids = form.prompt[first : first + count]
+        end = int(plan.kv_bound_R[row]) + 1
+        first = max(end - count, form.params.scored_from or end)
+        next_ids = form.prompt[first:end]
         if form.params.prompt_logprobs is None or not next_ids:
             return None
-        start = int(plan.rows.num_tokens_R[:row].sum())
+        start = int(plan.rows.num_tokens_R[:row].sum()) + first - (end - count)
         pieces = []
         for offset in range(0, len(next_ids), SCORED_AT_ONCE):
             ids = next_ids[offset : offset + SCORED_AT_ONCE]

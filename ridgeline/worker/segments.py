@@ -22,7 +22,9 @@ from ridgeline.worker.mailbox import Mailbox
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.state.paged import PagedCache, PagedState
 
-SAMPLING = Feature.RANDOM | Feature.FILTER | Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS  # the kernel's part
+SAMPLING = (  # the kernel's part
+    Feature.RANDOM | Feature.FILTER | Feature.TYPICAL | Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS
+)
 
 
 @dataclass(frozen=True)

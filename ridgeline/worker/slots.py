@@ -29,6 +29,7 @@ _FLOATS = {
     "temperature": "temperature_S",
     "top_p": "top_p_S",
     "min_p": "min_p_S",
+    "typical_p": "typical_p_S",
     "repetition_penalty": "repetition_S",
     "presence_penalty": "presence_S",
     "frequency_penalty": "frequency_S",

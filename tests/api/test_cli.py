@@ -113,6 +113,7 @@ def test_every_field_is_an_option_or_deliberately_not() -> None:
     """A new field must be given an option or listed here."""
     assert set(LLMConfig.__dataclass_fields__) - set(ENGINE_HELP) == {"skip_tokenizer_init", "kernels"}
     hidden = {"logit_bias", "include_stop_str_in_output", "skip_special_tokens", "detokenize", "prompt_logprobs"}
+    hidden |= {"prompt_logprobs_start", "allowed_token_ids", "bad_words", "best_of"}
     assert set(SamplingParams.__dataclass_fields__) - set(SAMPLING_HELP) == hidden
 
 

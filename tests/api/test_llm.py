@@ -221,3 +221,28 @@ def test_generation_config_gives_the_defaults(copy_of: object) -> None:
 def test_unknown_arguments_are_named() -> None:
     with pytest.raises(TypeError, match="tensor_paralel_size"):
         LLM("x", tensor_paralel_size=2)
+
+
+def test_a_text_and_its_continuation_are_scored_as_they_are_tokenized_together(llm: LLM) -> None:
+    encode = llm.get_tokenizer().encode
+    prompts, continuations = ["the quick brown", "the quick brown "], [[" fox", " hens jump"], ["fox"]]
+    found = llm.score(prompts, continuations, use_tqdm=False)
+    whole, start = encode("the quick brown fox"), len(encode("the quick brown"))
+    by_ids = llm.score({"prompt_token_ids": whole[:start]}, [[whole[start:]]], use_tqdm=False)
+    assert found[0][0] == found[1][0] == by_ids[0][0]
+    assert found[0][0].token_ids == whole[start:]
+    assert found[0][1].token_ids == encode("the quick brown hens jump")[start:]
+
+
+def test_bad_words_as_text_come_neither_alone_nor_after_a_space(llm: LLM) -> None:
+    encode = llm.get_tokenizer().encode
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    [free] = llm.generate("the quick", params, use_tqdm=False)
+    word = llm.get_tokenizer().decode(free.outputs[0].token_ids[3:5]).strip()
+    spelled = [encode(word, add_special_tokens=False), encode(f" {word}", add_special_tokens=False)]
+    [by_text] = llm.generate("the quick", params.replace(bad_words=[word]), use_tqdm=False)
+    [by_ids] = llm.generate("the quick", params.replace(bad_words=spelled), use_tqdm=False)
+    assert by_text.outputs[0].token_ids == by_ids.outputs[0].token_ids
+    written = [[*free.prompt_token_ids, *by_text.outputs[0].token_ids]]
+    for ids in spelled:
+        assert not any(row[i : i + len(ids)] == ids for row in written for i in range(len(row)))

@@ -275,10 +275,11 @@ class IdealWorker:
     def _prompt_scores(self, plan: StepPlan, row: int) -> StepLogprobs | None:
         """ "Logprob" of prompt token p is p."""
         slot = self.slots[int(plan.rows.slots_R[row])]
-        if slot.form.params.prompt_logprobs is None:
+        scored_from = slot.form.params.scored_from
+        if scored_from is None:
             return None
         end = min(slot.kv_len + int(plan.rows.num_tokens_R[row]) + 1, len(slot.form.prompt))
-        positions = np.arange(slot.kv_len + 1, end, dtype=np.float32)
+        positions = np.arange(max(slot.kv_len + 1, scored_from), end, dtype=np.float32)
         if not len(positions):
             return None
         none = np.empty((len(positions), 0))

@@ -50,12 +50,12 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(
         tokens=st.lists(st.integers(1, 2), min_size=1, max_size=MAX_LEN - 1),
         salt=st.sampled_from(["", "a"]),
-        scored=st.sampled_from([False, False, True]),
+        scored=st.sampled_from([None, None, 0, 3, 6]),
         reserve=st.integers(0, 2),
     )
     def admit(self, tokens, salt, scored, reserve) -> None:
         self.count += 1
-        params = SamplingParams(prompt_logprobs=0 if scored else None)
+        params = SamplingParams(prompt_logprobs=None if scored is None else 0, prompt_logprobs_start=scored or 0)
         request = Request(
             id=str(self.count),
             prompt_token_ids=tuple(tokens),
@@ -66,7 +66,8 @@ class CacheMachine(RuleBasedStateMachine):
         )
         seq = Sequence(request, len(self.layout.groups))
         seq.slot = self.count
-        hit = 0 if scored else self.longest_hit(salt, tokens)
+        known = tokens if scored is None else tokens[: max(1, scored)]  # a hit leaves the last of these to run
+        hit = self.longest_hit(salt, known)
         found = self.findable()
         if not self.manager.admit(seq, reserve_blocks=reserve):
             assert self.running or hit or reserve, "an empty cache takes every request"

@@ -103,7 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "a"]),
         priority=st.integers(0, 2),
         ignore_eos=st.sampled_from([True, True, False]),
-        scored=st.sampled_from([False, False, True]),
+        scored=st.sampled_from([None, None, 0, 3, 9]),
         poison=st.sampled_from([False] * 7 + [True]),
     )
     def add(
@@ -113,7 +113,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         request = Request(
             id=f"r{number}",
             prompt_token_ids=tuple(prompt),
-            params=SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, prompt_logprobs=0 if scored else None),
+            params=SamplingParams(
+                max_tokens=max_tokens,
+                ignore_eos=ignore_eos,
+                prompt_logprobs=None if scored is None else 0,
+                prompt_logprobs_start=scored or 0,
+            ),
             seed=number,
             max_total_tokens=len(prompt) + max_tokens,
             eos_ids=frozenset([EOS]),
@@ -207,8 +212,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         elif event.finish_reason is not None:
             assert expected.got == expected.tokens
             assert event.finish_reason == ("stop" if expected.got[-1] in expected.request.all_stop_ids else "length")
-            if expected.request.params.prompt_logprobs is not None:
-                assert expected.prompt_positions == [*range(1, len(expected.request.prompt_token_ids))]
+            if (first := expected.request.params.scored_from) is not None:
+                assert expected.prompt_positions == [*range(first, len(expected.request.prompt_token_ids))]
 
     # ---- what always holds ------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ params = st.builds(
     top_k=st.sampled_from([-1, 0, 1, 3, 20, 1000]),
     top_p=st.sampled_from([1.0, 1.0, 0.99, 0.613, 0.2, 1e-6]),
     min_p=st.sampled_from([0.0, 0.0, 0.037, 0.3, 1.0]),
+    typical_p=st.sampled_from([1.0, 1.0, 1.0, 0.95, 0.613, 0.2, 1e-6]),
     repetition_penalty=st.sampled_from([1.0, 1.0, 0.5, 1.7]),
     presence_penalty=st.sampled_from([0.0, 0.0, -1.5, 1.1]),
     frequency_penalty=st.sampled_from([0.0, 0.0, -0.7, 2.0]),
@@ -98,6 +99,8 @@ def kept_by_transformers(logits: torch.Tensor, p: SamplingParams) -> torch.Tenso
         warpers.append(transformers.TopPLogitsWarper(p.top_p))
     if p.min_p > 0:
         warpers.append(transformers.MinPLogitsWarper(p.min_p))
+    if p.typical_p < 1:
+        warpers.append(transformers.TypicalLogitsWarper(p.typical_p))
     scores = logits[None] / p.temperature
     for warper in warpers:
         scores = warper(torch.zeros(1, 1, dtype=torch.long), scores)
@@ -110,15 +113,20 @@ def kept_by_transformers(logits: torch.Tensor, p: SamplingParams) -> torch.Tenso
     top_k=st.integers(0, V + 5),
     top_p=st.floats(0.01, 1.0),
     min_p=st.just(0.0) | st.floats(0.001, 0.9),
+    typical_p=st.just(1.0) | st.floats(0.01, 0.99),
     temperature=st.floats(0.2, 3.0),
 )
-def test_the_kept_tokens_are_those_transformers_keeps(seed, top_k, top_p, min_p, temperature) -> None:
-    p = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature)
+def test_the_kept_tokens_are_those_transformers_keeps(seed, top_k, top_p, min_p, typical_p, temperature) -> None:
+    p = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, temperature=temperature)
     logits = 3 * torch.randn(V, generator=torch.Generator().manual_seed(seed))
     expected = kept_by_transformers(logits, p)
-    assert op._filter(logits.double() / temperature, top_k, top_p, min_p).tolist() == expected.tolist()
+    warm = logits.double() / temperature
+    kept = op._filter(warm, top_k, top_p, min_p)
+    kept &= op._typical(warm.masked_fill(~kept, -torch.inf), typical_p)
+    assert kept.tolist() == expected.tolist()
     tables, slots_N, _, _ = sampling_of([Row(p)], V)
-    assert batched._filter(logits[None] / temperature, tables, slots_N)[0].isfinite().tolist() == expected.tolist()
+    filtered = batched._filter(logits[None] / temperature, tables, slots_N)
+    assert batched._typical(filtered, tables.typical_p_S[:1, None])[0].isfinite().tolist() == expected.tolist()
 
 
 @quick_settings(80)
@@ -277,6 +285,21 @@ def test_thresholds_are_exact_however_few_candidates_fit(vocab: int, dtype: torc
         assert gpu.sample(logits, *sampling, config=small_lists(capacity)).tolist() == expected.tolist()
 
 
+def test_typical_tokens_are_found_however_a_row_is_cut_into_pieces() -> None:
+    """float16 logits tie often."""
+    wanted = [
+        SamplingParams(typical_p=0.7),
+        SamplingParams(typical_p=0.2, top_p=0.9),
+        SamplingParams(typical_p=0.5, temperature=0.3, top_k=40, min_p=0.01),
+        SamplingParams(top_k=9),
+        SamplingParams(temperature=0),
+    ]
+    logits = (2 * torch.randn(5, 70, generator=torch.Generator().manual_seed(3))).half()
+    sampling = sampling_of([Row(p, seed=n) for n, p in enumerate(wanted)], 70)
+    expected = op.sample_reference(logits, *sampling)
+    assert gpu.sample(logits, *sampling, config=small_lists(2048)).tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize(
     ("device", "count", "params"),
     [
@@ -312,6 +335,9 @@ EDGES = [
     SamplingParams(top_p=1e-6),
     SamplingParams(min_p=1.0),
     SamplingParams(top_k=7, min_p=1.0),
+    SamplingParams(typical_p=0.3),
+    SamplingParams(temperature=1e-5, typical_p=0.9),
+    SamplingParams(temperature=100.0, typical_p=0.5, top_k=40, top_p=0.613),
 ]
 
 

@@ -40,10 +40,10 @@ class CacheManager:
     def admit(self, seq: Sequence, *, reserve_blocks: int) -> bool:
         """Give `seq` its prefix hit, if the rest of its known tokens would fit beside `reserve_blocks` spare ones.
 
-        The hit leaves at least one token to run, for its logits. Sets blocks, published and cached_tokens.
+        The hit leaves at least one token to run (`Sequence.may_skip`). Sets blocks, published and cached_tokens.
         """
         num_known = len(seq.tokens)
-        hit = self._longest_hit(seq) if self._shares(seq) and not seq.bypasses_cache else 0
+        hit = self._longest_hit(seq) if self._shares(seq) else 0
         seq.blocks = [self._hit_blocks(seq, g, hit) for g in range(len(self.specs))]
         for g, blocks in enumerate(seq.blocks):
             for block in blocks:
@@ -70,7 +70,7 @@ class CacheManager:
         """Largest number of leading blocks at which every group can resume."""
         best = 0
         runs = [0] * len(self.specs)  # consecutive cached blocks of the group, ending here
-        end = (len(seq.tokens) - 1) // self.block_size
+        end = seq.may_skip // self.block_size
         for n, node_hash in enumerate(self._hashes(seq, end)[:end], start=1):
             node = self.index.get(node_hash)
             for g in range(len(self.specs)):

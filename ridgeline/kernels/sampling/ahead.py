@@ -10,6 +10,7 @@ from ridgeline.kernels.sampling.bracket import bracket_kernel, stats_kernel
 from ridgeline.kernels.sampling.draw import draw_kernel
 from ridgeline.kernels.sampling.finish import finish_kernel
 from ridgeline.kernels.sampling.logprobs import combine_kernel, score_kernel, top_kernel
+from ridgeline.kernels.sampling.typical import typical_kernel
 
 _INT64 = {
     "slots_ptr", "position_ptr", "seed_ptr", "top_k_ptr", "min_len_ptr", "bias_ids_ptr", "stop_ids_ptr", "token_ptr",
@@ -19,7 +20,7 @@ _INT32 = {"count_ptr", "num_candidates_ptr", "best_id_ptr", "tile_count_ptr"}
 _BOOL = {"mask_ptr", "seen_ptr"}
 _DIVISIBLE = {
     "V", "logits_stride", "source_stride", "adjusted_stride", "mask_stride", "bias_ids_stride", "bias_stride",
-    "stop_stride", "count_stride", "seen_stride",
+    "stop_stride", "count_stride", "seen_stride", "kept_stride",
 }  # fmt: skip
 
 
@@ -69,6 +70,7 @@ AOT = (
     _kernel(stats_kernel, {"TILE": 4096} | EVERYTHING, num_warps=8),
     _kernel(bracket_kernel, {"TILES": 32, "SAMPLE": 4096, "RESERVE": 16, "CAPACITY": 2048}, num_warps=8, hot=True),
     _kernel(finish_kernel, _REDUCE, num_warps=1, hot=True),
+    _kernel(typical_kernel, {"TILES": 128, "SHIFT": 16, "MANY": 8192}, num_warps=16),
     _kernel(score_kernel, {"TILE": 4096}, num_warps=8, hot=True),
     _kernel(combine_kernel, {"TILES": 32}, num_warps=1, hot=True),
     _kernel(top_kernel, {"TILE": 4096, "TILES": 32}, num_warps=8),

@@ -38,6 +38,8 @@ def sample(
     logits_NV = logits_NV / torch.where(is_greedy_N, 1, temperature_N)[:, None]
     if features & Feature.FILTER:
         logits_NV = _filter(logits_NV, tables, slots_N)
+    if features & Feature.TYPICAL:
+        logits_NV = _typical(logits_NV, tables.typical_p_S[slots_N][:, None])
     noise_NV = gumbel(tables.seed_S[slots_N], position_N, logits_NV.shape[1])
     return torch.where(is_greedy_N, greedy_N, (logits_NV + noise_NV).argmax(-1))
 
@@ -73,3 +75,14 @@ def _filter(logits_NV: Tensor, tables: SamplingTables, slots_N: Tensor) -> Tenso
     stays_NV &= probability_NV >= tables.min_p_S[slots_N][:, None] * probability_NV[:, :1]
     stays_NV[:, 0] = True
     return torch.full_like(logits_NV, -torch.inf).scatter(1, order_NV, ordered_NV.masked_fill(~stays_NV, -torch.inf))
+
+
+def _typical(logits_NV: Tensor, typical_p_N1: Tensor) -> Tensor:
+    """Logits of the tokens nearest to the mean logit (see typical.py), the others at -inf."""
+    probability_NV = logits_NV.softmax(-1)
+    mean_N1 = torch.where(probability_NV > 0, probability_NV * logits_NV, 0).sum(-1, keepdim=True)
+    distance_NV = (logits_NV - mean_N1).abs()
+    nearest_NV, order_NV = distance_NV.sort(dim=-1, stable=True)
+    enough_N1 = (probability_NV.gather(1, order_NV).cumsum(-1) < typical_p_N1).sum(-1, keepdim=True)
+    reach_N1 = nearest_NV.gather(1, enough_N1.clamp(max=logits_NV.shape[1] - 1))
+    return logits_NV.masked_fill((distance_NV > reach_N1) & (typical_p_N1 < 1), -torch.inf)

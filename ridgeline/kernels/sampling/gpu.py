@@ -4,7 +4,8 @@ Greedy: every tile of a row finds its largest logit (`draw`), one program per ro
 `draw` only bounds what a tile holds, which costs half as much, and `finish` looks again at the few tiles that can win.
 With filters `stats` and `bracket` say first, roughly, where a row will be cut. If much stays, `draw` bounds what may,
 and `finish` checks that what it drew stays; if little, `draw` lists it, and `finish` finds the exact threshold and
-draws from the list. Nothing waits for the host; sizes depend on shapes.
+draws from the list. Typical-p is rare: where a row asks for it, `typical` applies all filters exactly, in place of
+`bracket`. Nothing waits for the host; sizes depend on shapes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ridgeline.kernels.sampling.bracket import bracket_kernel, stats_kernel
 from ridgeline.kernels.sampling.draw import APART, WIDTH, draw_kernel
 from ridgeline.kernels.sampling.finish import finish_kernel
 from ridgeline.kernels.sampling.op import SamplingTables
+from ridgeline.kernels.sampling.typical import typical_kernel
 
 ZERO_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # of a float32 made from the dtype
 
@@ -64,7 +66,8 @@ def sample(
     config = config or choose_config(rows, vocab, random)
     device = logits_NV.device
     tiles = triton.cdiv(vocab, config.tile)
-    filtered = random and bool(features & Feature.FILTER)
+    typical = random and bool(features & Feature.TYPICAL)
+    filtered = random and bool(features & Feature.FILTER) and not typical
     flags = _flags(tables, features, mask_NV)
     adjusts = any(flags.values())
     options = launch_options(device)
@@ -89,22 +92,32 @@ def sample(
     if adjusts and random:
         source_NV = torch.empty(rows, vocab, dtype=torch.float32, device=device)
     bracket_N8 = count_N = candidates_NC = nothing
-    if filtered:
-        bracket_N8 = torch.empty(rows, WIDTH.value, dtype=torch.float32, device=device)
-        count_N = torch.empty(rows, APART.value, dtype=torch.int32, device=device)
-        candidates_NC = torch.empty(rows, config.capacity, dtype=torch.int64, device=device)
+    if filtered or typical:
         stats_kernel[(tiles, rows)](
             logits_NV, mask_NV, slots_N, position_N, tables.temperature_S, *columns, source_NV,
             max_NJ, sum_NJ, vocab, logits_NV.stride(0), mask_NV.stride(0), source_NV.stride(0), *strides,
             TILE=config.tile, **flags, num_warps=config.warps, **options,
         )  # fmt: skip
+        flags, read_NV = dict.fromkeys(flags, 0), source_NV
+    if typical:
+        read_NV = torch.empty(rows, vocab, dtype=torch.float32, device=device)
+        typical_kernel[(rows,)](
+            source_NV, slots_N, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S,
+            tables.typical_p_S, max_NJ, read_NV, vocab, tiles, source_NV.stride(0), read_NV.stride(0), *strides[-2:],
+            TILES=triton.next_power_of_2(tiles), SHIFT=ZERO_BITS[source_NV.dtype], MANY=config.many,
+            num_warps=config.row_warps, **options,
+        )  # fmt: skip
+        source_NV = read_NV
+    if filtered:
+        bracket_N8 = torch.empty(rows, WIDTH.value, dtype=torch.float32, device=device)
+        count_N = torch.empty(rows, APART.value, dtype=torch.int32, device=device)
+        candidates_NC = torch.empty(rows, config.capacity, dtype=torch.int64, device=device)
         bracket_kernel[(rows,)](
             source_NV, slots_N, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S, max_NJ,
             sum_NJ, bracket_N8, count_N, vocab, tiles, source_NV.stride(0), *strides[-2:],
             TILES=triton.next_power_of_2(tiles), SAMPLE=_sample_size(vocab, config), RESERVE=config.reserve,
             CAPACITY=config.capacity, num_warps=config.bracket_warps, **options,
         )  # fmt: skip
-        flags, read_NV = dict.fromkeys(flags, 0), source_NV
     draw_kernel[(rows, tiles)](
         read_NV, mask_NV, slots_N, position_N, tables.temperature_S, tables.seed_S, *columns, source_NV,
         bracket_N8, count_N, candidates_NC, best_NJ, best_id_NJ, sure_NJ, reach_NJ,
@@ -146,7 +159,8 @@ def _strides(tables: SamplingTables) -> tuple[int, ...]:
     """Of the wide tables' rows, then of the integer and the float columns (each group a column of one store)."""
     t = tables
     integers = {c.stride(0) for c in (t.top_k_S, t.seed_S, t.min_len_S)}
-    floats = {c.stride(0) for c in (t.temperature_S, t.top_p_S, t.min_p_S, t.repetition_S, t.presence_S, t.frequency_S)}
+    filters = (t.temperature_S, t.top_p_S, t.min_p_S, t.typical_p_S)
+    floats = {c.stride(0) for c in (*filters, t.repetition_S, t.presence_S, t.frequency_S)}
     if len(integers) > 1 or len(floats) > 1:
         raise ValueError(f"columns of one type must share a stride, got {integers} and {floats}")
     wide = (t.bias_ids_SB, t.bias_SB, t.stop_ids_SE, t.output_count_SV, t.prompt_seen_SV)

@@ -1,8 +1,8 @@
 """From logits to tokens: biases, masks, penalties, temperature, filters, one counter-based draw.
 
 Order: bias, mask, min_tokens, penalties; then greedy rows take the largest logit, the others divide by the
-temperature, filter by top-k, top-p, min-p (transformers' order) and draw by Gumbel-max. Everything a request asked
-for lies in tables indexed by slot, so the segment has the same shape whatever the batch wants.
+temperature, filter by top-k, top-p, min-p, typical-p (transformers' order) and draw by Gumbel-max. Everything a
+request asked for lies in tables indexed by slot, so the segment has the same shape whatever the batch wants.
 
 Legend: S slots, N rows that sample, V vocabulary, E stop ids, B biased ids.
 """
@@ -28,6 +28,7 @@ class SamplingTables:
     temperature_S: Tensor
     top_p_S: Tensor
     min_p_S: Tensor
+    typical_p_S: Tensor
     repetition_S: Tensor
     presence_S: Tensor
     frequency_S: Tensor
@@ -55,6 +56,7 @@ class SamplingTables:
         tables["prompt_seen_SV"] = tables["prompt_seen_SV"].to(torch.bool)
         tables["repetition_S"].fill_(1)
         tables["top_p_S"].fill_(1)
+        tables["typical_p_S"].fill_(1)
         return SamplingTables(**tables)
 
 
@@ -91,6 +93,7 @@ def sample_reference(
             continue
         logits_V = logits_V / temperature
         kept_V = _filter(logits_V, int(tables.top_k_S[slot]), float(tables.top_p_S[slot]), float(tables.min_p_S[slot]))
+        kept_V &= _typical(logits_V.masked_fill(~kept_V, -torch.inf), float(tables.typical_p_S[slot]))
         noise_V = gumbel(tables.seed_S[slot : slot + 1], position_N[n : n + 1], len(logits_V))[0]
         tokens.append(int((logits_V + noise_V).masked_fill(~kept_V, -torch.inf).argmax()))
     return torch.tensor(tokens, dtype=torch.int64, device=logits_NV.device)
@@ -121,6 +124,19 @@ def _filter(logits_V: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
     kept_V = torch.zeros_like(logits_V, dtype=torch.bool)
     kept_V[order[stays]] = True
     return kept_V
+
+
+def _typical(logits_V: Tensor, typical_p: float) -> Tensor:
+    """Which tokens locally typical sampling keeps (Meister et al., arXiv 2202.00666): those whose information is
+    nearest to the entropy, the fewest that hold a probability of typical_p, and whoever ties with the last of them."""
+    if typical_p >= 1:
+        return torch.ones_like(logits_V, dtype=torch.bool)
+    logprob_V = logits_V.log_softmax(0)
+    entropy = -(logprob_V.exp() * logprob_V).nansum()
+    distance_V = (-logprob_V - entropy).abs()
+    nearest, order = distance_V.sort(stable=True)
+    enough = (logprob_V.exp()[order].cumsum(0) < typical_p).sum().clamp(max=len(order) - 1)
+    return distance_V <= nearest[enough]
 
 
 SAMPLE = Op(

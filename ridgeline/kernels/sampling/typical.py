@@ -1,0 +1,130 @@
+"""Rows some of which ask for typical-p (Meister et al., "Locally typical sampling", arXiv 2202.00666): one program each
+finds all its row's thresholds exactly and leaves what stays for a draw without filters.
+
+A token's information less the entropy is how far its logit lies from the mean logit, weighted by probability, since
+both begin with the same normalizer. So the tokens to keep are those nearest to that mean, and the distance that keeps
+enough is bisected on its bits, as the other thresholds are.
+
+Legend: N rows, V vocabulary, J tiles of a row, B tokens looked at together.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.sampling.draw import LEAST, bits_per_logit
+from ridgeline.kernels.sampling.finish import _key, _mass, _number, _read, _search
+
+INFINITY = tl.constexpr(0x7F800000)  # bits of a float32
+
+
+@triton.jit
+def typical_kernel(
+    source_ptr,
+    slots_ptr,
+    temperature_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    top_k_ptr,
+    typical_p_ptr,
+    tile_max_ptr,
+    kept_ptr,
+    V,
+    J,
+    source_stride,
+    kept_stride,
+    int_stride,
+    float_stride,
+    TILES: tl.constexpr,
+    SHIFT: tl.constexpr,
+    MANY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (N,): kept_NV float32, the adjusted logits (`source`) with -inf for what top-k, top-p, min-p, typical-p take
+    away. Greedy rows stay as they are."""
+    row = tl.program_id(0).to(tl.int64)
+    j = tl.arange(0, TILES)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    top = tl.max(tl.load(tile_max_ptr + row * J + j, mask=j < J, other=LEAST), axis=0)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    temperature = tl.load(temperature_ptr + slot * float_stride)
+    min_p = tl.load(min_p_ptr + slot * float_stride)
+    top_p = tl.load(top_p_ptr + slot * float_stride)
+    typical_p = tl.load(typical_p_ptr + slot * float_stride)
+    top_k = tl.load(top_k_ptr + slot * int_stride)
+    top_k = tl.where(top_k < V, top_k, 0)
+    scale = bits_per_logit(temperature)
+    row_ptr, kept_ptr = source_ptr + row * source_stride, kept_ptr + row * kept_stride
+    random = temperature > 0
+    threshold, last = _key(top * 0.0 + LEAST, SHIFT) - 1, _number(-1)
+    if random & ((top_k > 0) | (top_p < 1.0)):
+        none_1 = tl.zeros((1,), tl.int32)
+        threshold, last = _search(
+            row_ptr, V, none_1, none_1.to(tl.int64), none_1, _number(0).to(tl.int64), top * 0.0 + LEAST, top, scale,
+            top_k, top_p, SHIFT, MANY, True,
+        )  # fmt: skip
+    mean, reach = top * 0.0, _number(INFINITY)
+    if random & (typical_p < 1.0):
+        mean = _mean_bits(row_ptr, V, threshold, last, min_p, top, scale, SHIFT, MANY)
+        low, high = _number(-1), _number(INFINITY)
+        total = _mass_within(high, mean, row_ptr, V, threshold, last, min_p, top, scale, SHIFT, MANY)
+        target = (total.to(tl.float64) * typical_p).to(tl.int64)
+        while low + 1 < high:  # the smallest distance within which there is enough
+            middle = low + (high - low) // 2
+            mass = _mass_within(middle, mean, row_ptr, V, threshold, last, min_p, top, scale, SHIFT, MANY)
+            enough = mass >= tl.maximum(target, 1)
+            low, high = tl.where(enough, low, middle), tl.where(enough, middle, high)
+        reach = high
+    for start in range(0, V, MANY):
+        x_B, id_B = _read(row_ptr, start, V, MANY, True)
+        stays_B = _stays(x_B, id_B, threshold, last, min_p, top, scale, SHIFT) & (
+            _distance(x_B, mean, top, scale) <= reach
+        )
+        kept_B = tl.where(stays_B, x_B, float("-inf"))
+        tl.store(kept_ptr + id_B, tl.where(random, kept_B, x_B), mask=id_B < V)
+
+
+@triton.jit
+def _stays(x_B, id_B, threshold, last, min_p, top, scale, SHIFT: tl.constexpr):
+    """Whether tokens pass the filters before typical-p."""
+    key_B = _key(x_B, SHIFT)
+    inside_B = (key_B > threshold) | ((key_B == threshold) & (id_B <= last))
+    return inside_B & (x_B >= LEAST) & (tl.exp2((x_B - top) * scale) >= min_p)
+
+
+@triton.jit
+def _distance(x_B, mean, top, scale):
+    """From the mean, as bits of a float32, which are in the order of what they stand for."""
+    return tl.abs((x_B - top) * scale - mean).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _mean_bits(row_ptr, V, threshold, last, min_p, top, scale, SHIFT: tl.constexpr, B: tl.constexpr):
+    """Expected (x - top) · scale of what stays."""
+    weight_B = tl.zeros((B,), tl.float32)
+    sum_B = tl.zeros((B,), tl.float32)
+    for start in range(0, V, B):
+        x_B, id_B = _read(row_ptr, start, V, B, True)
+        bits_B = (x_B - top) * scale
+        w_B = tl.where(_stays(x_B, id_B, threshold, last, min_p, top, scale, SHIFT), tl.exp2(bits_B), 0.0)
+        weight_B += w_B
+        sum_B += tl.where(w_B > 0, w_B * bits_B, 0.0)
+    return tl.sum(sum_B, axis=0) / tl.sum(weight_B, axis=0)
+
+
+@triton.jit
+def _mass_within(
+    reach, mean, row_ptr, V, threshold, last, min_p, top, scale, SHIFT: tl.constexpr, B: tl.constexpr
+):  # fmt: skip
+    """Of what stays and lies no farther from the mean; in fixed point."""
+    mass_B = tl.zeros((B,), tl.int64)
+    for start in range(0, V, B):
+        x_B, id_B = _read(row_ptr, start, V, B, True)
+        inside_B = _stays(x_B, id_B, threshold, last, min_p, top, scale, SHIFT)
+        inside_B = inside_B & (_distance(x_B, mean, top, scale) <= reach)
+        mass_B += tl.where(inside_B, _mass(x_B, top, scale), 0)
+    return tl.sum(mass_B, axis=0)

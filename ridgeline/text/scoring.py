@@ -1,0 +1,85 @@
+"""Log-likelihoods of given continuations: what to run for them, and what came out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.request import SamplingParams
+from ridgeline.text.arguments import integers, short
+from ridgeline.text.outputs import RequestOutput
+from ridgeline.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Score:
+    """One continuation: its tokens, the natural logarithm of each one's probability after all before it, and whether
+    each is the likeliest there, so that greedy decoding would have written it."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    is_greedy: bool
+
+    @property
+    def logprob(self) -> float:
+        """Of the whole continuation."""
+        return sum(self.logprobs)
+
+
+def listed_continuations(continuations: object, num_prompts: int) -> list[list]:
+    """A list of continuations for each prompt. Raises InvalidRequest."""
+    listed = list(continuations) if isinstance(continuations, (list, tuple)) else []
+    if len(listed) != num_prompts or not all(isinstance(each, (list, tuple)) and each for each in listed):
+        raise InvalidRequest(
+            f"continuations takes a list for each of the {num_prompts} prompts, with a string or a list of token ids "
+            f"for each continuation, got {short(continuations)}.",
+            param="continuations",
+        )
+    return [list(each) for each in listed]
+
+
+def continued(
+    prompt: tuple[str | None, list[int]], continuation: object, tokenizer: Tokenizer | None
+) -> tuple[list[int], int]:
+    """Tokens of the prompt (its text and ids) with its continuation, and how many of them are the prompt's.
+
+    Two strings are tokenized as one, as they would have been in running text, and what goes beyond the prompt's own
+    number of tokens is the continuation; the prompt's trailing spaces count as the continuation's (both as
+    lm-evaluation-harness does it). Raises InvalidRequest.
+    """
+    text, ids = prompt
+    if isinstance(continuation, str):
+        if tokenizer is None or text is None:
+            raise InvalidRequest(
+                "a continuation is text only where its prompt is; give token ids for both.", param="continuations"
+            )
+        start = len(tokenizer.encode(text.rstrip())) if text != text.rstrip() else len(ids)
+        tokens = tokenizer.encode(text + continuation)
+    else:
+        try:
+            tokens, start = ids + integers(continuation), len(ids)
+        except TypeError:
+            raise InvalidRequest(
+                f"a continuation is a string or a list of token ids, got {short(continuation)}.", param="continuations"
+            ) from None
+    if not 0 < start < len(tokens):
+        empty = "prompt" if start < 1 else "continuation"
+        raise InvalidRequest(f"the {empty} has no token of its own in {short((text or ids, continuation))}.")
+    return tokens, start
+
+
+def scoring_params(start: int) -> SamplingParams:
+    """To score a prompt's tokens from `start` on. The one token that every request gives is dropped."""
+    return SamplingParams(
+        temperature=0, max_tokens=1, prompt_logprobs=0, prompt_logprobs_start=start, detokenize=False, ignore_eos=True
+    )
+
+
+def score_of(result: RequestOutput, start: int) -> Score:
+    """From the prompt logprobs that `scoring_params` asked for. Raises InvalidRequest if the request failed."""
+    [output] = result.outputs
+    token_ids, entries = result.prompt_token_ids[start:], (result.prompt_logprobs or [])[start:]
+    found = [entry[token] for token, entry in zip(token_ids, entries, strict=False) if entry is not None]
+    if len(found) < len(token_ids):
+        raise InvalidRequest(f"a continuation could not be scored: {output.error or 'it was aborted.'}")
+    return Score(token_ids, [entry.logprob for entry in found], all(entry.rank == 1 for entry in found))
