@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import textwrap
 
 import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig
 
-TEXT = (
-    "The river rises in the hills north of the town and flows south to the sea. In spring, when the snow melts, it "
-    "carries twice as much water as in summer, and the fields beside it are flooded for a week or two. People have "
-    "lived here since the bronze age; the oldest bridge was built of stone in the twelfth century."
-)
+TEXT = inspect.getsource(textwrap)[2000:4000]  # the embedded model writes Python
 
 
 def negative_log_likelihood(**options: object) -> tuple[float, int]:
     """Nats per token of TEXT, and bytes of the weights."""
-    llm = LLM(device="cpu", max_model_len=256, **options)
+    llm = LLM(device="cpu", max_model_len=1024, **options)
     try:
         [result] = llm.generate(TEXT, SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
         tokens, entries = result.prompt_token_ids, result.prompt_logprobs
