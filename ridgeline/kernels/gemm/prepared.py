@@ -19,6 +19,8 @@ from ridgeline.kernels.op import Platform
 
 LEVELS = 127  # of an int8 weight to either side of zero
 RUN = 32  # torch's int8 kernel reads inputs in such runs, and beyond the end of others
+MANY_TOKENS = 32  # from which torch's int8 kernel is slower than widening the weight first
+PIECE = 2048  # rows of a weight widened at once
 
 
 class Weight(Protocol):
@@ -59,7 +61,11 @@ class Int8:
 
     def times(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         x_TI = F.pad(x_TI, (0, self.level_OI.shape[1] - x_TI.shape[1])).contiguous()
-        y_TO = torch._weight_int8pack_mm(x_TI, self.level_OI, self.scale_O)
+        if len(x_TI) < MANY_TOKENS or x_TI.dtype == torch.float16:  # where sums of levels could overflow
+            y_TO = torch._weight_int8pack_mm(x_TI, self.level_OI, self.scale_O)
+        else:  # levels are whole in any other dtype: widened piece by piece, in the cache
+            pieces = [F.linear(x_TI, levels.to(x_TI.dtype)) for levels in self.level_OI.split(PIECE)]
+            y_TO = torch.cat(pieces, dim=-1) * self.scale_O
         return y_TO if bias_O is None else y_TO + bias_O
 
 
