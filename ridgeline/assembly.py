@@ -74,13 +74,13 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
         load_weights(
             decoder, folder, model.weights, load_format=config.load_format, seed=config.seed, progress=progress
         )
-        decoder.requires_grad_(False)
+        decoder.prepare()
         memory = plan_memory(
             model.spec,
             config,
             device,
             dtype=dtype,
-            weights=sum(p.numel() * p.element_size() for p in decoder.parameters()),
+            weights=decoder.weight_bytes,
             max_seqs=max_seqs,
             max_chunk=max_tokens,
         )
@@ -128,7 +128,10 @@ def _kernels(config: LLMConfig, device: torch.device) -> dict[str, str]:
     """Op → implementation where it is not the platform's first. Raises InvalidConfig where there is no such."""
     if config.deterministic and device.type != "cuda":
         raise InvalidConfig(f"deterministic needs a GPU's kernels, and the device is {device}; leave it out.")
-    return {**(DETERMINISTIC if config.deterministic else {}), **config.kernels}
+    if config.quantization and device.type != "cpu":
+        raise InvalidConfig(f"quantization {config.quantization} runs on a CPU only, and the device is {device}.")
+    quantized = dict.fromkeys(("linear", "norm_linear"), config.quantization) if config.quantization else {}
+    return {**(DETERMINISTIC if config.deterministic else {}), **quantized, **config.kernels}
 
 
 def choose_device(wanted: str) -> torch.device:

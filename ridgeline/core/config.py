@@ -9,6 +9,7 @@ from typing import Literal
 
 from ridgeline.core.errors import InvalidConfig
 
+QUANTIZATIONS = ("int8",)
 DTYPES = ("float32", "bfloat16", "float16")
 
 # Tokens per cache block where the user does not say. Kernels read larger blocks faster; smaller ones match prefixes
@@ -27,7 +28,8 @@ class LLMConfig:
     enforce_eager: launch ops one by one instead of replaying CUDA graphs (slower; starts sooner). deterministic: a
     request gets the same bits whatever runs beside it (GPU only; slower). cascade: decoding requests with the same
     first cache blocks read their keys together (on a GPU, but not with deterministic). kernels: op → implementation,
-    where the platform's first choice is not wanted ("reference" always exists).
+    where the platform's first choice is not wanted ("reference" always exists). quantization: None, or "int8", the
+    weights of linear maps rounded at load, by output channel (CPU only).
     """
 
     model: str | Path = ""
@@ -48,6 +50,7 @@ class LLMConfig:
     enforce_eager: bool = False
     deterministic: bool = False
     cascade: bool | None = None
+    quantization: str | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
     debug_checks: bool = False
 
@@ -57,6 +60,8 @@ class LLMConfig:
             raise InvalidConfig(f"unknown dtype {self.dtype!r}; use auto, {', '.join(DTYPES)}.")
         if self.load_format not in ("auto", "safetensors", "dummy"):
             raise InvalidConfig(f"unknown load_format {self.load_format!r}; use auto, safetensors or dummy.")
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise InvalidConfig(f"unknown quantization {self.quantization!r}; use {', '.join(QUANTIZATIONS)}.")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidConfig(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r}."

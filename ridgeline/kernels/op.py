@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 
@@ -38,6 +39,11 @@ def anywhere(platform: Platform) -> bool:
     return True
 
 
+def by_name_only(platform: Platform) -> bool:
+    """For implementations that change results by more than rounding: nobody gets them unasked."""
+    return False
+
+
 def on_gpu(platform: Platform) -> bool:
     """For Triton: NVIDIA from Ampere on, and AMD. (On a CPU its interpreter runs them when asked for by name.)"""
     return platform.device_type == "cuda" and not platform.arch.startswith(("sm_5", "sm_6", "sm_7"))
@@ -45,15 +51,19 @@ def on_gpu(platform: Platform) -> bool:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to run an op: `target` is "module:function", imported only when chosen."""
+    """One way to run an op: `target` is "module:function", imported only when chosen.
+
+    prepare: "module:function" that makes of a loaded weight the form this implementation reads fastest; the op takes
+    either. "": weights are best as they are.
+    """
 
     name: str
     target: str
     supports: Callable[[Platform], bool] = anywhere
+    prepare: str = ""
 
     def load(self) -> Callable[..., Any]:
-        module, _, attribute = self.target.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return _attribute(self.target)
 
 
 @dataclass(frozen=True)
@@ -66,19 +76,38 @@ class Op:
 
     def choose(self, platform: Platform, wanted: str | None = None) -> Callable[..., Any]:
         """The first implementation that supports `platform`, or the one named `wanted`, wherever that may run."""
+        chosen = self._chosen(platform, wanted)
+        return chosen.load() if chosen is not None else self.reference
+
+    def preparation(self, platform: Platform, wanted: str | None = None) -> str:
+        """How the implementation that `choose` chooses wants its weights prepared; "": not at all."""
+        chosen = self._chosen(platform, wanted)
+        return chosen.prepare if chosen is not None else ""
+
+    def _chosen(self, platform: Platform, wanted: str | None) -> Implementation | None:
+        """None: the reference."""
         if wanted == "reference":
-            return self.reference
+            return None
         for implementation in self.implementations:
             if wanted == implementation.name or (wanted is None and implementation.supports(platform)):
-                return implementation.load()
+                return implementation
         if wanted is not None:
             known = ", ".join(["reference", *(i.name for i in self.implementations)])
             raise InvalidConfig(f"op {self.name} has no implementation {wanted!r}; known: {known}.")
-        return self.reference
+        return None
 
 
 def load_op(target: str) -> Op:
     """The `Op` at "module:ATTRIBUTE"."""
+    return _attribute(target)
+
+
+def preparation(target: str) -> Callable[[Tensor], Any]:
+    """The function at "module:function", or for "" one that leaves weights as they are."""
+    return _attribute(target) if target else lambda weight: weight
+
+
+def _attribute(target: str) -> Any:
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.launch import settle_cache_keys
-from ridgeline.kernels.op import Overrides, Platform, load_op, on_gpu
+from ridgeline.kernels.op import Overrides, Platform, load_op, on_gpu, preparation
 
 OPS = {
     "embedding": "ridgeline.kernels.embedding.op:EMBEDDING",
@@ -38,9 +40,12 @@ DETERMINISTIC = dict.fromkeys(
 class Ops:
     """One chosen function per op. `overrides`: op name → implementation name ("reference" always exists).
 
+    prepare_weight: makes of a linear map's loaded weight [O, I] what `linear` and `norm_linear` read fastest. Where
+    that is the weight itself, or the two do not agree, it returns the weight. What is made has no gradients.
     Raises InvalidConfig for names that do not exist.
     """
 
+    prepare_weight: Callable[[Tensor], Any]
     embedding: Callable[..., Any]
     linear: Callable[..., Any]
     norm_linear: Callable[..., Any]
@@ -65,5 +70,8 @@ class Ops:
         self.platform = platform
         if on_gpu(platform):
             settle_cache_keys()
+        wanted = overrides or {}
         for name, target in OPS.items():
-            setattr(self, name, load_op(target).choose(platform, (overrides or {}).get(name)))
+            setattr(self, name, load_op(target).choose(platform, wanted.get(name)))
+        forms = {load_op(OPS[name]).preparation(platform, wanted.get(name)) for name in ("linear", "norm_linear")}
+        self.prepare_weight = preparation(forms.pop() if len(forms) == 1 else "")

@@ -100,6 +100,19 @@ class Decoder(nn.Module):
         tied = self.embed.weight if spec.tie_word_embeddings else None
         self.unembed = Linear(width, (spec.vocab_size,), False, build, tied=tied)
 
+    def prepare(self) -> None:
+        """After loading, where nothing is to be trained: let every linear map's weight be what the ops read fastest."""
+        self.requires_grad_(False)
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.prepare()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the parameters, prepared ones included."""
+        prepared = (m.weight.nbytes for m in self.modules() if isinstance(m, Linear) and "weight" in vars(m))
+        return sum(p.nbytes for p in self.parameters()) + sum(prepared)
+
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, state: MixerState) -> Hidden:
         """The last layer's output, not yet added to its residual: [T, M] each."""
         x_TM = self.embed(token_ids_T)

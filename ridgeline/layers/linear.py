@@ -20,6 +20,14 @@ class Linear(nn.Module):
         self.weight = tied if tied is not None else build.parameter(sum(parts), inputs)
         self.bias = build.parameter(sum(parts)) if bias else None
 
+    def prepare(self) -> None:
+        """Bring the loaded weight into the form the ops read fastest, and let the plain one go, unless another holds it
+        too. The layer can then neither be trained nor exported."""
+        weight = self.ops.prepare_weight(self.weight)
+        if weight is not self.weight:
+            del self.weight
+            self.weight = weight
+
     def forward(self, x_TI: Tensor) -> Tensor:
         """[T, O] in the dtype of `x_TI`."""
         return self.ops.linear(x_TI, self.weight, self.bias)

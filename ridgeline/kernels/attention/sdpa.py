@@ -2,8 +2,8 @@
 
 Rows with one query (decodes) are padded to a common length and run together, longer rows one by one. The heads that
 share a key head are stacked along the query axis, so grouped queries need no copies of keys. Reads nothing from the
-device: shapes come from host bounds, lengths enter through the mask. Moves every key twice more than needed (gather,
-transpose); it is the portable form, not the fast one.
+device: shapes come from host bounds, lengths enter through the mask. Keys and values are copied once before they are
+read: torch's kernel wants a row's keys at even distances.
 
 Legend as in op.py; B rows run together, K keys gathered, J heads per key head times queries.
 """
@@ -87,8 +87,8 @@ def _attend(
     _, kv_heads, block_size, _ = caches[0].shape
     first = 0 if window is None else max(0, int(kv_bound_B.min()) - num_queries - window + 1) // block_size
     last = -(-int(kv_bound_B.max()) // block_size)
-    blocks_BC = batch.block_table_SC[:, first:last][batch.slots_R[rows]].long()
-    k_BGKD, v_BGKD = (cache[blocks_BC].transpose(1, 2).reshape(num_rows, kv_heads, -1, head_dim) for cache in caches)
+    blocks_BC = batch.block_table_SC[:, first:last][batch.slots_R[rows]]
+    k_BGKD, v_BGKD = (_gathered(cache, blocks_BC) for cache in caches)
     position_BQ = batch.kv_len_R[rows, None] - num_queries + torch.arange(num_queries, device=q_BQHD.device)
     key_K = torch.arange(first * block_size, last * block_size, device=q_BQHD.device)
     visible_BQK = key_K <= position_BQ[..., None]
@@ -106,6 +106,13 @@ def _attend(
     else:
         out_BGJD = _capped(q_BGJD, k_BGKD, v_BGKD, mask_BGJK, scale, softcap)
     return out_BGJD.unflatten(2, (per_kv, num_queries)).permute(0, 3, 1, 2, 4).reshape(q_BQHD.shape)
+
+
+def _gathered(cache_NGPD: Tensor, blocks_BC: Tensor) -> Tensor:
+    """The keys (or values) of some blocks, each row's beside each other: [B, G, C * P, D]; a block is copied in one
+    piece where its tokens' heads lie together in the cache."""
+    blocks = cache_NGPD.transpose(1, 2).index_select(0, blocks_BC.flatten())
+    return blocks.view(len(blocks_BC), -1, *blocks.shape[2:]).transpose(1, 2)
 
 
 def _capped(q_BGJD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_BGJK: Tensor, scale: float, softcap: float) -> Tensor:

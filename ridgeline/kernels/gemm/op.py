@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.activation.op import gated_activation
+from ridgeline.kernels.gemm.prepared import has_onednn
 from ridgeline.kernels.norm.op import rms_norm
-from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.op import Implementation, Op, by_name_only, on_gpu
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -115,12 +116,17 @@ NORM_CASES = (
     NormCase(300, 64, 64, gate="silu"),
 )
 
+PACK = "ridgeline.kernels.gemm.prepared:pack"
+QUANTIZE = "ridgeline.kernels.gemm.prepared:quantize"
+
 LINEAR = Op(
     "linear",
     linear,
     (
         Implementation("triton", "ridgeline.kernels.gemm.triton:linear", on_gpu),
-        Implementation("torch", "torch.nn.functional:linear"),
+        Implementation("onednn", "ridgeline.kernels.gemm.prepared:linear", has_onednn, PACK),
+        Implementation("torch", "ridgeline.kernels.gemm.prepared:linear"),
+        Implementation("int8", "ridgeline.kernels.gemm.prepared:linear", by_name_only, QUANTIZE),
         Implementation("fixed", "ridgeline.kernels.gemm.fixed:linear", on_gpu),
     ),
 )
@@ -129,7 +135,9 @@ NORM_LINEAR = Op(
     norm_linear,
     (
         Implementation("triton", "ridgeline.kernels.gemm.triton:norm_linear", on_gpu),
-        Implementation("torch", "ridgeline.kernels.gemm.native:norm_linear"),
+        Implementation("onednn", "ridgeline.kernels.gemm.prepared:norm_linear", has_onednn, PACK),
+        Implementation("torch", "ridgeline.kernels.gemm.prepared:norm_linear"),
+        Implementation("int8", "ridgeline.kernels.gemm.prepared:norm_linear", by_name_only, QUANTIZE),
         Implementation("fixed", "ridgeline.kernels.gemm.fixed:norm_linear", on_gpu),
     ),
 )

@@ -18,13 +18,22 @@ from ridgeline.layers.attention import Attention
 
 
 class PagedCache:
-    """The memory. Zeroed once, so that masked reads of unwritten places are finite."""
+    """The memory. Zeroed once, so that masked reads of unwritten places are finite.
+
+    A GPU reads a block head by head, so a head's tokens lie together there. A CPU copies whole blocks beside each other
+    before it attends: with a token's heads together, that gives the keys of all heads without a transposition.
+    """
 
     def __init__(self, layout: CacheLayout, dtype: torch.dtype, device: torch.device) -> None:
         self.layout = layout
         spec = layout.groups[0].spec
-        shape = (layout.units_per_page * layout.num_pages, 2, spec.num_kv_heads, layout.block_size, spec.head_dim)
-        self._units = torch.zeros(shape, dtype=dtype, device=device)
+        units = layout.units_per_page * layout.num_pages
+        if device.type == "cpu":
+            tokens_first = (units, 2, layout.block_size, spec.num_kv_heads, spec.head_dim)
+            self._units = torch.zeros(tokens_first, dtype=dtype).transpose(2, 3)
+        else:
+            heads_first = (units, 2, spec.num_kv_heads, layout.block_size, spec.head_dim)
+            self._units = torch.zeros(heads_first, dtype=dtype, device=device)
 
     def views(self) -> dict[int, tuple[Tensor, Tensor]]:
         """Layer → its keys and its values, each [N, G, P, D], indexed by the ids in its group's block table."""
