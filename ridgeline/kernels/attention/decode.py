@@ -181,6 +181,5 @@ AOT = (
     _aot(64, 32, 8, 128),
     _aot(1, 16, 8, 128, norm=True),
     _aot(64, 16, 8, 128, norm=True),
-    _aot(1, 12, 12, 64, rotate=False),
     _aot(64, 32, 32, 128, rotate=False, alibi=True),
 )
