@@ -178,6 +178,7 @@ def test_behind_a_proxy_and_an_admin_key(start_server: StartServer, open_page: O
         assert page.locator("#state").text_content() == "up"
         loaded = page.evaluate("performance.getEntriesByType('resource').map(entry => new URL(entry.name).pathname)")
         assert {"/llm/dashboard/page.js", "/llm/dashboard/page.css", "/llm/dashboard/data"} <= set(loaded)
+        page.close()  # before its server is gone, which it would complain of
 
 
 @contextmanager
