@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ridgeline.bench.engines import LoadOptions
 from ridgeline.bench.kernel_cases import subjects
 from ridgeline.bench.kernels import Timing, dtype_called, time_kernels
 from ridgeline.bench.limits import hardware_named, with_limits
-from ridgeline.bench.results import Record, host
+from ridgeline.bench.results import Record, host_with
 from ridgeline.bench.runner import Job, Outcome, Where, run
 from ridgeline.bench.workloads import Size, uniform, workloads
 from ridgeline.core.errors import InvalidConfig
@@ -139,24 +138,11 @@ def kernels(*, op: str, dtype: str, device: str, real: bool | None, commit: str)
 
 
 def _kernel_base(device: torch.device, dtype: str, commit: str) -> Record:
-
-    try:
-        triton = metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        triton = ""
-    machine = replace(
-        host(),
-        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
-        torch=torch.__version__,
-        triton=triton,
-        commit=commit or host().commit,
-        dirty=False if commit else host().dirty,
-    )
     return Record(
         engine="ridgeline",
         version=__version__,
         dtype=dtype,
-        machine=machine,
+        machine=host_with(device, commit),
         workload="",
         metric="",
         value=0,

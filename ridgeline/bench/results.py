@@ -7,13 +7,17 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.core.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    import torch
 
 RESULTS = Path("benchmarks/results")
 
@@ -119,6 +123,23 @@ def host() -> Machine:
         commit=commit,
         dirty=bool(changes),
     )
+
+
+def host_with(device: torch.device, commit: str = "") -> Machine:
+    """`host`, with what runs on a device of it. commit: of the code, where there is no checkout to ask."""
+    import torch
+
+    try:
+        triton = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        triton = ""
+    machine = replace(
+        host(),
+        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        torch=torch.__version__,
+        triton=triton,
+    )
+    return replace(machine, commit=commit, dirty=False) if commit else machine
 
 
 @cache

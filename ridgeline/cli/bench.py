@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 from rich.console import Console
 
 from ridgeline.cli.bench_serve import serve
+from ridgeline.cli.options import json_object
 from ridgeline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -38,16 +38,6 @@ def _setup(**given: Any) -> Setup:
     from ridgeline.bench.measure import Setup
 
     return Setup(**{**given, "extra": json_object(given.get("extra", ""))})
-
-
-def json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError as error:
-        raise InvalidConfig(f"further arguments must be a JSON object, got {text!r} ({error}).") from error
-    if not isinstance(value, dict):
-        raise InvalidConfig(f"further arguments must be a JSON object, got {text!r}.")
-    return value
 
 
 @app.command()

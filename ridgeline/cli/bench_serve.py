@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ridgeline.cli.options import json_object
 from ridgeline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def serve(
         chat=endpoint == "chat",
         trace=rows,
     )
-    fields = {"temperature": temperature, "ignore_eos": True if ignore_eos else None, **_object(extra)}
+    fields = {"temperature": temperature, "ignore_eos": True if ignore_eos else None, **json_object(extra, "--extra")}
     begin = partial(
         _begin,
         work=work,
@@ -167,16 +168,6 @@ def _starts(
         timeout=timeout,
     )
     return Start.parse(texts, site)
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError as error:
-        raise InvalidConfig(f"--extra must be a JSON object, got {text!r} ({error}).") from error
-    if not isinstance(value, dict):
-        raise InvalidConfig(f"--extra must be a JSON object, got {text!r}.")
-    return value
 
 
 def _bar() -> Progress:

@@ -15,7 +15,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.bench import Device, DType, Extra, Model, json_object
+from ridgeline.cli.bench import Device, DType, Extra, Model
+from ridgeline.cli.options import json_object
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.request import MAX_LOGPROBS

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from typing import Any
 import typer
 
 from ridgeline.core.config import LLMConfig
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.request import SamplingParams
 
 ENGINE_HELP = {
@@ -129,3 +131,14 @@ def _plain_type(hint: Any) -> Any:
     if origin is typing.Literal:
         return type(typing.get_args(hint)[0])
     return hint
+
+
+def json_object(text: str, what: str = "further arguments") -> dict[str, Any]:
+    """The object that a JSON option holds; an empty text is an empty one. Raises InvalidConfig."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        raise InvalidConfig(f"{what} must be a JSON object, got {text!r} ({error}).") from error
+    if not isinstance(value, dict):
+        raise InvalidConfig(f"{what} must be a JSON object, got {text!r}.")
+    return value

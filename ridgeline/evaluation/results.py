@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ridgeline.bench.results import Record, host
+from ridgeline.bench.results import Record, host_with
 from ridgeline.evaluation.perplexity import Score
 from ridgeline.evaluation.scoring import Cut
 from ridgeline.llm import LLM
@@ -19,23 +16,12 @@ from ridgeline.version import __version__
 
 def base(llm: LLM, **options: Any) -> Record:
     """What all figures of one model have in common."""
-    device = llm.assembly.device
-    try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = ""
-    machine = replace(
-        host(),
-        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
-        torch=torch.__version__,
-        triton=triton,
-    )
     return Record(
         engine="ridgeline",
         version=__version__,
         model=model_name(llm),
         dtype=llm.assembly.dtype,
-        machine=machine,
+        machine=host_with(llm.assembly.device),
         options=options,
         workload="",
         metric="",

@@ -89,7 +89,9 @@ class DenseCausal:
         spec = mixer.spec
         if spec.softcap is not None or spec.alibi:
             return _scored(q_BHSD, k_BGSD, v_BGSD, spec, mixer.slopes_H).transpose(1, 2).flatten(0, 1).flatten(1)
-        mask_SS = _window_mask(q_BHSD.shape[2], spec.window, q_BHSD.device)
+        length = q_BHSD.shape[2]
+        plain = spec.window is None or spec.window >= length
+        mask_SS = None if plain else _seen(length, spec.window, q_BHSD.device)
         out_BHSD = F.scaled_dot_product_attention(
             q_BHSD,
             k_BGSD,
@@ -112,9 +114,7 @@ def _scored(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, spec: AttentionSpec,
     if slopes_H is not None:
         position_S = torch.arange(length, device=q_BHSD.device)
         scores_BHSS = scores_BHSS + slopes_H[:, None, None] * (position_S - position_S[:, None])
-    seen_SS = torch.ones(length, length, dtype=torch.bool, device=q_BHSD.device).tril()
-    if spec.window is not None:
-        seen_SS = seen_SS.triu(1 - spec.window)
+    seen_SS = _seen(length, spec.window, q_BHSD.device)
     weights_BHSS = scores_BHSS.masked_fill(~seen_SS, -torch.inf).softmax(-1)
     return (weights_BHSS @ v_BHSD.float()).to(q_BHSD.dtype)
 
@@ -128,8 +128,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
     return torch.tensor(slopes, dtype=torch.float32)
 
 
-def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """bool [length, length], True where a query (row) may see a key; None where plain causality says it all."""
-    if window is None or window >= length:
-        return None
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
+def _seen(length: int, window: int | None, device: torch.device) -> Tensor:
+    """bool [length, length], True where a query (row) may see a key."""
+    causal_SS = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return causal_SS if window is None else causal_SS.triu(1 - window)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, Source, WeightMap
-from ridgeline.models.config import Config
+from ridgeline.models.config import Config, head_width
 from ridgeline.models.gpt_neox import block_weights
 
 DEFAULTS = {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "seq_length": 2048}
@@ -28,19 +27,17 @@ class Bloom:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         values = Config(config, DEFAULTS)
         values.refuse("apply_residual_connection_post_layernorm", "the residual is taken before the norm")
-        width = values.integer("hidden_size" if "hidden_size" in values else "n_embed")
-        heads = values.integer("n_head" if "n_head" in values else "num_attention_heads")
-        if width % heads:
-            raise ModelLoadError(
-                f"config.json has hidden_size {width}, which its {heads} heads (n_head) do not divide."
-            )
+        width_name = "hidden_size" if "hidden_size" in values else "n_embed"
+        heads_name = "n_head" if "n_head" in values else "num_attention_heads"
+        head_dim = head_width(values, width_name, heads_name)
+        width, heads = values.integer(width_name), values.integer(heads_name)
         norm = NormSpec(kind="layer", eps=values.number("layer_norm_epsilon"))
         layer = LayerSpec(
             mixer=AttentionSpec(
                 num_heads=heads,
                 num_kv_heads=heads,
-                head_dim=width // heads,
-                scale=(width // heads) ** -0.5,
+                head_dim=head_dim,
+                scale=head_dim**-0.5,
                 qkv_bias=True,
                 out_bias=True,
                 alibi=True,

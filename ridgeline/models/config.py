@@ -128,6 +128,14 @@ def wrong(name: str, value: object, want: str) -> ModelLoadError:
     return ModelLoadError(f"config.json sets {name} to {repr(value)[:80]}; it must be {want}.")
 
 
+def head_width(config: Config, width: str, heads: str) -> int:
+    """Of heads that share the model's width: the entries called so. Raises ModelLoadError where it is no whole one."""
+    total, count = config.integer(width), config.integer(heads)
+    if total % count:
+        raise ModelLoadError(f"config.json has {width} {total}, which its {count} heads do not divide; see {heads}.")
+    return total // count
+
+
 def checkpoint_dtype(config: Config) -> str:
     """`dtype`, or `torch_dtype` as it was called before."""
     value = config.raw("dtype") or config.raw("torch_dtype") or "float32"

@@ -51,6 +51,7 @@ class Gemma3:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         values = Config(config, DEFAULTS_3)
         if "rope_parameters" not in values:  # one rotation each for layers without and with a window
+            values.section("rope_scaling")  # complains if it is none
             full = {"rope_theta": values.number("rope_theta"), **(values.raw("rope_scaling") or {})}
             local = {"rope_theta": values.number("rope_local_base_freq")}
             config = {**config, "rope_parameters": {"full_attention": full, "sliding_attention": local}}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, Source, WeightMap
-from ridgeline.models.config import Config
+from ridgeline.models.config import Config, head_width
 
 DEFAULTS = {
     "activation_function": "gelu_new",
@@ -73,16 +72,14 @@ class GPT2:
 
 
 def _attention(config: Config, layer: int) -> AttentionSpec:
-    width, heads = config.integer("n_embd"), config.integer("n_head")
-    if width % heads:
-        raise ModelLoadError(f"config.json has n_embd {width}, which its {heads} heads (n_head) do not divide.")
-    scale = (width // heads) ** -0.5 if config.boolean("scale_attn_weights") else 1.0
+    heads, head_dim = config.integer("n_head"), head_width(config, "n_embd", "n_head")
+    scale = head_dim**-0.5 if config.boolean("scale_attn_weights") else 1.0
     if config.boolean("scale_attn_by_inverse_layer_idx"):
         scale /= layer + 1
     return AttentionSpec(
         num_heads=heads,
         num_kv_heads=heads,
-        head_dim=width // heads,
+        head_dim=head_dim,
         scale=scale,
         qkv_bias=True,
         out_bias=True,

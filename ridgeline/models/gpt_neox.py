@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, Source, WeightMap
-from ridgeline.models.config import Config
+from ridgeline.models.config import Config, head_width
 from ridgeline.models.rope import context, rope
 
 DEFAULTS = {
@@ -37,19 +36,18 @@ class GPTNeoX:
         rotation = {"rope_theta": values.raw("rotary_emb_base"), "partial_rotary_factor": values.raw("rotary_pct")}
         values = Config(config, {**DEFAULTS, **rotation})
         width, heads = values.integer("hidden_size"), values.integer("num_attention_heads")
-        if width % heads:
-            raise ModelLoadError(f"config.json has hidden_size {width}, which its {heads} heads do not divide.")
+        head_dim = head_width(values, "hidden_size", "num_attention_heads")
         norm = NormSpec(kind="layer", eps=values.number("layer_norm_eps"))
         bias = values.boolean("attention_bias")
         layer = LayerSpec(
             mixer=AttentionSpec(
                 num_heads=heads,
                 num_kv_heads=heads,
-                head_dim=width // heads,
-                scale=(width // heads) ** -0.5,
+                head_dim=head_dim,
+                scale=head_dim**-0.5,
                 qkv_bias=bias,
                 out_bias=bias,
-                rope=rope(values, width // heads),
+                rope=rope(values, head_dim),
             ),
             feed_forward=MLPSpec(
                 intermediate_size=values.integer("intermediate_size"),

@@ -9,7 +9,7 @@ import math
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import RopeNumber, RopeSpec
-from ridgeline.models.config import LAYER_TYPES, Config, wrong
+from ridgeline.models.config import LAYER_TYPES, MAX_INTEGER, Config, wrong
 
 SCALINGS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 _ORIGINAL = "original_max_position_embeddings"
@@ -28,6 +28,10 @@ def rope(config: Config, head_dim: int, layer_type: str = "full_attention") -> R
             f"config.json rotates {rotary_dim} of {head_dim} head dimensions; it must be an even share."
         )
     kind = _kind(parameters)
+    if kind == "yarn" and theta <= 1:
+        raise wrong("rope_theta", theta, "above 1 for rotary scaling yarn")
+    if kind == "dynamic" and rotary_dim == 2:
+        raise ModelLoadError("config.json rotates 2 dimensions of a head; rotary scaling dynamic needs more.")
     scaling = None if kind == "default" else tuple(_scaling(kind, config, parameters, rotary_dim).items())
     return RopeSpec(theta=theta, rotary_dim=rotary_dim, scaling=scaling)
 
@@ -37,10 +41,18 @@ def context(config: Config) -> int:
     positions, parameters = config.integer("max_position_embeddings"), _parameters(config, "full_attention")
     match _kind(parameters):
         case "linear" | "dynamic":
-            return int(positions * parameters.number("factor"))
+            return _lengthened(positions, parameters)
         case "yarn" if "factor" in parameters:
-            return int(_original(config, parameters) * parameters.number("factor"))
+            return _lengthened(_original(config, parameters), parameters)
     return positions
+
+
+def _lengthened(positions: int, parameters: Config) -> int:
+    factor = parameters.number("factor")
+    length = int(positions * factor)
+    if not 0 < length <= MAX_INTEGER:
+        raise wrong("factor", factor, f"such that a context of {positions} becomes one of 1 to {MAX_INTEGER} tokens")
+    return length
 
 
 def _parameters(config: Config, layer_type: str) -> Config:

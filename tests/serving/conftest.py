@@ -80,6 +80,19 @@ def face_of(engine_socket: Path) -> Callable[..., AbstractAsyncContextManager[Fa
     return lambda config=None: open_face(engine_socket, config)
 
 
+async def until_idle(face: Face, timeout: float) -> bool:
+    """True once the engine runs nothing of this face's, and nothing is counted as open; False if that takes longer."""
+    try:
+        async with asyncio.timeout(timeout):
+            while True:
+                stats, admission = await face.client.ask(), face.service.admission
+                if stats and not (stats.running or stats.waiting or admission.open_requests):
+                    return face.client.num_open == 0 and admission.open_tokens == 0
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        return False
+
+
 @dataclass
 class Server:
     """A face under uvicorn, in a thread of its own."""
@@ -95,19 +108,7 @@ class Server:
     def wait_idle(self, timeout: float = 1.0) -> bool:
         """True once the engine runs nothing of this face's."""
 
-        async def idle() -> bool:
-            async with asyncio.timeout(timeout):
-                while True:
-                    stats = await self.face.client.ask()
-                    admission = self.face.service.admission
-                    if stats and not (stats.running or stats.waiting or admission.open_requests):
-                        return self.face.client.num_open == 0
-                    await asyncio.sleep(0.01)
-
-        try:
-            return asyncio.run_coroutine_threadsafe(idle(), self.loop).result()
-        except TimeoutError:
-            return False
+        return asyncio.run_coroutine_threadsafe(until_idle(self.face, timeout), self.loop).result()
 
 
 StartServer = Callable[..., AbstractContextManager[Server]]

@@ -20,7 +20,7 @@ from ridgeline.serving.face import Face
 from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.grpc.server import start
-from tests.serving.conftest import MODEL
+from tests.serving.conftest import MODEL, until_idle
 
 T = TypeVar("T")
 _names = itertools.count(1)
@@ -50,20 +50,7 @@ class GrpcServer:
 
     def wait_idle(self, timeout: float = 2.0) -> bool:
         """True once the engine runs nothing of this face's, and nothing is counted as open."""
-
-        async def idle() -> bool:
-            async with asyncio.timeout(timeout):
-                while True:
-                    stats = await self.face.client.ask()
-                    admission = self.face.service.admission
-                    if stats and not (stats.running or stats.waiting or admission.open_requests):
-                        return self.face.client.num_open == 0 and admission.open_tokens == 0
-                    await asyncio.sleep(0.01)
-
-        try:
-            return self.run(idle())
-        except TimeoutError:
-            return False
+        return self.run(until_idle(self.face, timeout))
 
 
 @contextmanager
