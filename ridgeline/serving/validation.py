@@ -21,6 +21,7 @@ from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.face import Face
 from ridgeline.serving.generation import GenerationRequest
 from ridgeline.serving.grammar import MOST_DEPTH, check
+from ridgeline.text.requests import with_spelled_words
 from ridgeline.transport.messages import Grammar
 
 __all__ = ["ChatBody", "CompletionBody", "chat_request", "completion_requests", "parse"]
@@ -39,14 +40,21 @@ REFUSED = {
     "use_beam_search": "beam search is not supported; leave use_beam_search out.",
     "prompt_embeds": "prompt_embeds is not supported; send prompt.",
     "truncate_prompt_tokens": "truncate_prompt_tokens is not supported; shorten the prompt.",
-    "allowed_token_ids": "allowed_token_ids is not supported; use logit_bias or structured_outputs.",
-    "bad_words": "bad_words is not supported; use logit_bias.",
     "logits_processors": "logits_processors is not supported; leave it out.",
     **{
         f"guided_{kind}": f"guided_{kind} is not supported; use structured_outputs: {{{kind}: …}}."
         for kind in ("json", "regex", "choice", "grammar")
     },
 }
+MOST_SPELLED = 8192  # token ids of all bad words together: the engine looks through them at every token
+MOST_SENT = 1 << 24  # token ids of rules, in all completions of a request: each takes its own to the engine
+# Fields that a body and SamplingParams have alike.
+SAMPLING = (
+    *("n", "best_of", "temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "allowed_token_ids", "bad_words"),
+    *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
+    *("skip_special_tokens", "detokenize", "prompt_logprobs_start", "seed"),
+)
 GRAMMAR_THREADS = ThreadPoolExecutor(2, "grammar-check")  # apart, so that slow grammars keep nobody's text waiting
 
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -87,9 +95,10 @@ async def completion_requests(face: Face, body: CompletionBody, request_id: str)
     )
     one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
     prompts = [body.prompt] if one else body.prompt
-    if len(prompts) * params.n > face.config.max_queue_requests > 0:
-        most = face.config.max_queue_requests
-        raise BadRequest(f"prompts times n are {len(prompts) * params.n}, of at most {most}.", param="prompt")
+    most, count = face.config.max_queue_requests, len(prompts) * params.num_drawn
+    if count > most > 0:
+        raise BadRequest(f"prompts times n (or best_of) are {count}, of at most {most}.", param="prompt")
+    params = await _ruled(face, params, count)
     asked = []
     for index, prompt in enumerate(prompts):
         text = prompt if isinstance(prompt, str) else None
@@ -111,6 +120,7 @@ async def chat_request(face: Face, body: ChatBody, request_id: str) -> Generatio
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
+    params = await _ruled(face, params, params.num_drawn)
     prompt = await render(face, body, use_tools=body.tool_choice != "none")
     ids = await encode(face, prompt, add_special_tokens=False, param="messages")
     return _request(face, body, request_id, prompt, ids, params, grammar, "messages", most or 1)
@@ -159,12 +169,8 @@ async def encode(face: Face, text: str, add_special_tokens: bool = True, param: 
 def _check_completion(body: CompletionBody) -> None:
     if body.suffix:
         raise BadRequest("suffix is not supported: the model only continues text; leave it out.", param="suffix")
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise BadRequest(f"best_of is {body.best_of}; it may only equal n, so ask for n and choose.", param="best_of")
     if body.max_tokens == 0 and not body.echo:
         raise BadRequest("max_tokens is 0, which asks for nothing; use at least 1, or echo.", param="max_tokens")
-    if body.echo and body.stream and body.logprobs is not None:
-        raise BadRequest("echo with logprobs cannot be streamed; set stream to false.", param="stream")
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs cannot be streamed; set stream to false.", param="prompt_logprobs")
     _check_stream(body)
@@ -186,21 +192,45 @@ def _check_chat(body: ChatBody) -> None:
 def _check_stream(body: GenerationBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise BadRequest("stream_options needs stream to be true.", param="stream_options")
+    if body.stream and (body.best_of or 1) > (body.n or 1):
+        raise BadRequest(
+            "best_of chooses when all have ended, so it cannot be streamed; set stream to false.", param="best_of"
+        )
 
 
 def _params(
     body: GenerationBody, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
     """Raises InvalidRequest for a value out of range."""
-    named = (
-        *("n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-        *("frequency_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output"),
-        *("skip_special_tokens", "seed", "stop"),
-    )
-    given = {name: value for name in named if (value := getattr(body, name)) is not None}
+    if body.stop and body.detokenize is False:
+        raise BadRequest("stop needs detokenize to be true; use stop_token_ids.", param="stop")
+    given = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
+
+
+async def _ruled(face: Face, params: SamplingParams, completions: int) -> SamplingParams:
+    """With bad words as token ids, spelled in a thread. Raises BadRequest for more ids than are bearable."""
+    if any(isinstance(word, str) for word in params.bad_words or ()):
+        params = await asyncio.to_thread(with_spelled_words, params, face.tokenizer)
+    allowed, spelled = len(params.allowed_token_ids or ()), sum(map(len, params.bad_words or ()))
+    vocab_size = face.service.facts().vocab_size
+    if allowed > vocab_size:
+        message = f"allowed_token_ids has {allowed} ids, and the vocabulary {vocab_size}; name each once."
+        raise BadRequest(message, param="allowed_token_ids")
+    if spelled > MOST_SPELLED:
+        message = (
+            f"bad_words are {spelled} tokens, with and without a space before them; at most {MOST_SPELLED} may be."
+        )
+        raise BadRequest(message, param="bad_words")
+    if (allowed + spelled) * completions > MOST_SENT:
+        raise BadRequest(
+            f"allowed_token_ids and bad_words are {allowed + spelled} token ids for each of {completions} completions, "
+            f"and at most {MOST_SENT} in all; ask for fewer completions at once.",
+            param="allowed_token_ids" if allowed else "bad_words",
+        )
+    return params
 
 
 def _token_id(key: str) -> int:
