@@ -204,6 +204,7 @@ class ChatBody(TemplateBody, GenerationBody):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class TokenizeBody(Body):

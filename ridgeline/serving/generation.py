@@ -141,6 +141,8 @@ class Run:
         while going:
             await self._wait([ticket for ticket, _ in going])
             for ticket, completion in list(going):
+                if completion.output.finished:
+                    ticket.inbox.clear()  # came after a stop string was found
                 if ticket.inbox:
                     yield self._take(ticket, completion)
                 if ticket.failure is not None:

@@ -1,4 +1,4 @@
-"""Why a body is refused, in one sentence, and where in the body the reason is."""
+"""Why a body is refused, in one sentence, and where in the body the reason is; and what errors need to look at it."""
 
 from __future__ import annotations
 
@@ -41,3 +41,13 @@ def _words(error: ErrorDetails) -> str:
 def shortened(value: object) -> str:
     text = repr(value) if not isinstance(value, (dict, list)) or len(value) < 100 else f"{type(value).__name__}"
     return text if len(text) <= 80 else text[:80] + "…"
+
+
+def depth_above(value: object, most: int) -> bool:
+    """Whether lists and objects nest deeper; looks no deeper than it must."""
+    level, depth = [value], 0
+    while level and depth <= most:
+        inside = [each for each in level if isinstance(each, (dict, list))]
+        level = [item for each in inside for item in (each.values() if isinstance(each, dict) else each)]
+        depth += bool(inside)
+    return depth > most

@@ -7,11 +7,13 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ridgeline.serving.bodies import GenerationBody, StructuredOutputs
+from ridgeline.core.errors import InvalidRequest
+from ridgeline.serving.bodies import ChatBody, GenerationBody, StructuredOutputs
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.face import Face
 from ridgeline.serving.grammar import MOST_DEPTH, check
-from ridgeline.serving.refusals import shortened
+from ridgeline.serving.refusals import depth_above, shortened
+from ridgeline.serving.tools import calls_grammar
 from ridgeline.transport.messages import Grammar
 
 GRAMMAR_THREADS = ThreadPoolExecutor(2, "grammar-check")  # apart, so that slow grammars keep nobody's text waiting
@@ -19,20 +21,24 @@ GRAMMAR_THREADS = ThreadPoolExecutor(2, "grammar-check")  # apart, so that slow 
 
 async def grammar_of(face: Face, body: GenerationBody) -> Grammar | None:
     """What the output must be, proven to be usable. Raises BadRequest or InvalidRequest."""
-    grammar, param = _asked_grammar(body)
+    grammar, param = _asked_grammar(face, body)
     if grammar is None:
         return None
     timeout = face.config.grammar_timeout
     work = asyncio.get_running_loop().run_in_executor(GRAMMAR_THREADS, check, grammar)
     try:
         await asyncio.wait_for(work, timeout)
+    except InvalidRequest as error:
+        raise BadRequest(str(error), param=param) from None
     except TimeoutError:
         message = f"checking the grammar took longer than {timeout:g} s; make it simpler."
         raise BadRequest(message, param=param) from None
     return grammar
 
 
-def _asked_grammar(body: GenerationBody) -> tuple[Grammar | None, str]:
+def _asked_grammar(face: Face, body: GenerationBody) -> tuple[Grammar | None, str]:
+    if isinstance(body, ChatBody) and (calls := calls_grammar(body, face.tokenizer)) is not None:
+        return calls, "tools"
     form, structured = body.response_format, body.structured_outputs
     if structured is not None:
         if form is not None and form.type != "text":
@@ -75,16 +81,6 @@ def _schema(schema: dict[str, Any] | str, param: str) -> Grammar:
         raise BadRequest(f"the JSON schema is not JSON: {shortened(schema)}.", param=param) from None
     if not isinstance(value, dict):
         raise BadRequest(f"a JSON schema is an object, got {shortened(value)}.", param=param)
-    if _depth(value) > MOST_DEPTH:
+    if depth_above(value, MOST_DEPTH):
         raise BadRequest(f"the JSON schema is nested more than {MOST_DEPTH} deep; make it flatter.", param=param)
     return Grammar(kind="json", text=json.dumps(value))
-
-
-def _depth(value: object) -> int:
-    """Of nesting; looks no deeper than it must to refuse."""
-    level, depth = [value], 0
-    while level and depth <= MOST_DEPTH:
-        inside = [each for each in level if isinstance(each, (dict, list))]
-        level = [item for each in inside for item in (each.values() if isinstance(each, dict) else each)]
-        depth += bool(inside)
-    return depth

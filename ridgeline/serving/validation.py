@@ -177,11 +177,6 @@ def _check_completion(body: CompletionBody) -> None:
 def _check_chat(body: ChatBody) -> None:
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise BadRequest(
-            f"tool_choice may be none or auto, got {shortened(body.tool_choice)}: calls cannot be forced yet.",
-            param="tool_choice",
-        )
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs cannot be streamed; set stream to false.", param="prompt_logprobs")
     _check_stream(body)
