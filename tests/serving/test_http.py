@@ -115,6 +115,17 @@ def test_a_stop_string_ends_the_text_and_is_named(server: Server) -> None:
     assert server.wait_idle()
 
 
+def test_a_stream_ends_once_where_a_stop_string_ends_it(server: Server) -> None:
+    """Tokens that were under way when it was found are not told."""
+    for seed in range(12):
+        body = TEXT | {"prompt": PROMPTS[seed % 3], "max_tokens": 40, "seed": seed, "stop": ["\n", "e", "a"]}
+        chunks = [
+            json.loads(event) for event in events(post(server, "/v1/completions", json=body | {"stream": True}))[:-1]
+        ]
+        reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+        assert [reason for reason in reasons if reason] == [reasons[-1]]
+
+
 # ---- logprobs -----------------------------------------------------------------------------------------------------
 
 
