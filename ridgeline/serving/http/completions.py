@@ -104,7 +104,7 @@ class Completions:
     async def _stream(self, run: Run, prompt: int, write: Write, runs: list[Run]) -> None:
         told = [_Told() for _ in run.drawn]
         async with run:
-            async for piece in _once_scored(run):
+            async for piece in _once_scored(run) if run.asked.params.prompt_logprobs is not None else run:
                 choice = self._delta(run, piece, prompt, told[piece.output.index])
                 if choice is not None:
                     await self._write(write, choice, runs)
