@@ -1,16 +1,40 @@
-"""llama.cpp through llama-cpp-python; the model is a GGUF file. One request at a time: that is what its API offers."""
+"""llama.cpp through llama-cpp-python's C functions; the model is a GGUF file.
+
+The package's own class runs one request at a time. Here `parallel` requests share every call, as in llama.cpp's server:
+a call has the next token of each that runs, and of the prompts as many tokens as there is room for.
+"""
 
 from __future__ import annotations
 
+import ctypes
+from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ridgeline.bench.engines import LoadOptions
-from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.errors import InvalidConfig, RidgelineError
+
+CONTEXT = 4096  # tokens of a request, where nobody says
+
+
+@dataclass(eq=False)
+class _Request:
+    """pending: known tokens that have not run. kv_len: those that have. left: tokens to come."""
+
+    index: int
+    pending: list[int]
+    left: int
+    sequence: int = -1
+    kv_len: int = 0
 
 
 class LlamaCpp:
+    """extra: `parallel` (default 16) and fields of `llama_context_params`, n_threads among them."""
+
     def __init__(self, model: str, options: LoadOptions) -> None:
         try:
             import llama_cpp
@@ -19,24 +43,87 @@ class LlamaCpp:
         if Path(model).suffix != ".gguf" or not Path(model).is_file():
             raise InvalidConfig(f"llama.cpp reads a GGUF file, got {model!r}; give one with --peer-model FILE.gguf.")
         self.version: str = llama_cpp.__version__
-        self.llm = llama_cpp.Llama(
-            model_path=model,
-            n_ctx=options.max_model_len,  # 0: the model's own
-            n_gpu_layers=0 if options.device == "cpu" else -1,
-            verbose=False,
-            **options.extra,
-        )
         self.dtype = "gguf:" + Path(model).stem
+        self._c: Any = llama_cpp
+        self._parallel = int(options.extra.get("parallel", 16))
+        self._silence = llama_cpp.llama_log_callback(lambda *_: None)  # kept: C calls it
+        llama_cpp.llama_log_set(self._silence, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        asked = llama_cpp.llama_model_default_params()
+        asked.n_gpu_layers = 0 if options.device == "cpu" else 999
+        self._model = llama_cpp.llama_model_load_from_file(model.encode(), asked)
+        if not self._model:
+            raise RidgelineError(f"llama.cpp cannot load {model}.")
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = (options.max_model_len or CONTEXT) * self._parallel
+        params.n_seq_max = self._parallel
+        for name, value in options.extra.items():
+            if name != "parallel":
+                setattr(params, name, value)
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RidgelineError(f"llama.cpp cannot make a context of {params.n_ctx} tokens.")
+        self._width: int = llama_cpp.llama_n_batch(self._context)
+        self._batch = llama_cpp.llama_batch_init(self._width, 0, 1)
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], temperature: float) -> list[int]:
-        return [
-            sum(1 for _ in islice(self.llm.generate(list(p), temp=temperature), n))
-            for p, n in zip(prompts, max_tokens, strict=True)
-        ]
+        counts = [0] * len(prompts)
+        for index in self._run(prompts, max_tokens, temperature):
+            counts[index] += 1
+        return counts
 
     def stream(self, prompt: Sequence[int], max_tokens: int) -> Iterator[int]:
-        for count, _ in enumerate(islice(self.llm.generate(list(prompt), temp=0.0), max_tokens), start=1):
+        for count, _ in enumerate(self._run([prompt], [max_tokens], 0.0), start=1):
             yield count
 
     def close(self) -> None:
-        self.llm.close()
+        self._c.llama_batch_free(self._batch)
+        self._c.llama_free(self._context)
+        self._c.llama_model_free(self._model)
+
+    def _run(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], temperature: float) -> Iterator[int]:
+        """The number of a prompt, for each of its tokens."""
+        rng = np.random.default_rng(0)
+        memory = self._c.llama_get_memory(self._context)
+        self._c.llama_memory_clear(memory, True)
+        waiting = deque(_Request(i, list(p), n) for i, (p, n) in enumerate(zip(prompts, max_tokens, strict=True)))
+        running: list[_Request] = []
+        free = list(range(self._parallel))
+        while waiting or running:
+            while waiting and free:
+                waiting[0].sequence = free.pop()
+                running.append(waiting.popleft())
+            for request, row in self._step(running):
+                request.pending, request.left = [self._draw(row, temperature, rng)], request.left - 1
+                yield request.index
+                if not request.left:
+                    self._c.llama_memory_seq_rm(memory, request.sequence, -1, -1)
+                    free.append(request.sequence)
+                    running.remove(request)
+
+    def _step(self, running: Sequence[_Request]) -> list[tuple[_Request, int]]:
+        """One call. Returns whose next token is due, and in which row of the batch its logits are."""
+        batch, size, due = self._batch, 0, []
+        for request in sorted(running, key=lambda r: len(r.pending)):
+            now, request.pending = request.pending[: self._width - size], request.pending[self._width - size :]
+            for token in now:
+                batch.token[size], batch.pos[size] = token, request.kv_len
+                batch.n_seq_id[size], batch.seq_id[size][0] = 1, request.sequence
+                batch.logits[size] = False
+                request.kv_len += 1
+                size += 1
+            if now and not request.pending:
+                batch.logits[size - 1] = True
+                due.append((request, size - 1))
+        batch.n_tokens = size
+        if code := self._c.llama_decode(self._context, batch):
+            raise RidgelineError(f"llama.cpp failed with code {code} on a batch of {size} tokens.")
+        return due
+
+    def _draw(self, row: int, temperature: float, rng: np.random.Generator) -> int:
+        """By adding Gumbel noise, which draws from the softmax."""
+        logits_V = np.ctypeslib.as_array(self._c.llama_get_logits_ith(self._context, row), (self._vocab_size,))
+        if temperature:
+            logits_V = logits_V / temperature + rng.gumbel(size=self._vocab_size)
+        return int(logits_V.argmax())
