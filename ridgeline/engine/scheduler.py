@@ -210,7 +210,7 @@ class Scheduler:
 
     def _admit(self, draft: Draft) -> None:
         while draft.budget > 0 and self._num_seqs < self._pace.rows and (seq := self._waiting.head()):
-            room = self.cache.pool.free_pages, self.num_running
+            room = self.cache.pool.free_pages, self._num_seqs
             if seq.last_plan > self._retired or self._waiting.refused(seq, *room):
                 break
             if self._num_seqs + len(seq.members) > self._pace.rows:

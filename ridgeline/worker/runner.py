@@ -114,8 +114,8 @@ class Runner:
     def sample(self, forwarded: Forwarded, masks: Mapping[int, np.ndarray]) -> Sampled:
         """Draw a token for every sampling row and advance the slots."""
         plan, features, scores = forwarded.plan, forwarded.plan.rows.features, forwarded.scores
-        captured = forwarded.graph is not None and not masks and not plan.rows.guided
-        outcome = forwarded.graph.sample(features) if forwarded.graph is not None and captured else None
+        graph = None if masks or plan.rows.guided else forwarded.graph
+        outcome = graph.sample(features) if graph is not None else None
         if outcome is None:
             mask_RV = self._stack_masks(forwarded.inputs.num_rows, masks) if masks else None
             guides = self._guides(plan.rows, forwarded.inputs.num_rows) if plan.rows.guided else None

@@ -45,7 +45,7 @@ def guide(logits_NV: Tensor, row_G: Tensor, negative_G: Tensor, scale_G: Tensor)
     rows keep their logits.
     """
     c_GV, u_GV = _log_softmax(logits_NV[row_G]), _log_softmax(logits_NV[negative_G])
-    guided_GV = scale_G[:, None] * (c_GV - u_GV) + u_GV
+    guided_GV = torch.lerp(u_GV, c_GV, scale_G[:, None])  # for memory's sake: the formula, in one pass
     return logits_NV.float().index_copy(0, row_G, guided_GV[:, : logits_NV.shape[1]])
 
 
