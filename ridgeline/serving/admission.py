@@ -15,7 +15,7 @@ RETRY_AFTER = 1  # seconds
 @dataclass
 class Admission:
     """max_requests, max_tokens: open at once, running or waiting (0: no bound); of this face, so of N faces each gets
-    its share. A request's tokens are its prompt and all that it may write."""
+    its share. A request's tokens are its prompt and all that it may write, twice where it is guided."""
 
     max_requests: int = 0
     max_tokens: int = 0
@@ -27,18 +27,22 @@ class Admission:
         """Count them in, until `leave`. Raises Unavailable, Overloaded, or BadRequest for what could never be."""
         if self.draining:
             raise Unavailable("the server is shutting down; send the request to another.", retry_after=5)
-        tokens = sum(request.max_total_tokens for request in requests)
+        tokens = sum(request.cache_tokens for request in requests)
         for request in requests:
-            length = len(request.prompt_token_ids)
-            if length >= facts.max_model_len:
+            for param, prompt in (
+                ("prompt", request.prompt_token_ids),
+                ("negative_prompt", request.params.negative_prompt),
+            ):
+                if len(prompt or ()) >= facts.max_model_len:
+                    raise TooLong(
+                        f"the {param.replace('_', ' ')} has {len(prompt or ())} tokens and the context holds "
+                        f"{facts.max_model_len} including the output; shorten it.",
+                        param=param,
+                    )
+            if request.cache_tokens > facts.cache_tokens:
+                guided = ", of both prompts," if request.params.guidance_scale != 1 else ""
                 raise TooLong(
-                    f"the prompt has {length} tokens and the context holds {facts.max_model_len} including the output; "
-                    "shorten it.",
-                    param="prompt",
-                )
-            if request.max_total_tokens > facts.cache_tokens:
-                raise TooLong(
-                    f"prompt and max_tokens together are {request.max_total_tokens} tokens, and the KV cache holds "
+                    f"prompt and max_tokens together{guided} are {request.cache_tokens} tokens, and the KV cache holds "
                     f"{facts.cache_tokens}; lower max_tokens.",
                     param="max_tokens",
                 )

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from ridgeline.core.request import (
     MAX_BAD_WORDS,
+    MAX_GUIDANCE,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_N,
@@ -25,7 +26,7 @@ MOST_PARTS = 4096  # of a message's content
 MOST_TOOLS = 256
 MOST_DOCUMENTS = 4096
 MOST_CHOICES = 4096
-MOST_TOKENS = 1 << 20  # to detokenize, and of those allowed
+MOST_TOKENS = 1 << 20  # to detokenize, of those allowed, and of a negative prompt
 MOST_NAME = 256  # characters of a name or a salt
 
 
@@ -76,6 +77,7 @@ Object = dict[str, Any]
 Unit = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})]
 Share = Annotated[float, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": 1})]
 Penalty = Annotated[float, WithJsonSchema({"type": "number", "minimum": -2, "maximum": 2})]
+Scale = Annotated[float, WithJsonSchema({"type": "number", "minimum": -MAX_GUIDANCE, "maximum": MAX_GUIDANCE})]
 NotNegative = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0})]
 Positive = Annotated[float, WithJsonSchema({"type": "number", "exclusiveMinimum": 0})]
 Name = Annotated[str, Field(max_length=MOST_NAME)]
@@ -143,6 +145,10 @@ class GenerationBody(Body):
         None
     )
     bad_words: Annotated[list[BadText | BadIds], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None = None
+    guidance_scale: Scale | None = None
+    negative_prompt: (
+        str | Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MOST_TOKENS)] | None
+    ) = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Stop = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_IDS)] | None = None

@@ -114,7 +114,7 @@ class Run:
             for request, output in zip(requests, self.drawn, strict=True)
         ]
         service.admission.admit(requests, service.facts())
-        self._admitted = sum(request.max_total_tokens for request in requests)
+        self._admitted = sum(request.cache_tokens for request in requests)
         try:
             for index, request in enumerate(requests):
                 ticket = await service.client.submit(request, asked.grammar, name=asked.id, index=index)

@@ -52,6 +52,7 @@ SAMPLING = (
     *("n", "best_of", "temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "allowed_token_ids", "bad_words"),
     *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
+    *("guidance_scale", "negative_prompt"),
     *("skip_special_tokens", "detokenize", "prompt_logprobs_start", "seed"),
 )
 
@@ -204,7 +205,12 @@ def _params(
 
 
 async def _ruled(face: Face, params: SamplingParams, completions: int) -> SamplingParams:
-    """With bad words as token ids, spelled in a thread. Raises BadRequest for more ids than are bearable."""
+    """With texts as token ids, bad words spelled in a thread. Raises BadRequest for more ids than are bearable."""
+    if isinstance(params.negative_prompt, str):
+        negative = await encode(face, params.negative_prompt, param="negative_prompt")
+        if not negative:
+            raise BadRequest("the negative prompt is empty; give at least one token.", param="negative_prompt")
+        params = params.replace(negative_prompt=negative)
     if any(isinstance(word, str) for word in params.bad_words or ()):
         params = await asyncio.to_thread(with_spelled_words, params, face.tokenizer)
     allowed, spelled = len(params.allowed_token_ids or ()), sum(map(len, params.bad_words or ()))

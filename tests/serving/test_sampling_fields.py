@@ -76,6 +76,8 @@ def test_every_parameter_of_the_offline_api_is_a_field_of_each_face() -> None:
         GREEDY | {"allowed_token_ids": list(range(40, 400)), "bad_words": ["x"]},
         DRAWN | {"typical_p": 0.3},
         DRAWN | {"typical_p": 1e-6},
+        GREEDY | {"guidance_scale": 3.0, "negative_prompt": "import os"},
+        GREEDY | {"guidance_scale": 2.0},
     ],
     ids=lambda params: "-".join(params.keys() - DRAWN.keys()),
 )
@@ -162,6 +164,31 @@ def test_what_is_drawn_counts_against_the_queue(start_server: StartServer) -> No
             error = httpx.post(f"{small.url}/v1/{path}", json=asked, timeout=30).json()["error"]
             assert error["param"] in ("best_of", "prompt"), error
             assert "of at most 4" in error["message"] or "at most 4 completions" in error["message"]
+        assert small.wait_idle()
+
+
+def test_a_negative_prompt_may_be_ids_and_has_bounds(server: Server, served: GrpcServer, llm: LLM) -> None:
+    ids = llm.get_tokenizer().encode("import os")
+    want = offline(llm, **GREEDY, guidance_scale=3.0, negative_prompt=ids).outputs[0]
+    found = complete(server, **GREEDY, guidance_scale=3.0, negative_prompt=ids)["choices"][0]
+    assert found["text"] == want.text
+    asked = GREEDY | {"guidance_scale": 3.0, "negative_prompt_ids": pb.TokenIds(ids=ids)}
+    assert [i for each in generate(served, **asked) for i in each.piece.token_ids] == want.token_ids
+    for negative, scale in (([], 2), ("x", 1), ("x", 1000), ([10**6], 2), ([5] * 9000, 2), ("x " * 10**6, 2)):
+        body = {"prompt": PROMPT, "guidance_scale": scale, "negative_prompt": negative}
+        response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+        named = "guidance_scale" if scale == 1000 else "negative_prompt"
+        assert (response.status_code, response.json()["error"]["param"]) == (400, named), (negative, response.text)
+    assert server.wait_idle()
+
+
+def test_a_guided_request_holds_two_sequences(start_server: StartServer) -> None:
+    """Of 10 and 10 tokens here, each with an output of up to 30."""
+    body = {"prompt": list(range(5, 15)), "max_tokens": 30, "guidance_scale": 2.0, "negative_prompt": [7] * 10}
+    with start_server(max_queue_tokens=79) as small:
+        error = httpx.post(f"{small.url}/v1/completions", json=body, timeout=30).json()["error"]
+        assert "80 tokens" in error["message"] and error["param"] == "max_tokens", error
+        assert httpx.post(f"{small.url}/v1/completions", json=body | {"max_tokens": 29}, timeout=30).status_code == 200
         assert small.wait_idle()
 
 

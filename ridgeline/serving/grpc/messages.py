@@ -60,6 +60,10 @@ def _shared_fields(request: pb.GenerateRequest, model: str) -> dict[str, Any]:
     if "bad_word_ids" in fields:
         words = [_word(word) for word in fields.pop("bad_word_ids")]
         fields["bad_words"] = [*fields.get("bad_words", ()), *words]
+    if "negative_prompt_ids" in fields:
+        negative = fields.pop("negative_prompt_ids").ids
+        check_count(negative, MOST_TOKENS, "negative_prompt")
+        fields["negative_prompt"] = list(negative)
     if "logit_bias" in fields:  # JSON's keys are strings
         fields["logit_bias"] = {str(token_id): bias for token_id, bias in fields["logit_bias"].items()}
     for name in ("priority", "cache_salt"):
@@ -104,7 +108,7 @@ def _plain(message: Any) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    if isinstance(value, (str, int, float)):
+    if isinstance(value, (str, int, float, pb.TokenIds)):
         return value
     return dict(value) if hasattr(value, "items") else list(value)
 
