@@ -139,6 +139,7 @@ class IdealWorker:
             return StepResult(plan_id=plan.id, dropped=True)
         fault, self.fail_next = self.fail_next, None
         self._fold(plan)
+        self._copy(plan)
         self._check(plan)
         seeds = {self.slots[int(slot)].form.seed for slot in plan.rows.slots_R}
         if (fault or seeds & self.poison) and len(seeds) == 1:
@@ -171,6 +172,28 @@ class IdealWorker:
             else:
                 assert isinstance(delta, Release)
                 del self.slots[delta.slot]
+
+    def _copy(self, plan: StepPlan) -> None:
+        """One cell after another: whoever reads what another copy has overwritten is found out. A target that a block
+        table in use does not name, or two do, is a violation; what it then holds, its reader checks."""
+        cells = [
+            ((source + layer * self.layout.num_pages, i), (target + layer * self.layout.num_pages, i))
+            for group, sources, targets in plan.copies
+            for source, target in zip(sources, targets, strict=True)
+            for layer in range(len(self.layout.groups[group].layers))
+            for i in range(self.layout.block_size)
+        ]
+        sources, targets = {source for source, _ in cells}, [target for _, target in cells]
+        if sources & set(targets) or len(targets) != len(set(targets)):
+            raise Violation(f"plan {plan.id} copies onto what it reads, or twice onto the same block")
+        for group, _, ids in plan.copies:
+            held = [block for slot in self.slots.values() for block in set(slot.tables[group].values())]
+            if any(held.count(block) != 1 for block in ids):
+                raise Violation(f"plan {plan.id} copies onto blocks {ids}, which are not one request's own")
+        for source, target in cells:
+            self.memory.pop(target, None)
+            if source in self.memory:
+                self.memory[target] = self.memory[source]
 
     def _check(self, plan: StepPlan) -> None:
         rows = plan.rows

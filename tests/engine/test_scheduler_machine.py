@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 from hypothesis import strategies as st
@@ -236,8 +237,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         for g, block, node_hash in index.published():
             assert pool.is_cached(g, block)
             for layer in range(len(self.layout.groups[g].layers)):
-                cells = [self.worker.memory[block + layer * self.layout.num_pages, i] for i in range(size)]
-                assert chain_hash(index.get(node_hash).parent, [token for _, token, _ in cells]) == node_hash
+                cells = [self.worker.memory.get((block + layer * self.layout.num_pages, i)) for i in range(size)]
+                tokens = [token for _, token, _ in takewhile(bool, cells)]
+                node = index.get(node_hash)
+                lengths = [len(node.end)] if node.end else range(size + 1)
+                assert any(chain_hash(node.parent, tokens[:n]) == node_hash for n in lengths)
+                assert tuple(tokens[: len(node.end or ())]) == (node.end or ())
 
     def teardown(self) -> None:
         """Without newcomers everything ends within bounds, and nothing is left behind."""
