@@ -22,10 +22,10 @@ class Sequence:
     """Host state of one request. `tokens` holds what is known: the prompt and every accepted output token.
 
     blocks: per cache group, block ids from position 0. hashes: of its full blocks, as far as computed. published:
-    leading blocks the prefix index has been told of. source: per cache group the block whose first tokens it takes over,
-    held until its first plan copies it; empty if there is none. has_emitted: a token has come since it was admitted.
-    private: runs on without the prefix cache. last_plan: newest plan that may name it, kept when it leaves a slot: it
-    may not be planned again before that plan has retired, since a late token may still arrive.
+    leading blocks the prefix index has been told of. source: per cache group the block that its first plan will copy,
+    held until then; empty if there is none. has_emitted: a token has come since it was admitted. private: runs on
+    without the prefix cache. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be planned
+    again before that plan has retired, since a late token may still arrive.
     """
 
     __slots__ = (

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from os.path import commonprefix
-
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ridgeline.core.cache_spec import NULL_BLOCK
 from ridgeline.core.request import Request, SamplingParams
 from ridgeline.engine.cache.manager import CacheManager
-from ridgeline.engine.cache.prefix import PrefixIndex, chain_hash, root_hash
+from ridgeline.engine.cache.prefix import PrefixIndex, Tokens, chain_hash, root_hash
 from ridgeline.engine.sequence import Sequence
 from tests.engine.layouts import GROUPS, Groups, layout_of
 from tests.engine.profiles import machine_settings
@@ -21,8 +20,8 @@ Prefix = tuple[str, tuple[int, ...]]  # (salt, tokens)
 
 class CacheMachine(RuleBasedStateMachine):
     """Sequences come, run in chunks, publish, leave. The model notes the prefix each block was filled with: a block may
-    be found only under that salt and those tokens, and the longest hit is searched by trying every length. Where it ends
-    it may go on into a block that is copied, of which the model knows the tokens too."""
+    be found only under that salt and those tokens, and the longest hit is searched by trying every length. It may go on
+    into a block that is copied, of which the model knows the tokens too."""
 
     @initialize(groups=st.sampled_from(GROUPS), block_size=st.sampled_from([1, 2, 4]), extra=st.integers(0, 12))
     def start(self, groups, block_size, extra) -> None:
@@ -59,7 +58,8 @@ class CacheMachine(RuleBasedStateMachine):
         for owner, end in self.ends:
             whole = owner == salt and all((g, (salt, end)) in found for g in range(len(self.layout.groups)))
             if whole and len(end) <= start + self.size and end[:start] == tuple(tokens[:start]):
-                count = len(commonprefix([end, tuple(tokens[:limit])])) - start
+                same = [x == y for x, y in zip(end[start:], tokens[start:limit], strict=False)]
+                count = [*same, False].index(False)
                 fewest, most = max(fewest, count * bool(len(end) % self.size)), max(most, count)
         return fewest, most
 
@@ -211,6 +211,36 @@ def test_equal_content_is_kept_once_and_its_node_goes_with_the_last_block() -> N
     assert index.get(node) is not None
     index.drop(1, 7)
     assert (index.get(node), index.children(root), len(index)) == (None, frozenset(), 0)
+
+
+TOKENS = st.lists(st.integers(1, 3), min_size=1, max_size=6).map(tuple)
+
+
+@given(st.lists(st.tuples(TOKENS, st.booleans()), max_size=40), TOKENS)
+def test_the_nearest_end_is_the_one_that_agrees_longest(steps: list[tuple[Tokens, bool]], asked: Tokens) -> None:
+    """Added as the manager does, or dropped, in any order."""
+    index, parent = PrefixIndex(1), root_hash("")
+    ends: dict[Tokens, int] = {}
+    for block, (tokens, drops) in enumerate(steps):
+        covered = any(end[: len(tokens)] == tokens for end in ends)
+        assert index.is_covered(parent, tokens) == covered
+        if drops and tokens in ends:
+            index.drop(0, ends.pop(tokens))
+        elif not covered:
+            shorter = [end for end in ends if tokens[: len(end)] == end]
+            found = index.shorter_end(parent, tokens)
+            assert [found] == ([chain_hash(parent, end) for end in shorter] or [None])
+            for end in shorter:
+                index.drop(0, ends.pop(end))
+            index.publish(chain_hash(parent, tokens), parent, 0, block)
+            index.add_end(chain_hash(parent, tokens), tokens)
+            ends[tokens] = block
+    agreement = {end: [*(x == y for x, y in zip(end, asked, strict=False)), False].index(False) for end in ends}
+    count, node_hash = index.nearest_end(parent, asked)
+    assert count == max(agreement.values(), default=0)
+    if count:
+        assert count == next(agreed for end, agreed in agreement.items() if chain_hash(parent, end) == node_hash)
+    assert index.nearest_end(root_hash("other"), asked) == (0, None)
 
 
 def test_a_full_context_is_found_again_even_if_it_fills_the_pool() -> None:

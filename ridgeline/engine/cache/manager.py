@@ -44,7 +44,7 @@ class CacheManager:
     def admit(self, seq: Sequence, *, reserve_blocks: int) -> bool:
         """Give `seq` its prefix hit, if the rest of its known tokens would fit beside `reserve_blocks` spare ones.
 
-        The hit leaves at least one token to run (`Sequence.may_skip`). Sets blocks, source, published and cached_tokens.
+        The hit leaves at least one token to run (`Sequence.may_skip`). Sets blocks, source, published, cached_tokens.
         """
         num_known = len(seq.tokens)
         seq.has_emitted = False

@@ -48,7 +48,6 @@ class PagedCache:
                 views[layer] = units[:, 0], units[:, 1]
         return views
 
-
     def copy(self, copies: Sequence[CopyBlocks]) -> None:
         """Blocks onto others, in every layer of their group, all in one go."""
         num_pages, layers = self.layout.num_pages, [len(group.layers) for group in self.layout.groups]
