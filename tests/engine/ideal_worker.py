@@ -174,8 +174,7 @@ class IdealWorker:
                 del self.slots[delta.slot]
 
     def _copy(self, plan: StepPlan) -> None:
-        """One cell after another: whoever reads what another copy has overwritten is found out. A target that a block
-        table in use does not name, or two do, is a violation; what it then holds, its reader checks."""
+        """What a target then holds, its readers check. (More than one, if the plan's rows fill the block.)"""
         cells = [
             ((source + layer * self.layout.num_pages, i), (target + layer * self.layout.num_pages, i))
             for group, sources, targets in plan.copies
@@ -187,9 +186,8 @@ class IdealWorker:
         if sources & set(targets) or len(targets) != len(set(targets)):
             raise Violation(f"plan {plan.id} copies onto what it reads, or twice onto the same block")
         for group, _, ids in plan.copies:
-            held = [block for slot in self.slots.values() for block in set(slot.tables[group].values())]
-            if any(held.count(block) != 1 for block in ids):
-                raise Violation(f"plan {plan.id} copies onto blocks {ids}, which are not one request's own")
+            if not set(ids) <= {block for slot in self.slots.values() for block in slot.tables[group].values()}:
+                raise Violation(f"plan {plan.id} copies onto blocks {ids}, some of which no request has")
         for source, target in cells:
             self.memory.pop(target, None)
             if source in self.memory:
