@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ridgeline.core.cache_spec import NULL_BLOCK
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import Headroom
 from ridgeline.engine.engine import Engine
@@ -239,9 +240,47 @@ def test_tokens_that_the_caller_takes_back_are_not_taken_over() -> None:
     followed = make_request("b", (*PROMPT, *desk.got["a"]))
     desk.add(followed)
     desk.submit()
-    assert cached(desk, "b") == 12  # by then a full block
+    assert cached(desk, "b") == 12  # by then a full block, which is found by its hash alone
     desk.finish()
     assert desk.got["b"] == desk.alone(followed)
+    index = desk.scheduler.cache.index
+    assert len(list(index.published())) == len(index), "every block has one name"
+
+
+def test_what_a_preempted_request_has_not_written_again_is_not_taken_over() -> None:
+    desk = Desk(budget=4, block_size=16)
+    request = make_request("a", PROMPT, max_tokens=12)
+    desk.add(request)
+    for _ in range(5):
+        desk.submit(), desk.deliver()
+    [seq] = desk.scheduler._by_id.values()
+    desk.scheduler._preempt(seq)
+    desk.scheduler.cache.forget_all()
+    desk.submit(), desk.deliver()  # the first four tokens, once more
+    assert (cached(desk, "a"), len(desk.got["a"])) == (0, 3)
+    desk.scheduler.abort("a")
+    desk.add(follow := make_request("b", (*PROMPT, *desk.got["a"])))
+    desk.submit()
+    assert cached(desk, "b") == 0
+    desk.finish()
+    assert desk.got["b"] == desk.alone(follow)
+
+
+def test_a_block_that_a_window_has_passed_is_no_end() -> None:
+    """Plans in flight let go of it; the group of full attention still has its own."""
+    desk = Desk(groups=((None, 1), (2, 1)), block_size=2)
+    desk.add(request := make_request("a", PROMPT[:5], max_tokens=12))
+    desk.submit(), desk.deliver()
+    for _ in range(4):
+        desk.submit()
+    [seq] = desk.scheduler._by_id.values()
+    assert (seq.written, seq.blocks[0][2] == NULL_BLOCK, seq.blocks[1][2] == NULL_BLOCK) == (5, False, True)
+    desk.scheduler.abort("a")
+    desk.add(follow := make_request("b", (*PROMPT[:5], *desk.alone(request)[:3])))
+    desk.submit()
+    assert cached(desk, "b") == 4
+    desk.finish(depth=5)
+    assert desk.got["b"] == desk.alone(follow)
 
 
 @pytest.mark.parametrize("fault", ["early", "late"])

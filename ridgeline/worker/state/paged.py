@@ -19,6 +19,8 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers.attention import Attention
 from ridgeline.worker.upload import staging
 
+COPIED_AT_ONCE = 32 << 20  # bytes: what is read lies beside the cache until it is written
+
 
 class PagedCache:
     """The memory. Zeroed once, so that masked reads of unwritten places are finite.
@@ -49,7 +51,7 @@ class PagedCache:
         return views
 
     def copy(self, copies: Sequence[CopyBlocks]) -> None:
-        """Blocks onto others, in every layer of their group, all in one go."""
+        """Blocks onto others, in every layer of their group."""
         num_pages, layers = self.layout.num_pages, [len(group.layers) for group in self.layout.groups]
         places = [
             [block + layer * num_pages for copy in copies for layer in range(layers[copy.group]) for block in ids(copy)]
@@ -57,8 +59,9 @@ class PagedCache:
         ]
         staged = staging(2 * len(places[0]), self._memory.device)
         staged.numpy()[:] = [*places[0], *places[1]]
-        sources_N, targets_N = staged.to(self._memory.device, non_blocking=True).view(2, -1)
-        self._memory.index_copy_(0, targets_N.long(), self._memory.index_select(0, sources_N))
+        places_2N = staged.to(self._memory.device, non_blocking=True).long().view(2, -1)
+        for sources_N, targets_N in places_2N.split(max(1, COPIED_AT_ONCE // self.layout.unit_bytes), dim=1):
+            self._memory.index_copy_(0, targets_N, self._memory.index_select(0, sources_N))
 
 
 class PagedState:
