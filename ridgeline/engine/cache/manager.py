@@ -4,9 +4,9 @@ Every group follows one rule, given by its spec: a query at position p needs the
 says which blocks a window lets go, and where a prefix hit can resume: at n blocks, if the blocks from
 `first_needed(n * block_size)` to n are cached. Full attention is the case where the first needed position is 0.
 
-A hit goes on into a block of which only the first tokens are the same, or which is not full: the sequence gets a block
-of its own, and its first plan copies the other one into it (copy on write). What can be continued so are the blocks in
-which sequences, or their prompts, ended.
+A hit may go on into a block that is not full, or of which only the first tokens are the same: the sequence gets a
+block of its own, and its first plan copies the other one into it (copy on write). This is done with the index's ends:
+the blocks in which sequences, or their prompts, ended.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class CacheManager:
         hashes = self._hashes(seq, end)
         fresh: list[Hash] = []
         for n in range(seq.published, end):
-            parent = hashes[n - 1] if n else self._root(seq)  # in place: this loop is most of what publishing costs
+            parent = hashes[n - 1] if n else self._root(seq)
             for g, blocks in enumerate(seq.blocks):
                 if blocks[n] != NULL_BLOCK and self.index.publish(hashes[n], parent, g, blocks[n]):
                     self.pool.mark_cached(g, blocks[n])

@@ -12,7 +12,7 @@ block need not be full.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
@@ -51,7 +51,8 @@ class PrefixIndex:
         self._num_groups = num_groups
         self._nodes: dict[Hash, Node] = {}
         self._hash_of: list[dict[int, Hash]] = [{} for _ in range(num_groups)]
-        # Ends by parent, sorted. None begins another: the longer serves for both, and stands right behind the shorter
+        # Ends by parent, sorted. No end begins another, which would serve for both: so those that agree most with any
+        # tokens stand where these would
         self._ends: dict[Hash, list[tuple[Tokens, Hash]]] = {}
 
     def __len__(self) -> int:
@@ -106,12 +107,10 @@ class PrefixIndex:
         return ends[at - 1][1] if at and tokens[: len(ends[at - 1][0])] == ends[at - 1][0] else None
 
     def add_end(self, node_hash: Hash, tokens: Tokens) -> None:
-        """Make a node an end, if every group has its block. No other may begin with its tokens, or it with theirs."""
+        """Make a node an end. Every group has its block; no end begins with its tokens, nor it with theirs."""
         node = self._nodes[node_hash]
-        if node.end is None and None not in node.blocks:
-            node.end = tokens
-            ends = self._ends.setdefault(node.parent, [])
-            ends.insert(bisect_left(ends, (tokens,)), (tokens, node_hash))
+        node.end = tokens
+        insort(self._ends.setdefault(node.parent, []), (tokens, node_hash))
 
     def nearest_end(self, parent: Hash, tokens: Tokens) -> tuple[int, Hash | None]:
         """How many of these tokens after `parent` some end begins with, at most, and that end."""
