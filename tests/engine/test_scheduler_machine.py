@@ -134,6 +134,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.expected[request.id] = Expected(request, tokens, may_fail=poison or (masked and fault is not None))
         self.scheduler.add(request)
 
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data(), rest=st.lists(st.integers(1, 2), max_size=2), max_tokens=st.sampled_from([1, 4, 8]))
+    def go_on(self, data, rest, max_tokens) -> None:
+        """As the next turn of a conversation does, or a beam: from another request's tokens so far, or some of them."""
+        earlier = data.draw(st.sampled_from(list(self.expected.values())))
+        known = [*earlier.request.prompt_token_ids, *earlier.got][: MAX_LEN - 1 - len(rest) - max_tokens]
+        prompt = known[: data.draw(st.integers(1, len(known)))] + rest
+        salt, plain = earlier.request.cache_salt, {"fault": None, "faulty_at": 0, "scored": None, "poison": False}
+        self.add(prompt, max_tokens, 2, masked=False, salt=salt, priority=0, ignore_eos=True, **plain)
+
     @precondition(lambda self: any(e.ended is None for e in self.expected.values()))
     @rule(data=st.data())
     def abort(self, data) -> None:
