@@ -74,18 +74,19 @@ class CacheManager:
 
     def _longest_hit(self, seq: Sequence) -> int:
         """Largest number of leading blocks at which every group can resume."""
-        best = 0
+        best, size = 0, self.block_size
+        bounded = int(self.specs[0].window is None)  # full attention ends every hit where its own run from 0 ends
+        others = list(enumerate(self.specs))[bounded:]
         runs = [0] * len(self.specs)  # consecutive cached blocks of the group, ending here
-        end = seq.may_skip // self.block_size
+        end = seq.may_skip // size
         for n, node_hash in enumerate(self._hashes(seq, end)[:end], start=1):
             node = self.index.get(node_hash)
-            for g in range(len(self.specs)):
+            if bounded and (node is None or node.blocks[0] is None):
+                break
+            for g, _ in others:
                 runs[g] = runs[g] + 1 if node is not None and node.blocks[g] is not None else 0
-            needed = [n - spec.first_needed(n * self.block_size) // self.block_size for spec in self.specs]
-            if all(run >= need for run, need in zip(runs, needed, strict=True)):
+            if all(runs[g] >= n - spec.first_needed(n * size) // size for g, spec in others):
                 best = n
-            elif self.specs[0].window is None and runs[0] < n:
-                break  # full attention lost its thread: no longer hit exists
         return best
 
     def _hit_blocks(self, seq: Sequence, group: int, hit: int) -> list[int]:
