@@ -113,12 +113,14 @@ def _record(line: str, where: str) -> Record | None:
 
 @cache
 def host() -> Machine:
-    """What this machine says about itself, without torch."""
+    """What this machine says about itself; torch is not imported for it."""
     commit = _ask("git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD")
     changes = _ask("git", "-C", str(Path(__file__).parent), "status", "--porcelain", "--untracked-files=no")
     return Machine(
         driver=_ask("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0],
         cpu=_cpu(),
+        torch=_installed("torch"),
+        triton=_installed("triton"),
         python=platform.python_version(),
         commit=commit,
         dirty=bool(changes),
@@ -129,16 +131,7 @@ def host_with(device: torch.device, commit: str = "") -> Machine:
     """`host`, with what runs on a device of it. commit: of the code, where there is no checkout to ask."""
     import torch
 
-    try:
-        triton = metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        triton = ""
-    machine = replace(
-        host(),
-        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
-        torch=torch.__version__,
-        triton=triton,
-    )
+    machine = replace(host(), gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "")
     return replace(machine, commit=commit, dirty=False) if commit else machine
 
 
@@ -146,6 +139,14 @@ def host_with(device: torch.device, commit: str = "") -> Machine:
 def gpu() -> str:
     """The first GPU's name; "" where there is none."""
     return _ask("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").partition("\n")[0]
+
+
+def _installed(package: str) -> str:
+    """Its version; "" where it is missing."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _cpu() -> str:

@@ -233,7 +233,7 @@ class _Notes:
         from ridgeline.bench.results import append, gpu, host
         from ridgeline.bench.serving.show import records, start_record
 
-        machine = replace(host(), gpu=gpu() if self.local else "")
+        machine = replace(host(), gpu=gpu()) if self.local else replace(host(), torch="", triton="")
         if self.commit:
             machine = replace(machine, commit=self.commit, dirty=False)
         options = {**self.options, "server": curve.label}

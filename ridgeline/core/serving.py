@@ -21,7 +21,8 @@ class ServeConfig:
     together (0: any). stream_buffer: tokens that a reader may be behind. step_timeout: seconds without a finished
     step, while requests run, after which the server calls itself ill. max_body_bytes: of a request.
     grammar_timeout: seconds to compile one. ssl_keyfile, ssl_certfile: for HTTPS. allowed_origins: for browsers on
-    other hosts. chat_template: a file, instead of the model's own. otlp_endpoint: where traces go (OpenTelemetry,
+    other hosts. chat_template: a file, instead of the model's own. tool_call_parser: in which form the model writes
+    tool calls (hermes, or none for not to look for any). otlp_endpoint: where traces go (OpenTelemetry,
     gRPC). log_json: logs as JSON. access_log: a line for each request. request_breakdown: responses say where their
     time went. root_path: behind a proxy. engine: options of `LLMConfig`, as given.
     """
@@ -46,6 +47,7 @@ class ServeConfig:
     ssl_certfile: str | None = None
     allowed_origins: tuple[str, ...] = ()
     chat_template: str | None = None
+    tool_call_parser: str = "none"
     otlp_endpoint: str | None = None
     log_level: str = "info"
     log_json: bool = False
@@ -75,5 +77,7 @@ class ServeConfig:
                 raise InvalidConfig(f"there is no port {port}; the highest is 65535.")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise InvalidConfig("ssl_keyfile and ssl_certfile belong together; give both or none.")
+        if self.tool_call_parser not in ("none", "hermes"):
+            raise InvalidConfig(f"unknown tool_call_parser {self.tool_call_parser!r}; use hermes or none.")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise InvalidConfig(f"unknown log_level {self.log_level!r}; use debug, info, warning or error.")

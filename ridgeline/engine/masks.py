@@ -30,8 +30,11 @@ class TokenRules:
         self._always_V = np.full(vocab_size, params.allowed_token_ids is None)
         self._always_V[list(params.allowed_token_ids or ())] = True
         self._always_V[[word[0] for word in words if len(word) == 1]] = False
-        self._longer = [word for word in words if len(word) > 1]
-        begun = max(map(len, self._longer), default=1) - 1
+        self._longer: dict[int, list[tuple[int, ...]]] = {}  # by the token before the last
+        for word in words:
+            if len(word) > 1:
+                self._longer.setdefault(word[-2], []).append(word)
+        begun = max(map(len, words), default=1) - 1
         self._recent = deque(request.prompt_token_ids[-begun:] if begun else (), maxlen=begun)
 
     def accept(self, token_id: int) -> None:
@@ -43,7 +46,8 @@ class TokenRules:
         inner: TokenMask | None = self._inner
         found_V = self._always_V if inner is None else self._always_V & inner.allowed()
         recent = tuple(self._recent)
-        ends = [word[-1] for word in self._longer if recent[1 - len(word) :] == word[:-1]]
+        near = self._longer.get(recent[-1], ()) if recent else ()
+        ends = [word[-1] for word in near if recent[1 - len(word) :] == word[:-1]]
         if ends:
             found_V = found_V.copy()
             found_V[ends] = False

@@ -42,7 +42,7 @@ class Admission:
                     f"{facts.cache_tokens}; lower max_tokens.",
                     param="max_tokens",
                 )
-        self._check_alone(len(requests), tokens)
+        self._check_alone(requests, tokens)
         if self.max_requests and self.open_requests + len(requests) > self.max_requests:
             raise Overloaded(
                 f"{self.open_requests} requests are open, of at most {self.max_requests}; try again later.",
@@ -57,16 +57,19 @@ class Admission:
         self.open_requests += len(requests)
         self.open_tokens += tokens
 
-    def _check_alone(self, count: int, tokens: int) -> None:
+    def _check_alone(self, requests: Sequence[Request], tokens: int) -> None:
         """What would be too much for an idle server too: trying again is no help."""
+        count = len(requests)
+        name = "n" if requests[0].params.best_of is None else "best_of"
         if 0 < self.max_requests < count:
             raise BadRequest(
-                f"n is {count}, and at most {self.max_requests} completions may be open at once; lower n.", param="n"
+                f"{name} is {count}, and at most {self.max_requests} completions may be open at once; lower {name}.",
+                param=name,
             )
         if 0 < self.max_tokens < tokens:
             raise TooLong(
-                f"prompt and max_tokens, times n, are {tokens} tokens, and at most {self.max_tokens} may be open at "
-                "once; lower max_tokens.",
+                f"prompt and max_tokens, times {name}, are {tokens} tokens, and at most {self.max_tokens} may be open "
+                "at once; lower max_tokens.",
                 param="max_tokens",
             )
 

@@ -10,7 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from ridgeline.core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N, MAX_STOP_IDS
+from ridgeline.core.request import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_IDS,
+    MAX_STOP_LENGTH,
+)
 
 MOST_PROMPTS = 512  # of one completions request
 MOST_MESSAGES = 4096
@@ -18,7 +25,7 @@ MOST_PARTS = 4096  # of a message's content
 MOST_TOOLS = 256
 MOST_DOCUMENTS = 4096
 MOST_CHOICES = 4096
-MOST_TOKENS = 1 << 20  # to detokenize
+MOST_TOKENS = 1 << 20  # to detokenize, and of those allowed
 MOST_NAME = 256  # characters of a name or a salt
 
 
@@ -72,6 +79,8 @@ Penalty = Annotated[float, WithJsonSchema({"type": "number", "minimum": -2, "max
 NotNegative = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0})]
 Positive = Annotated[float, WithJsonSchema({"type": "number", "exclusiveMinimum": 0})]
 Name = Annotated[str, Field(max_length=MOST_NAME)]
+BadText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+BadIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_STOP_LENGTH)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
@@ -120,22 +129,30 @@ class GenerationBody(Body):
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     temperature: NotNegative | None = None
     top_p: Share | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Unit | None = None
+    typical_p: Share | None = None
     repetition_penalty: Positive | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_check_bias)] = None
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MOST_TOKENS)] | None = (
+        None
+    )
+    bad_words: Annotated[list[BadText | BadIds], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Stop = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    detokenize: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     prompt_logprobs: TopLogprobs | None = None
+    prompt_logprobs_start: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     return_token_ids: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Name | None = None
@@ -153,7 +170,6 @@ class CompletionBody(GenerationBody):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
-    best_of: int | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
 
@@ -188,6 +204,7 @@ class ChatBody(TemplateBody, GenerationBody):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class TokenizeBody(Body):

@@ -19,9 +19,9 @@ from ridgeline.transport.messages import Life
 def breakdown(run: Run) -> dict[str, Any]:
     """Of a request that this face ran; a completion that was given up has no figures."""
     completions = []
-    for output, ended in zip(run.result.outputs, run.endings, strict=True):
+    for index, (output, ended) in enumerate(zip(run.drawn, run.endings, strict=True)):
         known = figures(ended.stats, ended.device) if ended is not None else {}
-        ends = {"index": output.index, "finish_reason": output.finish_reason, "output_tokens": len(output.token_ids)}
+        ends = {"index": index, "finish_reason": output.finish_reason, "output_tokens": len(output.token_ids)}
         completions.append(known | ends)
     return {"id": run.asked.id, "prompt_tokens": len(run.asked.prompt_token_ids), "completions": completions}
 

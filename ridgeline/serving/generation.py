@@ -81,12 +81,13 @@ class Service:
 
 class Run:
     """One request under way: its completions, as an async iterator of pieces. arrived: on the monotonic clock.
-    trace_parent: headers that say which trace it is part of."""
+    trace_parent: headers that say which trace it is part of. drawn: all completions, as the engine counts them; in the
+    end `result` has those that `best_of` keeps."""
 
     def __init__(self, service: Service, asked: GenerationRequest, seed: int) -> None:
-        outputs = [CompletionOutput(index) for index in range(asked.params.n)]
         self.asked = asked
-        self.result = RequestOutput(asked.id, asked.prompt, asked.prompt_token_ids, outputs)
+        self.drawn = [CompletionOutput(index) for index in range(asked.params.num_drawn)]
+        self.result = RequestOutput(asked.id, asked.prompt, asked.prompt_token_ids, list(self.drawn))
         self._service, self._seed = service, seed
         self._tickets: list[Ticket] = []
         self._completions: list[Completion] = []
@@ -110,7 +111,7 @@ class Run:
         )
         self._completions = [
             Completion(request, output, self.result, service.tokenizer)
-            for request, output in zip(requests, self.result.outputs, strict=True)
+            for request, output in zip(requests, self.drawn, strict=True)
         ]
         service.admission.admit(requests, service.facts())
         self._admitted = sum(request.max_total_tokens for request in requests)
@@ -127,7 +128,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._service.client.cancel(ticket for ticket in self._tickets if ticket.ended is None)
-        for output in self.result.outputs:
+        for output in self.drawn:
             if not output.finished:
                 output.finish_reason = "abort"
         self._service.admission.leave(len(self._completions), self._admitted)
@@ -140,6 +141,8 @@ class Run:
         while going:
             await self._wait([ticket for ticket, _ in going])
             for ticket, completion in list(going):
+                if completion.output.finished:
+                    ticket.inbox.clear()  # came after a stop string was found
                 if ticket.inbox:
                     yield self._take(ticket, completion)
                 if ticket.failure is not None:
@@ -147,6 +150,7 @@ class Run:
                 if completion.output.finished and ticket.ended is not None:
                     completion.output.metrics = ticket.ended.stats
                     going.remove((ticket, completion))
+        self.result.keep_best(self.asked.params)
 
     async def finish(self) -> RequestOutput:
         """Run to the end, for who wants all at once."""
@@ -161,9 +165,23 @@ class Run:
 
     @property
     def endings(self) -> list[Ended | None]:
-        """What the engine told of each completion's end, as far as it has."""
+        """What the engine told of each drawn completion's end, as far as it has."""
         told = [ticket.ended for ticket in self._tickets]
-        return told + [None] * (len(self.result.outputs) - len(told))
+        return told + [None] * (len(self.drawn) - len(told))
+
+    def place(self, output: CompletionOutput) -> int:
+        """Where it stands among those drawn: its index says where it stands among those kept."""
+        return next(place for place, each in enumerate(self.drawn) if each is output)
+
+    @property
+    def drawn_tokens(self) -> int:
+        return sum(len(output.token_ids) for output in self.drawn)
+
+    @property
+    def scored(self) -> bool:
+        """Whether the prompt's logprobs are there, as far as they were asked for."""
+        length, start = len(self.asked.prompt_token_ids), self.asked.params.scored_from
+        return start is None or start >= length or len(self.result.prompt_logprobs or ()) == length
 
     @property
     def cached_tokens(self) -> int:
@@ -207,7 +225,7 @@ class Run:
 
     def _take_event(self, event: Event, completion: Completion) -> str:
         if event.finish_reason == "error":
-            raise _failure(event.error or "the engine ended this request with an error.")
+            raise self._failure(event.error or "the engine ended this request with an error.")
         return completion.take(
             TokenEvent(
                 completion.request.id,
@@ -219,9 +237,11 @@ class Run:
             )
         )
 
-
-def _failure(error: str) -> RequestFailed:
-    """A mask is made of the client's grammar, so its failure is the client's."""
-    if error.startswith(MASK_FAILED):
-        return BadRequest(error.removeprefix(MASK_FAILED + ": "), param="structured_outputs")
-    return EngineFailed(error)
+    def _failure(self, error: str) -> RequestFailed:
+        """A mask is made of what the client sent, so its failure is the client's."""
+        if not error.startswith(MASK_FAILED):
+            return EngineFailed(error)
+        if self.asked.grammar is not None:
+            return BadRequest(error.removeprefix(MASK_FAILED + ": "), param="structured_outputs")
+        param = "bad_words" if self.asked.params.allowed_token_ids is None else "allowed_token_ids"
+        return BadRequest("allowed_token_ids and bad_words leave no token to choose from; loosen them.", param=param)

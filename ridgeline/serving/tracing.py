@@ -74,7 +74,7 @@ def _describe(span: Span, run: Run, model: str) -> None:
             "gen_ai.response.id": run.asked.id,
             "gen_ai.response.finish_reasons": [output.finish_reason or "" for output in outputs],
             "gen_ai.usage.input_tokens": len(run.asked.prompt_token_ids),
-            "gen_ai.usage.output_tokens": sum(len(output.token_ids) for output in outputs),
+            "gen_ai.usage.output_tokens": run.drawn_tokens,
         }
     )
     if params.max_tokens is not None:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from ridgeline.core.request import SamplingParams
-from ridgeline.serving.bodies import ChatBody, CompletionBody, GenerationBody, StructuredOutputs, TemplateBody
+from ridgeline.serving.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.face import Face
 from ridgeline.serving.generation import GenerationRequest
-from ridgeline.serving.grammar import MOST_DEPTH, check
+from ridgeline.serving.refusals import refusal, shortened
+from ridgeline.serving.structure import grammar_of
+from ridgeline.text.requests import with_spelled_words
 from ridgeline.transport.messages import Grammar
 
 __all__ = ["ChatBody", "CompletionBody", "chat_request", "completion_requests", "parse"]
@@ -39,15 +39,21 @@ REFUSED = {
     "use_beam_search": "beam search is not supported; leave use_beam_search out.",
     "prompt_embeds": "prompt_embeds is not supported; send prompt.",
     "truncate_prompt_tokens": "truncate_prompt_tokens is not supported; shorten the prompt.",
-    "allowed_token_ids": "allowed_token_ids is not supported; use logit_bias or structured_outputs.",
-    "bad_words": "bad_words is not supported; use logit_bias.",
     "logits_processors": "logits_processors is not supported; leave it out.",
     **{
         f"guided_{kind}": f"guided_{kind} is not supported; use structured_outputs: {{{kind}: …}}."
         for kind in ("json", "regex", "choice", "grammar")
     },
 }
-GRAMMAR_THREADS = ThreadPoolExecutor(2, "grammar-check")  # apart, so that slow grammars keep nobody's text waiting
+MOST_SPELLED = 8192  # token ids of all bad words together
+MOST_SENT = 1 << 24  # token ids of rules, in all completions of a request: each takes its own to the engine
+# Fields that a body and SamplingParams have alike.
+SAMPLING = (
+    *("n", "best_of", "temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "allowed_token_ids", "bad_words"),
+    *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
+    *("skip_special_tokens", "detokenize", "prompt_logprobs_start", "seed"),
+)
 
 _Body = TypeVar("_Body", bound=BaseModel)
 
@@ -55,14 +61,14 @@ _Body = TypeVar("_Body", bound=BaseModel)
 def parse(model_class: type[_Body], data: Any) -> _Body:
     """Raises BadRequest that names the field, as OpenAI's errors do ("messages.0.role")."""
     if not isinstance(data, Mapping):
-        raise BadRequest(f"the body must be a JSON object, got {_short(data)}.")
+        raise BadRequest(f"the body must be a JSON object, got {shortened(data)}.")
     for name, sentence in REFUSED.items():
         if data.get(name):
             raise BadRequest(sentence, param=name)
     try:
         return model_class.model_validate(data)
     except ValidationError as error:
-        raise _refusal(error.errors(include_url=False), data) from None
+        raise refusal(error.errors(include_url=False), data) from None
 
 
 def check_model(face: Face, name: str | None) -> str:
@@ -71,7 +77,7 @@ def check_model(face: Face, name: str | None) -> str:
         return face.names[0]
     if name not in face.names:
         known = ", ".join(face.names)
-        raise ModelNotFound(f"the model {_short(name)} does not exist; this server has: {known}.", param="model")
+        raise ModelNotFound(f"the model {shortened(name)} does not exist; this server has: {known}.", param="model")
     return name
 
 
@@ -79,7 +85,7 @@ async def completion_requests(face: Face, body: CompletionBody, request_id: str)
     """One for each prompt. Raises RequestFailed or InvalidRequest."""
     check_model(face, body.model)
     _check_completion(body)
-    grammar = await _grammar(face, body)
+    grammar = await grammar_of(face, body)
     top = body.logprobs
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
     params = _params(
@@ -87,9 +93,10 @@ async def completion_requests(face: Face, body: CompletionBody, request_id: str)
     )
     one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
     prompts = [body.prompt] if one else body.prompt
-    if len(prompts) * params.n > face.config.max_queue_requests > 0:
-        most = face.config.max_queue_requests
-        raise BadRequest(f"prompts times n are {len(prompts) * params.n}, of at most {most}.", param="prompt")
+    most, count = face.config.max_queue_requests, len(prompts) * params.num_drawn
+    if count > most > 0:
+        raise BadRequest(f"prompts times n (or best_of) are {count}, of at most {most}.", param="prompt")
+    params = await _ruled(face, params, count)
     asked = []
     for index, prompt in enumerate(prompts):
         text = prompt if isinstance(prompt, str) else None
@@ -103,7 +110,7 @@ async def chat_request(face: Face, body: ChatBody, request_id: str) -> Generatio
     """Raises RequestFailed or InvalidRequest."""
     check_model(face, body.model)
     _check_chat(body)
-    grammar = await _grammar(face, body)
+    grammar = await grammar_of(face, body)
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = _params(
         body,
@@ -111,6 +118,7 @@ async def chat_request(face: Face, body: ChatBody, request_id: str) -> Generatio
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
+    params = await _ruled(face, params, params.num_drawn)
     prompt = await render(face, body, use_tools=body.tool_choice != "none")
     ids = await encode(face, prompt, add_special_tokens=False, param="messages")
     return _request(face, body, request_id, prompt, ids, params, grammar, "messages", most or 1)
@@ -159,12 +167,8 @@ async def encode(face: Face, text: str, add_special_tokens: bool = True, param: 
 def _check_completion(body: CompletionBody) -> None:
     if body.suffix:
         raise BadRequest("suffix is not supported: the model only continues text; leave it out.", param="suffix")
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise BadRequest(f"best_of is {body.best_of}; it may only equal n, so ask for n and choose.", param="best_of")
     if body.max_tokens == 0 and not body.echo:
         raise BadRequest("max_tokens is 0, which asks for nothing; use at least 1, or echo.", param="max_tokens")
-    if body.echo and body.stream and body.logprobs is not None:
-        raise BadRequest("echo with logprobs cannot be streamed; set stream to false.", param="stream")
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs cannot be streamed; set stream to false.", param="prompt_logprobs")
     _check_stream(body)
@@ -173,11 +177,6 @@ def _check_completion(body: CompletionBody) -> None:
 def _check_chat(body: ChatBody) -> None:
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise BadRequest(
-            f"tool_choice may be none or auto, got {_short(body.tool_choice)}: calls cannot be forced yet.",
-            param="tool_choice",
-        )
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs cannot be streamed; set stream to false.", param="prompt_logprobs")
     _check_stream(body)
@@ -186,26 +185,50 @@ def _check_chat(body: ChatBody) -> None:
 def _check_stream(body: GenerationBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise BadRequest("stream_options needs stream to be true.", param="stream_options")
+    if body.stream and (body.best_of or 1) > (body.n or 1):
+        raise BadRequest(
+            "best_of chooses when all have ended, so it cannot be streamed; set stream to false.", param="best_of"
+        )
 
 
 def _params(
     body: GenerationBody, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
     """Raises InvalidRequest for a value out of range."""
-    named = (
-        *("n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-        *("frequency_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output"),
-        *("skip_special_tokens", "seed", "stop"),
-    )
-    given = {name: value for name in named if (value := getattr(body, name)) is not None}
+    if body.stop and body.detokenize is False:
+        raise BadRequest("stop needs detokenize to be true; use stop_token_ids.", param="stop")
+    given = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
 
 
+async def _ruled(face: Face, params: SamplingParams, completions: int) -> SamplingParams:
+    """With bad words as token ids, spelled in a thread. Raises BadRequest for more ids than are bearable."""
+    if any(isinstance(word, str) for word in params.bad_words or ()):
+        params = await asyncio.to_thread(with_spelled_words, params, face.tokenizer)
+    allowed, spelled = len(params.allowed_token_ids or ()), sum(map(len, params.bad_words or ()))
+    vocab_size = face.service.facts().vocab_size
+    if allowed > vocab_size:
+        message = f"allowed_token_ids has {allowed} ids, and the vocabulary {vocab_size}; name each once."
+        raise BadRequest(message, param="allowed_token_ids")
+    if spelled > MOST_SPELLED:
+        message = (
+            f"bad_words are {spelled} tokens, with and without a space before them; at most {MOST_SPELLED} may be."
+        )
+        raise BadRequest(message, param="bad_words")
+    if (allowed + spelled) * completions > MOST_SENT:
+        raise BadRequest(
+            f"allowed_token_ids and bad_words are {allowed + spelled} token ids for each of {completions} completions, "
+            f"and at most {MOST_SENT} in all; ask for fewer completions at once.",
+            param="allowed_token_ids" if allowed else "bad_words",
+        )
+    return params
+
+
 def _token_id(key: str) -> int:
     if not (key.isascii() and key.isdigit() and len(key) <= 10):
-        raise BadRequest(f"logit_bias maps token ids to -100..100, got the key {_short(key)}.", param="logit_bias")
+        raise BadRequest(f"logit_bias maps token ids to -100..100, got the key {shortened(key)}.", param="logit_bias")
     return int(key)
 
 
@@ -265,119 +288,7 @@ def _plain_call(call: dict[str, Any], index: int) -> dict[str, Any]:
         arguments = json.loads(function["arguments"] or "{}")
     except (ValueError, RecursionError):
         raise BadRequest(
-            f"the arguments of a tool call must be JSON, got {_short(function['arguments'])}.",
+            f"the arguments of a tool call must be JSON, got {shortened(function['arguments'])}.",
             param=f"messages.{index}.tool_calls",
         ) from None
     return call | {"function": function | {"arguments": arguments}}
-
-
-# ---- structure ----------------------------------------------------------------------------------------------------
-
-
-async def _grammar(face: Face, body: GenerationBody) -> Grammar | None:
-    """What the output must be, proven to be usable. Raises BadRequest or InvalidRequest."""
-    grammar, param = _asked_grammar(body)
-    if grammar is None:
-        return None
-    timeout = face.config.grammar_timeout
-    work = asyncio.get_running_loop().run_in_executor(GRAMMAR_THREADS, check, grammar)
-    try:
-        await asyncio.wait_for(work, timeout)
-    except TimeoutError:
-        message = f"checking the grammar took longer than {timeout:g} s; make it simpler."
-        raise BadRequest(message, param=param) from None
-    return grammar
-
-
-def _asked_grammar(body: GenerationBody) -> tuple[Grammar | None, str]:
-    form, structured = body.response_format, body.structured_outputs
-    if structured is not None:
-        if form is not None and form.type != "text":
-            raise BadRequest("give either response_format or structured_outputs, not both.", param="structured_outputs")
-        return _structured(structured), "structured_outputs"
-    if form is None or form.type == "text":
-        return None, "response_format"
-    if form.type == "json_object":
-        return Grammar(kind="json", text=""), "response_format"
-    if form.json_schema is None:
-        raise BadRequest(
-            "a response_format of type json_schema needs json_schema.", param="response_format.json_schema"
-        )
-    return _schema(form.json_schema.schema_, "response_format.json_schema.schema"), "response_format"
-
-
-def _structured(asked: StructuredOutputs) -> Grammar:
-    given = [name for name in asked.model_fields_set if getattr(asked, name) not in (None, False)]
-    if len(given) != 1:
-        names = ", ".join(sorted(name.rstrip("_") for name in given)) or "none"
-        raise BadRequest(
-            f"structured_outputs takes exactly one of json, regex, choice and grammar, got {names}.",
-            param="structured_outputs",
-        )
-    if asked.json_object:
-        return Grammar(kind="json", text="")
-    if asked.json_ is not None:
-        return _schema(asked.json_, "structured_outputs.json")
-    if asked.choice is not None:
-        return Grammar(kind="choice", text=json.dumps(asked.choice))
-    if asked.regex is not None:
-        return Grammar(kind="regex", text=asked.regex)
-    return Grammar(kind="grammar", text=asked.grammar or "")
-
-
-def _schema(schema: dict[str, Any] | str, param: str) -> Grammar:
-    try:
-        value = json.loads(schema) if isinstance(schema, str) else schema
-    except (ValueError, RecursionError):
-        raise BadRequest(f"the JSON schema is not JSON: {_short(schema)}.", param=param) from None
-    if not isinstance(value, dict):
-        raise BadRequest(f"a JSON schema is an object, got {_short(value)}.", param=param)
-    if _depth(value) > MOST_DEPTH:
-        raise BadRequest(f"the JSON schema is nested more than {MOST_DEPTH} deep; make it flatter.", param=param)
-    return Grammar(kind="json", text=json.dumps(value))
-
-
-def _depth(value: object) -> int:
-    """Of nesting; looks no deeper than it must to refuse."""
-    level, depth = [value], 0
-    while level and depth <= MOST_DEPTH:
-        inside = [each for each in level if isinstance(each, (dict, list))]
-        level = [item for each in inside for item in (each.values() if isinstance(each, dict) else each)]
-        depth += bool(inside)
-    return depth
-
-
-# ---- errors -------------------------------------------------------------------------------------------------------
-
-
-def _refusal(errors: list[ErrorDetails], data: Mapping[str, Any]) -> BadRequest:
-    """The first error, in one sentence. A union's members each have one: told together."""
-    path = _path(errors[0], data)
-    same = [error for error in errors if _path(error, data) == path]
-    words = " or ".join(dict.fromkeys(_words(error) for error in same))
-    if errors[0]["type"] == "missing":
-        return BadRequest(f"{path} is required.", param=path)
-    return BadRequest(f"{path}: {words}, got {_short(same[0]['input'])}.", param=path)
-
-
-def _path(error: ErrorDetails, data: Any) -> str:
-    """Where in the body: pydantic's path without the names of union members, which the body does not have."""
-    parts: list[str] = []
-    for part in error["loc"]:
-        held = range(len(data)) if isinstance(data, list) else data if isinstance(data, Mapping) else ()
-        if part in held:
-            data = data[part]
-        elif error["type"] != "missing" or part != error["loc"][-1]:
-            continue
-        parts.append(str(part))
-    return ".".join(parts)
-
-
-def _words(error: ErrorDetails) -> str:
-    text = error["msg"].removeprefix("Value error, ")
-    return text[:1].lower() + text[1:]
-
-
-def _short(value: object) -> str:
-    text = repr(value) if not isinstance(value, (dict, list)) or len(value) < 100 else f"{type(value).__name__}"
-    return text if len(text) <= 80 else text[:80] + "…"

@@ -58,13 +58,16 @@ def make_requests(
 
 def with_spelled_words(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
     """`params` with the texts among `bad_words` as token ids, as they are spelled at the start of a text and after a
-    space."""
+    space. Spaces that a word begins with make no difference; other white space is part of it."""
     if tokenizer is None or not any(isinstance(word, str) for word in params.bad_words or ()):
         return params
     spelled: dict[tuple[int, ...], None] = {}
     for word in params.bad_words or ():
-        texts = (word.lstrip(), f" {word.lstrip()}") if isinstance(word, str) else ()
-        spellings = [tokenizer.encode(text, add_special_tokens=False) for text in texts] if texts else [word]
+        if isinstance(word, str):
+            bare = word.lstrip(" ") or word
+            spellings = [tokenizer.encode(text, add_special_tokens=False) for text in (bare, f" {bare}")]
+        else:
+            spellings = [word]
         spelled |= {tuple(map(int, spelling)): None for spelling in spellings if spelling}
     return params.replace(bad_words=[list(word) for word in spelled])
 

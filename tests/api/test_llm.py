@@ -9,6 +9,7 @@ import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.text.requests import with_spelled_words
 from tests import tiny_models
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -233,6 +234,14 @@ def test_a_text_and_its_continuation_are_scored_as_they_are_tokenized_together(l
     assert [score.token_ids for score in scores] == [whole[start:]] * 3
     assert [score.logprobs for score in scores] == [pytest.approx(scores[0].logprobs, abs=1e-5)] * 3
     assert found[0][1].token_ids == encode("the quick brown hens jump")[start:]
+
+
+def test_a_bad_word_may_be_white_space(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    for word, texts in (("\n", ["\n", " \n"]), ("  fox", ["fox", " fox"]), (" ", [" ", "  "])):
+        spelled = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        found = with_spelled_words(SamplingParams(bad_words=[word]), tokenizer).bad_words
+        assert found == [ids for i, ids in enumerate(spelled) if ids and ids not in spelled[:i]]
 
 
 def test_bad_words_as_text_come_neither_alone_nor_after_a_space(llm: LLM) -> None:

@@ -115,6 +115,17 @@ def test_a_stop_string_ends_the_text_and_is_named(server: Server) -> None:
     assert server.wait_idle()
 
 
+def test_a_stream_ends_once_where_a_stop_string_ends_it(server: Server) -> None:
+    """Tokens that were under way when it was found are not told."""
+    for seed in range(12):
+        body = TEXT | {"prompt": PROMPTS[seed % 3], "max_tokens": 40, "seed": seed, "stop": ["\n", "e", "a"]}
+        chunks = [
+            json.loads(event) for event in events(post(server, "/v1/completions", json=body | {"stream": True}))[:-1]
+        ]
+        reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+        assert [reason for reason in reasons if reason] == [reasons[-1]]
+
+
 # ---- logprobs -----------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +213,41 @@ def test_streamed_logprobs_are_the_whole_ones(server: Server, offline: dict[str,
     assert parts["tokens"] == whole.tokens
     assert parts["text_offset"] == whole.text_offset
     assert parts["token_logprobs"] == pytest.approx(whole.token_logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("extra", [{}, {"max_tokens": 0}, {"n": 3, "temperature": 1.0, "seed": 4}])
+@pytest.mark.parametrize(
+    "prompt", [PROMPTS[1], PROMPTS[1] * 120, [7], [7, 300, 41]], ids=["text", "long", "one", "ids"]
+)
+def test_a_streamed_echo_with_logprobs_joins_to_the_whole_one(
+    server: Server, prompt: Any, extra: dict[str, Any]
+) -> None:
+    asked = {"model": MODEL, "prompt": prompt, "max_tokens": 6, "temperature": 0, "logprobs": 2, "echo": True} | extra
+    whole = post(server, "/v1/completions", json=asked).json()["choices"]
+    joined: dict[int, dict[str, Any]] = {}
+    for event in events(post(server, "/v1/completions", json=asked | {"stream": True}))[:-1]:
+        [choice] = json.loads(event)["choices"]
+        found = joined.setdefault(choice["index"], choice)
+        if found is not choice:
+            assert found["finish_reason"] is None, "it had ended"
+            found["text"] += choice["text"]
+            found["finish_reason"] = choice["finish_reason"]
+            for name, values in choice["logprobs"].items():
+                found["logprobs"][name] += values
+        else:
+            echo = prompt if isinstance(prompt, str) else server.face.tokenizer.decode(prompt)
+            assert choice["text"].startswith(echo)
+            assert len(choice["logprobs"]["tokens"]) >= len(prompt if isinstance(prompt, list) else [""])
+    for choice in whole:
+        found = joined[choice["index"]]
+        for name in ("text", "finish_reason"):
+            assert found[name] == choice[name]
+        for name in ("tokens", "text_offset"):
+            assert found["logprobs"][name] == choice["logprobs"][name]
+        assert found["logprobs"]["token_logprobs"][0] is choice["logprobs"]["token_logprobs"][0] is None
+        told = found["logprobs"]["token_logprobs"][1:]
+        assert told == pytest.approx(choice["logprobs"]["token_logprobs"][1:], abs=2e-3)
+    assert len(joined) == len(whole)
 
 
 def test_prompt_logprobs_and_token_ids_in_vllms_form(server: Server, offline: dict[str, Any]) -> None:
@@ -298,7 +344,7 @@ def test_unknown_fields_are_ignored_and_those_that_would_change_the_answer_are_n
     harmless = {"user": "x", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "parallel_tool_calls": True}
     for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
         assert post(server, path, json=body | harmless | {"max_tokens": 1}).status_code == 200
-        for field in ("guided_json", "bad_words", "use_beam_search"):
+        for field in ("guided_json", "prompt_embeds", "use_beam_search"):
             error = post(server, path, json=body | {field: ["x"]}).json()["error"]
             assert error["param"] == field
 
@@ -518,7 +564,6 @@ TEXT = {"model": MODEL, "prompt": "hi"}
         ("chat/completions", CHAT | {"n": 1000}, 400, "n", None),
         ("chat/completions", CHAT | {"top_logprobs": 3}, 400, "top_logprobs", None),
         ("chat/completions", CHAT | {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", None),
-        ("chat/completions", CHAT | {"tools": [{}], "tool_choice": "required"}, 400, "tool_choice", None),
         ("chat/completions", CHAT | {"max_tokens": 4000}, 400, "messages", "context_length_exceeded"),
         ("chat/completions", CHAT | {"stream_options": {"include_usage": True}}, 400, "stream_options", None),
         ("chat/completions", CHAT | {"response_format": {"type": "xml"}}, 400, "response_format.type", None),
@@ -534,7 +579,24 @@ TEXT = {"model": MODEL, "prompt": "hi"}
         ("completions", TEXT | {"logprobs": 21}, 400, "logprobs", None),
         ("completions", TEXT | {"logprobs": True}, 400, "logprobs", None),
         ("completions", TEXT | {"max_tokens": 0}, 400, "max_tokens", None),
-        ("completions", TEXT | {"best_of": 4}, 400, "best_of", None),
+        ("completions", TEXT | {"best_of": 4, "stream": True}, 400, "best_of", None),
+        ("completions", TEXT | {"best_of": 1, "n": 2}, 400, "best_of", None),
+        ("completions", TEXT | {"best_of": 2, "temperature": 0}, 400, "best_of", None),
+        ("completions", TEXT | {"best_of": 1000}, 400, "best_of", None),
+        ("chat/completions", CHAT | {"best_of": 4, "stream": True}, 400, "best_of", None),
+        ("completions", TEXT | {"typical_p": 0.0}, 400, "typical_p", None),
+        ("completions", TEXT | {"allowed_token_ids": []}, 400, "allowed_token_ids", None),
+        ("completions", TEXT | {"allowed_token_ids": [10**6]}, 400, "allowed_token_ids", None),
+        ("completions", TEXT | {"allowed_token_ids": [7] * 10**5}, 400, "allowed_token_ids", None),
+        ("completions", TEXT | {"bad_words": "word"}, 400, "bad_words", None),
+        ("completions", TEXT | {"bad_words": [""]}, 400, "bad_words.0", None),
+        ("completions", TEXT | {"bad_words": ["x", 5]}, 400, "bad_words.1", None),
+        ("completions", TEXT | {"bad_words": [["x"]]}, 400, "bad_words.0", None),
+        ("completions", TEXT | {"bad_words": [[5, 10**6]]}, 400, "bad_words", None),
+        ("completions", TEXT | {"bad_words": ["x"] * 1025}, 400, "bad_words", None),
+        ("completions", TEXT | {"bad_words": [f"{i} " * 50 for i in range(500)]}, 400, "bad_words", None),
+        ("completions", TEXT | {"allowed_token_ids": [7], "bad_words": [[7]]}, 400, "allowed_token_ids", None),
+        ("chat/completions", CHAT | {"stop": "x", "detokenize": False}, 400, "stop", None),
         ("completions", TEXT | {"suffix": "end"}, 400, "suffix", None),
         ("completions", TEXT | {"logit_bias": {"x": 1}}, 400, "logit_bias", None),
         ("completions", TEXT | {"logit_bias": {"999999": 1}}, 400, "logit_bias", None),
@@ -576,6 +638,10 @@ MANY = 300_000
         (TEXT | {"stop_token_ids": ["a"] * MANY}, "stop_token_ids.0"),
         (TEXT | {"logit_bias": dict.fromkeys(map(str, range(MANY)), "x")}, "logit_bias"),
         (TEXT | {"stop": [1] * MANY}, "stop"),
+        (TEXT | {"allowed_token_ids": ["a"] * MANY}, "allowed_token_ids.0"),
+        (TEXT | {"bad_words": [5] * MANY}, "bad_words.0"),
+        (TEXT | {"bad_words": [["a"] * MANY]}, "bad_words.0"),
+        (TEXT | {"bad_words": [list(range(MANY))]}, "bad_words.0"),
         (TEXT | {"prompt": ["a", 1] * MANY}, "prompt"),
         (TEXT | {"structured_outputs": {"choice": [1] * MANY}}, "structured_outputs.choice.0"),
         (CHAT | {"messages": [{"role": "user", "content": [1] * MANY}]}, "messages.0.content"),

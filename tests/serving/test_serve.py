@@ -77,6 +77,7 @@ def wait_gone(*pids: int, seconds: float = 5.0) -> bool:
         ({"port": 99_999}, "99999"),
         ({"api_key": [""]}, "api_key must not be empty"),
         ({"log_level": "loud"}, "'loud'"),
+        ({"tool_call_parser": "json"}, "hermes or none"),
         ({"shutdown_timeout": float("nan")}, "shutdown_timeout"),
         ({"ssl_keyfile": "key.pem"}, "belong together"),
         ({"ssl_keyfile": "no.pem", "ssl_certfile": "no.pem", "port": 0}, "no.pem"),

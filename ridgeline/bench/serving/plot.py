@@ -120,11 +120,12 @@ def _svg(found: Sequence[Panel], title: str) -> str:
 
 def _panel(panel: Panel) -> Iterator[str]:
     places = [place for curve in panel.curves for place in curve.places]
-    right, low = max((a for a, _ in places), default=0.0) or 1.0, HEIGHT - BOTTOM
+    x_ticks, along = _linear([a for a, _ in places])
+    low = HEIGHT - BOTTOM
     ticks, height = (_logarithmic if panel.logarithmic else _linear)([b for _, b in places])
 
     def x(value: float) -> float:
-        return LEFT + (WIDTH - LEFT - 20) * value / right
+        return LEFT + (WIDTH - LEFT - 20) * along(value)
 
     def y(value: float) -> float:
         return low - (low - TOP) * height(value)
@@ -135,8 +136,8 @@ def _panel(panel: Panel) -> Iterator[str]:
     for value in ticks:
         yield f'<line class="tick" x1="{LEFT}" y1="{y(value):.1f}" x2="{WIDTH - 20}" y2="{y(value):.1f}"/>'
         yield f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{si(value) if value else 0}</text>'
-    for value in (0.0, right / 4, right / 2, 3 * right / 4, right):
-        yield f'<text x="{x(value):.1f}" y="{low + 16}" text-anchor="middle">{value:.3g}</text>'
+    for value in x_ticks:
+        yield f'<text x="{x(value):.1f}" y="{low + 16}" text-anchor="middle">{si(value) if value else 0}</text>'
     yield f'<text x="{(LEFT + WIDTH) / 2}" y="{low + 34}" text-anchor="middle">{panel.axis}</text>'
     for number, curve in enumerate(panel.curves):
         colour, dash = _colour(curve), DASHES[curve.dash]
@@ -150,12 +151,16 @@ def _panel(panel: Panel) -> Iterator[str]:
         yield f'<text x="{LEFT + 40}" y="{TOP + 14 + 15 * number}">{escape(curve.name)}</text>'
 
 
-Scale = tuple[Sequence[float], Callable[[float], float]]  # ticks, and from a value to its height between 0 and 1
+Scale = tuple[Sequence[float], Callable[[float], float]]  # ticks, and from a value to its place between 0 and 1
 
 
 def _linear(values: Sequence[float]) -> Scale:
+    """From zero in three to six round steps."""
     top = max(values, default=0.0) or 1.0
-    return (0.0, top / 2, top), lambda value: value / top
+    decade = 10.0 ** math.floor(math.log10(top))
+    step = next(s for s in (decade / 5, decade / 2, decade, 2 * decade) if math.ceil(top / s) <= 6)
+    count = math.ceil(top / step)
+    return [step * n for n in range(count + 1)], lambda value: value / (step * count)
 
 
 def _logarithmic(values: Sequence[float]) -> Scale:

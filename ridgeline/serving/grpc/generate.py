@@ -12,7 +12,7 @@ from grpc.aio import ServicerContext as Context
 from ridgeline.serving.bodies import ChatBody, CompletionBody, TokenizeChatBody
 from ridgeline.serving.errors import Aborted, BadRequest
 from ridgeline.serving.face import Face
-from ridgeline.serving.generation import GenerationRequest, Run
+from ridgeline.serving.generation import GenerationRequest, Piece, Run
 from ridgeline.serving.grpc.guard import SANE_ID, rename, request_id_of
 from ridgeline.serving.grpc.messages import (
     chat_fields,
@@ -43,7 +43,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         with_breakdown = request.breakdown or self._face.config.request_breakdown
         async with self._face.service.run(asked) as run:
             with self._running.known(run, context):
-                async for event in _events(run, with_breakdown):
+                events = _chosen if asked.params.num_drawn > asked.params.n else _events
+                async for event in events(run, with_breakdown):
                     event.request_id = name
                     yield event
 
@@ -127,6 +128,19 @@ async def _events(run: Run, with_breakdown: bool) -> AsyncIterator[pb.GenerateRe
         pass  # the client of the stream learns it as a finish reason
     for end in ends(over=True):
         yield end
+
+
+async def _chosen(run: Run, with_breakdown: bool) -> AsyncIterator[pb.GenerateResponse]:
+    """The same where best_of chooses: each completion that is kept is one piece, once all have ended."""
+    try:
+        await run.finish()
+        if run.asked.params.prompt_logprobs is not None:
+            yield pb.GenerateResponse(prompt_logprobs=prompt_message(run))
+    except Aborted:
+        run.result.keep_best(run.asked.params)
+    for output in run.result.outputs:
+        yield pb.GenerateResponse(piece=piece_message(Piece(output.text, output.token_ids, output), run))
+        yield pb.GenerateResponse(finish=finish_message(run, output, with_breakdown=with_breakdown))
 
 
 def _chosen_id(request: pb.GenerateRequest, context: Context) -> str:

@@ -26,8 +26,10 @@ from ridgeline.version import __version__
 
 INPUT, OUTPUT, VERSION = "text_input", "text_output", "1"
 # Parameters are scalars: the value of these, where it is text, is JSON.
-AS_JSON = frozenset({"stop_token_ids", "logit_bias", "structured_outputs", "response_format"})
-# Said by the protocol in other places; `timeout` is microseconds there, and the call's deadline says it better.
+AS_JSON = frozenset(
+    {"stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "response_format"}
+)
+# Said by the protocol in other places or, `timeout`, in another way.
 NOT_FIELDS = frozenset({"model", "prompt", "stream", "timeout"})
 MOST_AT_ONCE = 1024  # requests of one stream
 MOST_WAITING = 16  # responses that wait for a stream's reader
@@ -109,8 +111,10 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
         await responses.put(None)
 
     async def _pieces(self, request: pb.ModelInferRequest, context: Context) -> AsyncIterator[pb.ModelInferResponse]:
-        streams = parameters_of(request).get("stream", True)
-        async with self._face.service.run(await self._asked(request, context)) as run:
+        asked = await self._asked(request, context)
+        # What best_of chooses is one piece, once all have ended.
+        streams = parameters_of(request).get("stream", True) and asked.params.num_drawn == 1
+        async with self._face.service.run(asked) as run:
             with self._running.known(run, context):
                 async for piece in run:
                     if streams and piece.text:
@@ -122,7 +126,9 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
         for output in request.outputs:
             if output.name != OUTPUT:
                 raise BadRequest(f"there is no output {output.name[:200]!r}, only {OUTPUT}.", param="outputs")
-        fields = {name: value for name, value in parameters_of(request).items() if name not in NOT_FIELDS}
+        parameters = parameters_of(request)
+        timeout = timeout_of(parameters)
+        fields = {name: value for name, value in parameters.items() if name not in NOT_FIELDS}
         if fields.get("n", 1) != 1:
             raise BadRequest(
                 f"n must be 1, got {fields['n']!r}: {OUTPUT} holds one text; ridgeline.v1.Inference gives more.",
@@ -130,7 +136,7 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
             )
         fields |= {"model": request.model_name, "prompt": text_of(request)}
         [asked] = await completion_requests(self._face, parse(CompletionBody, fields), request_id_of(context))
-        return within(asked, timeout=None, context=context)
+        return within(asked, timeout=timeout, context=context)
 
     def _check_model(self, name: str, version: str) -> None:
         if not name:
@@ -152,6 +158,14 @@ def parameters_of(request: pb.ModelInferRequest) -> dict[str, Any]:
         value = getattr(parameter, kind)
         found[name] = _from_json(name, value) if name in AS_JSON and isinstance(value, str) else value
     return found
+
+
+def timeout_of(parameters: dict[str, Any]) -> float | None:
+    """In seconds; the protocol counts microseconds, and 0 is none."""
+    value = parameters.get("timeout", 0)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BadRequest(f"timeout must be a whole number of microseconds, got {str(value)[:80]!r}.", param="timeout")
+    return value / 1e6 or None
 
 
 def text_of(request: pb.ModelInferRequest) -> str:
@@ -193,7 +207,7 @@ def last_response(request: pb.ModelInferRequest, run: Run, text: str) -> pb.Mode
     response, output = text_response(request, text), run.result.outputs[0]
     response.parameters["finish_reason"].string_param = output.finish_reason or ""
     response.parameters["prompt_tokens"].int64_param = len(run.asked.prompt_token_ids)
-    response.parameters["completion_tokens"].int64_param = len(output.token_ids)
+    response.parameters["completion_tokens"].int64_param = run.drawn_tokens
     response.parameters["cached_tokens"].int64_param = run.cached_tokens
     response.parameters["triton_final_response"].bool_param = True
     return response

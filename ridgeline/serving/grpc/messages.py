@@ -9,6 +9,8 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict, SerializeToJsonError
 
+from ridgeline.core.request import MAX_BAD_WORDS, MAX_STOP_LENGTH
+from ridgeline.serving.bodies import MOST_TOKENS
 from ridgeline.serving.breakdown import breakdown
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.generation import Piece, Run
@@ -52,7 +54,12 @@ def check_count(ids: Any, most: int, param: str) -> None:
 
 
 def _shared_fields(request: pb.GenerateRequest, model: str) -> dict[str, Any]:
+    check_count(request.sampling.allowed_token_ids, MOST_TOKENS, "allowed_token_ids")
+    check_count(request.sampling.bad_word_ids, MAX_BAD_WORDS, "bad_words")
     fields = _plain(request.sampling) | {"model": model}
+    if "bad_word_ids" in fields:
+        words = [_word(word) for word in fields.pop("bad_word_ids")]
+        fields["bad_words"] = [*fields.get("bad_words", ()), *words]
     if "logit_bias" in fields:  # JSON's keys are strings
         fields["logit_bias"] = {str(token_id): bias for token_id, bias in fields["logit_bias"].items()}
     for name in ("priority", "cache_salt"):
@@ -61,6 +68,11 @@ def _shared_fields(request: pb.GenerateRequest, model: str) -> dict[str, Any]:
     if request.HasField("structured_outputs"):
         fields["structured_outputs"] = _structured(request.structured_outputs)
     return fields
+
+
+def _word(word: pb.TokenIds) -> list[int]:
+    check_count(word.ids, MAX_STOP_LENGTH, "bad_words")
+    return list(word.ids)
 
 
 def _structured(asked: pb.StructuredOutputs) -> dict[str, Any]:
@@ -128,17 +140,20 @@ def piece_message(piece: Piece, run: Run) -> pb.Piece:
 def prompt_message(run: Run) -> pb.PromptLogprobs:
     """Once the prompt's logprobs are there."""
     entries = [entry for entry in run.result.prompt_logprobs or () if entry is not None]
-    ids = run.asked.prompt_token_ids[1:]
+    ids = run.asked.prompt_token_ids[run.asked.params.scored_from :]
     return pb.PromptLogprobs(positions=_positions(ids, entries, run.asked.params.prompt_logprobs or 0))
 
 
 def finish_message(run: Run, output: CompletionOutput, *, with_breakdown: bool) -> pb.Finish:
     """A completion's end; one that did not end by itself was aborted."""
-    ended = run.endings[output.index]
+    place = run.place(output)
+    ended = run.endings[place]
+    kept = sum(len(each.token_ids) for each in run.result.outputs)
     usage = pb.Usage(
         prompt_tokens=len(run.asked.prompt_token_ids),
         completion_tokens=len(output.token_ids),
         cached_tokens=ended.stats.cached_tokens if ended is not None else 0,
+        discarded_tokens=run.drawn_tokens - kept if output.index == 0 else 0,
     )
     message = pb.Finish(index=output.index, reason=output.finish_reason or "abort", usage=usage)
     if isinstance(output.stop_reason, str):
@@ -146,7 +161,7 @@ def finish_message(run: Run, output: CompletionOutput, *, with_breakdown: bool) 
     elif output.stop_reason is not None:
         message.stop_token_id = output.stop_reason
     if with_breakdown and ended is not None:
-        message.breakdown.CopyFrom(_breakdown(breakdown(run)["completions"][output.index]))
+        message.breakdown.CopyFrom(_breakdown(breakdown(run)["completions"][place]))
     return message
 
 

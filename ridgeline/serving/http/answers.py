@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Logprobs = dict[str, dict[str, Any]]  # by token id: logprob, rank, decoded_token
 Finish = Literal["stop", "length"]
+ChatFinish = Literal["stop", "length", "tool_calls"]
 
 
 class Answer(BaseModel):
@@ -67,17 +68,29 @@ class ChatLogprobs(Answer):
     refusal: None
 
 
+class Function(Answer):
+    name: str
+    arguments: str = Field(description="JSON, as the model wrote it")
+
+
+class ToolCall(Answer):
+    id: str
+    type: Literal["function"]
+    function: Function
+
+
 class Message(Answer):
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="null where there are tool calls alone")
     refusal: None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(Answer):
     index: int
     message: Message
     logprobs: ChatLogprobs | None
-    finish_reason: Finish
+    finish_reason: ChatFinish
     stop_reason: int | str | None
     token_ids: list[int] | None = None
 
@@ -90,16 +103,31 @@ class Chat(Envelope):
     prompt_logprobs: list[Logprobs | None] | None = None
 
 
+class FunctionDelta(Answer):
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(Answer):
+    """id, type and name come with a call's first delta."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class Delta(Answer):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatDelta(Answer):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: Finish | None
+    finish_reason: ChatFinish | None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 

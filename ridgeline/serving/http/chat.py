@@ -14,9 +14,11 @@ from ridgeline.serving.bodies import ChatBody
 from ridgeline.serving.face import Face
 from ridgeline.serving.generation import GenerationRequest, Piece, Run
 from ridgeline.serving.http import answers, shapes
+from ridgeline.serving.http.calls import CallReader
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import json_response, read_body, request_id, while_connected
 from ridgeline.serving.http.sse import EventStream, Write
+from ridgeline.serving.tools import reads_calls
 from ridgeline.serving.validation import chat_request, check_model
 from ridgeline.text.outputs import CompletionOutput
 
@@ -46,6 +48,9 @@ class Chat:
         self._asked = asked
         self._model, self._created = check_model(face, body.model), int(time.time())
         self._told_logprobs = [0] * asked.params.n  # entries that have been sent, of each choice
+        most = 1 if body.parallel_tool_calls is False else None
+        reads = reads_calls(face.config, body)
+        self._calls = [CallReader(most) for _ in range(asked.params.num_drawn)] if reads else None
         self._breakdown = body.include_breakdown or face.config.request_breakdown
 
     async def whole(self) -> dict[str, Any]:
@@ -101,12 +106,14 @@ class Chat:
     def _delta(self, piece: Piece) -> dict[str, Any] | None:
         """A chunk's choice; None where there is nothing to say."""
         output, body = piece.output, self._body
-        reason = shapes.finish_reason(output)
-        if not (piece.text or reason or body.logprobs or (body.return_token_ids and piece.token_ids)):
+        content, calls = self._read(output, piece.text)
+        reason = self._reason(output)
+        if not (content or calls or reason or body.logprobs or (body.return_token_ids and piece.token_ids)):
             return None
+        delta = {"content": content} if content or not (calls or reason) else {}
         choice: dict[str, Any] = {
             "index": output.index,
-            "delta": {"content": piece.text} if piece.text or not reason else {},
+            "delta": delta | ({"tool_calls": calls} if calls else {}),
             "logprobs": self._new_logprobs(output),
             "finish_reason": reason,
         }
@@ -117,16 +124,31 @@ class Chat:
         return choice
 
     def _choice(self, output: CompletionOutput) -> dict[str, Any]:
+        content, calls = self._read(output, output.text)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message["content"] = content or None
+            message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
         choice: dict[str, Any] = {
             "index": output.index,
-            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "message": message,
             "logprobs": self._new_logprobs(output),
-            "finish_reason": shapes.finish_reason(output),
+            "finish_reason": self._reason(output),
             "stop_reason": output.stop_reason,
         }
         if self._body.return_token_ids:
             choice["token_ids"] = output.token_ids
         return choice
+
+    def _read(self, output: CompletionOutput, text: str) -> tuple[str, list[dict[str, Any]]]:
+        """Content and calls that a further piece of a choice's text tells."""
+        return (text, []) if self._calls is None else self._calls[output.index].read(text, ended=output.finished)
+
+    def _reason(self, output: CompletionOutput) -> str | None:
+        """A call that the client named itself is no news: as with OpenAI, its end is "stop"."""
+        reason = shapes.finish_reason(output)
+        called = self._calls is not None and self._calls[output.index].found
+        return "tool_calls" if called and reason == "stop" and not isinstance(self._body.tool_choice, dict) else reason
 
     def _new_logprobs(self, output: CompletionOutput) -> dict[str, Any] | None:
         """Of the tokens since the last call."""

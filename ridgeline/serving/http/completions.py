@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter
@@ -37,6 +38,29 @@ def router(face: Face) -> APIRouter:
         return json_response(await while_connected(request.receive, answer.whole()))
 
     return routes
+
+
+@dataclass
+class _Told:
+    """What a choice's chunks have said so far. entries: of logprobs. offset: of the next token in the text."""
+
+    begun: bool = False
+    entries: int = 0
+    offset: int = 0
+
+
+async def _once_scored(run: Run) -> AsyncIterator[Piece]:
+    """The run's pieces, held back until the prompt's logprobs are there: with several completions one may be ahead of
+    the one that reports them."""
+    held: dict[int, Piece] = {}  # one for each completion: its last one says that it has ended
+    async for piece in run:
+        before = held.get(piece.output.index, Piece("", [], piece.output))
+        merged = Piece(before.text + piece.text, before.token_ids + piece.token_ids, piece.output)
+        held[piece.output.index] = merged
+        if run.scored:
+            for each in held.values():
+                yield each
+            held.clear()
 
 
 class Completions:
@@ -78,27 +102,12 @@ class Completions:
             await run.finish()
 
     async def _stream(self, run: Run, prompt: int, write: Write, runs: list[Run]) -> None:
-        told = [0] * run.asked.params.n  # entries of logprobs that have been sent, of each choice
-        offsets = [0] * run.asked.params.n  # where the text of the next token begins
+        told = [_Told() for _ in run.drawn]
         async with run:
-            greeted: set[int] = set()
-            async for piece in run:
-                index = piece.output.index
-                first = index not in greeted
-                greeted.add(index)
-                choice = self._delta(run, piece, prompt, first)
-                if choice is None:
-                    continue
-                if piece.output.logprobs is not None:
-                    entries, start = piece.output.logprobs, told[index]
-                    ids = piece.output.token_ids[start : len(entries)]
-                    texts = shapes.token_texts(self._face.tokenizer, ids)
-                    choice["logprobs"] = shapes.completion_logprobs(
-                        ids, entries[start:], self._body.logprobs or 0, texts, offsets[index]
-                    )
-                    told[index] = len(entries)
-                    offsets[index] += sum(map(len, texts))
-                await self._write(write, choice, runs)
+            async for piece in _once_scored(run) if run.asked.params.prompt_logprobs is not None else run:
+                choice = self._delta(run, piece, prompt, told[piece.output.index])
+                if choice is not None:
+                    await self._write(write, choice, runs)
 
     def _write(self, write: Write, choice: dict[str, Any], runs: list[Run]) -> Awaitable[None]:
         chunk = self._envelope() | {"choices": [choice]}
@@ -107,8 +116,9 @@ class Completions:
             chunk["usage"] = self._usage(runs) if always else None
         return write(chunk)
 
-    def _delta(self, run: Run, piece: Piece, prompt: int, first: bool) -> dict[str, Any] | None:
-        output, body = piece.output, self._body
+    def _delta(self, run: Run, piece: Piece, prompt: int, told: _Told) -> dict[str, Any] | None:
+        """A chunk's choice; None where there is nothing to say."""
+        output, body, first = piece.output, self._body, not told.begun
         reason = self._reason(output)
         echo = self._prompt_text(run) if body.echo and first else ""
         text = "" if self._nothing_new else piece.text
@@ -117,6 +127,9 @@ class Completions:
         if not (text or echo or reason or with_tokens):
             return None
         choice = self._bare_choice(run, output, prompt, echo + text, reason)
+        if body.logprobs is not None:
+            choice["logprobs"] = self._new_logprobs(run, output, told)
+        told.begun = True
         if body.return_token_ids:
             choice["token_ids"] = token_ids
             if first:
@@ -130,7 +143,7 @@ class Completions:
             run, output, prompt, self._prompt_text(run) + text if body.echo else text, self._reason(output)
         )
         if body.logprobs is not None:
-            choice["logprobs"] = self._logprobs(run, output)
+            choice["logprobs"] = self._new_logprobs(run, output, _Told())
         if body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = shapes.prompt_logprobs(result, body.prompt_logprobs)
         if body.return_token_ids:
@@ -149,19 +162,22 @@ class Completions:
             "stop_reason": None if self._nothing_new else output.stop_reason,
         }
 
-    def _logprobs(self, run: Run, output: CompletionOutput) -> dict[str, Any]:
-        """Of the prompt, where it is echoed, and of what follows."""
-        ids, entries, start = list[int](), list[Any](), 0
-        if self._body.echo:
+    def _new_logprobs(self, run: Run, output: CompletionOutput, told: _Told) -> dict[str, Any]:
+        """Of what has not been told yet: first the prompt, where it is echoed, then what follows."""
+        ids, entries = list[int](), list[Any]()
+        if self._body.echo and not told.begun:
             ids += run.asked.prompt_token_ids
             entries += shapes.whole_prompt(run.result)
             # A token that the tokenizer put before the text has no place in it: offsets count from the text's start.
-            start = len(self._prompt_text(run)) - sum(map(len, shapes.token_texts(self._face.tokenizer, ids)))
-        if not self._nothing_new:
-            ids += output.token_ids
-            entries += output.logprobs or []
+            told.offset = len(self._prompt_text(run)) - sum(map(len, shapes.token_texts(self._face.tokenizer, ids)))
+        if not self._nothing_new and output.logprobs is not None:
+            start, told.entries = told.entries, len(output.logprobs)
+            ids += output.token_ids[start : told.entries]
+            entries += output.logprobs[start:]
         texts = shapes.token_texts(self._face.tokenizer, ids)
-        return shapes.completion_logprobs(ids, entries, self._body.logprobs or 0, texts, start)
+        found = shapes.completion_logprobs(ids, entries, self._body.logprobs or 0, texts, told.offset)
+        told.offset += sum(map(len, texts))
+        return found
 
     def _prompt_text(self, run: Run) -> str:
         asked = run.asked

@@ -40,7 +40,7 @@ class Usage:
 def usage_of(runs: Sequence[Run]) -> Usage:
     return Usage(
         prompt=sum(len(run.asked.prompt_token_ids) for run in runs),
-        completion=sum(len(output.token_ids) for run in runs for output in run.result.outputs),
+        completion=sum(run.drawn_tokens for run in runs),
         cached=sum(run.cached_tokens for run in runs),
     )
 

@@ -1,0 +1,53 @@
+"""Why a body is refused, in one sentence, and where in the body the reason is; and what errors need to look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from ridgeline.serving.errors import BadRequest
+
+
+def refusal(errors: list[ErrorDetails], data: Mapping[str, Any]) -> BadRequest:
+    """The first error, in one sentence. A union's members each have one: told together."""
+    path = _path(errors[0], data)
+    same = [error for error in errors if _path(error, data) == path]
+    words = " or ".join(dict.fromkeys(_words(error) for error in same))
+    if errors[0]["type"] == "missing":
+        return BadRequest(f"{path} is required.", param=path)
+    return BadRequest(f"{path}: {words}, got {shortened(same[0]['input'])}.", param=path)
+
+
+def _path(error: ErrorDetails, data: Any) -> str:
+    """Where in the body: pydantic's path without the names of union members, which the body does not have."""
+    parts: list[str] = []
+    for part in error["loc"]:
+        held = range(len(data)) if isinstance(data, list) else data if isinstance(data, Mapping) else ()
+        if part in held:
+            data = data[part]
+        elif error["type"] != "missing" or part != error["loc"][-1]:
+            continue
+        parts.append(str(part))
+    return ".".join(parts)
+
+
+def _words(error: ErrorDetails) -> str:
+    text = error["msg"].removeprefix("Value error, ")
+    return text[:1].lower() + text[1:]
+
+
+def shortened(value: object) -> str:
+    text = repr(value) if not isinstance(value, (dict, list)) or len(value) < 100 else f"{type(value).__name__}"
+    return text if len(text) <= 80 else text[:80] + "…"
+
+
+def depth_above(value: object, most: int) -> bool:
+    """Whether lists and objects nest deeper; looks no deeper than it must."""
+    level, depth = [value], 0
+    while level and depth <= most:
+        inside = [each for each in level if isinstance(each, (dict, list))]
+        level = [item for each in inside for item in (each.values() if isinstance(each, dict) else each)]
+        depth += bool(inside)
+    return depth > most

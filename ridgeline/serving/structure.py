@@ -1,0 +1,86 @@
+"""What a body says of its output's structure, as one grammar."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ridgeline.core.errors import InvalidRequest
+from ridgeline.serving.bodies import ChatBody, GenerationBody, StructuredOutputs
+from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.face import Face
+from ridgeline.serving.grammar import MOST_DEPTH, check
+from ridgeline.serving.refusals import depth_above, shortened
+from ridgeline.serving.tools import calls_grammar
+from ridgeline.transport.messages import Grammar
+
+GRAMMAR_THREADS = ThreadPoolExecutor(2, "grammar-check")  # apart, so that slow grammars keep nobody's text waiting
+
+
+async def grammar_of(face: Face, body: GenerationBody) -> Grammar | None:
+    """What the output must be, proven to be usable. Raises BadRequest or InvalidRequest."""
+    grammar, param = _asked_grammar(face, body)
+    if grammar is None:
+        return None
+    timeout = face.config.grammar_timeout
+    work = asyncio.get_running_loop().run_in_executor(GRAMMAR_THREADS, check, grammar)
+    try:
+        await asyncio.wait_for(work, timeout)
+    except InvalidRequest as error:
+        raise BadRequest(str(error), param=param) from None
+    except TimeoutError:
+        message = f"checking the grammar took longer than {timeout:g} s; make it simpler."
+        raise BadRequest(message, param=param) from None
+    return grammar
+
+
+def _asked_grammar(face: Face, body: GenerationBody) -> tuple[Grammar | None, str]:
+    if isinstance(body, ChatBody) and (calls := calls_grammar(body, face.tokenizer)) is not None:
+        return calls, "tools"
+    form, structured = body.response_format, body.structured_outputs
+    if structured is not None:
+        if form is not None and form.type != "text":
+            raise BadRequest("give either response_format or structured_outputs, not both.", param="structured_outputs")
+        return _structured(structured), "structured_outputs"
+    if form is None or form.type == "text":
+        return None, "response_format"
+    if form.type == "json_object":
+        return Grammar(kind="json", text=""), "response_format"
+    if form.json_schema is None:
+        raise BadRequest(
+            "a response_format of type json_schema needs json_schema.", param="response_format.json_schema"
+        )
+    return _schema(form.json_schema.schema_, "response_format.json_schema.schema"), "response_format"
+
+
+def _structured(asked: StructuredOutputs) -> Grammar:
+    given = [name for name in asked.model_fields_set if getattr(asked, name) not in (None, False)]
+    if len(given) != 1:
+        names = ", ".join(sorted(name.rstrip("_") for name in given)) or "none"
+        raise BadRequest(
+            f"structured_outputs takes exactly one of json, regex, choice and grammar, got {names}.",
+            param="structured_outputs",
+        )
+    if asked.json_object:
+        return Grammar(kind="json", text="")
+    if asked.json_ is not None:
+        return _schema(asked.json_, "structured_outputs.json")
+    if asked.choice is not None:
+        return Grammar(kind="choice", text=json.dumps(asked.choice))
+    if asked.regex is not None:
+        return Grammar(kind="regex", text=asked.regex)
+    return Grammar(kind="grammar", text=asked.grammar or "")
+
+
+def _schema(schema: dict[str, Any] | str, param: str) -> Grammar:
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+    except (ValueError, RecursionError):
+        raise BadRequest(f"the JSON schema is not JSON: {shortened(schema)}.", param=param) from None
+    if not isinstance(value, dict):
+        raise BadRequest(f"a JSON schema is an object, got {shortened(value)}.", param=param)
+    if depth_above(value, MOST_DEPTH):
+        raise BadRequest(f"the JSON schema is nested more than {MOST_DEPTH} deep; make it flatter.", param=param)
+    return Grammar(kind="json", text=json.dumps(value))

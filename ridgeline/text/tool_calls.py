@@ -1,0 +1,154 @@
+"""Tool calls in what a model writes, in the form that Hermes and Qwen models were taught:
+
+<tool_call>
+{"name": "weather", "arguments": {"city": "Oslo"}}
+</tool_call>
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+TAG = re.compile(f"{OPEN}|{CLOSE}")
+# Up to an object of arguments. No "<" may be in it, so that it never reaches beyond a tag.
+HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\<]|\\[^<])*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+
+
+@dataclass(frozen=True)
+class CallDelta:
+    """What is new of the index-th call. name: with its first delta. arguments: JSON text, to be joined."""
+
+    index: int
+    name: str | None = None
+    arguments: str = ""
+
+
+class HermesParser:
+    """Takes text in pieces, and gives out content (as str) and calls: joined, the same however the text was cut.
+
+    Arguments are passed on as the model writes them, as soon as the call's name is known and they prove to be an
+    object; what is written in another order or form waits for the end of the call. What is no call is content, tags
+    included. White space after a call is dropped.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._text = ""  # not given out yet
+        self._step: Callable[[list[str | CallDelta]], bool] = self._content
+        self._depth, self._quoted, self._escaped = 0, False, False  # where in the arguments
+
+    def push(self, text: str) -> list[str | CallDelta]:
+        self._text += text
+        found: list[str | CallDelta] = []
+        while self._step(found):
+            pass
+        return found
+
+    def finish(self) -> list[str | CallDelta]:
+        """The text has ended: what was held back, as it stands."""
+        step, rest = self._step, self._text
+        self._step, self._text = self._content, ""
+        if step == self._head:
+            return [self._whole(rest) or OPEN + rest]
+        return [rest] if rest and step == self._content else []
+
+    # Each reads what it can of the text, and says whether the next one may go on.
+
+    def _content(self, found: list[str | CallDelta]) -> bool:
+        content, tag, rest = self._text.partition(OPEN)
+        if not tag:
+            held = _begun(content, OPEN)
+            content, rest = content[: len(content) - held], content[len(content) - held :]
+        if content:
+            found.append(content)
+        self._text = rest
+        if tag:
+            self._step = self._head
+        return bool(tag)
+
+    def _head(self, found: list[str | CallDelta]) -> bool:
+        head = HEAD.match(self._text)
+        name = _value(head[1]) if head else None
+        if head and isinstance(name, str):
+            found.append(CallDelta(self.calls, name))
+            self._text = self._text[head.end() :]
+            self._depth, self._step = 0, self._arguments
+            return True
+        body, tag, rest = self._text.partition(CLOSE)
+        if not tag:
+            return False
+        call = self._whole(body)
+        found.append(call or OPEN + body + CLOSE)
+        self._text, self._step = rest, self._gap if call else self._content
+        return True
+
+    def _arguments(self, found: list[str | CallDelta]) -> bool:
+        end, complete = self._scan()
+        if end:
+            found.append(CallDelta(self.calls, arguments=self._text[:end]))
+            self._text = self._text[end:]
+        if complete:
+            self.calls += 1
+            self._step = self._tail
+        return complete
+
+    def _tail(self, found: list[str | CallDelta]) -> bool:
+        """From the end of the arguments to that of the call, or to the next where a model forgets it."""
+        tag = TAG.search(self._text)
+        if tag is None:
+            self._text = self._text[len(self._text) - max(_begun(self._text, OPEN), _begun(self._text, CLOSE)) :]
+            return False
+        self._text, self._step = self._text[tag.end() :], self._head if tag[0] == OPEN else self._gap
+        return True
+
+    def _gap(self, found: list[str | CallDelta]) -> bool:
+        self._text = self._text.lstrip()
+        if self._text:
+            self._step = self._content
+        return bool(self._text)
+
+    def _scan(self) -> tuple[int, bool]:
+        """How many characters belong to the arguments, and whether they end there. Outside of strings no JSON has a
+        "<": what is broken ends at the next tag at the latest."""
+        for place, char in enumerate(self._text):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped, self._quoted = char == "\\", char != '"'
+            elif char == '"':
+                self._quoted = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return place + 1, True
+            elif char == "<":
+                return place, True
+        return len(self._text), False
+
+    def _whole(self, body: str) -> CallDelta | None:
+        """A call that is written in full, in whatever order; None for what is none."""
+        value = _value(body)
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            return None
+        arguments = value.get("arguments", value.get("parameters", {}))
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        self.calls += 1
+        return CallDelta(self.calls - 1, value["name"], text)
+
+
+def _begun(text: str, tag: str) -> int:
+    """How many characters at the end of the text may be the beginning of the tag."""
+    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
