@@ -60,12 +60,13 @@ class CacheManager:
             + reserve_blocks
             for spec, blocks in zip(self.specs, seq.blocks, strict=True)
         ]
-        copied = self._begin_like_another(seq, hit, wanted) if self._shares(seq) else 0
-        if not copied and not self.pool.can_take(wanted):
+        if not self.pool.can_take(wanted):
             self.release(seq, 0)
             return False
         seq.published = hit
-        seq.cached_tokens = hit * self.block_size + copied
+        seq.cached_tokens = hit * self.block_size
+        if self._shares(seq):
+            self._begin_like_another(seq, wanted)
         if seq.preemptions == 0:  # later it finds what it wrote itself, which says nothing about prompts
             seq.prompt_hit = seq.cached_tokens
             self.queried_tokens += num_known
@@ -100,27 +101,27 @@ class CacheManager:
             blocks.append(block)
         return blocks
 
-    def _begin_like_another(self, seq: Sequence, hit: int, wanted: list[int]) -> int:
-        """Give `seq` a block to copy into, and its source, behind `hit` blocks; returns how many tokens that saves.
+    def _begin_like_another(self, seq: Sequence, wanted: PySequence[int]) -> None:
+        """Lengthen the hit by a block to copy into, and its source, if some end agrees with what follows.
 
-        0 if nothing begins like it there, or if source and `wanted` blocks would not both fit.
+        wanted: blocks per group that were promised to `seq`, and maybe to others. They must fit beside the source.
         """
-        size = self.block_size
+        size, hit = self.block_size, seq.published
         tokens = tuple(seq.tokens[hit * size : min(seq.may_skip, (hit + 1) * size - 1)])
         count, end = self.index.nearest_end(self._parent(seq, hit), tokens) if tokens else (0, None)
         node = self.index.get(end) if count and end is not None else None
         if node is None:
-            return 0
+            return
         seq.source = [block for block in node.blocks if block is not None]
         for g, block in enumerate(seq.source):
             self.pool.share(g, block)
         taken = self.pool.take([1] * len(self.specs)) if self.pool.can_take(wanted) else None
         if taken is None:
             self._release_source(seq, 0)
-            return 0
+            return
         for blocks, new in zip(seq.blocks, taken, strict=True):
             blocks += new
-        return count
+        seq.cached_tokens += count
 
     def copies(self, seqs: PySequence[Sequence], plan: int) -> tuple[CopyBlocks, ...]:
         """What `plan`, the first of these sequences, must copy. Later plans may overwrite the sources."""
