@@ -20,8 +20,11 @@ TRITON = {
 
 
 def requests() -> list:
-    sampled = {"temperature": 0.8, "top_p": 0.9, "seed": 5}
-    return [ask(name, ids, max_tokens=6, **(sampled if name == "d" else {})) for name, ids in PROMPTS.items()]
+    own: dict[str, dict] = {
+        "b": {"guidance_scale": 1.5, "negative_prompt": list(range(60, 70))},
+        "d": {"temperature": 0.8, "top_p": 0.9, "seed": 5},
+    }
+    return [ask(name, ids, max_tokens=6, **own.get(name, {})) for name, ids in PROMPTS.items()]
 
 
 def plain(folder: Path) -> dict[str, list[int]]:

@@ -53,6 +53,8 @@ SAMPLING_HELP = {
     "repetition_penalty": "Above 1 discourages tokens already seen.",
     "presence_penalty": "Subtracted once from tokens already written.",
     "frequency_penalty": "Subtracted per occurrence from tokens already written.",
+    "guidance_scale": "Above 1 leads away from the negative prompt (two sequences run for every completion).",
+    "negative_prompt": "Text that guidance leads away from (default: the prompt's last token).",
     "max_tokens": "Longest output, in tokens.",
     "min_tokens": "Shortest output, in tokens.",
     "ignore_eos": "Go on past the end-of-sequence token.",

@@ -40,6 +40,7 @@ class Feature(IntFlag):
     PROMPT_LOGPROBS = 64
     MASK = 128  # waits for token masks
     TYPICAL = 256  # typical-p among the filters
+    GUIDANCE = 512  # some rows' scores are made of two rows' (`Rows.guided`)
 
 
 class PrefixGroup(NamedTuple):
@@ -52,6 +53,15 @@ class PrefixGroup(NamedTuple):
     tokens: int
 
 
+class Guided(NamedTuple):
+    """Two rows that take the same token: it is drawn as `row` draws, from scale * (its log-probabilities - those of
+    row `negative`) + those of row `negative`."""
+
+    row: int
+    negative: int
+    scale: float
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of a plan, a struct of arrays. While the set does not change, plans share one object (`is`), so a
@@ -59,7 +69,8 @@ class Rows:
 
     num_tokens_R: tokens to run at most. num_logits_R: trailing positions whose logits are sampled (0: a chunk that
     does not reach the end of what is known; 1: emits a token). prefixes: rows that share blocks, each in one group at
-    most; a hint to read them together, and there may be more.
+    most; a hint to read them together, and there may be more. guided: of the rows that sample, those that do it in
+    pairs.
     """
 
     slots_R: np.ndarray
@@ -69,6 +80,7 @@ class Rows:
     features: Feature
     num_logprobs: int
     prefixes: tuple[PrefixGroup, ...] = ()
+    guided: tuple[Guided, ...] = ()
 
     def __len__(self) -> int:
         return len(self.slots_R)
@@ -225,4 +237,6 @@ def features_of(params: SamplingParams, *, masked: bool) -> Feature:
         features |= Feature.LOGPROBS
     if params.prompt_logprobs is not None:
         features |= Feature.PROMPT_LOGPROBS
+    if params.guidance_scale != 1:
+        features |= Feature.GUIDANCE
     return features

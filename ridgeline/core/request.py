@@ -20,6 +20,7 @@ FLOAT32_TINY, FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.
 MAX_STOP_IDS = 64  # width of the stop table on the device, the model's own EOS ids included
 MAX_LOGIT_BIAS = 1024  # width of the bias table on the device
 MAX_BAD_WORDS = 1024
+MAX_GUIDANCE = 100.0
 MASK_FAILED = "the token mask failed"  # begins the error of a request whose own mask ended it
 
 
@@ -38,6 +39,12 @@ class SamplingParams:
     output token (0: the chosen one alone); prompt_logprobs the same for the prompt, from its token
     prompt_logprobs_start on (what lies before it may come from the cache). seed: same seed, same tokens, whatever
     else runs in the batch.
+
+    guidance_scale: classifier-free guidance (Sanchez et al., arXiv 2306.17806), off at 1. Before everything else the
+    log-probabilities c of the next token become scale * (c - u) + u, where u are those after negative_prompt (a text,
+    or token ids; without one the prompt's last token) and the same output: above 1 leads away from the negative
+    prompt, 0 follows it alone. Logprobs reported are those of the guided scores, the prompt's own are plain. It takes
+    the cache and the time of two requests.
     """
 
     n: int = 1
@@ -65,6 +72,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
     seed: int | None = None
+    guidance_scale: float = 1.0
+    negative_prompt: list[int] | str | None = None
 
     def __post_init__(self) -> None:
         self._number("temperature", 0.0, FLOAT32_MAX)
@@ -74,6 +83,7 @@ class SamplingParams:
         self._number("repetition_penalty", FLOAT32_TINY, FLOAT32_MAX)
         self._number("presence_penalty", -2.0, 2.0)
         self._number("frequency_penalty", -2.0, 2.0)
+        self._number("guidance_scale", -MAX_GUIDANCE, MAX_GUIDANCE)
         self._integer("n", 1, MAX_N)
         self._integer("best_of", 1, MAX_N, optional=True)
         self._integer("top_k", -1, 2**31 - 1)
@@ -99,6 +109,7 @@ class SamplingParams:
         self._check_logit_bias()
         self._check_allowed()
         self._check_bad_words()
+        self._check_negative_prompt()
 
     @property
     def max_logprobs(self) -> int:
@@ -156,6 +167,17 @@ class SamplingParams:
                 "bad_words",
                 f"bad_words takes at most {MAX_BAD_WORDS} texts or lists of token ids, got {_shortened(words)}",
             )
+
+    def _check_negative_prompt(self) -> None:
+        prompt = self.negative_prompt
+        if prompt is None:
+            return
+        if not isinstance(prompt, str) and not (isinstance(prompt, (list, tuple)) and prompt and _are_ids(prompt)):
+            self._fail(
+                "negative_prompt", f"negative_prompt takes a text or a list of token ids, got {_shortened(prompt)}"
+            )
+        if self.guidance_scale == 1:
+            self._fail("negative_prompt", "negative_prompt does nothing at guidance_scale 1; give another scale")
 
     def _check_logit_bias(self) -> None:
         bias: object = {} if self.logit_bias is None else self.logit_bias
@@ -244,6 +266,23 @@ class Request:
     def all_stop_ids(self) -> frozenset[int]:
         """Ids that end the request, and that min_tokens masks."""
         return self.stop_ids if self.params.ignore_eos else self.stop_ids | self.eos_ids
+
+    def companion(self) -> Request | None:
+        """What guidance compares a guided request with: the same output after the negative prompt. None for others.
+
+        The output is this request's, so seed and mask do not matter, and only this one reports logprobs.
+        """
+        if self.params.guidance_scale == 1:
+            return None
+        negative = tuple(map(int, self.params.negative_prompt or self.prompt_token_ids[-1:]))
+        return dataclasses.replace(
+            self,
+            id=f"{self.id} (negative prompt)",
+            prompt_token_ids=negative,
+            params=self.params.replace(guidance_scale=1.0, negative_prompt=None, logprobs=None, prompt_logprobs=None),
+            max_total_tokens=self.max_total_tokens - len(self.prompt_token_ids) + len(negative),
+            token_mask=None,
+        )
 
 
 class TokenLogprobs(NamedTuple):

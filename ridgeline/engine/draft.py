@@ -8,20 +8,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ridgeline.core.plan import Feature, Rows, Span, StepPlan
+from ridgeline.core.plan import Feature, Guided, Rows, Span, StepPlan
 from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
 
 
 def build_rows(seqs: list[Sequence], num_tokens: list[int], num_logits: list[int]) -> Rows:
-    """Rows of running sequences, as a struct of arrays."""
+    """Rows of running sequences, as a struct of arrays. A guided request's two sample together or not at all."""
+    features = Feature(reduce(or_, {seq.features for seq in seqs}, 0))
     return Rows(
         slots_R=np.array([seq.slot for seq in seqs], np.int32),
         generations_R=np.array([seq.generation for seq in seqs], np.int32),
         num_tokens_R=np.array(num_tokens, np.int32),
         num_logits_R=np.array(num_logits, np.int32),
-        features=Feature(reduce(or_, {seq.features for seq in seqs}, 0)),
+        features=features,
         num_logprobs=max([seq.num_logprobs for seq in seqs], default=0),
+        guided=_guided(seqs, num_logits) if features & Feature.GUIDANCE else (),
+    )
+
+
+def _guided(seqs: list[Sequence], num_logits: list[int]) -> tuple[Guided, ...]:
+    row_of = {seq: row for row, seq in enumerate(seqs)}
+    return tuple(
+        Guided(row, row_of[seq.companion], seq.request.params.guidance_scale)
+        for row, seq in enumerate(seqs)
+        if seq.companion is not None and num_logits[row]
     )
 
 
@@ -93,6 +104,7 @@ def _concatenate(a: Rows, b: Rows) -> Rows:
         features=a.features | b.features,
         num_logprobs=max(a.num_logprobs, b.num_logprobs),
         prefixes=a.prefixes,  # the standing rows come first; no others have any
+        guided=a.guided + tuple(Guided(row + len(a), by + len(a), scale) for row, by, scale in b.guided),
     )
 
 

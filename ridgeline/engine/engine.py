@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -127,27 +127,48 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raises InvalidRequest, in one sentence, for a request that could never run."""
-        prompt, limit, vocab_size = request.prompt_token_ids, self.config.max_model_len, self._vocab_size
+        self._check_prompt(request.prompt_token_ids, "prompt")
+        companion = request.companion()
+        members = [request] if companion is None else [request, companion]
+        if companion is not None:
+            self._check_prompt(companion.prompt_token_ids, "negative_prompt")
+            if min(self.config.max_num_seqs, self.config.max_num_batched_tokens) < 2:
+                raise InvalidRequest(
+                    "a request with guidance_scale runs as two sequences at once; it needs max_num_seqs and "
+                    "max_num_batched_tokens of at least 2.",
+                    param="guidance_scale",
+                )
+        limit, max_chunk = self.config.max_model_len, self.config.max_num_batched_tokens
+        for member in members:
+            length, total = len(member.prompt_token_ids), member.max_total_tokens
+            if not length < total <= limit:
+                name = "prompt" if member is request else "negative prompt"
+                raise InvalidRequest(
+                    f"max_total_tokens is {total}; it must exceed the {name}'s {length} tokens and stay within the "
+                    f"context of {limit}.",
+                    param="max_tokens",
+                )
+        needed = sum(self.layout.pages_needed(member.max_total_tokens, max_chunk) for member in members)
+        if needed > self.layout.num_pages - 1:
+            total, name = sum(member.max_total_tokens for member in members), "prompt and max_tokens together"
+            if companion is not None:
+                name = "prompt and negative prompt, each with max_tokens, together"
+            raise InvalidRequest(
+                f"{name} are {total} tokens, more than the KV cache can ever hold; lower max_tokens or give the cache "
+                f"more memory (kv_cache_memory).",
+                param="max_tokens",
+            )
+
+    def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
+        limit, vocab_size = self.config.max_model_len, self._vocab_size
+        name = param.replace("_", " ")
         if not prompt:
-            raise InvalidRequest("the prompt is empty; give at least one token.", param="prompt")
+            raise InvalidRequest(f"the {name} is empty; give at least one token.", param=param)
         wrong = next((t for t in prompt if not 0 <= t < vocab_size), None)
         if wrong is not None:
-            raise InvalidRequest(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param="prompt")
+            raise InvalidRequest(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=param)
         if len(prompt) >= limit:
             raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens and the context holds {limit} including the output; shorten it.",
-                param="prompt",
-            )
-        if not len(prompt) < request.max_total_tokens <= limit:
-            raise InvalidRequest(
-                f"max_total_tokens is {request.max_total_tokens}; it must exceed the prompt's {len(prompt)} tokens and "
-                f"stay within the context of {limit}.",
-                param="max_tokens",
-            )
-        needed = self.layout.pages_needed(request.max_total_tokens, self.config.max_num_batched_tokens)
-        if needed > self.layout.num_pages - 1:
-            raise InvalidRequest(
-                f"prompt and max_tokens together are {request.max_total_tokens} tokens, more than the KV cache can "
-                f"ever hold; lower max_tokens or give the cache more memory (kv_cache_memory).",
-                param="max_tokens",
+                f"the {name} has {len(prompt)} tokens and the context holds {limit} including the output; shorten it.",
+                param=param,
             )

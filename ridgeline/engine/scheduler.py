@@ -9,6 +9,10 @@ in, and `update` corrects.
 When a plan fails, nothing it promised is trusted: the plans in flight drain, the blocks they published are withdrawn,
 every running request is preempted and the next plan resets the worker. The requests of the failed plan are suspects
 and run alone, one per plan, until each has given a token or failed again, which ends that request only.
+
+A guided request is two sequences, the second with the negative prompt (`Sequence.members`). They start, give way and
+end together, reach their last known token in the same plan, and from there on both take the token that the device
+draws for the two of them. So each plans like any other sequence: nothing waits for the host to hand a token over.
 """
 
 from __future__ import annotations
@@ -67,6 +71,7 @@ class Scheduler:
         self._reset = True  # the first plan too finds a worker in an unknown state
         self.num_preemptions = 0
         self._arrivals = 0
+        self._companions = 0  # in slots
         self._plan_id = 0  # newest submitted
         self._retired = 0  # newest whose result is in
 
@@ -74,11 +79,16 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return self.config.max_num_seqs - self.slots.num_free
+        """Requests in slots."""
+        return self._num_seqs - self._companions
 
     @property
     def num_waiting(self) -> int:
         return len(self._by_id) - self.num_running
+
+    @property
+    def _num_seqs(self) -> int:
+        return self.config.max_num_seqs - self.slots.num_free
 
     @property
     def has_work(self) -> bool:
@@ -92,6 +102,7 @@ class Scheduler:
         self._arrivals += 1
         seq.order = self._policy.order(request, self._arrivals)
         self._by_id[request.id] = seq
+        self._pace.keep_room(len(seq.members))
         self._waiting.push(seq)
 
     def stats_of(self, request_id: str) -> RequestStats:
@@ -162,16 +173,17 @@ class Scheduler:
         """Room for one more token; False when the request itself had to give way."""
         while not self._extend(seq, 1):
             running = (*self._decoding, *self._paced, *self._prefilling)
-            victim = max(running, key=lambda s: s.order)
+            victim = max((s.leader for s in running), key=lambda s: s.order)
             self._make_way(victim)
-            if victim is seq:
+            if victim is seq.leader:
                 return False
         return True
 
     def _make_way(self, seq: Sequence) -> None:
         """Preempt for want of blocks. A request that runs alone will do without the cache: then its blocks fill whole
         pages, and it fits (`CacheLayout.pages_needed`)."""
-        seq.private = seq.private or self.num_running == 1
+        if self.num_running == 1:
+            _make_private(seq)
         self._preempt(seq)
 
     def _advance_decoding(self, draft: Draft) -> None:
@@ -197,11 +209,13 @@ class Scheduler:
         return all(draft.budget > 0 and self._add_chunk(draft, seq) for seq in in_order)
 
     def _admit(self, draft: Draft) -> None:
-        while draft.budget > 0 and self.num_running < self._pace.rows and (seq := self._waiting.head()):
-            room = self.cache.pool.free_pages, self.num_running
+        while draft.budget > 0 and self._num_seqs < self._pace.rows and (seq := self._waiting.head()):
+            room = self.cache.pool.free_pages, self._num_seqs
             if seq.last_plan > self._retired or self._waiting.refused(seq, *room):
                 break
-            if not self._start(seq, reserve_blocks=self.num_running):
+            if self._num_seqs + len(seq.members) > self._pace.rows:
+                break
+            if not self._start(seq, reserve_blocks=self._num_seqs):
                 self._waiting.refuse(seq, *room)
                 break
             if not self._add_chunk(draft, seq):
@@ -211,12 +225,13 @@ class Scheduler:
         if self.in_flight:
             return
         seq = min(self._suspects, key=lambda s: s.order)
-        if seq.slot == NO_SLOT and not (self.slots.num_free and self._start(seq, reserve_blocks=0)):
+        room = self.slots.num_free >= len(seq.members)
+        if seq.slot == NO_SLOT and not (room and self._start(seq, reserve_blocks=0)):
             self._preempt_all()
             self._start(seq, reserve_blocks=0)
         if not self._add_chunk(draft, seq):
             self._preempt_all()
-            seq.private = True
+            _make_private(seq)
 
     def _unblock(self) -> StepPlan | None:
         """Nothing could be planned. If no result is due either, prompts hold each other's blocks: one gives way."""
@@ -228,27 +243,50 @@ class Scheduler:
     # ---- pieces of a plan -------------------------------------------------------------------------------------
 
     def _start(self, seq: Sequence, *, reserve_blocks: int) -> bool:
-        """Move a waiting request into a slot, with its prefix hit. False if its known tokens would not fit."""
-        admitted = self.cache.admit(seq, reserve_blocks=reserve_blocks)
+        """Move a waiting request into its slots, with its prefix hits. False if its known tokens would not fit."""
+        members = seq.members
+        admitted = self.cache.admit(*members, reserve_blocks=reserve_blocks)
         if not admitted and self.num_running == 0 and not seq.private:
-            seq.private = True  # its hit lies scattered over too many pages
-            admitted = self.cache.admit(seq, reserve_blocks=0)
+            _make_private(seq)  # its hit lies scattered over too many pages
+            admitted = self.cache.admit(*members, reserve_blocks=0)
         if not admitted:
             return False
-        self.slots.acquire(seq, seq.cached_tokens)
+        for member in members:
+            self.slots.acquire(member, member.cached_tokens)
+            self._deltas.append(self._full_form(member))
+        self._companions += len(members) - 1
         seq.status = Status.RUNNING
         seq.admitted = seq.admitted or time.monotonic()
         self._prefilling[seq] = None
-        self._deltas.append(self._full_form(seq))
         return True
 
     def _add_chunk(self, draft: Draft, seq: Sequence) -> bool:
-        """A row for as much of the request's known tokens as the budget allows; False when blocks are short."""
+        """Rows for as much of the request's known tokens as the budget allows; False when it, or blocks, are short."""
+        chunks = self._chunks(seq.members, draft.budget)
+        if not chunks or not all(self._extend(member, count) for member, count in chunks):
+            return False
+        for member, count in chunks:
+            self._add_row(draft, member, count)
+        return True
+
+    def _chunks(self, members: tuple[Sequence, ...], budget: int) -> list[tuple[Sequence, int]]:
+        """How many tokens of which sequence come next. Each of two keeps its last token until both can have theirs."""
+        left = [len(member.tokens) - int(self.slots.kv_len[member.slot]) for member in members]
+        if len(members) > 1 and sum(left) > budget:
+            left = [count - 1 for count in left]
+        chunks: list[tuple[Sequence, int]] = []
+        for member, count in zip(members, left, strict=True):
+            count = min(count, budget)
+            budget -= count
+            if count:
+                chunks.append((member, count))
+        return chunks
+
+    def _add_row(self, draft: Draft, seq: Sequence, num_tokens: int) -> None:
+        """The sequence's next known tokens, for which it has room."""
         columns, slot = self.slots, seq.slot
         start = int(columns.kv_len[slot])
-        end = min(len(seq.tokens), start + draft.budget)
-        if not self._extend(seq, end - start):
-            return False
+        end = start + num_tokens
         columns.kv_len[slot] = end
         complete = end == len(seq.tokens)
         draft.add(seq, end - start, int(complete), np.array(seq.tokens[start:end], np.int32))
@@ -257,10 +295,9 @@ class Scheduler:
         # A step of single tokens attends in the launch that writes their keys: no row of this plan may read them
         draft.published += self.cache.publish(seq, end if end - start > 1 else start)
         if complete:
-            del self._prefilling[seq]
+            self._prefilling.pop(seq.leader, None)
             if end < columns.last_kv_len[slot]:
                 self._begin_decoding(seq)
-        return True
 
     def _begin_decoding(self, seq: Sequence) -> None:
         if seq.request.lookahead == 0:
@@ -351,9 +388,11 @@ class Scheduler:
     def _accept(self, record: InFlight, result: StepResult) -> StepEvents:
         """Append the accepted tokens and tell of them. The one loop over all rows of a step: it does little per row."""
         events, finished = StepEvents(), Status.FINISHED
-        tokens_R = result.tokens_RK[:, 0].tolist()
+        tokens_R, finish_R = result.tokens_RK[:, 0].tolist(), result.finish_R
+        if record.plan.rows.guided:
+            finish_R = _hand_over(record, tokens_R, finish_R)
         for seq, token, finish, entries in zip(  # noqa: B905
-            record.seqs, tokens_R, result.finish_R.tolist(), row_entries(record, result)
+            record.seqs, tokens_R, finish_R.tolist(), row_entries(record, result)
         ):
             if seq.status is finished or (token < 0 and entries[1] is None):
                 continue
@@ -364,7 +403,7 @@ class Scheduler:
             else:
                 events.ids.append(seq.id)
                 events.token_ids.append(token)
-        self._settle(record, tokens_R, result.finish_R)
+        self._settle(record, tokens_R, finish_R)
         return events
 
     def _settle(self, record: InFlight, tokens_R: list[int], finish_R: np.ndarray) -> None:
@@ -406,20 +445,23 @@ class Scheduler:
     # ---- leaving ----------------------------------------------------------------------------------------------
 
     def _leave(self, seq: Sequence) -> None:
-        """Take a running request off its slot and blocks. Plans in flight may still name it."""
+        """Take a running request off its slots and blocks. Plans in flight may still name it."""
         self._prefilling.pop(seq, None)
-        self._paced.pop(seq, None)
-        if seq in self._decoding:
-            del self._decoding[seq]
-            self._standing = None
-        seq.last_plan = self._plan_id
-        self.cache.release(seq, self._plan_id)
-        self._deltas.append(Release(seq.slot))
-        self.slots.release(seq)
+        self._companions -= len(seq.members) - 1
+        for member in seq.members:
+            self._paced.pop(member, None)
+            if member in self._decoding:
+                del self._decoding[member]
+                self._standing = None
+            member.last_plan = self._plan_id
+            self.cache.release(member, self._plan_id)
+            self._deltas.append(Release(member.slot))
+            self.slots.release(member)
 
     def _preempt(self, seq: Sequence) -> None:
         self._leave(seq)
-        seq.preemptions += 1
+        for member in seq.members:
+            member.preemptions += 1
         self.num_preemptions += 1
         self._waiting.push(seq)
 
@@ -443,7 +485,7 @@ class Scheduler:
             return []  # only dropped: nobody here is to blame
         if result.out_of_memory and self._pace.shrink(record.plan):
             return []  # nor here: together they were too many
-        alive = [seq for seq in record.seqs if seq.status is not Status.FINISHED]
+        alive = list(dict.fromkeys(seq.leader for seq in record.seqs if seq.leader.status is not Status.FINISHED))
         if len(alive) == 1 and alive[0] in self._suspects:
             self._finish(alive[0])
             return [TokenEvent(alive[0].request.id, -1, "error", error=result.error)]
@@ -462,3 +504,20 @@ class Scheduler:
         self._retired = self._plan_id
         self._reset = True
         return True
+
+
+def _make_private(seq: Sequence) -> None:
+    for member in seq.members:
+        member.private = True
+
+
+def _hand_over(record: InFlight, tokens_R: list[int], finish_R: np.ndarray) -> np.ndarray:
+    """Append their tokens to companions, then take them out of the lists: nobody is told of them. Returns finish_R
+    without theirs."""
+    finish_R = finish_R.copy()
+    for _, row, _ in record.plan.rows.guided:
+        if tokens_R[row] >= 0:
+            record.seqs[row].tokens.append(tokens_R[row])
+            record.seqs[row].has_emitted = True
+        tokens_R[row], finish_R[row] = -1, Finish.NONE
+    return finish_R

@@ -1,4 +1,4 @@
-"""A request while the engine works on it."""
+"""A request while the engine works on it: a sequence of tokens, or two that emit the same ones."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ class Sequence:
     leading blocks the prefix index has been told of. source: per cache group the block that its first plan will copy,
     held until then; empty if there is none. has_emitted: a token has come since it was admitted. private: runs on
     without the prefix cache. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be planned
-    again before that plan has retired, since a late token may still arrive.
+    again before that plan has retired, since a late token may still arrive. companion: of a guided request, the
+    sequence with which its scores are compared; it runs in the same plans and takes the same tokens. Only its leader is
+    known as a request, whose status, order and times stand for both.
     """
 
     __slots__ = (
+        "_leader",
         "admitted",
         "arrival",
         "blocks",
         "cached_tokens",
+        "companion",
         "features",
         "first_token",
         "generation",
@@ -54,7 +58,7 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: Request, num_groups: int) -> None:
+    def __init__(self, request: Request, num_groups: int, leader: Sequence | None = None) -> None:
         self.request = request
         self.id = request.id
         self.tokens = list(request.prompt_token_ids)
@@ -78,6 +82,19 @@ class Sequence:
         self.first_token: float | None = None
         self.preemptions = 0
         self.prompt_hit = 0  # tokens found in the cache when it first started
+        self._leader = leader
+        negative = request.companion()
+        self.companion = None if negative is None else Sequence(negative, num_groups, leader=self)
+
+    @property
+    def leader(self) -> Sequence:
+        """The sequence of the request that this one belongs to: usually itself."""
+        return self._leader or self
+
+    @property
+    def members(self) -> tuple[Sequence, ...]:
+        """A request's sequences: one, or a guided one's two, the leader first."""
+        return (self,) if self.companion is None else (self, self.companion)
 
     @property
     def num_prompt(self) -> int:

@@ -37,7 +37,8 @@ def make_requests(
     _check_ids(params, limits)
     if params.num_drawn > params.n and params.logprobs is None:
         params = params.replace(logprobs=0)  # to choose by
-    room = limits.max_model_len - len(prompt_token_ids)
+    negative = params.negative_prompt or ()
+    room = limits.max_model_len - max(len(prompt_token_ids), len(negative))  # both have the output behind them
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     base_seed = seed if params.seed is None else int(params.seed)  # numpy's integers end at 64 bits, seeds do not
     return [
@@ -57,8 +58,14 @@ def make_requests(
 
 
 def with_spelled_words(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-    """`params` with the texts among `bad_words` as token ids, as they are spelled at the start of a text and after a
-    space. Spaces that a word begins with make no difference; other white space is part of it."""
+    """`params` with its texts as token ids: a negative prompt as a prompt is, `bad_words` as they are spelled at the
+    start of a text and after a space. Spaces that a word begins with make no difference; other white space is part of
+    it. Raises InvalidRequest for a negative prompt of no tokens."""
+    if tokenizer is not None and isinstance(params.negative_prompt, str):
+        negative = tokenizer.encode(params.negative_prompt)
+        if not negative:
+            raise InvalidRequest("the negative prompt is empty; give at least one token.", param="negative_prompt")
+        params = params.replace(negative_prompt=negative)
     if tokenizer is None or not any(isinstance(word, str) for word in params.bad_words or ()):
         return params
     spelled: dict[tuple[int, ...], None] = {}
@@ -82,10 +89,15 @@ def _check_ids(params: SamplingParams, limits: RequestLimits) -> None:
         ("logit_bias", params.logit_bias or {}),
         ("stop_token_ids", params.stop_token_ids or ()),
         ("allowed_token_ids", params.allowed_token_ids or ()),
+        ("negative_prompt", [] if isinstance(params.negative_prompt, str) else params.negative_prompt or ()),
         *(("bad_words", word) for word in params.bad_words or () if not isinstance(word, str)),
     )
     if any(isinstance(word, str) for word in params.bad_words or ()):
         raise InvalidRequest("bad_words as text need the tokenizer; give lists of token ids.", param="bad_words")
+    if isinstance(params.negative_prompt, str):
+        raise InvalidRequest(
+            "negative_prompt as text needs the tokenizer; give a list of token ids.", param="negative_prompt"
+        )
     for param, ids in named:
         wrong = next((i for i in ids if i >= limits.vocab_size), None)
         if wrong is not None:

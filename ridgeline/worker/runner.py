@@ -9,7 +9,7 @@ Legend: T tokens of the step, R rows, N rows or positions scored, L likeliest to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.plan import Feature, StepPlan
+from ridgeline.core.plan import Feature, Rows, StepPlan
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.graphs import Graph, Graphs, Progress
+from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import StepInputs
 from ridgeline.worker.mailbox import Letter
 from ridgeline.worker.segments import HostLengths, Outcome, Scores, Segments
@@ -72,6 +73,7 @@ class Runner:
         self._cascade = cascade
         self._graphs: Graphs | None = None
         self._inputs: StepInputs | None = None
+        self._guided: tuple[Rows, int, Guides] | None = None  # the newest, with what they were made of
 
     def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None) -> None:
         """Record graphs for steps of up to `max_rows` rows and, up to a point, `max_tokens` tokens. CUDA only."""
@@ -113,17 +115,21 @@ class Runner:
     @torch.inference_mode()
     def sample(self, forwarded: Forwarded, masks: Mapping[int, np.ndarray]) -> Sampled:
         """Draw a token for every sampling row and advance the slots."""
-        plan, features = forwarded.plan, forwarded.plan.rows.features
-        outcome = forwarded.graph.sample(features) if forwarded.graph is not None and not masks else None
+        plan, features, scores = forwarded.plan, forwarded.plan.rows.features, forwarded.scores
+        graph = None if masks or plan.rows.guided else forwarded.graph
+        outcome = graph.sample(features) if graph is not None else None
         if outcome is None:
             mask_RV = self._stack_masks(forwarded.inputs.num_rows, masks) if masks else None
-            outcome = self.segments.sample(forwarded.inputs, forwarded.scores, features, mask_RV)
+            guides = self._guides(plan.rows, forwarded.inputs.num_rows) if plan.rows.guided else None
+            if guides is not None:
+                scores = replace(scores, logits_RV=guides.scores(scores.logits_RV))
+            outcome = self.segments.sample(forwarded.inputs, scores, features, mask_RV, guides)
         letter = self.segments.mailbox.expect(outcome.packed)
         logprobs = None
         if features & Feature.LOGPROBS:
             rows = slice(len(plan.rows))
             token_R = outcome.token_R[rows].long().clamp(min=0)
-            logprobs = self.decoder.ops.score_tokens(forwarded.scores.logits_RV[rows], token_R, plan.rows.num_logprobs)
+            logprobs = self.decoder.ops.score_tokens(scores.logits_RV[rows], token_R, plan.rows.num_logprobs)
         return Sampled(forwarded, outcome, letter, logprobs)
 
     def _check_generations(self, plan: StepPlan) -> None:
@@ -134,6 +140,11 @@ class Runner:
                 f"plan {plan.id} names slot {rows.slots_R[row]} generation {rows.generations_R[row]}; "
                 f"the worker holds generation {held_R[row]}."
             )
+
+    def _guides(self, rows: Rows, num_rows: int) -> Guides:
+        if self._guided is None or self._guided[0] is not rows or self._guided[1] != num_rows:
+            self._guided = rows, num_rows, Guides(rows, num_rows, self.device)
+        return self._guided[2]
 
     def _stack_masks(self, num_rows: int, masks: Mapping[int, np.ndarray]) -> Tensor:
         mask_RV = np.ones((num_rows, self.decoder.spec.vocab_size), np.bool_)

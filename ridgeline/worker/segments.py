@@ -17,6 +17,7 @@ from ridgeline.core.plan import Feature, StepPlan
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, Hidden
+from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import StepInputs
 from ridgeline.worker.mailbox import Mailbox
 from ridgeline.worker.slots import Slots
@@ -144,14 +145,22 @@ class Segments:
         residual_TM, rows_of = hidden.residual_NM, self._ops.embedding
         return Hidden(rows_of(index_R, hidden.x_NM), None if residual_TM is None else rows_of(index_R, residual_TM))
 
-    def sample(self, inputs: StepInputs, scores: Scores, features: Feature, mask_RV: Tensor | None = None) -> Outcome:
-        """Draw a token for every row that emits one, advance the slots, post the outcome."""
+    def sample(
+        self,
+        inputs: StepInputs,
+        scores: Scores,
+        features: Feature,
+        mask_RV: Tensor | None = None,
+        guides: Guides | None = None,
+    ) -> Outcome:
+        """Draw a token for every row that emits one, advance the slots, post the outcome. guides: whose `scores` these
+        are, if anybody's."""
         slots, outcome = self.slots, Outcome.empty(inputs.num_rows, inputs.slots_R.device)
         token_R = self._ops.sample(
             scores.logits_RV, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING, mask_RV
         )
         self._ops.step_advance(
-            token_R,
+            token_R if guides is None else guides.tokens(token_R),
             inputs.samples_R,
             inputs.slots_R,
             scores.kv_len_R,

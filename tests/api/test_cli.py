@@ -139,12 +139,16 @@ def shell(command: str, text_model: Path) -> subprocess.CompletedProcess[bytes]:
         ("$R generate the --model $M --max-tokens 2 2>&-", 0),
         ("PYTHONIOENCODING=ascii $R generate 'h\u00e9n' --model $M --max-tokens 2 --quiet", 0),
         ("$R generate - --model $M --max-tokens 2 <&-", 2),
+        ("$R generate the --model $M --max-tokens 2 --quiet --guidance-scale 2 --negative-prompt 'the dog'", 0),
+        ("$R generate the --model $M --max-tokens 2 --quiet --negative-prompt 'the dog'", 2),
         ("$R generate the --model $M --max-tokens 2 > /dev/full", 2),
         ("$R train pretrain --out /etc/passwd --steps 1", 2),
         ("$R train pretrain --out /nowhere --steps 1 --max-train-mb nan", 2),
     ],
 )
-def test_streams_that_are_closed_full_or_poor(text_model: Path, command: str, code: int) -> None:
+def test_streams_that_are_closed_full_or_poor_and_options_that_need_others(
+    text_model: Path, command: str, code: int
+) -> None:
     done = shell(command, text_model)
     assert b"Traceback" not in done.stderr
     assert done.returncode == code, done.stderr

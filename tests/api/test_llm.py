@@ -256,3 +256,18 @@ def test_bad_words_as_text_come_neither_alone_nor_after_a_space(llm: LLM) -> Non
     written = [[*free.prompt_token_ids, *by_text.outputs[0].token_ids]]
     for ids in spelled:
         assert not any(row[i : i + len(ids)] == ids for row in written for i in range(len(row)))
+
+
+def test_a_negative_prompt_as_text_is_encoded_as_a_prompt_is(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, guidance_scale=2.0)
+    ids = llm.get_tokenizer().encode("the lazy dog")
+    [by_text] = llm.generate("the quick", params.replace(negative_prompt="the lazy dog"), use_tqdm=False)
+    [by_ids] = llm.generate("the quick", params.replace(negative_prompt=ids), use_tqdm=False)
+    [by_none] = llm.generate("the quick", params, use_tqdm=False)
+    assert by_text.outputs[0].token_ids == by_ids.outputs[0].token_ids != by_none.outputs[0].token_ids
+    word = next(llm.get_tokenizer().decode([i]) for i in by_ids.outputs[0].token_ids if i > 300)  # whole words
+    [stopped] = llm.generate("the quick", params.replace(negative_prompt=ids, stop=word), use_tqdm=False)
+    assert stopped.outputs[0].stop_reason == word
+    assert by_ids.outputs[0].text.startswith(stopped.outputs[0].text + word)
+    with pytest.raises(InvalidRequest, match="the negative prompt is empty"):
+        llm.generate("the quick", params.replace(negative_prompt=""), use_tqdm=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import StepPlan
@@ -21,12 +22,13 @@ def make_request(
     mask: TokenMask | None = None,
     salt: str = "",
     stop_ids: frozenset[int] | None = None,
+    **params: Any,
 ) -> Request:
     """stop_ids None: the end-of-sequence id is ignored, so the request runs its full length."""
     return Request(
         id=name,
         prompt_token_ids=tuple(prompt),
-        params=SamplingParams(max_tokens=max_tokens, ignore_eos=stop_ids is None),
+        params=SamplingParams(max_tokens=max_tokens, ignore_eos=stop_ids is None, **params),
         seed=sum(name.encode()),
         max_total_tokens=len(prompt) + max_tokens,
         stop_ids=stop_ids or frozenset(),

@@ -47,17 +47,29 @@ def choose(visible: Iterable[int], seed: int, mask: np.ndarray | None) -> int:
 
 def alone(request: Request, layout: CacheLayout, mask: object = None) -> list[int]:
     """Output of the request when nothing else exists. mask: a fresh `TokenMask` of the request's kind."""
-    tokens = list(request.prompt_token_ids)
-    while len(tokens) < request.max_total_tokens:
-        known = digests(tokens)
-        firsts = [group.spec.first_needed(len(tokens) - 1) for group in layout.groups]
+    contexts, scale, output = [request.prompt_token_ids], request.params.guidance_scale, list[int]()
+    if scale != 1:
+        contexts.append(tuple(request.params.negative_prompt or request.prompt_token_ids[-1:]))
+    while len(request.prompt_token_ids) + len(output) < request.max_total_tokens:
+        seen = [list(visible([*context, *output], layout)) for context in contexts]
         allowed = mask.allowed() if mask is not None else None  # type: ignore[attr-defined]
-        tokens.append(choose((d for first in firsts for d in known[first:]), request.seed, allowed))
+        output.append(choose(guided(seen[0], seen[-1], scale) if scale != 1 else seen[0], request.seed, allowed))
         if mask is not None:
-            mask.accept(tokens[-1])  # type: ignore[attr-defined]
-        if tokens[-1] in request.all_stop_ids:
+            mask.accept(output[-1])  # type: ignore[attr-defined]
+        if output[-1] in request.all_stop_ids:
             break
-    return tokens[len(request.prompt_token_ids) :]
+    return output
+
+
+def visible(tokens: list[int], layout: CacheLayout) -> Iterable[int]:
+    """The digests that the last token's query sees, group by group."""
+    known = digests(tokens)
+    return (d for group in layout.groups for d in known[group.spec.first_needed(len(tokens) - 1) :])
+
+
+def guided(seen: Iterable[int], negative: Iterable[int], scale: float) -> list[int]:
+    """What a guided request chooses by: other for other scales, or if the two were swapped."""
+    return [sum(seen), 3 * sum(negative), int(8 * scale) % 64]
 
 
 @dataclass
@@ -279,6 +291,7 @@ class IdealWorker:
         plan, rows = step.plan, step.plan.rows
         tokens_RK = np.full((len(rows), 1), -1, np.int32)
         finish_R = np.zeros(len(rows), np.int8)
+        self._guide(step)
         prompts = {row: scores for row in step.emits if (scores := self._prompt_scores(plan, row)) is not None}
         for row, (seen, kv_len) in step.emits.items():
             slot = self.slots[int(rows.slots_R[row])]
@@ -292,6 +305,25 @@ class IdealWorker:
             finish_R[row] = Finish.STOP if stop else Finish.LENGTH if full else Finish.NONE
             slot.stopped = bool(finish_R[row])
         return StepResult(plan_id=plan.id, tokens_RK=tokens_RK, finish_R=finish_R, prompt_logprobs=prompts)
+
+    def _guide(self, step: Step) -> None:
+        """Both rows of a pair choose by what both see, and as the first one chooses."""
+        rows, pairs = step.plan.rows, step.plan.rows.guided
+        slots = [self.slots[slot] for slot in rows.slots_R.tolist()]
+        scales = [slot.form.params.guidance_scale for slot in slots]
+        wanted = {row: scale for row, scale in enumerate(scales) if scale != 1 and rows.num_logits_R[row]}
+        if wanted != {row: scale for row, _, scale in pairs} or len({*wanted, *(n for _, n, _ in pairs)}) < 2 * len(
+            pairs
+        ):
+            raise Violation(f"rows {list(wanted)} are guided, the plan says {pairs}")
+        for row, negative, scale in pairs:
+            if not rows.num_logits_R[negative] or (row in step.emits) != (negative in step.emits):
+                raise Violation(f"row {negative} does not sample with row {row}")
+            if row in step.emits:
+                seen = guided(step.emits[row][0], step.emits[negative][0], scale)
+                step.emits[row], step.emits[negative] = (seen, step.emits[row][1]), (seen, step.emits[negative][1])
+                if step.masks and row in step.masks:
+                    step.masks = {**step.masks, negative: step.masks[row]}
 
     def _prompt_scores(self, plan: StepPlan, row: int) -> StepLogprobs | None:
         """ "Logprob" of prompt token p is p."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from ridgeline.core.cache_spec import NULL_BLOCK
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import Headroom
+from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.request import Request
 from ridgeline.engine.engine import Engine
 from tests.engine.desk import Desk, make_request
 from tests.engine.ideal_worker import VOCAB, IdealWorker, alone
@@ -384,6 +387,105 @@ def test_a_mask_of_a_strange_kind_ends_its_own_request_only() -> None:
     desk.finish()
     assert desk.ended["a"][0] == "error"
     assert desk.got["b"] == desk.alone(innocent)
+
+
+# ---- guidance: two sequences, one request ---------------------------------------------------------------------------
+
+NEGATIVE = [3, 1, 1, 2, 1, 3]
+
+
+def guided_request(name: str, prompt: tuple[int, ...] = PROMPT, **options: Any) -> Request:
+    return make_request(name, prompt, guidance_scale=1.5, negative_prompt=NEGATIVE, **options)
+
+
+@pytest.mark.parametrize("budget", [2, 3, 7, 15, 16])
+def test_both_sequences_of_a_guided_request_come_to_their_end_in_one_plan(budget: int) -> None:
+    """The prompt has 10 tokens, the negative one 6: they sample together, and from then on run ahead like others."""
+    desk, request = Desk(budget=budget, slots=2), guided_request("a")
+    desk.add(request)
+    fed, plans = 0, []
+    while fed < len(PROMPT) + len(NEGATIVE):
+        plans.append(desk.submit())
+        fed += plans[-1].num_tokens
+        desk.deliver()
+    assert [plan.rows.num_logits_R.sum() for plan in plans] == [0] * (len(plans) - 1) + [2]
+    assert (desk.submit().num_tokens, desk.submit().num_tokens, desk.rows_of("a")) == (2, 2, 2)
+    desk.finish()
+    assert desk.got["a"] == desk.alone(request)
+    assert desk.got["a"] != desk.alone(make_request("a", PROMPT))
+
+
+def test_a_guided_request_waits_for_two_slots_and_nobody_overtakes_it() -> None:
+    desk = Desk(slots=2)
+    requests = [make_request("a", PROMPT, max_tokens=3), guided_request("b"), make_request("c", PROMPT, max_tokens=3)]
+    desk.add(*requests)
+    desk.submit()
+    assert (desk.scheduler.num_running, desk.scheduler.num_waiting) == (1, 2)
+    ended: list[str] = []
+    desk.scheduler.on_finish = lambda request, _: ended.append(request.id)
+    while "b" not in ended:
+        desk.submit(), desk.deliver()
+    assert ended == ["a", "b"]
+    desk.finish()
+    assert desk.got == {request.id: desk.alone(request) for request in requests}
+
+
+def test_of_a_guided_request_late_tokens_are_dropped_after_an_abort_and_count_after_a_preemption() -> None:
+    desk = Desk(slots=6)
+    requests = [guided_request("a"), guided_request("b", PROMPT[::-1]), make_request("c", PROMPT)]
+    desk.add(*requests)
+    desk.submit(), desk.submit()
+    desk.scheduler.abort("a")
+    desk.scheduler._preempt(desk.scheduler._by_id["b"])
+    assert (desk.scheduler.num_running, desk.scheduler.num_waiting, desk.scheduler.slots.num_free) == (1, 1, 5)
+    desk.deliver(), desk.deliver()
+    assert desk.got["a"] == []
+    assert desk.got["b"] == desk.alone(requests[1])[:2]
+    desk.finish()
+    assert [desk.got[name] for name in "bc"] == [desk.alone(request) for request in requests[1:]]
+
+
+@pytest.mark.parametrize("fault", ["early", "late"])
+def test_a_guided_request_comes_through_a_fault_and_ends_alone_if_it_is_the_cause(fault: str) -> None:
+    desk = Desk(slots=6)
+    requests = [guided_request("a"), make_request("b", PROMPT), guided_request("c", PROMPT[:3])]
+    desk.add(*requests)
+    desk.submit(), desk.submit(), desk.deliver()
+    desk.worker.fail_next = fault
+    desk.submit(), desk.deliver(), desk.deliver()
+    desk.worker.poison = {requests[2].seed}
+    desk.finish()
+    assert desk.ended == {"a": ("length", None), "b": ("length", None), "c": ("error", "a fault was asked for")}
+    assert [desk.got[name] for name in "ab"] == [desk.alone(request) for request in requests[:2]]
+
+
+def test_guided_requests_find_both_prompts_in_the_cache() -> None:
+    desk = Desk(slots=8)
+    desk.add(guided_request("a"))
+    desk.finish()
+    before = desk.scheduler.cache.hit_tokens
+    desk.add(guided_request("b"), guided_request("c", PROMPT[::-1]))
+    desk.finish()
+    assert desk.scheduler.cache.hit_tokens - before == (9 + 5) + 5  # all but what must run
+
+
+def test_what_a_guided_request_can_never_run_in_is_refused() -> None:
+    def refusal(request: Request, *, pages: int = 33, **settings: int) -> tuple[str, str | None]:
+        layout = layout_of(((None, 1),), 4, pages)
+        config = EngineConfig(**{"max_model_len": 32, "max_num_seqs": 4, "max_num_batched_tokens": 64, **settings})
+        with pytest.raises(InvalidRequest) as raised:
+            Engine(config, layout, IdealWorker(layout), vocab_size=VOCAB).check(request)
+        return str(raised.value), raised.value.param
+
+    assert refusal(guided_request("a"), max_num_seqs=1)[1] == "guidance_scale"
+    assert refusal(guided_request("a"), pages=9)[1] == "max_tokens", "18 and 14 tokens are 9 blocks of 4"
+    long = make_request("a", PROMPT, guidance_scale=2.0, negative_prompt=[1] * 32)
+    assert refusal(long) == (
+        "the negative prompt has 32 tokens and the context holds 32 including the output; shorten it.",
+        "negative_prompt",
+    )
+    assert refusal(make_request("a", PROMPT, guidance_scale=2.0, negative_prompt=[1] * 27))[1] == "max_tokens"
+    assert refusal(make_request("a", PROMPT, guidance_scale=2.0, negative_prompt=[9]))[1] == "negative_prompt"
 
 
 # ---- a request that runs alone fits, wherever its blocks lie --------------------------------------------------------

@@ -63,7 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         groups=st.sampled_from(GROUPS),
         block_size=st.sampled_from([1, 2, 4]),
-        extra_pages=st.integers(0, 4),
+        extra_pages=st.integers(0, 9),
         max_num_seqs=st.sampled_from([1, 2, 3, 4, 4]),
         extra_tokens=st.integers(0, 12),
         depth=st.sampled_from([1, 2, 2, 3]),
@@ -106,11 +106,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.sampled_from([True, True, False]),
         scored=st.sampled_from([None, None, 0, 3, 9]),
         poison=st.sampled_from([False] * 7 + [True]),
+        scale=st.sampled_from([1.0, 1.0, 0.0, 1.5]),
+        negative=st.none() | st.lists(st.integers(1, 2), min_size=1, max_size=4) | st.sampled_from(PREFIXES),
     )
     def add(
-        self, prompt, max_tokens, lookahead, masked, fault, faulty_at, salt, priority, ignore_eos, scored, poison
+        self,
+        prompt,
+        max_tokens,
+        lookahead,
+        masked,
+        fault,
+        faulty_at,
+        salt,
+        priority,
+        ignore_eos,
+        scored,
+        poison,
+        scale,
+        negative,
     ) -> None:
         number = len(self.expected)
+        if not self._holds(len(prompt) + max_tokens, len(negative or [0]) + max_tokens):
+            scale = 1.0
         request = Request(
             id=f"r{number}",
             prompt_token_ids=tuple(prompt),
@@ -119,6 +136,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 ignore_eos=ignore_eos,
                 prompt_logprobs=None if scored is None else 0,
                 prompt_logprobs_start=scored or 0,
+                guidance_scale=scale,
+                negative_prompt=None if negative is None or scale == 1 else list(negative),
             ),
             seed=number,
             max_total_tokens=len(prompt) + max_tokens,
@@ -134,6 +153,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.expected[request.id] = Expected(request, tokens, may_fail=poison or (masked and fault is not None))
         self.scheduler.add(request)
 
+    def _holds(self, *lengths: int) -> bool:
+        """Whether a guided request of such sequences could run alone, as `Engine.check` asks."""
+        budget = self.config.max_num_batched_tokens
+        pages = sum(self.layout.pages_needed(length, budget) for length in lengths)
+        return min(self.config.max_num_seqs, budget) > 1 and pages < self.layout.num_pages
+
     @precondition(lambda self: self.expected)
     @rule(data=st.data(), rest=st.lists(st.integers(1, 2), max_size=2), max_tokens=st.sampled_from([1, 4, 8]))
     def go_on(self, data, rest, max_tokens) -> None:
@@ -142,6 +167,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         known = [*earlier.request.prompt_token_ids, *earlier.got][: MAX_LEN - 1 - len(rest) - max_tokens]
         prompt = known[: data.draw(st.integers(1, len(known)))] + rest
         salt, plain = earlier.request.cache_salt, {"fault": None, "faulty_at": 0, "scored": None, "poison": False}
+        plain |= {"scale": earlier.request.params.guidance_scale, "negative": earlier.request.params.negative_prompt}
         self.add(prompt, max_tokens, 2, masked=False, salt=salt, priority=0, ignore_eos=True, **plain)
 
     @precondition(lambda self: any(e.ended is None for e in self.expected.values()))

@@ -41,12 +41,31 @@ class CacheManager:
 
     # ---- admission --------------------------------------------------------------------------------------------
 
-    def admit(self, seq: Sequence, *, reserve_blocks: int) -> bool:
-        """Give `seq` its prefix hit, if the rest of its known tokens would fit beside `reserve_blocks` spare ones.
+    def admit(self, *seqs: Sequence, reserve_blocks: int) -> bool:
+        """Give `seqs` their prefix hits, if the rest of what they know would fit beside `reserve_blocks` spare blocks.
 
-        The hit leaves at least one token to run (`Sequence.may_skip`). Sets blocks, source, published, cached_tokens.
+        A hit leaves at least one token to run (`Sequence.may_skip`). Sets blocks, source, published, cached_tokens.
         """
-        num_known = len(seq.tokens)
+        wanted = [reserve_blocks] * len(self.specs)
+        for seq in seqs:
+            self._take_hit(seq)
+            for g, (spec, blocks) in enumerate(zip(self.specs, seq.blocks, strict=True)):
+                held = sum(block != NULL_BLOCK for block in blocks)
+                wanted[g] += spec.blocks_needed(len(seq.tokens) + 1, self._max_chunk, self.block_size) - held
+        if not self.pool.can_take(wanted):
+            for seq in seqs:
+                self.release(seq, 0)
+            return False
+        for seq in seqs:
+            if self._shares(seq):
+                self._begin_like_another(seq, wanted)
+            if seq.preemptions == 0:  # later it finds what it wrote itself, which says nothing about prompts
+                seq.prompt_hit = seq.cached_tokens
+                self.queried_tokens += len(seq.tokens)
+                self.hit_tokens += seq.cached_tokens
+        return True
+
+    def _take_hit(self, seq: Sequence) -> None:
         seq.has_emitted = False
         hit = self._longest_hit(seq) if self._shares(seq) else 0
         seq.blocks = [self._hit_blocks(seq, g, hit) for g in range(len(self.specs))]
@@ -54,24 +73,8 @@ class CacheManager:
             for block in blocks:
                 if block != NULL_BLOCK:
                     self.pool.share(g, block)
-        wanted = [
-            spec.blocks_needed(num_known + 1, self._max_chunk, self.block_size)
-            - sum(block != NULL_BLOCK for block in blocks)
-            + reserve_blocks
-            for spec, blocks in zip(self.specs, seq.blocks, strict=True)
-        ]
-        if not self.pool.can_take(wanted):
-            self.release(seq, 0)
-            return False
         seq.published = hit
         seq.cached_tokens = hit * self.block_size
-        if self._shares(seq):
-            self._begin_like_another(seq, wanted)
-        if seq.preemptions == 0:  # later it finds what it wrote itself, which says nothing about prompts
-            seq.prompt_hit = seq.cached_tokens
-            self.queried_tokens += num_known
-            self.hit_tokens += seq.cached_tokens
-        return True
 
     def _longest_hit(self, seq: Sequence) -> int:
         """Largest number of leading blocks at which every group can resume."""

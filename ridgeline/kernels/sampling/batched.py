@@ -34,6 +34,7 @@ def sample(
         return greedy_N
     temperature_N = tables.temperature_S[slots_N]
     is_greedy_N = (temperature_N == 0) | (greedy_N < 0)
+    logits_NV = logits_NV.float()  # as a neighbour's bias or guidance would have made them
     logits_NV = logits_NV - logits_NV.amax(-1, keepdim=True)  # so that noise counts however cold a row is
     logits_NV = logits_NV / torch.where(is_greedy_N, 1, temperature_N)[:, None]
     if features & Feature.FILTER:

@@ -2,7 +2,8 @@
 
 Order: bias, mask, min_tokens, penalties; then greedy rows take the largest logit, the others divide by the
 temperature, filter by top-k, top-p, min-p, typical-p (transformers' order) and draw by Gumbel-max. Everything a
-request asked for lies in tables indexed by slot, so the segment has the same shape whatever the batch wants.
+request asked for lies in tables indexed by slot, so the segment has the same shape whatever the batch wants. Guidance
+(`scoring.guide`) comes before all of it.
 
 Legend: S slots, N rows that sample, V vocabulary, E stop ids, B biased ids.
 """

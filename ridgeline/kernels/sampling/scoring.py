@@ -1,4 +1,7 @@
-"""Log-probabilities and ranks of chosen tokens in plain torch. Legend: N rows, V vocabulary, L likeliest reported."""
+"""Log-probabilities and ranks of chosen tokens, and what guidance makes of log-probabilities, in plain torch.
+
+Legend: N rows, V vocabulary, L likeliest reported, G guided rows.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,27 @@ class DeviceLogprobs:
 
 def score(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:
     """Log-softmax of the chosen tokens, their ranks (1 = likeliest) and the num_top likeliest."""
-    vocab, logits_NV = logits_NV.shape[1], logits_NV.float()
-    if vocab % ALIGNED:
-        logits_NV = functional.pad(logits_NV, (0, -vocab % ALIGNED), value=-torch.inf)
-    logprobs_NV = logits_NV.log_softmax(-1)
+    vocab = logits_NV.shape[1]
+    logprobs_NV = _log_softmax(logits_NV)
     chosen_N1 = logprobs_NV.gather(1, token_N[:, None])
     top = logprobs_NV.topk(min(num_top, vocab), dim=-1)
     return DeviceLogprobs(chosen_N1[:, 0], (logprobs_NV > chosen_N1).sum(-1) + 1, top.indices, top.values)
+
+
+def guide(logits_NV: Tensor, row_G: Tensor, negative_G: Tensor, scale_G: Tensor) -> Tensor:
+    """Scores float32 [N, V] in which those of every row_G lead away from those of its negative_G.
+
+    scale * (c - u) + u, where c and u are the two rows' log-probabilities (Sanchez et al., arXiv 2306.17806). Other
+    rows keep their logits.
+    """
+    c_GV, u_GV = _log_softmax(logits_NV[row_G]), _log_softmax(logits_NV[negative_G])
+    guided_GV = torch.lerp(u_GV, c_GV, scale_G[:, None])  # for memory's sake: the formula, in one pass
+    return logits_NV.float().index_copy(0, row_G, guided_GV[:, : logits_NV.shape[1]])
+
+
+def _log_softmax(logits_NV: Tensor) -> Tensor:
+    """In float32, a few columns of -inf wider where rows would begin anywhere in memory."""
+    logits_NV, rest = logits_NV.float(), -logits_NV.shape[1] % ALIGNED
+    if rest:
+        logits_NV = functional.pad(logits_NV, (0, rest), value=-torch.inf)
+    return logits_NV.log_softmax(-1)
