@@ -161,9 +161,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """The `beam_width` best sequences found after every prompt, best first, as transformers finds them.
 
-        Each step of a beam is a request for one token whose prompt is the beam so far: what beams have in common is
-        held once and found through the prefix cache, and only what follows a beam's last full block runs again. The
-        beams of all prompts run together. Raises InvalidRequest.
+        Each step of a beam is a request for one token whose prompt is the beam so far; the prefix cache has all of it
+        but the last token. What beams have in common is held once, up to their last block, which is copied. The beams
+        of all prompts run together. Raises InvalidRequest.
         """
         if not isinstance(params, BeamSearchParams):
             raise InvalidRequest(f"beam_search takes BeamSearchParams, got {short(params)}.", param="params")

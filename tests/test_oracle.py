@@ -199,6 +199,26 @@ def test_a_long_life_of_shared_prefixes_and_salts_changes_nothing(
     assert scheduler.cache.pool.free_pages == scheduler.cache.pool.num_pages
 
 
+@pytest.mark.parametrize("family", ["llama", "mixed", "mistral", "gemma3"])
+def test_a_conversation_that_goes_on_from_within_a_block_is_transformers(family: str, open_llm) -> None:
+    """Turn by turn, all turns' tokens but the last from the cache; and the same without it."""
+    params = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True, logprobs=3)
+    llm = open_llm(family, **{**TIGHT, "block_size": 16})
+    plain = open_llm(family, **{**TIGHT, "block_size": 16}, enable_prefix_caching=False)
+    said, known = list(SHARED), 0
+    for turn in range(5):
+        [result], [without] = run(llm, [said], params), run(plain, [said], params)
+        assert result.num_cached_tokens == known
+        assert without.num_cached_tokens == 0
+        check_output(family, said, result.outputs[0])
+        assert result.outputs[0].token_ids == without.outputs[0].token_ids
+        known = len(said) + 6  # the last token was drawn, and not run
+        said += [*result.outputs[0].token_ids, 90 + turn, 91]
+    [branch] = run(llm, [[*said[:-5], 99, 98, 97]], params)
+    assert branch.num_cached_tokens == len(said) - 5
+    check_output(family, branch.prompt_token_ids, branch.outputs[0])
+
+
 def test_a_prefix_is_found_within_its_salt_only(open_llm) -> None:
     llm, params = open_llm("llama", **TIGHT), SamplingParams(max_tokens=1)
 

@@ -133,10 +133,19 @@ class Release(NamedTuple):
 Delta = Assign | SetBlocks | Release
 
 
+class CopyBlocks(NamedTuple):
+    """Whole blocks of one group, in all its layers: targets[i] becomes what sources[i] holds."""
+
+    group: int
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Deltas apply before the rows run.
+    """One step. Deltas apply, and blocks are copied, before the rows run.
 
+    copies: no block, nor any memory that two groups share, is both a source and a target, or a target twice.
     kv_bound_R: at most this many tokens are in the cache after the row ran (exact unless the device stopped the row).
     expected: the full form of every row's slot, when the engine runs with debug checks; else None.
     """
@@ -146,6 +155,7 @@ class StepPlan:
     kv_bound_R: np.ndarray
     spans: tuple[Span, ...] = ()
     deltas: tuple[Delta, ...] = ()
+    copies: tuple[CopyBlocks, ...] = ()
     reset: bool = False
     expected: Mapping[int, Assign] | None = None
 

@@ -64,6 +64,7 @@ class Draft:
         self.budget = budget
         self.standing = NOBODY
         self.published: list[bytes] = []  # hashes of the prompt blocks this plan will write
+        self.copying: list[Sequence] = []  # those that take over the beginning of another's block
         self._seqs: list[Sequence] = []
         self._num_tokens: list[int] = []
         self._num_logits: list[int] = []

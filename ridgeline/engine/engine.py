@@ -81,17 +81,24 @@ class Engine:
     def rehearse(self) -> None:
         """Run some tiny requests and forget them, so that the first user's finds its way trodden: code, kernels and
         memory are prepared when they are first used."""
-        length = min(8, self.config.max_model_len - 2, self.layout.block_size - 1)  # no full block is left behind
+        length = min(8, self.config.max_model_len - 2)
         for number in range(REHEARSALS if length > 0 else 0):
             params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
             name = f"rehearsal {number}"
             self.add(
-                Request(id=name, prompt_token_ids=(0,) * length, params=params, seed=0, max_total_tokens=length + 2)
+                Request(
+                    id=name,
+                    prompt_token_ids=(0,) * length,
+                    params=params,
+                    seed=0,
+                    max_total_tokens=length + 2,
+                    cache_salt=f"rehearsal {min(number, REHEARSALS - 2)}",  # the last finds what the one before left
+                )
             )
             while self.has_work:
                 self.step()
         self.headroom = Headroom()
-        self.scheduler.cache.queried_tokens = 0
+        self.scheduler.cache.forget_all()
 
     def shutdown(self) -> None:
         self._worker.shutdown()

@@ -290,6 +290,8 @@ class Scheduler:
         columns.kv_len[slot] = end
         complete = end == len(seq.tokens)
         draft.add(seq, end - start, int(complete), np.array(seq.tokens[start:end], np.int32))
+        if seq.source:
+            draft.copying.append(seq)
         # A step of single tokens attends in the launch that writes their keys: no row of this plan may read them
         draft.published += self.cache.publish(seq, end if end - start > 1 else start)
         if complete:
@@ -334,6 +336,7 @@ class Scheduler:
             kv_bound_R=self.slots.kv_len[rows.slots_R],
             spans=spans,
             deltas=tuple(self._deltas),
+            copies=self.cache.copies(draft.copying, self._plan_id),
             reset=self._reset,
             expected=self._expected(seqs, rows) if self.config.debug_checks else None,
         )
@@ -412,7 +415,7 @@ class Scheduler:
                 self.cache.publish(seqs[row], int(plan.kv_bound_R[row]))
         emitted = [seqs[span.row] for span in plan.spans if tokens_R[span.row] >= 0]
         for seq in emitted:
-            seq.first_token = seq.first_token or time.monotonic()
+            seq.has_emitted, seq.first_token = True, seq.first_token or time.monotonic()
             self._suspects.pop(seq, None)
         for row in finish_R.nonzero()[0].tolist():
             if seqs[row].status is not Status.FINISHED:
@@ -515,5 +518,6 @@ def _hand_over(record: InFlight, tokens_R: list[int], finish_R: np.ndarray) -> n
     for _, row, _ in record.plan.rows.guided:
         if tokens_R[row] >= 0:
             record.seqs[row].tokens.append(tokens_R[row])
+            record.seqs[row].has_emitted = True
         tokens_R[row], finish_R[row] = -1, Finish.NONE
     return finish_R

@@ -22,11 +22,12 @@ class Sequence:
     """Host state of one request. `tokens` holds what is known: the prompt and every accepted output token.
 
     blocks: per cache group, block ids from position 0. hashes: of its full blocks, as far as computed. published:
-    leading blocks the prefix index has been told of. private: runs on without the prefix cache. last_plan: newest plan
-    that may name it, kept when it leaves a slot: it may not be planned again before that plan has retired, since a late
-    token may still arrive. companion: of a guided request, the sequence with which its scores are compared; it runs
-    in the same plans and takes the same tokens. Only its leader is known as a request, whose status, order and times
-    stand for both.
+    leading blocks the prefix index has been told of. source: per cache group the block that its first plan will copy,
+    held until then; empty if there is none. has_emitted: a token has come since it was admitted. private: runs on
+    without the prefix cache. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be planned
+    again before that plan has retired, since a late token may still arrive. companion: of a guided request, the
+    sequence with which its scores are compared; it runs in the same plans and takes the same tokens. Only its leader is
+    known as a request, whose status, order and times stand for both.
     """
 
     __slots__ = (
@@ -39,6 +40,7 @@ class Sequence:
         "features",
         "first_token",
         "generation",
+        "has_emitted",
         "hashes",
         "id",
         "last_plan",
@@ -51,6 +53,7 @@ class Sequence:
         "published",
         "request",
         "slot",
+        "source",
         "status",
         "tokens",
     )
@@ -68,6 +71,8 @@ class Sequence:
         self.blocks: list[list[int]] = [[] for _ in range(num_groups)]
         self.hashes: list[bytes] = []
         self.published = 0
+        self.source: list[int] = []
+        self.has_emitted = False
         self.private = False
         self.cached_tokens = 0
         self.last_plan = 0
@@ -98,6 +103,11 @@ class Sequence:
     @property
     def output(self) -> list[int]:
         return self.tokens[self.num_prompt :]
+
+    @property
+    def written(self) -> int:
+        """Tokens whose keys are in its blocks for certain: a token comes from a plan that wrote all before it."""
+        return len(self.tokens) - 1 if self.has_emitted else 0
 
     @property
     def may_skip(self) -> int:

@@ -98,6 +98,8 @@ class Runner:
         if plan.reset:
             self.slots.reset()
         self.slots.apply(plan.deltas)
+        if plan.copies:
+            self.segments.state.copy(plan.copies)
         if plan.expected is not None:
             self.slots.check(plan.expected)
         self._check_generations(plan)

@@ -230,8 +230,9 @@ def test_a_text_and_its_continuation_are_scored_as_they_are_tokenized_together(l
     found = llm.score(prompts, continuations, use_tqdm=False)
     whole, start = encode("the quick brown fox"), len(encode("the quick brown"))
     by_ids = llm.score({"prompt_token_ids": whole[:start]}, [[whole[start:]]], use_tqdm=False)
-    assert found[0][0] == found[1][0] == by_ids[0][0]
-    assert found[0][0].token_ids == whole[start:]
+    scores = [found[0][0], found[1][0], by_ids[0][0]]  # of which the last found all but a token in the cache
+    assert [score.token_ids for score in scores] == [whole[start:]] * 3
+    assert [score.logprobs for score in scores] == [pytest.approx(scores[0].logprobs, abs=1e-5)] * 3
     assert found[0][1].token_ids == encode("the quick brown hens jump")[start:]
 
 

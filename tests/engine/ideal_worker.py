@@ -151,6 +151,7 @@ class IdealWorker:
             return StepResult(plan_id=plan.id, dropped=True)
         fault, self.fail_next = self.fail_next, None
         self._fold(plan)
+        self._copy(plan)
         self._check(plan)
         seeds = {self.slots[int(slot)].form.seed for slot in plan.rows.slots_R}
         if (fault or seeds & self.poison) and len(seeds) == 1:
@@ -183,6 +184,26 @@ class IdealWorker:
             else:
                 assert isinstance(delta, Release)
                 del self.slots[delta.slot]
+
+    def _copy(self, plan: StepPlan) -> None:
+        """What a target then holds, its readers check. (More than one, if the plan's rows fill the block.)"""
+        cells = [
+            ((source + layer * self.layout.num_pages, i), (target + layer * self.layout.num_pages, i))
+            for group, sources, targets in plan.copies
+            for source, target in zip(sources, targets, strict=True)
+            for layer in range(len(self.layout.groups[group].layers))
+            for i in range(self.layout.block_size)
+        ]
+        sources, targets = {source for source, _ in cells}, [target for _, target in cells]
+        if sources & set(targets) or len(targets) != len(set(targets)):
+            raise Violation(f"plan {plan.id} copies onto what it reads, or twice onto the same block")
+        for group, _, ids in plan.copies:
+            if not set(ids) <= {block for slot in self.slots.values() for block in slot.tables[group].values()}:
+                raise Violation(f"plan {plan.id} copies onto blocks {ids}, some of which no request has")
+        for source, target in cells:
+            self.memory.pop(target, None)
+            if source in self.memory:
+                self.memory[target] = self.memory[source]
 
     def _check(self, plan: StepPlan) -> None:
         rows = plan.rows

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ridgeline.core.cache_spec import NULL_BLOCK
 from ridgeline.core.request import Request, SamplingParams
 from ridgeline.engine.cache.manager import CacheManager
-from ridgeline.engine.cache.prefix import PrefixIndex, chain_hash, root_hash
+from ridgeline.engine.cache.prefix import PrefixIndex, Tokens, chain_hash, root_hash
 from ridgeline.engine.sequence import Sequence
 from tests.engine.layouts import GROUPS, Groups, layout_of
 from tests.engine.profiles import machine_settings
 
 MAX_LEN, CHUNK = 24, 6
-Prefix = tuple[str, tuple[int, ...]]  # (salt, tokens of whole blocks)
+Prefix = tuple[str, tuple[int, ...]]  # (salt, tokens)
 
 
 class CacheMachine(RuleBasedStateMachine):
     """Sequences come, run in chunks, publish, leave. The model notes the prefix each block was filled with: a block may
-    be found only under that salt and those tokens, and the longest hit is searched by trying every length."""
+    be found only under that salt and those tokens, and the longest hit is searched by trying every length. It may go on
+    into a block that is copied, of which the model knows the tokens too."""
 
     @initialize(groups=st.sampled_from(GROUPS), block_size=st.sampled_from([1, 2, 4]), extra=st.integers(0, 12))
     def start(self, groups, block_size, extra) -> None:
@@ -28,6 +30,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.manager = CacheManager(self.layout, prefix_caching=True, max_chunk=CHUNK)
         self.running: list[tuple[Sequence, int]] = []  # with tokens run so far
         self.content: dict[tuple[int, int], Prefix] = {}  # (group, block) → what it was filled with
+        self.ends: set[Prefix] = set()  # up to the end of blocks in which sequences or their prompts ended
         self.count = 0
 
     def findable(self) -> dict[tuple[int, Prefix], int]:
@@ -46,6 +49,25 @@ class CacheMachine(RuleBasedStateMachine):
             else:
                 return n
         return 0
+
+    def continuations(self, salt: str, tokens: list[int], hit: int) -> tuple[int, int]:
+        """How many tokens after the hit a copied block gives: at least, from blocks that are not full, and at most. (A
+        full block found, forgotten and found again is no end.)"""
+        found, start = self.findable(), hit * self.size
+        limit, fewest, most = min(len(tokens) - 1, start + self.size - 1), 0, 0
+        for owner, end in self.ends:
+            whole = owner == salt and all((g, (salt, end)) in found for g in range(len(self.layout.groups)))
+            if whole and len(end) <= start + self.size and end[:start] == tuple(tokens[:start]):
+                same = [x == y for x, y in zip(end[start:], tokens[start:limit], strict=False)]
+                count = [*same, False].index(False)
+                fewest, most = max(fewest, count * bool(len(end) % self.size)), max(most, count)
+        return fewest, most
+
+    def is_roomy(self, reserve: int) -> bool:
+        """Whether any sequence fits beside copies of blocks, wherever these lie."""
+        groups = len(self.layout.groups)
+        needed = self.layout.pages_needed(MAX_LEN, CHUNK) + (2 + reserve) * groups
+        return self.manager.pool.free_pages >= needed
 
     @rule(
         tokens=st.lists(st.integers(1, 2), min_size=1, max_size=MAX_LEN - 1),
@@ -68,16 +90,19 @@ class CacheMachine(RuleBasedStateMachine):
         seq.slot = self.count
         known = tokens if scored is None else tokens[: max(1, scored)]  # a hit leaves the last of these to run
         hit = self.longest_hit(salt, known)
-        found = self.findable()
+        (fewest, most), found, roomy = self.continuations(salt, known, hit), self.findable(), self.is_roomy(reserve)
         if not self.manager.admit(seq, reserve_blocks=reserve):
             assert self.running or hit or reserve, "an empty cache takes every request"
             assert seq.blocks == [[] for _ in self.layout.groups]
             return
-        assert seq.cached_tokens == hit * self.size
+        copied = seq.cached_tokens - hit * self.size
+        assert copied <= most
+        assert copied >= fewest or not (copied or roomy)
+        assert bool(seq.source) == bool(copied)
         for g, blocks in enumerate(seq.blocks):
-            assert len(blocks) == hit
+            assert len(blocks) == hit + bool(copied)
             first = self.layout.groups[g].spec.first_needed(hit * self.size) // self.size
-            for n, block in enumerate(blocks):
+            for n, block in enumerate(blocks[:hit]):
                 expected = found[g, (salt, tuple(tokens[: (n + 1) * self.size]))] if n >= first else NULL_BLOCK
                 assert block == expected
         self.running.append((seq, seq.cached_tokens))
@@ -92,10 +117,16 @@ class CacheMachine(RuleBasedStateMachine):
         self.manager.let_go(seq, start, 0)
         if end == start or self.manager.extend(seq, end) is None:
             return
+        salt = seq.request.cache_salt
+        for g, sources, targets in self.manager.copies([seq] if seq.source else [], 0):
+            owner, there = self.content[g, sources[0]]
+            assert (owner, list(there[:start])) == (salt, seq.tokens[:start])
+            assert targets == (seq.blocks[g][start // self.size],)
         for g, blocks in enumerate(seq.blocks):
             for n in range(start // self.size, -(-end // self.size)):
                 assert blocks[n] != NULL_BLOCK
-                self.content[g, blocks[n]] = seq.request.cache_salt, tuple(seq.tokens[: (n + 1) * self.size])
+                written = start if fails else end
+                self.content[g, blocks[n]] = salt, tuple(seq.tokens[: min(written, (n + 1) * self.size)])
         before = set(self.manager.index._nodes)
         fresh = self.manager.publish(seq, end)
         assert set(fresh) >= set(self.manager.index._nodes) - before
@@ -104,13 +135,22 @@ class CacheMachine(RuleBasedStateMachine):
             self.manager.unpublish(fresh)
             assert not set(fresh) & set(self.manager.index._nodes)
             while self.running:
-                self.manager.release(self.running.pop()[0], 0)
+                self.release(self.running.pop()[0])
+        elif end == len(seq.tokens):
+            seq.has_emitted = True
+            seq.tokens.append(data.draw(st.integers(1, 2)))
+
+    def release(self, seq: Sequence) -> None:
+        for length in (seq.num_prompt, seq.written) if seq.has_emitted else ():
+            block_end = -(-length // self.size) * self.size
+            self.ends.add((seq.request.cache_salt, tuple(seq.tokens[: min(seq.written, block_end)])))
+        self.manager.release(seq, 0)
+        assert not seq.source
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def leave(self, data) -> None:
-        seq, _ = self.running.pop(data.draw(st.sampled_from(range(len(self.running)))))
-        self.manager.release(seq, 0)
+        self.release(self.running.pop(data.draw(st.sampled_from(range(len(self.running)))))[0])
         if not self.running:
             assert self.manager.pool.free_pages == self.manager.pool.num_pages
 
@@ -125,10 +165,11 @@ class CacheMachine(RuleBasedStateMachine):
         for (g, block), node_hash in named.items():
             assert pool.is_cached(g, block)
             salt, tokens = self.content[g, block]
-            expected = root_hash(salt)
+            expected, node = root_hash(salt), index._nodes[node_hash]
             for n in range(0, len(tokens), self.size):
                 parent, expected = expected, chain_hash(expected, tokens[n : n + self.size])
-            assert (node_hash, index._nodes[node_hash].parent) == (expected, parent)
+            assert (node_hash, node.parent) == (expected, parent)
+            assert node.end is None or (node.end == tokens[n:] and None not in node.blocks)
             assert node_hash in index.children(parent)
         cached = {(g, b) for g, blocks in enumerate(pool._blocks) for b, state in blocks.items() if state.cached}
         assert cached == set(named)
@@ -139,7 +180,7 @@ class CacheMachine(RuleBasedStateMachine):
             held: dict[tuple[int, int], int] = {}
             for seq, _ in self.running:
                 for g, blocks in enumerate(seq.blocks):
-                    for block in blocks:
+                    for block in [*blocks, *seq.source[g : g + 1]]:
                         if block != NULL_BLOCK:
                             held[g, block] = held.get((g, block), 0) + 1
             states = enumerate(self.manager.pool._blocks)
@@ -170,6 +211,36 @@ def test_equal_content_is_kept_once_and_its_node_goes_with_the_last_block() -> N
     assert index.get(node) is not None
     index.drop(1, 7)
     assert (index.get(node), index.children(root), len(index)) == (None, frozenset(), 0)
+
+
+TOKENS = st.lists(st.integers(1, 3), min_size=1, max_size=6).map(tuple)
+
+
+@given(st.lists(st.tuples(TOKENS, st.booleans()), max_size=40), TOKENS)
+def test_the_nearest_end_is_the_one_that_agrees_longest(steps: list[tuple[Tokens, bool]], asked: Tokens) -> None:
+    """Added as the manager does, or dropped, in any order."""
+    index, parent = PrefixIndex(1), root_hash("")
+    ends: dict[Tokens, int] = {}
+    for block, (tokens, drops) in enumerate(steps):
+        covered = any(end[: len(tokens)] == tokens for end in ends)
+        assert index.is_covered(parent, tokens) == covered
+        if drops and tokens in ends:
+            index.drop(0, ends.pop(tokens))
+        elif not covered:
+            shorter = [end for end in ends if tokens[: len(end)] == end]
+            found = index.shorter_end(parent, tokens)
+            assert [found] == ([chain_hash(parent, end) for end in shorter] or [None])
+            for end in shorter:
+                index.drop(0, ends.pop(end))
+            index.publish(chain_hash(parent, tokens), parent, 0, block)
+            index.add_end(chain_hash(parent, tokens), tokens)
+            ends[tokens] = block
+    agreement = {end: [*(x == y for x, y in zip(end, asked, strict=False)), False].index(False) for end in ends}
+    count, node_hash = index.nearest_end(parent, asked)
+    assert count == max(agreement.values(), default=0)
+    if count:
+        assert count == next(agreed for end, agreed in agreement.items() if chain_hash(parent, end) == node_hash)
+    assert index.nearest_end(root_hash("other"), asked) == (0, None)
 
 
 def test_a_full_context_is_found_again_even_if_it_fills_the_pool() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ridgeline.core.cache_spec import NULL_BLOCK
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest
@@ -182,6 +183,137 @@ def test_what_a_plan_wrote_after_the_end_is_never_cached() -> None:
     assert len(desk.scheduler.cache.index) == 3 + len(desk.got["a"]) - 1
 
 
+def cached(desk: Desk, name: str) -> int:
+    """Tokens that a request just planned found in the cache."""
+    return desk.scheduler._by_id[name].cached_tokens
+
+
+@pytest.mark.parametrize("groups", [((None, 1),), ((None, 2), (6, 3)), ((5, 1),)])
+def test_a_conversation_goes_on_from_its_last_token_and_branches_off_anywhere_in_its_last_block(groups: Groups) -> None:
+    desk, first = Desk(groups=groups), make_request("a", PROMPT, max_tokens=9)
+    desk.add(first)
+    desk.finish()
+    known = (*PROMPT, *desk.got["a"])  # 19 tokens; the keys of the last were never written
+    goes_on, same = make_request("b", (*known, 1, 2)), make_request("c", PROMPT)
+    branches = make_request("d", (*known[:17], known[17] + 1, 1))
+    desk.add(goes_on, same, branches)
+    plan = desk.submit()
+    assert plan is not None
+    assert [cached(desk, name) for name in "bcd"] == [18, 9, 17]
+    assert plan.rows.num_tokens_R.tolist() == [3, 1, 2]
+    assert [len(copy.targets) for copy in plan.copies] == [3] * len(groups)
+    desk.finish()
+    assert all(desk.got[request.id] == desk.alone(request) for request in (goes_on, same, branches))
+
+
+def test_a_block_is_not_copied_across_salts_nor_without_the_prefix_cache() -> None:
+    desk, other = Desk(), make_request("b", PROMPT, salt="b")
+    desk.add(make_request("a", PROMPT))
+    desk.finish()
+    desk.add(other)
+    desk.submit()
+    assert cached(desk, "b") == 0
+    desk.finish()
+    desk.scheduler.cache.prefix_caching = False
+    desk.add(make_request("c", PROMPT))
+    desk.submit()
+    assert cached(desk, "c") == 0
+    desk.finish()
+
+
+def test_what_an_aborted_request_has_not_written_for_certain_is_not_taken_over() -> None:
+    desk, request = Desk(), make_request("a", PROMPT, max_tokens=12)
+    desk.add(request)
+    desk.submit(), desk.submit(), desk.deliver(), desk.submit()
+    assert desk.scheduler.abort("a")  # one token is known, two plans that write more are in flight
+    followed = make_request("b", (*PROMPT, *desk.alone(request)[:8]))
+    desk.add(followed)
+    desk.submit()
+    assert cached(desk, "b") == len(PROMPT)
+    desk.finish()
+    assert desk.got["b"] == desk.alone(followed)
+
+
+def test_tokens_that_the_caller_takes_back_are_not_taken_over() -> None:
+    desk, request = Desk(), make_request("a", PROMPT, max_tokens=12)
+    desk.add(request)
+    for _ in range(5):
+        desk.submit(), desk.deliver()
+    assert desk.scheduler.abort("a", at_token=1)
+    followed = make_request("b", (*PROMPT, *desk.got["a"]))
+    desk.add(followed)
+    desk.submit()
+    assert cached(desk, "b") == 12  # by then a full block, which is found by its hash alone
+    desk.finish()
+    assert desk.got["b"] == desk.alone(followed)
+    index = desk.scheduler.cache.index
+    assert len(list(index.published())) == len(index), "every block has one name"
+
+
+def test_what_a_preempted_request_has_not_written_again_is_not_taken_over() -> None:
+    desk = Desk(budget=4, block_size=16)
+    request = make_request("a", PROMPT, max_tokens=12)
+    desk.add(request)
+    for _ in range(5):
+        desk.submit(), desk.deliver()
+    [seq] = desk.scheduler._by_id.values()
+    desk.scheduler._preempt(seq)
+    desk.scheduler.cache.forget_all()
+    desk.submit(), desk.deliver()  # the first four tokens, once more
+    assert (cached(desk, "a"), len(desk.got["a"])) == (0, 3)
+    desk.scheduler.abort("a")
+    desk.add(follow := make_request("b", (*PROMPT, *desk.got["a"])))
+    desk.submit()
+    assert cached(desk, "b") == 0
+    desk.finish()
+    assert desk.got["b"] == desk.alone(follow)
+
+
+def test_a_block_that_a_window_has_passed_is_no_end() -> None:
+    """Plans in flight let go of it; the group of full attention still has its own."""
+    desk = Desk(groups=((None, 1), (2, 1)), block_size=2)
+    desk.add(request := make_request("a", PROMPT[:5], max_tokens=12))
+    desk.submit(), desk.deliver()
+    for _ in range(4):
+        desk.submit()
+    [seq] = desk.scheduler._by_id.values()
+    assert (seq.written, seq.blocks[0][2] == NULL_BLOCK, seq.blocks[1][2] == NULL_BLOCK) == (5, False, True)
+    desk.scheduler.abort("a")
+    desk.add(follow := make_request("b", (*PROMPT[:5], *desk.alone(request)[:3])))
+    desk.submit()
+    assert cached(desk, "b") == 4
+    desk.finish(depth=5)
+    assert desk.got["b"] == desk.alone(follow)
+
+
+@pytest.mark.parametrize("fault", ["early", "late"])
+def test_a_copy_of_a_failed_plan_is_made_again(fault: str) -> None:
+    desk = Desk()
+    desk.add(make_request("a", PROMPT))
+    desk.finish()
+    follow = make_request("b", (*PROMPT, *desk.got["a"], 3, 2, 1))
+    desk.add(follow)
+    desk.worker.fail_next = fault
+    desk.submit()
+    assert cached(desk, "b") == 17
+    desk.deliver()
+    plan = desk.submit()
+    assert plan is not None
+    assert (plan.reset, cached(desk, "b"), len(plan.copies)) == (True, 17, 1)
+    desk.finish()
+    assert desk.got["b"] == desk.alone(follow)
+
+
+def test_a_longer_end_takes_the_place_of_the_one_it_begins_with() -> None:
+    """Otherwise a search that adds a token a round would fill the cache with its own past."""
+    desk, tokens = Desk(block_size=16), PROMPT[:2]
+    for name in "abcdefgh":
+        desk.add(make_request(name, tokens, max_tokens=1))
+        desk.finish()
+        tokens = (*tokens, desk.got[name][0])
+        assert len(list(desk.scheduler.cache.index.published())) == 1
+
+
 def test_a_freed_block_is_not_quiet_until_the_last_plan_naming_it_has_retired() -> None:
     desk, request = Desk(), make_request("a", PROMPT)
     desk.add(request)
@@ -334,7 +466,7 @@ def test_guided_requests_find_both_prompts_in_the_cache() -> None:
     before = desk.scheduler.cache.hit_tokens
     desk.add(guided_request("b"), guided_request("c", PROMPT[::-1]))
     desk.finish()
-    assert desk.scheduler.cache.hit_tokens - before == (8 + 4) + 4
+    assert desk.scheduler.cache.hit_tokens - before == (9 + 5) + 5  # all but what must run
 
 
 def test_what_a_guided_request_can_never_run_in_is_refused() -> None:

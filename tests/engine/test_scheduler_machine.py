@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 from hypothesis import strategies as st
@@ -158,6 +159,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         pages = sum(self.layout.pages_needed(length, budget) for length in lengths)
         return min(self.config.max_num_seqs, budget) > 1 and pages < self.layout.num_pages
 
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data(), rest=st.lists(st.integers(1, 2), max_size=2), max_tokens=st.sampled_from([1, 4, 8]))
+    def go_on(self, data, rest, max_tokens) -> None:
+        """As the next turn of a conversation does, or a beam: from another request's tokens so far, or some of them."""
+        earlier = data.draw(st.sampled_from(list(self.expected.values())))
+        known = [*earlier.request.prompt_token_ids, *earlier.got][: MAX_LEN - 1 - len(rest) - max_tokens]
+        prompt = known[: data.draw(st.integers(1, len(known)))] + rest
+        salt, plain = earlier.request.cache_salt, {"fault": None, "faulty_at": 0, "scored": None, "poison": False}
+        plain |= {"scale": earlier.request.params.guidance_scale, "negative": earlier.request.params.negative_prompt}
+        self.add(prompt, max_tokens, 2, masked=False, salt=salt, priority=0, ignore_eos=True, **plain)
+
     @precondition(lambda self: any(e.ended is None for e in self.expected.values()))
     @rule(data=st.data())
     def abort(self, data) -> None:
@@ -261,8 +273,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         for g, block, node_hash in index.published():
             assert pool.is_cached(g, block)
             for layer in range(len(self.layout.groups[g].layers)):
-                cells = [self.worker.memory[block + layer * self.layout.num_pages, i] for i in range(size)]
-                assert chain_hash(index.get(node_hash).parent, [token for _, token, _ in cells]) == node_hash
+                cells = [self.worker.memory.get((block + layer * self.layout.num_pages, i)) for i in range(size)]
+                tokens = [token for _, token, _ in takewhile(bool, cells)]
+                node = index.get(node_hash)
+                lengths = [len(node.end)] if node.end else range(size + 1)
+                assert any(chain_hash(node.parent, tokens[:n]) == node_hash for n in lengths)
+                assert tuple(tokens[: len(node.end or ())]) == (node.end or ())
 
     def teardown(self) -> None:
         """Without newcomers everything ends within bounds, and nothing is left behind."""

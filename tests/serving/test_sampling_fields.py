@@ -187,7 +187,8 @@ def test_a_guided_request_holds_two_sequences(start_server: StartServer) -> None
     body = {"prompt": list(range(5, 15)), "max_tokens": 30, "guidance_scale": 2.0, "negative_prompt": [7] * 10}
     with start_server(max_queue_tokens=79) as small:
         error = httpx.post(f"{small.url}/v1/completions", json=body, timeout=30).json()["error"]
-        assert "80 tokens" in error["message"] and error["param"] == "max_tokens", error
+        assert "80 tokens" in error["message"], error
+        assert error["param"] == "max_tokens"
         assert httpx.post(f"{small.url}/v1/completions", json=body | {"max_tokens": 29}, timeout=30).status_code == 200
         assert small.wait_idle()
 

@@ -3,6 +3,10 @@
 Every group follows one rule, given by its spec: a query at position p needs the keys from `first_needed(p)` on. It
 says which blocks a window lets go, and where a prefix hit can resume: at n blocks, if the blocks from
 `first_needed(n * block_size)` to n are cached. Full attention is the case where the first needed position is 0.
+
+A hit may go on into a block that is not full, or of which only the first tokens are the same: the sequence gets a
+block of its own, and its first plan copies the other one into it (copy on write). This is done with the index's ends:
+the blocks in which sequences, or their prompts, ended.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as PySequence
 
 from ridgeline.core.cache_spec import NULL_BLOCK, CacheLayout
-from ridgeline.core.plan import SetBlocks
+from ridgeline.core.plan import CopyBlocks, SetBlocks
 from ridgeline.engine.cache.pool import BlockPool
 from ridgeline.engine.cache.prefix import Hash, PrefixIndex, chain_hash, root_hash
 from ridgeline.engine.sequence import Sequence
@@ -40,7 +44,7 @@ class CacheManager:
     def admit(self, *seqs: Sequence, reserve_blocks: int) -> bool:
         """Give `seqs` their prefix hits, if the rest of what they know would fit beside `reserve_blocks` spare blocks.
 
-        A hit leaves at least one token to run (`Sequence.may_skip`). Sets blocks, published and cached_tokens.
+        A hit leaves at least one token to run (`Sequence.may_skip`). Sets blocks, source, published, cached_tokens.
         """
         wanted = [reserve_blocks] * len(self.specs)
         for seq in seqs:
@@ -53,6 +57,8 @@ class CacheManager:
                 self.release(seq, 0)
             return False
         for seq in seqs:
+            if self._shares(seq):
+                self._begin_like_another(seq, wanted)
             if seq.preemptions == 0:  # later it finds what it wrote itself, which says nothing about prompts
                 seq.prompt_hit = seq.cached_tokens
                 self.queried_tokens += len(seq.tokens)
@@ -60,6 +66,7 @@ class CacheManager:
         return True
 
     def _take_hit(self, seq: Sequence) -> None:
+        seq.has_emitted = False
         hit = self._longest_hit(seq) if self._shares(seq) else 0
         seq.blocks = [self._hit_blocks(seq, g, hit) for g in range(len(self.specs))]
         for g, blocks in enumerate(seq.blocks):
@@ -71,18 +78,19 @@ class CacheManager:
 
     def _longest_hit(self, seq: Sequence) -> int:
         """Largest number of leading blocks at which every group can resume."""
-        best = 0
+        best, size = 0, self.block_size
+        bounded = int(self.specs[0].window is None)  # full attention ends every hit where its own run from 0 ends
+        others = list(enumerate(self.specs))[bounded:]
         runs = [0] * len(self.specs)  # consecutive cached blocks of the group, ending here
-        end = seq.may_skip // self.block_size
+        end = seq.may_skip // size
         for n, node_hash in enumerate(self._hashes(seq, end)[:end], start=1):
             node = self.index.get(node_hash)
-            for g in range(len(self.specs)):
+            if bounded and (node is None or node.blocks[0] is None):
+                break
+            for g, _ in others:
                 runs[g] = runs[g] + 1 if node is not None and node.blocks[g] is not None else 0
-            needed = [n - spec.first_needed(n * self.block_size) // self.block_size for spec in self.specs]
-            if all(run >= need for run, need in zip(runs, needed, strict=True)):
+            if all(runs[g] >= n - spec.first_needed(n * size) // size for g, spec in others):
                 best = n
-            elif self.specs[0].window is None and runs[0] < n:
-                break  # full attention lost its thread: no longer hit exists
         return best
 
     def _hit_blocks(self, seq: Sequence, group: int, hit: int) -> list[int]:
@@ -95,6 +103,44 @@ class CacheManager:
             assert block is not None
             blocks.append(block)
         return blocks
+
+    def _begin_like_another(self, seq: Sequence, wanted: PySequence[int]) -> None:
+        """Lengthen the hit by a block to copy into, and its source, if some end agrees with what follows.
+
+        wanted: blocks per group that were promised to `seq`, and maybe to others. They must fit beside the source.
+        """
+        size, hit = self.block_size, seq.published
+        tokens = tuple(seq.tokens[hit * size : min(seq.may_skip, (hit + 1) * size - 1)])
+        count, end = self.index.nearest_end(self._parent(seq, hit), tokens) if tokens else (0, None)
+        node = self.index.get(end) if count and end is not None else None
+        if node is None:
+            return
+        seq.source = [block for block in node.blocks if block is not None]
+        for g, block in enumerate(seq.source):
+            self.pool.share(g, block)
+        taken = self.pool.take([1] * len(self.specs)) if self.pool.can_take(wanted) else None
+        if taken is None:
+            self._release_source(seq, 0)
+            return
+        for blocks, new in zip(seq.blocks, taken, strict=True):
+            blocks += new
+        seq.cached_tokens += count
+
+    def copies(self, seqs: PySequence[Sequence], plan: int) -> tuple[CopyBlocks, ...]:
+        """What `plan`, the first of these sequences, must copy. Later plans may overwrite the sources."""
+        starting = [(seq, seq.cached_tokens // self.block_size) for seq in seqs]
+        copies = tuple(
+            CopyBlocks(g, tuple(seq.source[g] for seq in seqs), tuple(seq.blocks[g][n] for seq, n in starting))
+            for g in range(len(self.specs) if seqs else 0)
+        )
+        for seq in seqs:
+            self._release_source(seq, plan)
+        return copies
+
+    def _release_source(self, seq: Sequence, last_plan: int) -> None:
+        for g, block in enumerate(seq.source):
+            self.pool.release(g, block, last_plan)
+        seq.source = []
 
     # ---- growth -----------------------------------------------------------------------------------------------
 
@@ -172,13 +218,43 @@ class CacheManager:
     # ---- release ----------------------------------------------------------------------------------------------
 
     def release(self, seq: Sequence, last_plan: int) -> None:
-        """Give all blocks back, the tail first, so that it is evicted before what it continues."""
+        """Give all blocks back, the last first, so that it is evicted before what it continues."""
+        if seq.written > 0 and self._shares(seq):
+            for n in sorted({(length - 1) // self.block_size for length in (seq.num_prompt, seq.written)}):
+                self._leave_end(seq, n)
+        self._release_source(seq, last_plan)
         for g, blocks in enumerate(seq.blocks):
             for block in reversed(blocks):
                 if block != NULL_BLOCK:
                     self.pool.release(g, block, last_plan)
         seq.blocks = [[] for _ in self.specs]
         seq.published = 0
+
+    def _leave_end(self, seq: Sequence, n: int) -> None:
+        """Let others begin like the sequence's block n, as far as it is written."""
+        size, index = self.block_size, self.index
+        tokens, parent = tuple(seq.tokens[n * size : min(seq.written, (n + 1) * size)]), self._parent(seq, n)
+        if not tokens or index.is_covered(parent, tokens):
+            return
+        node_hash = chain_hash(parent, tokens)
+        if len(tokens) < size:
+            blocks = [ids[n] for ids in seq.blocks]
+            if n < seq.published or NULL_BLOCK in blocks:
+                return  # the caller takes the block's last tokens back, or a window has passed
+            for g, block in enumerate(blocks):
+                if index.publish(node_hash, parent, g, block):
+                    self.pool.mark_cached(g, block)
+        node = index.get(node_hash)
+        if node is None or None in node.blocks:
+            return
+        if (shorter := index.shorter_end(parent, tokens)) is not None:
+            self.unpublish([shorter])
+        index.add_end(node_hash, tokens)
+
+    def forget_all(self) -> None:
+        """Let no later sequence find anything of what was."""
+        self.unpublish({node_hash for _, _, node_hash in self.index.published()})
+        self.queried_tokens = self.hit_tokens = 0
 
     @property
     def usage(self) -> float:
@@ -190,6 +266,10 @@ class CacheManager:
 
     def _root(self, seq: Sequence) -> Hash:
         return root_hash(seq.request.cache_salt)
+
+    def _parent(self, seq: Sequence, n: int) -> Hash:
+        """Of the sequence's block n."""
+        return self._hashes(seq, n)[n - 1] if n else self._root(seq)
 
     def _hashes(self, seq: Sequence, end: int) -> list[Hash]:
         """Hashes of the sequence's blocks, at least the first `end`; each computed once."""

@@ -1,17 +1,23 @@
 """The one prefix index: a map of chained block hashes with parent links, which is the radix tree of all prompts.
 
-A node stands for one full block of tokens *and everything before it*: hash = H(parent's hash, tokens). The root is
+A node stands for one block of tokens *and everything before it*: hash = H(parent's hash, tokens). The root is
 H(salt, …), so tenants (and later adapters, images, weight versions) never meet. A node remembers, per cache group,
 the block that holds its keys and values. The same hashes name blocks to other tiers and to routers.
+
+A prefix of whole blocks is found by hash alone. Where a request ended the tree has *ends*: the node's tokens are kept
+there, so that what begins like them, and goes on otherwise, can be told how far. An end is the one kind of node whose
+block need not be full.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 Hash = bytes
+Tokens = tuple[int, ...]
 
 
 def root_hash(*extra_keys: str) -> Hash:
@@ -25,13 +31,17 @@ def chain_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
 
 
 class Node:
-    """One cached block of tokens; `blocks[g]` holds its state for group g (None: not cached there)."""
+    """One cached block of tokens; `blocks[g]` holds its state for group g (None: not cached there).
 
-    __slots__ = ("blocks", "parent")
+    end: its tokens, while it is an end.
+    """
+
+    __slots__ = ("blocks", "end", "parent")
 
     def __init__(self, parent: Hash, num_groups: int) -> None:
         self.parent = parent
         self.blocks: list[int | None] = [None] * num_groups
+        self.end: Tokens | None = None
 
 
 class PrefixIndex:
@@ -41,6 +51,9 @@ class PrefixIndex:
         self._num_groups = num_groups
         self._nodes: dict[Hash, Node] = {}
         self._hash_of: list[dict[int, Hash]] = [{} for _ in range(num_groups)]
+        # Ends by parent, sorted. No end begins another, which would serve for both: so those that agree most with any
+        # tokens stand where these would
+        self._ends: dict[Hash, list[tuple[Tokens, Hash]]] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -74,5 +87,47 @@ class PrefixIndex:
         node_hash = self._hash_of[group].pop(block)
         node = self._nodes[node_hash]
         node.blocks[group] = None
+        if node.end is not None:
+            self._no_end(node_hash, node, node.end)
         if all(b is None for b in node.blocks):
             del self._nodes[node_hash]
+
+    # ---- ends -------------------------------------------------------------------------------------------------
+
+    def is_covered(self, parent: Hash, tokens: Tokens) -> bool:
+        """Whether an end after `parent` begins with these tokens."""
+        ends = self._ends.get(parent, [])
+        at = bisect_left(ends, (tokens,))
+        return at < len(ends) and ends[at][0][: len(tokens)] == tokens
+
+    def shorter_end(self, parent: Hash, tokens: Tokens) -> Hash | None:
+        """The end after `parent` that these tokens begin with, if there is one."""
+        ends = self._ends.get(parent, [])
+        at = bisect_left(ends, (tokens,))
+        return ends[at - 1][1] if at and tokens[: len(ends[at - 1][0])] == ends[at - 1][0] else None
+
+    def add_end(self, node_hash: Hash, tokens: Tokens) -> None:
+        """Make a node an end. Every group has its block; no end begins with its tokens, nor it with theirs."""
+        node = self._nodes[node_hash]
+        node.end = tokens
+        insort(self._ends.setdefault(node.parent, []), (tokens, node_hash))
+
+    def nearest_end(self, parent: Hash, tokens: Tokens) -> tuple[int, Hash | None]:
+        """How many of these tokens after `parent` some end begins with, at most, and that end."""
+        ends = self._ends.get(parent)
+        if not ends:
+            return 0, None
+        at = bisect_left(ends, (tokens,))
+        near = [(common(tokens, end), node_hash) for end, node_hash in ends[max(0, at - 1) : at + 1]]
+        return max(near, key=lambda found: found[0])
+
+    def _no_end(self, node_hash: Hash, node: Node, tokens: Tokens) -> None:
+        ends, node.end = self._ends[node.parent], None
+        del ends[bisect_left(ends, (tokens, node_hash))]
+        if not ends:
+            del self._ends[node.parent]
+
+
+def common(a: Tokens, b: Tokens) -> int:
+    """Length of the common beginning."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

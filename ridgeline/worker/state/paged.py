@@ -7,14 +7,19 @@ One buffer, seen by every layer as an ordinary paged cache [blocks, kv heads, bl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.plan import CopyBlocks
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.attention import Attention
+from ridgeline.worker.upload import staging
+
+COPIED_AT_ONCE = 32 << 20  # bytes: what is read lies beside the cache until it is written
 
 
 class PagedCache:
@@ -30,10 +35,11 @@ class PagedCache:
         units = layout.units_per_page * layout.num_pages
         if device.type == "cpu":
             tokens_first = (units, 2, layout.block_size, spec.num_kv_heads, spec.head_dim)
-            self._units = torch.zeros(tokens_first, dtype=dtype).transpose(2, 3)
+            self._memory = torch.zeros(tokens_first, dtype=dtype)
+            self._units = self._memory.transpose(2, 3)
         else:
             heads_first = (units, 2, spec.num_kv_heads, layout.block_size, spec.head_dim)
-            self._units = torch.zeros(heads_first, dtype=dtype, device=device)
+            self._units = self._memory = torch.zeros(heads_first, dtype=dtype, device=device)
 
     def views(self) -> dict[int, tuple[Tensor, Tensor]]:
         """Layer → its keys and its values, each [N, G, P, D], indexed by the ids in its group's block table."""
@@ -44,11 +50,25 @@ class PagedCache:
                 views[layer] = units[:, 0], units[:, 1]
         return views
 
+    def copy(self, copies: Sequence[CopyBlocks]) -> None:
+        """Blocks onto others, in every layer of their group."""
+        num_pages, layers = self.layout.num_pages, [len(group.layers) for group in self.layout.groups]
+        places = [
+            [block + layer * num_pages for copy in copies for layer in range(layers[copy.group]) for block in ids(copy)]
+            for ids in (attrgetter("sources"), attrgetter("targets"))
+        ]
+        staged = staging(2 * len(places[0]), self._memory.device)
+        staged.numpy()[:] = [*places[0], *places[1]]
+        places_2N = staged.to(self._memory.device, non_blocking=True).long().view(2, -1)
+        for sources_N, targets_N in places_2N.split(max(1, COPIED_AT_ONCE // self.layout.unit_bytes), dim=1):
+            self._memory.index_copy_(0, targets_N, self._memory.index_select(0, sources_N))
+
 
 class PagedState:
     """`MixerState` of one step: writes the step's keys and values, then attends to all that is cached."""
 
     def __init__(self, cache: PagedCache, ops: Ops) -> None:
+        self.copy = cache.copy
         self._views = cache.views()
         self._group_of = {layer: g for g, group in enumerate(cache.layout.groups) for layer in group.layers}
         self._ops = ops

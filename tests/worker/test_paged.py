@@ -1,0 +1,41 @@
+"""Blocks copied on the device, against what every layer sees of its memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ridgeline.core.cache_spec import CacheGroup, CacheLayout, CacheSpec
+from ridgeline.core.plan import CopyBlocks
+from ridgeline.worker.state.paged import PagedCache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_blocks_are_copied_in_all_layers_of_their_group_and_nothing_else_changes(
+    device: str, dtype: torch.dtype
+) -> None:
+    specs = [CacheSpec(num_kv_heads=2, head_dim=8, window=window) for window in (None, 5)]
+    groups = tuple(
+        CacheGroup(spec=spec, layers=layers) for spec, layers in zip(specs, [(1, 3), (0, 2, 4)], strict=True)
+    )
+    layout = CacheLayout(groups=groups, block_size=4, dtype="float32", num_pages=6)
+    cache = PagedCache(layout, dtype, torch.device(device))
+    for tensors in cache.views().values():
+        for tensor in tensors:
+            tensor.copy_(torch.randn(tensor.shape))
+    # Pages 1 and 2 are the first group's, 3 to 5 the second's; each page has blocks of its own
+    first = [layout.block_id(0, page, index) for page in (1, 2) for index in range(3)]
+    second = [layout.block_id(1, page, index) for page in (3, 4, 5) for index in range(2)]
+    copies = [
+        CopyBlocks(0, (first[0], first[0], first[4]), (first[1], first[3], first[5])),
+        CopyBlocks(1, (second[5], second[2]), (second[0], second[3])),
+    ]
+    before = {layer: [tensor.clone() for tensor in tensors] for layer, tensors in cache.views().items()}
+    cache.copy(copies)
+    for (group, sources, targets), others in zip(copies, (first, second), strict=True):
+        came_from = dict(zip(others, others, strict=True)) | dict(zip(targets, sources, strict=True))
+        for layer in layout.groups[group].layers:
+            for now, then in zip(cache.views()[layer], before[layer], strict=True):
+                for block, source in came_from.items():
+                    assert torch.equal(now[block], then[source])
