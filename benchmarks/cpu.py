@@ -1,38 +1,77 @@
-"""The CPU path on a model of Qwen3 0.6B's shape, random weights, bfloat16: beside transformers, and int8 beside both.
+"""The CPU path on a model of Qwen3 0.6B's shape, random weights, bfloat16: beside transformers and llama.cpp, and our
+quantized forms beside all.
 
-    python benchmarks/cpu.py [--rounds 5] [--threads 2] [--scale 4] [--output benchmarks/results/cpu.jsonl]
+    python benchmarks/cpu.py [--rounds 3] [--threads 2] [--scale 4] [--output benchmarks/results/cpu.jsonl]
+                             [--gguf BF16.gguf] [--gguf-int8 Q8_0.gguf]
 
-All engines are loaded in one process and take turns, so that what else the machine does falls on all of them alike; the
-table has medians and the best of the rounds, and their distance says how noisy it was. Achieved bytes per second count
-the weights once per step, beside what a sum over memory reads. --scale divides the ragged batch's lengths.
+`benchmarks/random_gguf.py` writes the files that llama.cpp reads. Each engine lives in a process of its own, since
+OpenMP's threads look out for work only where there are no more of them than cores; they take turns, so that what else
+the machine does falls on all of them alike. The table has medians and the best of the rounds, and their distance says
+how noisy it was. Achieved bytes per second count the weights once per output token of the longest request, beside what
+a sum over memory reads. --scale divides the ragged batch's lengths.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ridgeline.bench.engines import LoadOptions
-from ridgeline.bench.engines.ridgeline import Ridgeline
-from ridgeline.bench.engines.transformers import Transformers
+from ridgeline.bench.engines import ENGINES, LoadOptions
 
 MODEL = str(Path(__file__).parent / "models" / "qwen3-0.6b")
 VOCABULARY = 150_000
+OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "device": "cpu", "dummy": True, "max_model_len": 1024}
+ALONE = {"enable_prefix_caching": False, "max_num_seqs": 16}  # a round must not find the last one's prompts
 Requests = tuple[list[list[int]], list[int]]
 
 
+class Engine:
+    """An engine in a process of its own. weights: bytes of them that a step reads, where that is known."""
+
+    def __init__(self, kind: str, model: str, threads: int, extra: dict[str, Any]) -> None:
+        self._pipe, other = multiprocessing.Pipe()
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=_serve, args=(other, kind, model, threads, extra), daemon=True
+        )
+        self._process.start()
+        self.weights: int = self._pipe.recv()
+
+    def seconds(self, requests: Requests) -> float:
+        self._pipe.send(requests)
+        taken: float = self._pipe.recv()
+        return taken
+
+
+def _serve(pipe: Connection, kind: str, model: str, threads: int, extra: dict[str, Any]) -> None:
+    torch.set_num_threads(threads)
+    engine = ENGINES[kind](model, LoadOptions(**OPTIONS, extra=extra))
+    weights = 0
+    if kind == "ridgeline":
+        decoder = engine.llm.assembly.worker.runner.decoder
+        weights = decoder.weight_bytes - decoder.embed.weight.nbytes  # all but the table that ids are looked up in
+    pipe.send(weights)
+    with suppress(EOFError):  # the other end is gone
+        while True:
+            prompts, counts = pipe.recv()
+            pipe.send(_seconds(partial(engine.generate, prompts, counts, 0.0)))
+
+
 def read_bandwidth(rounds: int) -> float:
-    """Bytes per second of the fastest sum over 512 MB."""
-    numbers = torch.ones(64 << 20, dtype=torch.int64)
+    """Bytes per second of the fastest sum over 2 GB."""
+    numbers = torch.ones(256 << 20, dtype=torch.int64)
     times = [_seconds(numbers.sum) for _ in range(4 * rounds)]
     return numbers.nbytes / min(times)
 
@@ -44,12 +83,6 @@ def ragged(count: int, inputs: tuple[int, int], outputs: tuple[int, int], seed: 
     return prompts, [rng.randint(*outputs) for _ in range(count)]
 
 
-def _read_by_a_step(engine: Ridgeline) -> int:
-    """Bytes of weights: all but the table that ids are looked up in."""
-    decoder = engine.llm.assembly.worker.runner.decoder
-    return decoder.weight_bytes - decoder.embed.weight.nbytes
-
-
 def _seconds(run: Callable[[], object]) -> float:
     started = time.perf_counter()
     run()
@@ -58,45 +91,52 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--scale", type=int, default=4)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--gguf")
+    parser.add_argument("--gguf-int8")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
-    options = {"dtype": "bfloat16", "device": "cpu", "dummy": True, "max_model_len": 1024}
-    batch_free = {"enable_prefix_caching": False, "max_num_seqs": 16}  # a round must not find the last one's prompts
-    engines = {
-        "ridgeline": Ridgeline(MODEL, LoadOptions(**options, extra=batch_free)),
-        "ridgeline int8": Ridgeline(MODEL, LoadOptions(**options, extra={**batch_free, "quantization": "int8"})),
-        "transformers": Transformers(MODEL, LoadOptions(**options)),
-    }
-    weights = {name: _read_by_a_step(e) for name, e in engines.items() if isinstance(e, Ridgeline)}
-    cut = asked.scale
-    loads = {
-        "batch 1, 16 in, 16 out": ragged(1, (16, 16), (16, 16), 0),
-        f"batch 16 ragged, {128 // cut}-{512 // cut} in, {64 // cut}-{256 // cut} out": ragged(
-            16, (128 // cut, 512 // cut), (64 // cut, 256 // cut), 1
-        ),
-    }
     bandwidth = read_bandwidth(asked.rounds)
     print(f"read bandwidth {bandwidth / 1e9:.1f} GB/s, load {os.getloadavg()[0]:.1f}", flush=True)
-    for load, (prompts, counts) in loads.items():
-        times: dict[str, list[float]] = {name: [] for name in engines}
-        for turn in range(asked.rounds + 1):
-            for name, engine in engines.items():
-                seconds = _seconds(partial(engine.generate, prompts, counts, 0.0))
-                if turn:  # the first one warms up
-                    times[name].append(seconds)
+    engines = {
+        "ridgeline": Engine("ridgeline", MODEL, asked.threads, ALONE),
+        "ridgeline int8": Engine("ridgeline", MODEL, asked.threads, {**ALONE, "quantization": "int8"}),
+        "ridgeline w8a8": Engine("ridgeline", MODEL, asked.threads, {**ALONE, "quantization": "w8a8"}),
+        "transformers": Engine("transformers", MODEL, asked.threads, {}),
+    }
+    threads = {"n_threads": asked.threads, "n_threads_batch": asked.threads, "parallel": 8}
+    for name, path in (("llama.cpp", asked.gguf), ("llama.cpp Q8_0", asked.gguf_int8)):
+        if path:
+            engines[name] = Engine("llama_cpp", path, asked.threads, threads)
+    cut = asked.scale
+    loads = {
+        "batch 1, 32 in, 64 out": (1, (32, 32), (64, 64)),
+        "batch 8, 32 in, 64 out": (8, (32, 32), (64, 64)),
+        f"batch 16 ragged, {128 // cut}-{512 // cut} in, {64 // cut}-{256 // cut} out": (
+            16, (128 // cut, 512 // cut), (64 // cut, 256 // cut),
+        ),
+    }  # fmt: skip
+    for engine in engines.values():
+        engine.seconds(ragged(2, (16, 16), (4, 4), 7))
+    for number, (load, shape) in enumerate(loads.items()):
+        requests = ragged(*shape, seed=number)
+        there = {name: e for name, e in engines.items() if shape[0] <= 8 or not name.startswith("llama.cpp")}
+        times: dict[str, list[float]] = {name: [] for name in there}
+        for _ in range(asked.rounds):
+            for name, engine in there.items():
+                times[name].append(engine.seconds(requests))
         for name, taken in times.items():
             row = {
                 "workload": load,
                 "engine": name,
-                "tokens_per_s_median": sum(counts) / statistics.median(taken),
-                "tokens_per_s_best": sum(counts) / min(taken),
+                "tokens_per_s_median": sum(requests[1]) / statistics.median(taken),
+                "tokens_per_s_best": sum(requests[1]) / min(taken),
                 "speedup_over_transformers_median": statistics.median(times["transformers"]) / statistics.median(taken),
                 "speedup_over_transformers_best": min(times["transformers"]) / min(taken),
-                "weights_gb_per_s_best": weights.get(name, 0) * max(counts) / min(taken) / 1e9,
+                "weights_gb_per_s_best": there[name].weights * max(requests[1]) / min(taken) / 1e9,
                 "read_gb_per_s": bandwidth / 1e9,
                 "rounds": asked.rounds,
                 "threads": asked.threads,
@@ -108,8 +148,6 @@ def main() -> None:
             if asked.output:
                 with asked.output.open("a") as file:
                     file.write(json.dumps(row) + "\n")
-    for engine in engines.values():
-        engine.close()
 
 
 if __name__ == "__main__":

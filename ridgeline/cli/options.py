@@ -36,7 +36,7 @@ ENGINE_HELP = {
     "scheduling_policy": "fcfs or priority.",
     "seed": "Seed for requests that bring none.",
     "load_format": "auto, safetensors, or dummy (random weights).",
-    "quantization": "int8: round weights at load, one scale per output channel (CPU only).",
+    "quantization": "int8: round weights at load, one scale per output channel; w8a8: activations, too (CPU only).",
     "enforce_eager": "Launch ops one by one instead of replaying CUDA graphs.",
     "deterministic": "The same bits for a request whatever runs beside it (GPU only; slower).",
     "cascade": "Requests with a common beginning read its cached keys together (default: on a GPU).",

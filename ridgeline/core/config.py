@@ -9,7 +9,7 @@ from typing import Literal
 
 from ridgeline.core.errors import InvalidConfig
 
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int8", "w8a8")
 DTYPES = ("float32", "bfloat16", "float16")
 
 # Tokens per cache block where the user does not say. Kernels read larger blocks faster; smaller ones match prefixes
@@ -29,7 +29,8 @@ class LLMConfig:
     request gets the same bits whatever runs beside it (GPU only; slower). cascade: decoding requests with the same
     first cache blocks read their keys together (on a GPU, but not with deterministic). kernels: op → implementation,
     where the platform's first choice is not wanted ("reference" always exists). quantization: None, or "int8", the
-    weights of linear maps rounded at load, by output channel (CPU only).
+    weights of linear maps rounded at load, by output channel; "w8a8": that, and activations rounded to int8, by token
+    (both on a CPU only; the second needs VNNI, and is faster).
     """
 
     model: str | Path = ""

@@ -2,7 +2,8 @@
 
 Tolerances: packed weights are the same numbers, so 4 epsilons of the dtype and the float32 sum's I · 2**-24, as for any
 implementation. An int8 weight is off by at most half its row's scale (rounding that moves the row's largest by less),
-so an output is off by at most that times Σ|x|.
+so an output is off by at most that times Σ|x|. A rounded activation adds half its token's scale times Σ|w|, of the
+rounded weights.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 
 CPU, HERE = torch.device("cpu"), Platform(device_type="cpu")
+needs_vnni = pytest.mark.skipif(not prepared.has_vnni(), reason="no VNNI")
 needs_packing = pytest.mark.skipif(
     not prepared.has_onednn(HERE) or not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no oneDNN in bfloat16"
 )
@@ -61,10 +63,39 @@ def test_an_int8_weight_errs_by_less_than_its_step_allows(case: Case, dtype: tor
     assert (got - want).abs().max() > 0, "nothing was rounded: this is no int8 weight"
 
 
+@needs_vnni
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rounded_activations_err_by_less_than_both_steps_allow(case: Case, dtype: torch.dtype) -> None:
+    x_TI, weight_OI, bias_O = case.inputs(dtype, CPU)
+    given, weight = x_TI.clone(), prepared.quantize_both(weight_OI)
+    got = prepared.linear(x_TI, weight, bias_O).double()
+    assert torch.equal(x_TI, given), "the input was written to"
+    want = LINEAR.reference(x_TI.double(), weight_OI.double(), None if bias_O is None else bias_O.double())
+    step_O = weight_OI.abs().amax(1).double() / prepared.LEVELS * (1 + torch.finfo(dtype).eps / 2)
+    step_T1 = x_TI.abs().amax(1, keepdim=True).double() / prepared.LEVELS
+    by_weights_TO = x_TI.double().abs().sum(1, keepdim=True) * step_O / 2
+    by_activations_TO = step_T1 / 2 * (weight_OI.double().abs() + step_O[:, None] / 2).sum(1)
+    rounding_TO = 4 * torch.finfo(dtype).eps * (want.abs() + 1) + case.in_width * 2.0**-24
+    assert ((got - want).abs() <= by_weights_TO + by_activations_TO + rounding_TO).all()
+    alone = torch.cat([prepared.linear(x_1I, weight, bias_O) for x_1I in x_TI.split(1)]).double()
+    assert torch.equal(got, alone), "a token's result depends on its neighbours"
+
+
+@needs_vnni
+def test_what_is_no_number_stays_none_in_w8a8() -> None:
+    weight = prepared.quantize_both(torch.ones(8, 16))
+    x_TI = torch.ones(4, 16)
+    x_TI[1, 3], x_TI[2, 3] = torch.nan, torch.inf
+    y_TO = weight.times(x_TI, None)
+    assert torch.isfinite(y_TO).all(1).tolist() == [True, False, False, True]
+
+
 def test_a_row_of_zeros_stays_zeros_in_int8() -> None:
-    weight_OI = torch.zeros(32, 32, dtype=torch.bfloat16)
-    y_TO = prepared.linear(torch.ones(2, 32, dtype=torch.bfloat16), prepared.quantize(weight_OI), None)
-    assert torch.equal(y_TO, torch.zeros_like(y_TO))
+    zeros = torch.zeros(32, 32, dtype=torch.bfloat16)
+    for quantize in (prepared.quantize, *([prepared.quantize_both] if prepared.has_vnni() else [])):
+        for x_TI, weight_OI in ((torch.ones_like(zeros), zeros), (zeros, torch.ones_like(zeros))):
+            assert torch.equal(prepared.linear(x_TI, quantize(weight_OI), None), zeros)
 
 
 @needs_packing

@@ -6,7 +6,7 @@ D head dim, C columns of the block table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,8 @@ class RaggedBatch:
     Host: num_tokens_R, and kv_bound_R ≥ kv_len_R to size work by. Both are None where the host cannot know (a captured
     graph); then T == R means that every row has one token, and otherwise rows may have none, tokens from start_R1[R]
     on belong to no row, and their outputs are undefined.
+
+    derived: what an implementation has made of all this, for the step's other layers, by a key of its own.
     """
 
     slots_R: Tensor
@@ -99,6 +101,7 @@ class RaggedBatch:
     num_tokens_R: np.ndarray | None = None
     kv_bound_R: np.ndarray | None = None
     schedule: Schedule | None = None
+    derived: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 def write_kv_reference(

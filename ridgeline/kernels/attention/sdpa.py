@@ -1,16 +1,18 @@
 """Paged attention in plain torch: gather the blocks, then torch's scaled_dot_product_attention.
 
-Rows with one query (decodes) are padded to a common length and run together, longer rows one by one. The heads that
-share a key head are stacked along the query axis, so grouped queries need no copies of keys. Reads nothing from the
-device: shapes come from host bounds, lengths enter through the mask. Keys and values are copied once before they are
-read: torch's kernel wants a row's keys at even distances.
+Rows with one query (decodes) are padded to a common length and run together, longer rows one by one, a tile of queries
+at a time, which sees no keys behind its last query. The heads that share a key head are stacked along the query axis,
+so grouped queries need no copies of keys. Reads nothing from the device: shapes come from host bounds, lengths enter
+through the mask. Keys and values are copied once before they are read: torch's kernel wants a row's keys at even
+distances. What does not depend on the layer, blocks and masks, is made once a step.
 
-Legend as in op.py; B rows run together, K keys gathered, J heads per key head times queries.
+Legend as in op.py; B rows run together, Q queries of each, K keys gathered, J heads per key head times queries.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,6 +22,19 @@ from torch.nn.functional import scaled_dot_product_attention
 from ridgeline.kernels.attention.op import RaggedBatch
 
 WORKSPACE_BYTES = 1 << 28  # bound on gathered keys and values of one pass
+TILE = 128  # queries
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Rows that attend together. tokens: the step's queries that they bring, as many each. blocks_BC: where their keys
+    lie. position_BQ: of the queries; key_K: of the keys. seen_BGJK: bool, G = 1."""
+
+    tokens: slice | Tensor
+    blocks_BC: Tensor
+    position_BQ: Tensor
+    key_K: Tensor
+    seen_BGJK: Tensor
 
 
 def paged_attention(
@@ -34,23 +49,77 @@ def paged_attention(
     slopes_H: Tensor | None = None,
 ) -> Tensor:
     """As `op.paged_attention_reference`, but for sinks. Cache memory must be finite where unwritten (it is zeroed)."""
-    caches = k_cache_NGPD, v_cache_NGPD
-    attend = partial(_attend, scale=scale, window=window, softcap=softcap, slopes_H=slopes_H)
-    num_tokens_R, kv_bound_R = _known(batch.num_tokens_R), _known(batch.kv_bound_R)
-    starts_R = np.concatenate([[0], np.cumsum(num_tokens_R)])
+    per_kv = q_THD.shape[1] // k_cache_NGPD.shape[1]
+    key = window, per_kv, k_cache_NGPD.shape[1:]
+    if key not in batch.derived:
+        batch.derived[key] = list(_passes(batch, k_cache_NGPD, window, per_kv))
     out_THD = torch.empty_like(q_THD)
-    for rows in _decode_passes(batch, k_cache_NGPD, window):
-        tokens = starts_R[rows]
-        if len(rows) == len(q_THD):  # the whole step is one pass of decodes
-            return attend(q_THD[:, None], caches, batch, slice(None), kv_bound_R)[:, 0]
-        index = torch.from_numpy(tokens).to(q_THD.device)
-        where = torch.from_numpy(rows).to(q_THD.device)
-        out_THD[index] = attend(q_THD[index][:, None], caches, batch, where, kv_bound_R[rows])[:, 0]
-    for row in np.flatnonzero(num_tokens_R > 1):
-        part = slice(int(starts_R[row]), int(starts_R[row + 1]))
-        one = slice(int(row), int(row) + 1)
-        out_THD[part] = attend(q_THD[None, part], caches, batch, one, kv_bound_R[one])[0]
+    for each in batch.derived[key]:
+        num_rows, num_queries = each.position_BQ.shape
+        q_BQGpD = q_THD[each.tokens].view(num_rows, num_queries, -1, per_kv, q_THD.shape[-1])
+        q_BGJD = q_BQGpD.permute(0, 2, 3, 1, 4).flatten(2, 3)
+        k_BGKD, v_BGKD = (_gathered(cache, each.blocks_BC) for cache in (k_cache_NGPD, v_cache_NGPD))
+        mask_BGJK = each.seen_BGJK
+        if slopes_H is not None:
+            distance_BQK = (each.position_BQ[..., None] - each.key_K).float()
+            lost_BGJK = (slopes_H.view(1, -1, per_kv, 1, 1) * distance_BQK[:, None, None]).flatten(2, 3)
+            mask_BGJK = torch.where(mask_BGJK, -lost_BGJK, -torch.inf).to(q_BGJD.dtype)
+        if softcap is None:
+            out_BGJD = scaled_dot_product_attention(q_BGJD, k_BGKD, v_BGKD, attn_mask=mask_BGJK, scale=scale)
+        else:
+            out_BGJD = _capped(q_BGJD, k_BGKD, v_BGKD, mask_BGJK, scale, softcap)
+        out_BQGpD = out_BGJD.unflatten(2, (per_kv, num_queries)).permute(0, 3, 1, 2, 4)
+        out_THD[each.tokens] = out_BQGpD.reshape(-1, *q_THD.shape[1:])
     return out_THD
+
+
+def _passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv: int) -> Iterator[Pass]:
+    num_tokens_R, kv_bound_R = _known(batch.num_tokens_R), _known(batch.kv_bound_R)
+    starts_R, device = np.cumsum(num_tokens_R) - num_tokens_R, batch.slots_R.device
+    for rows in _decode_rows(num_tokens_R, kv_bound_R, k_cache_NGPD):
+        everything = len(rows) == len(num_tokens_R) == int(num_tokens_R.sum())
+        which = slice(None) if everything else torch.from_numpy(rows).to(device)
+        tokens = slice(None) if everything else torch.from_numpy(starts_R[rows]).to(device)
+        position_BQ = batch.kv_len_R[which, None] - 1
+        least, most = int(kv_bound_R[rows].min()), int(kv_bound_R[rows].max())
+        yield _pass(batch, which, tokens, position_BQ, least - 1, most, k_cache_NGPD.shape[2], window, per_kv)
+    for row in np.flatnonzero(num_tokens_R > 1).tolist():
+        count, bound, which = int(num_tokens_R[row]), int(kv_bound_R[row]), slice(row, row + 1)
+        for first in range(0, count, TILE):
+            last = min(first + TILE, count)
+            tokens = slice(int(starts_R[row]) + first, int(starts_R[row]) + last)
+            position_BQ = batch.kv_len_R[which, None] - count + torch.arange(first, last, device=device)
+            known = bound - count  # before the row's first query
+            yield _pass(
+                batch, which, tokens, position_BQ, known + first, known + last, k_cache_NGPD.shape[2], window, per_kv
+            )
+
+
+def _pass(
+    batch: RaggedBatch,
+    rows: slice | Tensor,
+    tokens: slice | Tensor,
+    position_BQ: Tensor,
+    least: int,
+    end: int,
+    block_size: int,
+    window: int | None,
+    per_kv: int,
+) -> Pass:
+    """least: position of the first query at the lowest. end: behind that of the last at the highest."""
+    first = 0 if window is None else max(0, least - window + 1) // block_size
+    last = -(-end // block_size)
+    key_K = torch.arange(first * block_size, last * block_size, device=position_BQ.device)
+    seen_BQK = key_K <= position_BQ[..., None]
+    if window is not None:
+        seen_BQK &= key_K > position_BQ[..., None] - window
+    return Pass(
+        tokens=tokens,
+        blocks_BC=batch.block_table_SC[:, first:last][batch.slots_R[rows]],
+        position_BQ=position_BQ,
+        key_K=key_K,
+        seen_BGJK=seen_BQK[:, None].repeat(1, 1, per_kv, 1),
+    )
 
 
 def _known(lengths: np.ndarray | None) -> np.ndarray:
@@ -59,53 +128,14 @@ def _known(lengths: np.ndarray | None) -> np.ndarray:
     return lengths
 
 
-def _decode_passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None) -> list[np.ndarray]:
+def _decode_rows(num_tokens_R: np.ndarray, kv_bound_R: np.ndarray, k_cache_NGPD: Tensor) -> list[np.ndarray]:
     """Rows with one query, split so that a pass's gathered keys and values stay within the workspace."""
-    rows = np.flatnonzero(_known(batch.num_tokens_R) == 1)
+    rows = np.flatnonzero(num_tokens_R == 1)
     if not len(rows):
         return []
     _, kv_heads, block_size, head_dim = k_cache_NGPD.shape
-    longest = int(_known(batch.kv_bound_R)[rows].max())
-    row_bytes = 4 * (longest + block_size) * kv_heads * head_dim * k_cache_NGPD.element_size()
+    row_bytes = 4 * (int(kv_bound_R[rows].max()) + block_size) * kv_heads * head_dim * k_cache_NGPD.element_size()
     return np.array_split(rows, -(-len(rows) // max(1, WORKSPACE_BYTES // row_bytes)))
-
-
-def _attend(
-    q_BQHD: Tensor,
-    caches: tuple[Tensor, Tensor],
-    batch: RaggedBatch,
-    rows: slice | Tensor,
-    kv_bound_B: np.ndarray,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    slopes_H: Tensor | None,
-) -> Tensor:
-    """Attention of B rows with Q queries each, keys padded to the longest."""
-    num_rows, num_queries, num_heads, head_dim = q_BQHD.shape
-    _, kv_heads, block_size, _ = caches[0].shape
-    first = 0 if window is None else max(0, int(kv_bound_B.min()) - num_queries - window + 1) // block_size
-    last = -(-int(kv_bound_B.max()) // block_size)
-    blocks_BC = batch.block_table_SC[:, first:last][batch.slots_R[rows]]
-    k_BGKD, v_BGKD = (_gathered(cache, blocks_BC) for cache in caches)
-    position_BQ = batch.kv_len_R[rows, None] - num_queries + torch.arange(num_queries, device=q_BQHD.device)
-    key_K = torch.arange(first * block_size, last * block_size, device=q_BQHD.device)
-    visible_BQK = key_K <= position_BQ[..., None]
-    if window is not None:
-        visible_BQK &= key_K > position_BQ[..., None] - window
-    per_kv = num_heads // kv_heads
-    q_BGJD = q_BQHD.view(num_rows, num_queries, kv_heads, per_kv, head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
-    mask_BGJK = visible_BQK[:, None].repeat(1, 1, per_kv, 1)
-    if slopes_H is not None:
-        distance_BQK = (position_BQ[..., None] - key_K).float()
-        lost_BGJK = (slopes_H.view(1, kv_heads, per_kv, 1, 1) * distance_BQK[:, None, None]).flatten(2, 3)
-        mask_BGJK = torch.where(mask_BGJK, -lost_BGJK, -torch.inf).to(q_BGJD.dtype)
-    if softcap is None:
-        out_BGJD = scaled_dot_product_attention(q_BGJD, k_BGKD, v_BGKD, attn_mask=mask_BGJK, scale=scale)
-    else:
-        out_BGJD = _capped(q_BGJD, k_BGKD, v_BGKD, mask_BGJK, scale, softcap)
-    return out_BGJD.unflatten(2, (per_kv, num_queries)).permute(0, 3, 1, 2, 4).reshape(q_BQHD.shape)
 
 
 def _gathered(cache_NGPD: Tensor, blocks_BC: Tensor) -> Tensor:

@@ -118,6 +118,7 @@ NORM_CASES = (
 
 PACK = "ridgeline.kernels.gemm.prepared:pack"
 QUANTIZE = "ridgeline.kernels.gemm.prepared:quantize"
+QUANTIZE_BOTH = "ridgeline.kernels.gemm.prepared:quantize_both"
 
 LINEAR = Op(
     "linear",
@@ -127,6 +128,7 @@ LINEAR = Op(
         Implementation("onednn", "ridgeline.kernels.gemm.prepared:linear", has_onednn, PACK),
         Implementation("torch", "ridgeline.kernels.gemm.prepared:linear"),
         Implementation("int8", "ridgeline.kernels.gemm.prepared:linear", by_name_only, QUANTIZE),
+        Implementation("w8a8", "ridgeline.kernels.gemm.prepared:linear", by_name_only, QUANTIZE_BOTH),
         Implementation("fixed", "ridgeline.kernels.gemm.fixed:linear", on_gpu),
     ),
 )
@@ -138,6 +140,7 @@ NORM_LINEAR = Op(
         Implementation("onednn", "ridgeline.kernels.gemm.prepared:norm_linear", has_onednn, PACK),
         Implementation("torch", "ridgeline.kernels.gemm.prepared:norm_linear"),
         Implementation("int8", "ridgeline.kernels.gemm.prepared:norm_linear", by_name_only, QUANTIZE),
+        Implementation("w8a8", "ridgeline.kernels.gemm.prepared:norm_linear", by_name_only, QUANTIZE_BOTH),
         Implementation("fixed", "ridgeline.kernels.gemm.fixed:norm_linear", on_gpu),
     ),
 )

@@ -1,12 +1,13 @@
-"""Rotary ops composed of what torch has. Legend as in op.py."""
+"""Rotary ops composed of what torch has. Legend as in op.py; Y: query and key heads."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention.op import write_kv_reference
 from ridgeline.kernels.norm.native import rms_norm
-from ridgeline.kernels.rotary.op import rope, split_heads
+from ridgeline.kernels.rotary.op import rotate, split_heads
 
 
 def rope_kv(
@@ -26,6 +27,7 @@ def rope_kv(
     if q_norm_D is not None and k_norm_D is not None:
         q_THD, k_TGD = rms_norm(q_THD, None, q_norm_D, eps)[0], rms_norm(k_TGD, None, k_norm_D, eps)[0]
     if cos_sin_PR is not None:
-        q_THD, k_TGD = rope(q_THD, k_TGD, cos_sin_PR, positions_T)
+        heads_TYD = torch.cat((q_THD, k_TGD), dim=1)
+        q_THD, k_TGD = rotate(heads_TYD, cos_sin_PR, positions_T).split((num_heads, num_kv_heads), dim=1)
     write_kv_reference(k_TGD, v_TGD, k_cache_NGPD, v_cache_NGPD, place_T)
     return q_THD.contiguous()

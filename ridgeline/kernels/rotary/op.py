@@ -23,16 +23,16 @@ def rope(q_THD: Tensor, k_TGD: Tensor, cos_sin_PR: Tensor, positions_T: Tensor) 
 
     cos_sin_PR: float32, row p = cos of the R/2 angles at position p, then their sines. positions_T: integers in 0..P-1.
     """
+    return rotate(q_THD, cos_sin_PR, positions_T), rotate(k_TGD, cos_sin_PR, positions_T)
+
+
+def rotate(x_THD: Tensor, cos_sin_PR: Tensor, positions_T: Tensor) -> Tensor:
+    """As `rope`, of heads that are all treated alike."""
     cos_T1r, sin_T1r = cos_sin_PR[positions_T].unsqueeze(1).chunk(2, dim=-1)
-    return _rotate(q_THD, cos_T1r, sin_T1r), _rotate(k_TGD, cos_T1r, sin_T1r)
-
-
-def _rotate(x_THD: Tensor, cos_T1r: Tensor, sin_T1r: Tensor) -> Tensor:
     half = cos_T1r.shape[-1]
-    first, second, rest = x_THD.split((half, half, x_THD.shape[-1] - 2 * half), dim=-1)
-    a, b = first.float(), second.float()
-    rotated = (a * cos_T1r - b * sin_T1r, b * cos_T1r + a * sin_T1r)
-    return torch.cat((*(part.to(x_THD.dtype) for part in rotated), rest), dim=-1)
+    a, b, rest = x_THD.float().split((half, half, x_THD.shape[-1] - 2 * half), dim=-1)
+    rotated = (a * cos_T1r).addcmul_(b, sin_T1r, value=-1), (b * cos_T1r).addcmul_(a, sin_T1r)
+    return torch.cat((*rotated, rest), dim=-1).to(x_THD.dtype)
 
 
 @dataclass(frozen=True)
