@@ -2,7 +2,7 @@
 quantized forms beside all.
 
     python benchmarks/cpu.py [--rounds 3] [--threads 2] [--scale 4] [--output benchmarks/results/cpu.jsonl]
-                             [--gguf BF16.gguf] [--gguf-int8 Q8_0.gguf]
+                             [--gguf BF16.gguf] [--gguf-int8 Q8_0.gguf] [--only 'batch 16']
 
 `benchmarks/random_gguf.py` writes the files that llama.cpp reads. Each engine lives in a process of its own, since
 OpenMP's threads look out for work only where there are no more of them than cores; they take turns, so that what else
@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--scale", type=int, default=4)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--only", default="", help="workloads whose name begins so")
     parser.add_argument("--gguf")
     parser.add_argument("--gguf-int8")
     asked = parser.parse_args()
@@ -122,6 +123,8 @@ def main() -> None:
     for engine in engines.values():
         engine.seconds(ragged(2, (16, 16), (4, 4), 7))
     for number, (load, shape) in enumerate(loads.items()):
+        if not load.startswith(asked.only):
+            continue
         requests = ragged(*shape, seed=number)
         there = {name: e for name, e in engines.items() if shape[0] <= 8 or not name.startswith("llama.cpp")}
         times: dict[str, list[float]] = {name: [] for name in there}
