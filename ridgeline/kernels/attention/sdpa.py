@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,15 +27,22 @@ TILE = 128  # queries
 
 
 @dataclass(frozen=True)
-class Pass:
-    """Rows that attend together. tokens: the step's queries that they bring, as many each. blocks_BC: where their keys
-    lie. position_BQ: of the queries; key_K: of the keys. seen_BGJK: bool, G = 1."""
+class Tile:
+    """Queries that attend at once. tokens: which of the step's, as many for each row. keys: those of the pass that any
+    of them sees. position_BQ: of the queries; key_K: of the keys. seen_BGJK: bool, G = 1."""
 
     tokens: slice | Tensor
-    blocks_BC: Tensor
+    keys: slice
     position_BQ: Tensor
     key_K: Tensor
     seen_BGJK: Tensor
+
+
+class Pass(NamedTuple):
+    """Rows whose keys, in blocks_BC, are gathered together."""
+
+    blocks_BC: Tensor
+    tiles: list[Tile]
 
 
 def paged_attention(
@@ -54,72 +62,64 @@ def paged_attention(
     if key not in batch.derived:
         batch.derived[key] = list(_passes(batch, k_cache_NGPD, window, per_kv))
     out_THD = torch.empty_like(q_THD)
-    for each in batch.derived[key]:
-        num_rows, num_queries = each.position_BQ.shape
-        q_BQGpD = q_THD[each.tokens].view(num_rows, num_queries, -1, per_kv, q_THD.shape[-1])
-        q_BGJD = q_BQGpD.permute(0, 2, 3, 1, 4).flatten(2, 3)
-        k_BGKD, v_BGKD = (_gathered(cache, each.blocks_BC) for cache in (k_cache_NGPD, v_cache_NGPD))
-        mask_BGJK = each.seen_BGJK
-        if slopes_H is not None:
-            distance_BQK = (each.position_BQ[..., None] - each.key_K).float()
-            lost_BGJK = (slopes_H.view(1, -1, per_kv, 1, 1) * distance_BQK[:, None, None]).flatten(2, 3)
-            mask_BGJK = torch.where(mask_BGJK, -lost_BGJK, -torch.inf).to(q_BGJD.dtype)
-        if softcap is None:
-            out_BGJD = scaled_dot_product_attention(q_BGJD, k_BGKD, v_BGKD, attn_mask=mask_BGJK, scale=scale)
-        else:
-            out_BGJD = _capped(q_BGJD, k_BGKD, v_BGKD, mask_BGJK, scale, softcap)
-        out_BQGpD = out_BGJD.unflatten(2, (per_kv, num_queries)).permute(0, 3, 1, 2, 4)
-        out_THD[each.tokens] = out_BQGpD.reshape(-1, *q_THD.shape[1:])
+    for blocks_BC, tiles in batch.derived[key]:
+        k_BGKD, v_BGKD = (_gathered(cache, blocks_BC) for cache in (k_cache_NGPD, v_cache_NGPD))
+        for tile in tiles:
+            num_rows, num_queries = tile.position_BQ.shape
+            q_BQGpD = q_THD[tile.tokens].view(num_rows, num_queries, -1, per_kv, q_THD.shape[-1])
+            q_BGJD = q_BQGpD.permute(0, 2, 3, 1, 4).flatten(2, 3)
+            keys_values = k_BGKD[:, :, tile.keys], v_BGKD[:, :, tile.keys]
+            mask_BGJK = tile.seen_BGJK
+            if slopes_H is not None:
+                distance_BQK = (tile.position_BQ[..., None] - tile.key_K).float()
+                lost_BGJK = (slopes_H.view(1, -1, per_kv, 1, 1) * distance_BQK[:, None, None]).flatten(2, 3)
+                mask_BGJK = torch.where(mask_BGJK, -lost_BGJK, -torch.inf).to(q_BGJD.dtype)
+            if softcap is None:
+                out_BGJD = scaled_dot_product_attention(q_BGJD, *keys_values, attn_mask=mask_BGJK, scale=scale)
+            else:
+                out_BGJD = _capped(q_BGJD, *keys_values, mask_BGJK, scale, softcap)
+            out_BQGpD = out_BGJD.unflatten(2, (per_kv, num_queries)).permute(0, 3, 1, 2, 4)
+            out_THD[tile.tokens] = out_BQGpD.reshape(-1, *q_THD.shape[1:])
     return out_THD
 
 
 def _passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv: int) -> Iterator[Pass]:
     num_tokens_R, kv_bound_R = _known(batch.num_tokens_R), _known(batch.kv_bound_R)
-    starts_R, device = np.cumsum(num_tokens_R) - num_tokens_R, batch.slots_R.device
+    starts_R, block_size = np.cumsum(num_tokens_R) - num_tokens_R, k_cache_NGPD.shape[2]
+
+    def blocks(least: int, end: int) -> tuple[int, int]:
+        """Which blocks queries from position `least` to before `end` see."""
+        return 0 if window is None else max(0, least - window + 1) // block_size, -(-end // block_size)
+
+    def tile(tokens: slice | Tensor, position_BQ: Tensor, least: int, end: int, base: int) -> Tile:
+        """base: the pass's first block."""
+        first, last = blocks(least, end)
+        key_K = torch.arange(first * block_size, last * block_size, device=position_BQ.device)
+        seen_BQK = key_K <= position_BQ[..., None]
+        if window is not None:
+            seen_BQK &= key_K > position_BQ[..., None] - window
+        keys = slice((first - base) * block_size, (last - base) * block_size)
+        return Tile(tokens, keys, position_BQ, key_K, seen_BQK[:, None].repeat(1, 1, per_kv, 1))
+
     for rows in _decode_rows(num_tokens_R, kv_bound_R, k_cache_NGPD):
         everything = len(rows) == len(num_tokens_R) == int(num_tokens_R.sum())
+        device = batch.slots_R.device
         which = slice(None) if everything else torch.from_numpy(rows).to(device)
         tokens = slice(None) if everything else torch.from_numpy(starts_R[rows]).to(device)
-        position_BQ = batch.kv_len_R[which, None] - 1
-        least, most = int(kv_bound_R[rows].min()), int(kv_bound_R[rows].max())
-        yield _pass(batch, which, tokens, position_BQ, least - 1, most, k_cache_NGPD.shape[2], window, per_kv)
+        least, end = int(kv_bound_R[rows].min()) - 1, int(kv_bound_R[rows].max())
+        first, last = blocks(least, end)
+        table_BC = batch.block_table_SC[:, first:last][batch.slots_R[which]]
+        yield Pass(table_BC, [tile(tokens, batch.kv_len_R[which, None] - 1, least, end, first)])
     for row in np.flatnonzero(num_tokens_R > 1).tolist():
-        count, bound, which = int(num_tokens_R[row]), int(kv_bound_R[row]), slice(row, row + 1)
-        for first in range(0, count, TILE):
-            last = min(first + TILE, count)
-            tokens = slice(int(starts_R[row]) + first, int(starts_R[row]) + last)
-            position_BQ = batch.kv_len_R[which, None] - count + torch.arange(first, last, device=device)
-            known = bound - count  # before the row's first query
-            yield _pass(
-                batch, which, tokens, position_BQ, known + first, known + last, k_cache_NGPD.shape[2], window, per_kv
-            )
-
-
-def _pass(
-    batch: RaggedBatch,
-    rows: slice | Tensor,
-    tokens: slice | Tensor,
-    position_BQ: Tensor,
-    least: int,
-    end: int,
-    block_size: int,
-    window: int | None,
-    per_kv: int,
-) -> Pass:
-    """least: position of the first query at the lowest. end: behind that of the last at the highest."""
-    first = 0 if window is None else max(0, least - window + 1) // block_size
-    last = -(-end // block_size)
-    key_K = torch.arange(first * block_size, last * block_size, device=position_BQ.device)
-    seen_BQK = key_K <= position_BQ[..., None]
-    if window is not None:
-        seen_BQK &= key_K > position_BQ[..., None] - window
-    return Pass(
-        tokens=tokens,
-        blocks_BC=batch.block_table_SC[:, first:last][batch.slots_R[rows]],
-        position_BQ=position_BQ,
-        key_K=key_K,
-        seen_BGJK=seen_BQK[:, None].repeat(1, 1, per_kv, 1),
-    )
+        start, count, end = int(starts_R[row]), int(num_tokens_R[row]), int(kv_bound_R[row])
+        least = end - count
+        first, last = blocks(least, end)
+        position_1Q = batch.kv_len_R[row] - count + torch.arange(count, device=batch.slots_R.device)[None]
+        cuts = [(at, min(at + TILE, count)) for at in range(0, count, TILE)]
+        yield Pass(
+            batch.block_table_SC[:, first:last][batch.slots_R[row : row + 1]],
+            [tile(slice(start + a, start + b), position_1Q[:, a:b], least + a, least + b, first) for a, b in cuts],
+        )
 
 
 def _known(lengths: np.ndarray | None) -> np.ndarray:
