@@ -270,8 +270,14 @@ class Request:
     @property
     def cache_tokens(self) -> int:
         """That it may have in the cache: a guided request's companion has its own."""
-        companion = self.companion()
-        return self.max_total_tokens + (0 if companion is None else companion.max_total_tokens)
+        if self.params.guidance_scale == 1:
+            return self.max_total_tokens
+        return 2 * self.max_total_tokens - len(self.prompt_token_ids) + len(self._negative)
+
+    @property
+    def _negative(self) -> Sequence[Any]:
+        """A guided request's negative prompt."""
+        return self.params.negative_prompt or self.prompt_token_ids[-1:]
 
     def companion(self) -> Request | None:
         """What guidance compares a guided request with: the same output after the negative prompt. None for others.
@@ -280,7 +286,7 @@ class Request:
         """
         if self.params.guidance_scale == 1:
             return None
-        negative = tuple(map(int, self.params.negative_prompt or self.prompt_token_ids[-1:]))
+        negative = tuple(map(int, self._negative))
         return dataclasses.replace(
             self,
             id=f"{self.id} (negative prompt)",

@@ -150,6 +150,13 @@ async def render(face: Face, body: TemplateBody, *, use_tools: bool = True) -> s
 
 async def encode(face: Face, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
     """Token ids. param: the field that the text is from. Raises TooLong for what could never fit, before any work."""
+    _check_length(face, text, param)
+    if len(text) <= INLINE_CHARS:
+        return face.tokenizer.encode(text, add_special_tokens)
+    return await asyncio.to_thread(face.tokenizer.encode, text, add_special_tokens)
+
+
+def _check_length(face: Face, text: str, param: str) -> None:
     context = face.service.facts().max_model_len
     if len(text) > context * CHARS_PER_TOKEN:
         raise TooLong(
@@ -157,9 +164,6 @@ async def encode(face: Face, text: str, add_special_tokens: bool = True, param: 
             f"characters. Please reduce the length of the {param}.",
             param=param,
         )
-    if len(text) <= INLINE_CHARS:
-        return face.tokenizer.encode(text, add_special_tokens)
-    return await asyncio.to_thread(face.tokenizer.encode, text, add_special_tokens)
 
 
 # ---- what a body says ---------------------------------------------------------------------------------------------
@@ -205,13 +209,12 @@ def _params(
 
 
 async def _ruled(face: Face, params: SamplingParams, completions: int) -> SamplingParams:
-    """With texts as token ids, bad words spelled in a thread. Raises BadRequest for more ids than are bearable."""
+    """With texts as token ids, spelled in a thread. Raises InvalidRequest, and BadRequest for more ids than are
+    bearable."""
+    texts = [text for text in (params.negative_prompt, *(params.bad_words or ())) if isinstance(text, str)]
     if isinstance(params.negative_prompt, str):
-        negative = await encode(face, params.negative_prompt, param="negative_prompt")
-        if not negative:
-            raise BadRequest("the negative prompt is empty; give at least one token.", param="negative_prompt")
-        params = params.replace(negative_prompt=negative)
-    if any(isinstance(word, str) for word in params.bad_words or ()):
+        _check_length(face, params.negative_prompt, "negative_prompt")
+    if texts:
         params = await asyncio.to_thread(with_spelled_words, params, face.tokenizer)
     allowed, spelled = len(params.allowed_token_ids or ()), sum(map(len, params.bad_words or ()))
     vocab_size = face.service.facts().vocab_size
