@@ -22,6 +22,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,6 +31,7 @@ from typing import Any
 import torch
 
 from ridgeline.bench.engines import ENGINES, LoadOptions
+from ridgeline.bench.results import host
 
 MODEL = str(Path(__file__).parent / "models" / "qwen3-0.6b")
 VOCABULARY = 150_000
@@ -144,7 +146,7 @@ def main() -> None:
                 "rounds": asked.rounds,
                 "threads": asked.threads,
                 "load_average": os.getloadavg()[0],
-                "torch": str(torch.__version__),
+                "machine": asdict(host()),
                 "date": time.strftime("%Y-%m-%d"),
             }
             print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
