@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, EngineConfig, LLMConfig
+from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.engine.engine import Engine
 from ridgeline.kernels.gemm.prepared import has_vnni
@@ -31,6 +32,9 @@ from ridgeline.worker.runner import Runner
 DEFAULT_LIMITS = {"cuda": (256, 8192), "cpu": (32, 512)}
 LARGE_GPU = 70 << 30  # bytes of memory from which a step takes LARGE_STEP tokens: their products run a little faster
 LARGE_STEP = 16_384
+# A server's steps with prompts last so many times as long as reading the weights once, or so many seconds if that is
+# more. Fewer would run prompts below the rate of a large step; more, and who decodes waits longer for nothing.
+ITL_READS, LEAST_ITL = 5, 0.010
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +50,10 @@ class Assembly:
     memory: MemoryReport
 
 
-def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
+def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive: bool = False) -> Assembly:
     """Load the model, size the cache, start the worker. Raises InvalidConfig or ModelLoadError.
+
+    interactive: somebody reads along, so a prompt must not hold up those who decode (`LLMConfig.itl_target`).
 
     For a CPU a thread does it that then ends. The threads with which OpenMP shares its loops end with it, and only the
     worker's are left: were there more threads than cores, each would go to sleep after every loop instead of looking
@@ -55,12 +61,12 @@ def assemble(config: LLMConfig, progress: Progress | None = None) -> Assembly:
     """
     device = choose_device(config.device)
     if device.type != "cpu":
-        return _assemble(config, device, progress)
+        return _assemble(config, device, progress, interactive)
     with ThreadPoolExecutor(1, "ridgeline-load") as thread:
-        return thread.submit(_assemble, config, device, progress).result()
+        return thread.submit(_assemble, config, device, progress, interactive).result()
 
 
-def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None) -> Assembly:
+def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None, interactive: bool) -> Assembly:
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     model = read_model_config(folder)
     dtype = choose_dtype(config.dtype, model.dtype, device)
@@ -115,23 +121,25 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
             f"{device} ran out of memory while the cache and the graphs were made ({memory}); "
             "lower gpu_memory_utilization, kv_cache_memory or max_num_seqs, or set enforce_eager."
         ) from error
+    hardware = hardware_of(device)
+    cost_model = Roofline(model.spec, hardware, dtype) if hardware is not None else None
     engine_config = EngineConfig(
         max_model_len=memory.max_model_len,
         max_num_seqs=max_seqs,
         max_num_batched_tokens=max_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
         scheduling_policy=config.scheduling_policy,
+        itl_target=choose_itl_target(config.itl_target, cost_model, interactive=interactive),
         cascade=cascade,
         debug_checks=config.debug_checks,
     )
     worker = LocalWorker(runner)
-    hardware = hardware_of(device)
     engine = Engine(
         engine_config,
         memory.layout,
         worker,
         vocab_size=model.spec.vocab_size,
-        cost_model=Roofline(model.spec, hardware, dtype) if hardware is not None else None,
+        cost_model=cost_model,
     )
     if captured:
         engine.rehearse()
@@ -171,6 +179,15 @@ def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> str:
     if device.type == "cpu" and checkpoint != "float32" and not torch.cpu._is_avx512_bf16_supported():
         return "float32"
     return checkpoint
+
+
+def choose_itl_target(wanted: float | None, cost_model: CostModel | None, *, interactive: bool) -> float | None:
+    """Seconds; None: no bound. wanted: milliseconds, 0 for any, None for what suits the model and the device."""
+    if wanted is not None:
+        return wanted / 1000 or None
+    if not interactive or cost_model is None:
+        return None
+    return max(LEAST_ITL, ITL_READS * cost_model.step_limit(StepShape([1], [1], 1)))
 
 
 def check_max_model_len(wanted: int | None, model_maximum: int) -> int:

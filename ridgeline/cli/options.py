@@ -34,6 +34,7 @@ ENGINE_HELP = {
     "block_size": "Tokens per KV cache block.",
     "enable_prefix_caching": "Reuse the KV cache of equal prompt beginnings.",
     "scheduling_policy": "fcfs or priority.",
+    "itl_target": "Milliseconds that a step with prompts takes at most while requests decode (0: any).",
     "seed": "Seed for requests that bring none.",
     "load_format": "auto, safetensors, or dummy (random weights).",
     "quantization": "int8: round weights at load, one scale per output channel; w8a8: activations, too (CPU only).",

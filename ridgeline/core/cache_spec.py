@@ -27,6 +27,10 @@ from ridgeline.core.errors import InvalidConfig
 
 NULL_BLOCK = 0
 
+# Prompt tokens that a step can surely run beside a window's. Room for more is taken where there is some: a chunk can be
+# as large as a step, and its keys lie beside the window's for the time of that one step alone.
+WINDOW_CHUNK = 1024
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -50,11 +54,12 @@ class CacheSpec:
         return 0 if self.window is None else max(0, position - self.window + 1)
 
     def blocks_needed(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
-        """Most blocks a request of `num_tokens` ever holds when at most `max_chunk` tokens run per step."""
+        """Blocks with which a request of `num_tokens` can run, in steps of `max_chunk` tokens, but with a window of
+        at most WINDOW_CHUNK."""
         full = -(-num_tokens // block_size)
         if self.window is None:
             return full
-        return min(full, -(-(self.window - 1 + max_chunk) // block_size) + 1)
+        return min(full, -(-(self.window - 1 + min(max_chunk, WINDOW_CHUNK)) // block_size) + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

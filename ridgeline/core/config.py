@@ -27,7 +27,9 @@ class LLMConfig:
     in all; kv_cache_memory: bytes for the KV cache, instead. block_size: tokens per cache block (64 on a GPU, else 16).
     enforce_eager: launch ops one by one instead of replaying CUDA graphs (slower; starts sooner). deterministic: a
     request gets the same bits whatever runs beside it (GPU only; slower). cascade: decoding requests with the same
-    first cache blocks read their keys together (on a GPU, but not with deterministic). kernels: op → implementation,
+    first cache blocks read their keys together (on a GPU, but not with deterministic). itl_target: milliseconds that
+    a step with prompts should take at most while requests decode, who wait for it (0: any; None: `ridgeline serve`
+    derives it from model and device, and offline, where nobody waits, there is none). kernels: op → implementation,
     where the platform's first choice is not wanted ("reference" always exists). quantization: None, or "int8", the
     weights of linear maps rounded at load, by output channel; "w8a8": that, and activations rounded to int8, by token
     (both on a CPU only; the second needs VNNI, and is faster).
@@ -52,6 +54,7 @@ class LLMConfig:
     deterministic: bool = False
     cascade: bool | None = None
     quantization: str | None = None
+    itl_target: float | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
     debug_checks: bool = False
 
@@ -99,14 +102,21 @@ class LLMConfig:
         ):
             if not isinstance(getattr(self, name), bool) and not (name == "cascade" and self.cascade is None):
                 raise InvalidConfig(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        if self.itl_target is not None and not (_is_real(self.itl_target) and 0 <= self.itl_target < float("inf")):
+            raise InvalidConfig(f"itl_target must be a number of milliseconds from 0, got {self.itl_target!r}.")
         if not isinstance(self.gpu_memory_utilization, (int, float)):
             raise InvalidConfig(f"gpu_memory_utilization must be a number, got {self.gpu_memory_utilization!r}.")
 
 
+def _is_real(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What the control plane needs, all resolved. lookahead_depth: plans in flight at once. cascade: plans say which
-    rows share their first blocks."""
+    """What the control plane needs, all resolved. lookahead_depth: plans in flight at once. itl_target:
+    seconds that a step should take at most while requests decode (engine/itl.py). cascade: plans say which rows share
+    their first blocks."""
 
     max_model_len: int
     max_num_seqs: int
@@ -114,6 +124,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
     lookahead_depth: int = 2
+    itl_target: float | None = None
     cascade: bool = False
     debug_checks: bool = False
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -335,9 +336,18 @@ class StepEvents:
         yield from self.events
 
 
+class Preemption(StrEnum):
+    """Why a running request lost its slot and its blocks and starts over."""
+
+    BLOCKS = "blocks"  # one before it in order needed them
+    PRIORITY = "priority"  # a waiting request outranks it
+    RECOVERY = "recovery"  # a step failed, and everything starts over
+    NOT_NUMBERS = "not_numbers"  # its scores were NaN; it runs again without the blocks it shared
+
+
 @dataclass(frozen=True, kw_only=True)
 class RequestStats:
-    """Where a request's time went; seconds on the monotonic clock."""
+    """Where a request's time went; seconds on the monotonic clock. preempted_for: how often it started over, by why."""
 
     arrival: float
     first_scheduled: float | None
@@ -346,4 +356,8 @@ class RequestStats:
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    preemptions: int
+    preempted_for: Mapping[Preemption, int] = field(default_factory=dict)
+
+    @property
+    def preemptions(self) -> int:
+        return sum(self.preempted_for.values())

@@ -74,6 +74,11 @@ class Draft:
     def empty(self) -> bool:
         return not self._seqs and not self.standing.seqs
 
+    @property
+    def columns(self) -> list[int]:
+        """Slots of the rows so far."""
+        return [*self.standing.columns_R.tolist(), *(seq.slot for seq in self._seqs)]
+
     def add(self, seq: Sequence, num_tokens: int, num_logits: int, span: np.ndarray | None) -> None:
         """A row besides the standing ones; span None: its input is the slot's last token."""
         self.budget -= num_tokens

@@ -36,7 +36,7 @@ class Engine:
     ) -> None:
         self.config = config
         self.layout = layout
-        self.scheduler = Scheduler(config, layout)
+        self.scheduler = Scheduler(config, layout, cost_model)
         self._worker = worker
         self._vocab_size = vocab_size
         self._cost_model = cost_model

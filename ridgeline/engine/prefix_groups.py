@@ -6,7 +6,15 @@ when the set of rows changes, by comparing columns of ids.
 
 Only full attention counts: what a window lets go is no longer there to be shared.
 
-Legend: F cache groups of full attention, S slots, C blocks from position 0, R rows.
+Tables are compared a tile of columns at a time, and only rows that agree so far go on to the next: the search costs
+what is shared, however long some row is.
+
+Legend:
+    F  cache groups of full attention
+    S  slots
+    C  blocks from position 0
+    R  rows
+    A  rows that agree so far
 """
 
 from __future__ import annotations
@@ -20,6 +28,8 @@ from ridgeline.core.plan import PrefixGroup
 
 MIN_SAVED = 128  # reads of keys that a group must save, in tokens: its rows' partial results cost something too
 MAX_GROUPS = 4  # each costs a search over all rows
+TILE = 64  # columns compared at once
+MOST_COLUMNS = 4096  # blocks of a row that are looked at: 262,144 tokens on a GPU. What is shared beyond is read apart
 
 
 class PrefixGroups:
@@ -34,7 +44,7 @@ class PrefixGroups:
     def note(self, slot: int, blocks: Sequence[Sequence[int]], kv_len: int) -> None:
         """A request begins to decode in this slot. blocks: per cache group, ids from position 0. kv_len: tokens that
         will have been written before its first row as a decoding request."""
-        count = kv_len // self._block_size
+        count = min(kv_len // self._block_size, MOST_COLUMNS)
         while count > self._ids_FSC.shape[2]:
             self._ids_FSC = np.concatenate((self._ids_FSC, np.zeros_like(self._ids_FSC)), 2)
         for f, g in enumerate(self._full):
@@ -46,23 +56,19 @@ class PrefixGroups:
         count_R = self._count_S[slots_R]
         if not self._full or len(slots_R) < 2 or count_R.max() == 0:
             return ()
-        ids_FRC = self._ids_FSC[:, slots_R, : count_R.max()]
         groups: list[PrefixGroup] = []
         left_R = np.flatnonzero(count_R > 0)
         while len(left_R) > 1 and len(groups) < MAX_GROUPS:
-            group = self._largest(ids_FRC[:, left_R], count_R[left_R])
+            group = self._largest(slots_R[left_R], count_R[left_R])
             if group is None:
                 break
             groups.append(PrefixGroup(left_R[group.rows], group.tokens))
             left_R = np.delete(left_R, group.rows)
         return tuple(groups)
 
-    def _largest(self, ids_FRC: np.ndarray, count_R: np.ndarray) -> PrefixGroup | None:
+    def _largest(self, slots_R: np.ndarray, count_R: np.ndarray) -> PrefixGroup | None:
         """Of the groups around one row the one that saves most reads; None if that is too little."""
-        row = _typical(ids_FRC[0], count_R)
-        differs_RC = (ids_FRC != ids_FRC[:, row, None]).any(0)
-        differs_RC = np.concatenate((differs_RC, np.ones((len(count_R), 1), np.bool_)), 1)
-        common_R = np.minimum(differs_RC.argmax(1), np.minimum(count_R, count_R[row]))
+        common_R = self._common(slots_R, count_R, self._typical(slots_R, count_R))
         order_R = np.argsort(-common_R, kind="stable")
         saved_R = np.arange(len(order_R)) * common_R[order_R] * self._block_size
         last = int(saved_R.argmax())
@@ -70,14 +76,30 @@ class PrefixGroups:
             return None
         return PrefixGroup(np.sort(order_R[: last + 1]), int(common_R[order_R[last]]) * self._block_size)
 
+    def _common(self, slots_R: np.ndarray, count_R: np.ndarray, row: int) -> np.ndarray:
+        """How many first blocks each row has in common with `row`."""
+        common_R = np.minimum(count_R, count_R[row])
+        agree_A = np.arange(len(slots_R))
+        for start in range(0, int(count_R[row]), TILE):
+            tile_FSC = self._ids_FSC[:, :, start : start + TILE]
+            differs_AC = (tile_FSC[:, slots_R[agree_A]] != tile_FSC[:, slots_R[row], None]).any(0)
+            parts_A = differs_AC.any(1)
+            where_A = start + differs_AC.argmax(1)
+            common_R[agree_A[parts_A]] = np.minimum(common_R[agree_A[parts_A]], where_A[parts_A])
+            agree_A = agree_A[~parts_A & (count_R[agree_A] > start + TILE)]
+            if len(agree_A) < 2:  # none but the row itself
+                break
+        return common_R
 
-def _typical(ids_RC: np.ndarray, count_R: np.ndarray) -> int:
-    """A row of those that hold the most frequent block: halfway along the usual length if some share one there, or
-    else at the beginning."""
-    middle = int(np.sort(count_R)[len(count_R) // 2]) // 2
-    for column in (middle, 0):
-        rows = np.flatnonzero(count_R > column)
-        ids, first, counts = np.unique(ids_RC[rows, column], return_index=True, return_counts=True)
-        if len(ids) < len(rows):
-            break
-    return int(rows[first[counts.argmax()]])
+    def _typical(self, slots_R: np.ndarray, count_R: np.ndarray) -> int:
+        """A row of those that hold the most frequent block: halfway along the usual length if some share one there, or
+        else at the beginning."""
+        middle = int(np.sort(count_R)[len(count_R) // 2]) // 2
+        for column in (middle, 0):
+            rows = np.flatnonzero(count_R > column)
+            ids, first, counts = np.unique(
+                self._ids_FSC[0, slots_R[rows], column], return_index=True, return_counts=True
+            )
+            if len(ids) < len(rows):
+                break
+        return int(rows[first[counts.argmax()]])

@@ -18,20 +18,23 @@ draws for the two of them. So each plans like any other sequence: nothing waits 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from collections.abc import Sequence as PySequence
 from dataclasses import replace
 
 import numpy as np
 
-from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.cache_spec import WINDOW_CHUNK, CacheLayout
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.cost import CostModel
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Assign, Delta, Feature, Finish, Release, Rows, StepPlan, StepResult
-from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent
+from ridgeline.core.request import Preemption, Request, RequestStats, StepEvents, TokenEvent
 from ridgeline.engine import masks
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.draft import NOBODY, Draft, InFlight, Standing
+from ridgeline.engine.itl import ItlBound
 from ridgeline.engine.logprobs import NO_ENTRIES, row_entries
 from ridgeline.engine.pace import Pace
 from ridgeline.engine.policy import POLICIES, Policy
@@ -47,7 +50,7 @@ NOT_NUMBERS = "the model's scores are not numbers (NaN): its weights are damaged
 class Scheduler:
     """The requests of one engine. `schedule` makes plans; `update` takes their results in the same order."""
 
-    def __init__(self, config: EngineConfig, layout: CacheLayout) -> None:
+    def __init__(self, config: EngineConfig, layout: CacheLayout, cost_model: CostModel | None = None) -> None:
         self.config = config
         self.cache = CacheManager(
             layout, prefix_caching=config.enable_prefix_caching, max_chunk=config.max_num_batched_tokens
@@ -66,10 +69,11 @@ class Scheduler:
         self._deltas: list[Delta] = []  # what the next plan tells the worker, in order
         self._suspects: dict[Sequence, None] = {}
         self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs)
+        self._itl = ItlBound(config.itl_target, cost_model)
         self._failed: list[InFlight] = []
         self._unsent: list[TokenEvent] = []  # ends that no result brought
         self._reset = True  # the first plan too finds a worker in an unknown state
-        self.num_preemptions = 0
+        self.preemptions = Counter[Preemption]()
         self._arrivals = 0
         self._companions = 0  # in slots
         self._plan_id = 0  # newest submitted
@@ -134,20 +138,39 @@ class Scheduler:
         if self._suspects:
             self._run_a_suspect(draft)
         else:
+            self._make_way_by_rank()
             self._grow_running()
             self._advance_decoding(draft)
             self._advance_paced(draft)
-            if self._advance_prefilling(draft):
-                self._admit(draft)
+            self._advance_prompts(draft)
         if draft.empty:
             return self._unblock()
         return self._submit(draft)
 
-    def _grow_running(self) -> None:
-        """Give a block to every request whose next token has none, preempting the last in order if need be.
+    def _make_way_by_rank(self) -> None:
+        """Preempt requests that the first waiting one outranks, the last in order first, until it can start.
 
-        Done before any row is drafted: a preempted request must not be in the plan.
+        Done before any row is drafted, as `_grow_running` is: a preempted request must not be in the plan.
         """
+        seq = self._waiting.head() if self._policy.preempts else None
+        if seq is None or seq.last_plan > self._retired:
+            return
+        lower = [s for s in self._running() if self._policy.outranks(seq.request, s.request)]
+        lower.sort(key=lambda s: s.order)
+        if not lower or not self._could_start(seq, lower):
+            return
+        while not self._could_start(seq, ()):
+            self._preempt(lower.pop(), Preemption.PRIORITY)
+
+    def _could_start(self, seq: Sequence, without: PySequence[Sequence]) -> bool:
+        """Whether there would be slots and blocks for `seq` if the running requests `without` had none."""
+        leaving = [member for other in without for member in other.members]
+        staying = self._num_seqs - len(leaving)
+        room = staying + len(seq.members) <= self._pace.rows
+        return room and self.cache.would_admit(*seq.members, reserve_blocks=staying, without=leaving)
+
+    def _grow_running(self) -> None:
+        """Give a block to every request whose next token has none, preempting the last in order if need be."""
         standing, kv_len, capacity = self._standing_rows(), self.slots.kv_len, self.slots.capacity
         full_R = kv_len[standing.columns_R] >= capacity[standing.columns_R]
         full = [standing.seqs[i] for i in full_R.nonzero()[0].tolist()]
@@ -172,8 +195,7 @@ class Scheduler:
     def _grow(self, seq: Sequence) -> bool:
         """Room for one more token; False when the request itself had to give way."""
         while not self._extend(seq, 1):
-            running = (*self._decoding, *self._paced, *self._prefilling)
-            victim = max((s.leader for s in running), key=lambda s: s.order)
+            victim = max(self._running(), key=lambda s: s.order)
             self._make_way(victim)
             if victim is seq.leader:
                 return False
@@ -184,7 +206,11 @@ class Scheduler:
         pages, and it fits (`CacheLayout.pages_needed`)."""
         if self.num_running == 1:
             _make_private(seq)
-        self._preempt(seq)
+        self._preempt(seq, Preemption.BLOCKS)
+
+    def _running(self) -> set[Sequence]:
+        """Requests that give up their blocks if they are preempted."""
+        return {seq.leader for seq in (*self._decoding, *self._paced, *self._prefilling)}
 
     def _advance_decoding(self, draft: Draft) -> None:
         seqs, _, columns_R, last_kv_len_R = draft.standing = self._standing_rows()
@@ -203,23 +229,36 @@ class Scheduler:
             if self.slots.kv_len[seq.slot] >= self.slots.last_kv_len[seq.slot]:
                 del self._paced[seq]
 
-    def _advance_prefilling(self, draft: Draft) -> bool:
-        """Continue the prompts under way. False if one is held up: then nobody new is admitted past it."""
-        in_order = sorted(self._prefilling, key=lambda s: s.order)
-        return all(draft.budget > 0 and self._add_chunk(draft, seq) for seq in in_order)
+    def _advance_prompts(self, draft: Draft) -> None:
+        """Continue prompts under way and admit waiting requests, all in one order, as far as the budget goes.
 
-    def _admit(self, draft: Draft) -> None:
-        while draft.budget > 0 and self._num_seqs < self._pace.rows and (seq := self._waiting.head()):
-            room = self.cache.pool.free_pages, self._num_seqs
-            if seq.last_plan > self._retired or self._waiting.refused(seq, *room):
-                break
-            if self._num_seqs + len(seq.members) > self._pace.rows:
-                break
-            if not self._start(seq, reserve_blocks=self._num_seqs):
-                self._waiting.refuse(seq, *room)
-                break
-            if not self._add_chunk(draft, seq):
-                break
+        Nobody new is admitted past one that waits for room, and nothing runs past a prompt that is held up.
+        """
+        under_way = deque(sorted(self._prefilling, key=lambda s: s.order))
+        waiting = self._waiting.head()
+        if first := under_way[0] if under_way else waiting:
+            start = int(self.slots.kv_len[first.slot]) if first.slot != NO_SLOT else 0
+            draft.budget = self._itl.prompt_tokens(self.slots.kv_len[draft.columns], start, draft.budget)
+        while draft.budget > 0 and (under_way or waiting is not None):
+            if waiting is not None and not (under_way and under_way[0].order < waiting.order):
+                admitted = self._admit(waiting)
+                if admitted and not self._add_chunk(draft, waiting):
+                    return
+                waiting = self._waiting.head() if admitted else None
+            elif not self._add_chunk(draft, under_way.popleft()):
+                return
+
+    def _admit(self, seq: Sequence) -> bool:
+        """Start a waiting request beside those that run. False if there is no room for it."""
+        room = self.cache.pool.free_pages, self._num_seqs
+        if seq.last_plan > self._retired or self._waiting.refused(seq, *room):
+            return False
+        if self._num_seqs + len(seq.members) > self._pace.rows:
+            return False
+        if not self._start(seq, reserve_blocks=self._num_seqs):
+            self._waiting.refuse(seq, *room)
+            return False
+        return True
 
     def _run_a_suspect(self, draft: Draft) -> None:
         if self.in_flight:
@@ -227,10 +266,10 @@ class Scheduler:
         seq = min(self._suspects, key=lambda s: s.order)
         room = self.slots.num_free >= len(seq.members)
         if seq.slot == NO_SLOT and not (room and self._start(seq, reserve_blocks=0)):
-            self._preempt_all()
+            self._preempt_all(Preemption.RECOVERY)
             self._start(seq, reserve_blocks=0)
         if not self._add_chunk(draft, seq):
-            self._preempt_all()
+            self._preempt_all(Preemption.RECOVERY)
             _make_private(seq)
 
     def _unblock(self) -> StepPlan | None:
@@ -262,12 +301,15 @@ class Scheduler:
 
     def _add_chunk(self, draft: Draft, seq: Sequence) -> bool:
         """Rows for as much of the request's known tokens as the budget allows; False when it, or blocks, are short."""
-        chunks = self._chunks(seq.members, draft.budget)
-        if not chunks or not all(self._extend(member, count) for member, count in chunks):
-            return False
-        for member, count in chunks:
-            self._add_row(draft, member, count)
-        return True
+        for most in (draft.budget, WINDOW_CHUNK):  # admission made room for no more beside a window
+            chunks = self._chunks(seq.members, min(most, draft.budget))
+            if chunks and all(self._extend(member, count) for member, count in chunks):
+                for member, count in chunks:
+                    self._add_row(draft, member, count)
+                return True
+            if not self.cache.windowed or draft.budget <= WINDOW_CHUNK:
+                break
+        return False
 
     def _chunks(self, members: tuple[Sequence, ...], budget: int) -> list[tuple[Sequence, int]]:
         """How many tokens of which sequence come next. Each of two keeps its last token until both can have theirs."""
@@ -380,6 +422,7 @@ class Scheduler:
         else:
             self._retired = result.plan_id
             self._pace.went_well()
+            self._itl.note(record.plan, result.elapsed)
             events = self._accept(record, result)
         events.events.extend(self._unsent)
         self._unsent.clear()
@@ -418,11 +461,10 @@ class Scheduler:
             seq.has_emitted, seq.first_token = True, seq.first_token or time.monotonic()
             self._suspects.pop(seq, None)
         for row in finish_R.nonzero()[0].tolist():
-            if seqs[row].status is not Status.FINISHED:
-                if finish_R[row] == Finish.NAN:
-                    self._fail(seqs[row], NOT_NUMBERS)
-                else:
-                    self._finish(seqs[row])
+            if finish_R[row] == Finish.NAN:
+                self._distrust(seqs[row])
+            elif seqs[row].status is not Status.FINISHED:
+                self._finish(seqs[row])
         if plan.rows.features & Feature.MASK:
             for seq, token in zip(seqs, tokens_R, strict=True):
                 masks.accept(seq, token, self._fail)
@@ -436,6 +478,20 @@ class Scheduler:
         sampled = np.flatnonzero(record.plan.rows.num_logits_R).tolist()
         found = {row: masks.allowed(record.seqs[row], self._fail) for row in sampled}
         return record.plan.id, {row: mask for row, mask in found.items() if mask is not None}
+
+    def _distrust(self, seq: Sequence) -> None:
+        """A request's scores were no numbers. Nobody may find what it, or whoever it shares with, has in the cache;
+        it starts over with blocks of its own, once."""
+        self.cache.withdraw(*seq.members)
+        if seq.status is Status.FINISHED:
+            return
+        if seq.distrusted:
+            self._fail(seq, NOT_NUMBERS)
+            return
+        seq.distrusted = True
+        _make_private(seq)
+        if seq.slot != NO_SLOT:
+            self._preempt(seq, Preemption.NOT_NUMBERS)
 
     def _fail(self, seq: Sequence, error: str) -> None:
         """End one request with an error, told with the next result."""
@@ -458,16 +514,16 @@ class Scheduler:
             self._deltas.append(Release(member.slot))
             self.slots.release(member)
 
-    def _preempt(self, seq: Sequence) -> None:
+    def _preempt(self, seq: Sequence, reason: Preemption) -> None:
         self._leave(seq)
         for member in seq.members:
-            member.preemptions += 1
-        self.num_preemptions += 1
+            member.preemptions[reason] += 1
+        self.preemptions[reason] += 1
         self._waiting.push(seq)
 
-    def _preempt_all(self) -> None:
+    def _preempt_all(self, reason: Preemption) -> None:
         for seq in [seq for seq in self._by_id.values() if seq.slot != NO_SLOT]:
-            self._preempt(seq)
+            self._preempt(seq, reason)
 
     def _finish(self, seq: Sequence) -> None:
         if seq.slot != NO_SLOT:
@@ -499,7 +555,7 @@ class Scheduler:
         for record in self._failed:
             self.cache.unpublish(record.published)
         self._failed.clear()
-        self._preempt_all()
+        self._preempt_all(Preemption.RECOVERY)
         self._deltas.clear()
         self._retired = self._plan_id
         self._reset = True

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from enum import Enum
 
 from ridgeline.core.plan import features_of
-from ridgeline.core.request import Request, RequestStats
+from ridgeline.core.request import Preemption, Request, RequestStats
 
 
 class Status(Enum):
@@ -24,10 +25,10 @@ class Sequence:
     blocks: per cache group, block ids from position 0. hashes: of its full blocks, as far as computed. published:
     leading blocks the prefix index has been told of. source: per cache group the block that its first plan will copy,
     held until then; empty if there is none. has_emitted: a token has come since it was admitted. private: runs on
-    without the prefix cache. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be planned
-    again before that plan has retired, since a late token may still arrive. companion: of a guided request, the
-    sequence with which its scores are compared; it runs in the same plans and takes the same tokens. Only its leader is
-    known as a request, whose status, order and times stand for both.
+    without the prefix cache. distrusted: its scores were once no numbers. last_plan: newest plan that may name it,
+    kept when it leaves a slot: it may not be planned again before that plan has retired, since a late token may still
+    arrive. companion: of a guided request, the sequence with which its scores are compared; it runs in the same plans
+    and takes the same tokens. Only its leader is known as a request, whose status, order and times stand for both.
     """
 
     __slots__ = (
@@ -37,6 +38,7 @@ class Sequence:
         "blocks",
         "cached_tokens",
         "companion",
+        "distrusted",
         "features",
         "first_token",
         "generation",
@@ -74,13 +76,14 @@ class Sequence:
         self.source: list[int] = []
         self.has_emitted = False
         self.private = False
+        self.distrusted = False
         self.cached_tokens = 0
         self.last_plan = 0
         self.prompt_logprobs_sent = 0
         self.arrival = request.arrival
         self.admitted: float | None = None
         self.first_token: float | None = None
-        self.preemptions = 0
+        self.preemptions = Counter[Preemption]()
         self.prompt_hit = 0  # tokens found in the cache when it first started
         self._leader = leader
         negative = request.companion()
@@ -112,9 +115,11 @@ class Sequence:
     @property
     def may_skip(self) -> int:
         """Known tokens that need not run if the cache has them: the last one's logits are wanted, and those of every
-        position before a prompt token whose logprob was asked for."""
+        position before a prompt token whose logprob was asked for and not sent yet."""
         last, scored = len(self.tokens) - 1, self.request.params.scored_from
-        return last if scored is None else min(last, scored - 1)
+        if scored is None or scored + self.prompt_logprobs_sent >= self.num_prompt:
+            return last
+        return scored + self.prompt_logprobs_sent - 1
 
     def stats(self) -> RequestStats:
         return RequestStats(
@@ -125,5 +130,5 @@ class Sequence:
             prompt_tokens=self.num_prompt,
             cached_tokens=self.prompt_hit,
             output_tokens=len(self.tokens) - self.num_prompt,
-            preemptions=self.preemptions,
+            preempted_for=dict(self.preemptions),
         )

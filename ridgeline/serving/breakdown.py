@@ -2,7 +2,8 @@
 
 queue, prefill and decode follow each other and are `total` together; prefill ends with the first token. device: that
 the device worked, for this request and those beside it, since this one was first scheduled; host_gaps: that it did
-not. headroom: what the device needed at the least ÷ what it took (None: not known). Of a request that runs, so far.
+not. headroom: what the device needed at the least ÷ what it took (None: not known). preempted_for: how often it started
+over, by why (`core.request.Preemption`). Of a request that runs, so far.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def figures(stats: RequestStats, device: Headroom) -> dict[str, Any]:
         "output_tokens": stats.output_tokens,
         "cached_tokens": stats.cached_tokens,
         "preemptions": stats.preemptions,
+        "preempted_for": dict(stats.preempted_for),
         "queue": (begun if begun is not None else done) - stats.arrival,
         "prefill": (first if first is not None else done) - begun if begun is not None else None,
         "decode": done - first if first is not None else None,

@@ -290,7 +290,7 @@ def main() -> None:
     os.environ.update(KEPT_SHAPES | os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the supervisor decides
     try:
-        assembly = assemble(LLMConfig(**settings.options))
+        assembly = assemble(LLMConfig(**settings.options), interactive=True)
     except RidgelineError as error:
         tell_mistake(error)
     host = EngineHost(assembly, EngineSocket(settings.socket), settings)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ridgeline.core.cost import Headroom
 from ridgeline.core.plan import StepPlan
-from ridgeline.core.request import Request, RequestStats
+from ridgeline.core.request import Preemption, Request, RequestStats
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.serving.bounds import BOUNDS
 from ridgeline.transport.messages import Distribution, Gpu, Stats, StepShape
@@ -124,8 +124,9 @@ class EngineStats:
         others = {
             "prefix_cache_queries": cache.queried_tokens,
             "prefix_cache_hits": cache.hit_tokens,
-            "preemptions": scheduler.num_preemptions,
+            "preemptions": scheduler.preemptions.total(),
         }
+        reasons = {f"preemptions: {reason}": scheduler.preemptions[reason] for reason in Preemption}
         return Stats(
             at=time.monotonic(),
             started=self._started,
@@ -136,7 +137,7 @@ class EngineStats:
             steps=self._steps,
             step_seconds=headroom.elapsed,
             limit_seconds=headroom.limit,
-            counters={**self._counters, **others},
+            counters={**self._counters, **others, **reasons},
             finished=dict(self._finished),
             histograms={name: histogram.message() for name, histogram in self._histograms.items()},
             recent=list(self._recent),

@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ridgeline.core.cost import Headroom
+from ridgeline.core.request import Preemption
 from ridgeline.serving.bounds import BOUNDS
 from ridgeline.serving.face import Face
 from ridgeline.transport.messages import Distribution, EngineFacts, Gpu, Stats, StepShape
@@ -43,7 +44,7 @@ HELP = {
 COUNTERS = {
     "prompt_tokens": "Prompt tokens of requests that got their first token.",
     "generation_tokens": "Tokens generated.",
-    "preemptions": "Times a running request lost its blocks to another and started over.",
+    "preemptions": "Times a running request lost its slot and blocks and started over.",
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found there.",
 }
@@ -160,6 +161,12 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     for reason in REASONS if stats else ():
         success.add_metric([*labels, reason], stats.finished.get(reason, 0) if stats else 0)
     yield success
+    preempted = CounterMetricFamily(
+        "ridgeline:preemptions", "Times a running request started over, by why.", labels=(*ENGINE, "reason")
+    )
+    for why in Preemption if stats else ():
+        preempted.add_metric([*labels, why], stats.counters.get(f"preemptions: {why}", 0) if stats else 0)
+    yield preempted
     started = stats.started if stats else None
     yield gauge("ridgeline:engine_start_time_seconds", "When the engine started, since 1970.", started)
     yield counter("ridgeline:steps", "Steps of the engine.", stats.steps if stats else None)

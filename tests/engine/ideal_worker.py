@@ -21,6 +21,7 @@ from ridgeline.core.request import Request
 
 VOCAB = 6
 EOS = 0
+NAN = -1  # stands for a digest where the device computed no number
 
 
 class Violation(AssertionError):
@@ -96,7 +97,8 @@ class Step:
 class IdealWorker:
     """fail_next: make the next executed plan fail ("early": untouched, "late": after scribbling over its cells).
     poison: seeds of requests that fail every plan that runs them. blamed: seeds of requests that a failed plan ran
-    alone. lazy: execute only when a result is collected."""
+    alone. turns_nan: seeds of requests whose next step computes no numbers. lazy: execute only when a result is
+    collected."""
 
     def __init__(self, layout: CacheLayout, *, lazy: bool = True) -> None:
         self.layout = layout
@@ -104,6 +106,7 @@ class IdealWorker:
         self.fail_next: str | None = None
         self.poison: set[int] = set()
         self.blamed: set[int] = set()
+        self.turns_nan: set[int] = set()
         self.slots: dict[int, Slot] = {}
         self.memory: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._steps: deque[Step] = deque()
@@ -238,6 +241,8 @@ class IdealWorker:
     def _forward(self, step: Step) -> None:
         written: dict[tuple[int, int], int] = {}  # by which row
         for row, slot, positions, tokens in self._rows(step.plan):
+            broken = slot.form.seed in self.turns_nan
+            self.turns_nan.discard(slot.form.seed)
             if len(tokens) != len(positions) or min(tokens) < 0:
                 raise Violation(f"row {row} runs {len(positions)} tokens and is given {tokens}")
             for position, token in zip(positions, tokens, strict=True):
@@ -246,7 +251,8 @@ class IdealWorker:
                     if cell in written:
                         raise Violation(f"two rows of plan {step.plan.id} write to the same place")
                     written[cell] = row
-                    self.memory[cell] = (position, token, digest(before, token))
+                    lost = broken or before == NAN
+                    self.memory[cell] = (position, token, NAN if lost else digest(before, token))
         for row, slot, positions, _ in self._rows(step.plan):
             seen = [self._visible(slot, position) for position in positions]  # every query reads, not only the last
             step.emits[row] = seen[-1], positions[-1] + 1
@@ -265,7 +271,8 @@ class IdealWorker:
         for g, group in enumerate(self.layout.groups):
             for position in range(group.spec.first_needed(query), query + 1):
                 _, token, value = self._read(slot, position, g)
-                if position > group.spec.first_needed(query) and value != digest(found[-1], token):
+                first = position == group.spec.first_needed(query)
+                if not first and NAN not in (value, found[-1]) and value != digest(found[-1], token):
                     raise Violation(f"position {position} holds a token of another context")
                 found.append(value)
         return found
@@ -297,6 +304,9 @@ class IdealWorker:
             slot = self.slots[int(rows.slots_R[row])]
             slot.kv_len = kv_len
             if not rows.num_logits_R[row]:
+                continue
+            if NAN in seen:
+                finish_R[row], slot.stopped = Finish.NAN, True
                 continue
             token = choose(seen, slot.form.seed, (step.masks or {}).get(row))
             slot.last_token = tokens_RK[row, 0] = token

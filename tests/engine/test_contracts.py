@@ -12,7 +12,7 @@ from ridgeline.core.cache_spec import NULL_BLOCK
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import Request
+from ridgeline.core.request import Preemption, Request, TokenEvent
 from ridgeline.engine.engine import Engine
 from tests.engine.desk import Desk, make_request
 from tests.engine.ideal_worker import VOCAB, IdealWorker, alone
@@ -42,7 +42,7 @@ def test_a_token_that_comes_after_a_preemption_counts_and_the_request_goes_on_fr
     desk.add(request)
     desk.submit(), desk.submit()
     [seq] = desk.scheduler.in_flight[0].seqs
-    desk.scheduler._preempt(seq)
+    desk.scheduler._preempt(seq, Preemption.BLOCKS)
     assert desk.submit() is None, "it was planned again before its late tokens were known"
     desk.deliver()
     assert desk.submit() is None
@@ -56,7 +56,7 @@ def test_a_request_may_end_by_a_token_that_comes_after_its_preemption() -> None:
     desk, request = Desk(), make_request("a", PROMPT, max_tokens=1)
     desk.add(request)
     desk.submit()
-    desk.scheduler._preempt(desk.scheduler.in_flight[0].seqs[0])
+    desk.scheduler._preempt(desk.scheduler.in_flight[0].seqs[0], Preemption.BLOCKS)
     desk.deliver()
     assert desk.ended == {"a": ("length", None)}
     desk.finish()
@@ -257,7 +257,7 @@ def test_what_a_preempted_request_has_not_written_again_is_not_taken_over() -> N
     for _ in range(5):
         desk.submit(), desk.deliver()
     [seq] = desk.scheduler._by_id.values()
-    desk.scheduler._preempt(seq)
+    desk.scheduler._preempt(seq, Preemption.BLOCKS)
     desk.scheduler.cache.forget_all()
     desk.submit(), desk.deliver()  # the first four tokens, once more
     assert (cached(desk, "a"), len(desk.got["a"])) == (0, 3)
@@ -436,7 +436,7 @@ def test_of_a_guided_request_late_tokens_are_dropped_after_an_abort_and_count_af
     desk.add(*requests)
     desk.submit(), desk.submit()
     desk.scheduler.abort("a")
-    desk.scheduler._preempt(desk.scheduler._by_id["b"])
+    desk.scheduler._preempt(desk.scheduler._by_id["b"], Preemption.BLOCKS)
     assert (desk.scheduler.num_running, desk.scheduler.num_waiting, desk.scheduler.slots.num_free) == (1, 1, 5)
     desk.deliver(), desk.deliver()
     assert desk.got["a"] == []
@@ -545,3 +545,49 @@ def test_a_rehearsal_leaves_nothing_behind(block_size: int) -> None:
     events = [event for _ in range(20) for event in engine.step()]
     assert [event.token_id for event in events] == alone(request, layout)
     assert {event.request_id for event in events} == {"a"}
+
+
+# ---- scored prompts, windows ----------------------------------------------------------------------------------------
+
+
+def test_a_scored_prompt_is_not_run_again_for_what_was_told_already() -> None:
+    """Preempted while it decodes it finds its prompt in the cache; halfway through, what was scored of it."""
+    for steps, found in ((4, 29), (2, 16)):
+        desk = Desk(budget=8)
+        request = make_request("a", (*PROMPT, *PROMPT[::-1], *PROMPT[:9]), prompt_logprobs=0)
+        desk.add(request)
+        told: list[float] = []
+        for _ in range(steps):
+            desk.submit()
+            told += _scores(desk.deliver())
+        desk.scheduler._preempt(desk.scheduler._by_id["a"], Preemption.BLOCKS)
+        desk.submit()
+        assert cached(desk, "a") == found
+        for _ in range(20):
+            if desk.scheduler.in_flight:
+                told += _scores(desk.deliver())
+            desk.submit()
+        desk.finish()
+        assert told == list(range(1, 29)), "each prompt token once, in order"
+        assert desk.got["a"] == desk.alone(request)
+
+
+def _scores(events: list[TokenEvent]) -> list[float]:
+    return [entry.logprob for event in events for entry in event.prompt_logprobs or ()]
+
+
+def test_a_prompt_under_a_window_needs_room_for_a_piece_of_it_alone() -> None:
+    """Prompts of 6,000 tokens with a window of 8 and steps as long as they: a step takes as much as there is room for.
+    Whole a prompt would need 375 blocks, and there are 200; two pieces of 1,024 fit beside each other."""
+    prompts = [tuple(1 + (n * n + shift) % 3 for n in range(6000)) for shift in range(3)]
+    desk = Desk(groups=((8, 1),), pages=201, block_size=16, budget=6000)
+    requests = [make_request(f"r{n}", prompt, max_tokens=40) for n, prompt in enumerate(prompts)]
+    desk.add(*requests)
+    together = 0
+    while desk.scheduler.has_work:
+        desk.submit()
+        together = max(together, desk.scheduler.num_running)
+        desk.deliver()
+    assert together == 3
+    assert desk.scheduler.preemptions.total() == 0
+    assert desk.got == {request.id: desk.alone(request) for request in requests}

@@ -59,7 +59,6 @@ STATS = RequestStats(
     prompt_tokens=1,
     cached_tokens=0,
     output_tokens=1,
-    preemptions=0,
 )
 
 

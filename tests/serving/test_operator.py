@@ -167,7 +167,7 @@ def submit(name: str, index: int = 0) -> Submit:
 
 def stats(**fields: float | None) -> RequestStats:
     times = {"arrival": 10.0, "first_scheduled": 11.0, "first_token": 13.0, "finished": 17.0} | fields
-    return RequestStats(**times, prompt_tokens=1, cached_tokens=0, output_tokens=2, preemptions=0)  # type: ignore[arg-type]
+    return RequestStats(**times, prompt_tokens=1, cached_tokens=0, output_tokens=2)  # type: ignore[arg-type]
 
 
 def names(book: RecentRequests) -> list[str]:

@@ -46,12 +46,7 @@ class CacheManager:
 
         A hit leaves at least one token to run (`Sequence.may_skip`). Sets blocks, source, published, cached_tokens.
         """
-        wanted = [reserve_blocks] * len(self.specs)
-        for seq in seqs:
-            self._take_hit(seq)
-            for g, (spec, blocks) in enumerate(zip(self.specs, seq.blocks, strict=True)):
-                held = sum(block != NULL_BLOCK for block in blocks)
-                wanted[g] += spec.blocks_needed(len(seq.tokens) + 1, self._max_chunk, self.block_size) - held
+        wanted = self._take_hits(seqs, reserve_blocks)
         if not self.pool.can_take(wanted):
             for seq in seqs:
                 self.release(seq, 0)
@@ -59,11 +54,30 @@ class CacheManager:
         for seq in seqs:
             if self._shares(seq):
                 self._begin_like_another(seq, wanted)
-            if seq.preemptions == 0:  # later it finds what it wrote itself, which says nothing about prompts
+            if not seq.preemptions:  # later it finds what it wrote itself, which says nothing about prompts
                 seq.prompt_hit = seq.cached_tokens
                 self.queried_tokens += len(seq.tokens)
                 self.hit_tokens += seq.cached_tokens
         return True
+
+    def would_admit(self, *seqs: Sequence, reserve_blocks: int, without: PySequence[Sequence]) -> bool:
+        """Whether `admit` would if the sequences `without` had given their blocks back."""
+        wanted = self._take_hits(seqs, reserve_blocks)
+        freed = [[block for seq in without for block in seq.blocks[g] if block] for g in range(len(self.specs))]
+        found = self.pool.can_take(wanted, freed)
+        for seq in seqs:
+            self.release(seq, 0)
+        return found
+
+    def _take_hits(self, seqs: PySequence[Sequence], reserve_blocks: int) -> list[int]:
+        """Give `seqs` their hits of whole blocks. The blocks per group that they need besides, and the spare ones."""
+        wanted = [reserve_blocks] * len(self.specs)
+        for seq in seqs:
+            self._take_hit(seq)
+            for g, (spec, blocks) in enumerate(zip(self.specs, seq.blocks, strict=True)):
+                held = sum(block != NULL_BLOCK for block in blocks)
+                wanted[g] += spec.blocks_needed(len(seq.tokens) + 1, self._max_chunk, self.block_size) - held
+        return wanted
 
     def _take_hit(self, seq: Sequence) -> None:
         seq.has_emitted = False
@@ -215,6 +229,20 @@ class CacheManager:
                     self.index.drop(g, block)
                     self.pool.forget(g, block)
 
+    def withdraw(self, *seqs: Sequence) -> None:
+        """Let nobody find what these sequences published, shared or left behind, nor anything that continues it: keys
+        and values there may be no numbers, and whoever attended to them wrote more of the same."""
+        known: set[Hash] = set()
+        for seq in seqs:
+            ends = {(length - 1) // self.block_size for length in (seq.num_prompt, len(seq.tokens) - 1) if length > 0}
+            known.update(self._hashes(seq, max(ends)), *(self._end_hashes(seq, n) for n in ends))
+        self.unpublish(self.index.with_continuations(known))
+
+    def _end_hashes(self, seq: Sequence, n: int) -> list[Hash]:
+        """All that the sequence's block n may be known by as an end."""
+        tokens, parent = seq.tokens[n * self.block_size : (n + 1) * self.block_size], self._parent(seq, n)
+        return [chain_hash(parent, tokens[:count]) for count in range(1, len(tokens) + 1)]
+
     # ---- release ----------------------------------------------------------------------------------------------
 
     def release(self, seq: Sequence, last_plan: int) -> None:
@@ -255,6 +283,11 @@ class CacheManager:
         """Let no later sequence find anything of what was."""
         self.unpublish({node_hash for _, _, node_hash in self.index.published()})
         self.queried_tokens = self.hit_tokens = 0
+
+    @property
+    def windowed(self) -> bool:
+        """Whether some group remembers a window only."""
+        return bool(self._windowed)
 
     @property
     def usage(self) -> float:

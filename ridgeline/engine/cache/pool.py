@@ -19,7 +19,7 @@ the block has retired. `is_quiet` answers that.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
 from ridgeline.core.cache_spec import CacheLayout
@@ -61,10 +61,18 @@ class BlockPool:
         """Pages that any group could take now (fresh or idle)."""
         return len(self._fresh) + len(self._idle)
 
-    def can_take(self, wanted: Sequence[int]) -> bool:
-        """Whether `wanted[g]` blocks could be taken for every group g together."""
+    def can_take(self, wanted: Sequence[int], freed: Sequence[Sequence[int]] = ()) -> bool:
+        """Whether `wanted[g]` blocks could be taken for every group g together; if given, after the blocks `freed[g]`
+        were released, each as often as it is named."""
         unheld = [len(opened) + len(spare) for opened, spare in zip(self._open, self._spare, strict=True)]
-        return self._pages_for(wanted, unheld) <= self.free_pages
+        free_pages = self.free_pages
+        for g, blocks in enumerate(freed):
+            let_go = [block for block, refs in Counter(blocks).items() if self._blocks[g][block].refs == refs]
+            for page, count in Counter(map(self.layout.page_of, let_go)).items():
+                whole = self._busy[page] == count
+                free_pages += whole
+                unheld[g] += count - whole * self._per_page[g]  # a free page's other blocks are no group's any more
+        return self._pages_for(wanted, unheld) <= free_pages
 
     def refs(self, group: int, block: int) -> int:
         found = self._blocks[group].get(block)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 Hash = bytes
@@ -66,6 +66,19 @@ class PrefixIndex:
         links kept up to date were a sixth of what publishing costs.
         """
         return frozenset(child for child, node in self._nodes.items() if node.parent == node_hash)
+
+    def with_continuations(self, node_hashes: Iterable[Hash]) -> set[Hash]:
+        """Those of these nodes that are cached, and all after them. Looks at every node, as `children` does."""
+        children: dict[Hash, list[Hash]] = {}
+        for node_hash, node in self._nodes.items():
+            children.setdefault(node.parent, []).append(node_hash)
+        found, ahead = set[Hash](), list(node_hashes)
+        while ahead:
+            known = ahead.pop()
+            if known not in found:
+                found.add(known)
+                ahead += children.get(known, [])
+        return found & self._nodes.keys()
 
     def published(self) -> Iterator[tuple[int, int, Hash]]:
         """(group, block, hash) of every block that can be matched."""

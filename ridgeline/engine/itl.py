@@ -1,0 +1,76 @@
+"""The bound on the inter-token latency (ITL): how many prompt tokens a step may run beside requests that decode.
+
+Whoever decodes waits for the whole step, and a prompt of 16,384 tokens makes a step of a few milliseconds last half a
+second. The cost model says what a step takes at the least; what steps took in fact, divided by that, corrects it.
+
+A bound that leaves prompts too little would starve them where many requests decode: each step would read all their
+keys for a handful of prompt tokens. So a step may always last `DECODE_STEPS` times what its decoding rows take alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ridgeline.core.cost import CostModel, StepShape
+from ridgeline.core.plan import StepPlan
+
+DECODE_STEPS = 3  # at this many, the balance of prompts and decodes of a server at its limit is not disturbed
+LEAST = 64  # prompt tokens that every step may run
+FIRST_GUESS = 1.3  # time of a mixed step divided by its limit, before any was measured (8B on an H200: 1.25 to 1.4)
+MOST = 100.0  # of that ratio: a machine that was suspended for an hour says nothing about steps
+MEMORY = 0.1  # weight of the newest step in that ratio
+
+
+class _TokenCount:
+    """Stands in where no cost model is known: a step takes in proportion to its tokens, a millisecond each at first."""
+
+    def step_limit(self, shape: StepShape) -> float:
+        return 1e-3 * float(np.sum(shape.num_tokens_R))
+
+
+class ItlBound:
+    """target: seconds that a step with decoding rows should take at most; None: as long as it likes."""
+
+    def __init__(self, target: float | None, cost_model: CostModel | None) -> None:
+        self.target = target
+        self._model = cost_model or _TokenCount()
+        self._ratio = FIRST_GUESS
+
+    def prompt_tokens(self, kv_len_R: np.ndarray, start: int, most: int) -> int:
+        """How many prompt tokens may run beside decoding rows that have kv_len_R tokens each; at most `most`.
+
+        start: tokens of the first prompt that are cached already: attention to them takes time too.
+        """
+        if self.target is None or len(kv_len_R) == 0 or most <= LEAST:
+            return most
+        rows = len(kv_len_R)
+        allowed = max(self.target, DECODE_STEPS * self._seconds(kv_len_R, start, 0))
+        if self._seconds(kv_len_R, start, most) <= allowed:
+            return most
+        low, high = LEAST, most
+        while high - low >= LEAST:  # time grows with tokens
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._seconds(kv_len_R, start, middle) <= allowed else (low, middle)
+        return min(most, max(LEAST, whole_tiles(rows + low) - rows))
+
+    def note(self, plan: StepPlan, elapsed: float) -> None:
+        """A step took `elapsed` seconds (0: not known). Those with prompt tokens beside decoding rows are compared."""
+        num_tokens_R = plan.rows.num_tokens_R
+        if self.target is None or elapsed <= 0 or not 1 == num_tokens_R.min() < num_tokens_R.max():
+            return
+        limit = self._model.step_limit(
+            StepShape(num_tokens_R, plan.kv_bound_R, int(np.count_nonzero(plan.rows.num_logits_R)))
+        )
+        self._ratio += MEMORY * (min(MOST, elapsed / limit) - self._ratio)
+
+    def _seconds(self, kv_len_R: np.ndarray, start: int, tokens: int) -> float:
+        count, rows = int(tokens > 0), len(kv_len_R)
+        num_tokens_R = np.append(np.ones(rows), [tokens] * count)
+        shape = StepShape(num_tokens_R, np.append(kv_len_R, [start + tokens] * count), rows + count)
+        return self._ratio * self._model.step_limit(shape)
+
+
+def whole_tiles(tokens: int) -> int:
+    """The most tokens up to `tokens` that fill a product's tiles, and so a captured step."""
+    size = 128 if tokens < 1024 else 256
+    return tokens // size * size if tokens >= size else tokens

@@ -1,0 +1,143 @@
+"""Who comes first in policy order gets budget, slots and blocks first; who outranks others takes theirs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ridgeline.core.request import Preemption, Request, RequestStats
+from ridgeline.engine.scheduler import Scheduler
+from tests.engine.desk import Desk, make_request
+from tests.engine.ideal_worker import IdealWorker
+
+LONG = tuple(1 + n * n % 3 for n in range(40))
+SHORT = (3, 2, 1)
+
+
+def desk_of(policy: str = "priority", **settings: int) -> Desk:
+    desk = Desk(**settings)
+    config = replace(desk.scheduler.config, scheduling_policy=policy)
+    desk.scheduler = Scheduler(config, desk.layout)
+    desk.worker = IdealWorker(desk.layout)
+    return desk
+
+
+def ranked(name: str, prompt: tuple[int, ...], priority: int, **params: int) -> Request:
+    return replace(make_request(name, prompt, **params), priority=priority)
+
+
+def plans_until_token(desk: Desk, name: str) -> int:
+    for count in range(1, 200):
+        desk.submit()
+        desk.deliver()
+        if desk.got[name]:
+            return count
+    raise AssertionError(f"{name} got no token")
+
+
+def test_a_higher_priority_goes_before_the_rest_of_a_lower_ones_prompt() -> None:
+    desk = desk_of(budget=4)
+    desk.add(low := ranked("low", LONG, 10))
+    desk.submit(), desk.deliver()
+    desk.add(high := ranked("high", SHORT, -10))
+    assert plans_until_token(desk, "high") == 1
+    desk.finish()
+    assert desk.got == {"low": desk.alone(low), "high": desk.alone(high)}
+
+
+@pytest.mark.parametrize("lows", [1, 2, 3])
+def test_a_higher_priority_takes_the_slot_of_the_last_of_the_lower_ones(lows: int) -> None:
+    desk = desk_of(slots=lows)
+    ended: dict[str, RequestStats] = {}
+    desk.scheduler.on_finish = lambda request, stats: ended.update({request.id: stats})
+    requests = [ranked(f"low {n}", (*SHORT, n), 10, max_tokens=30) for n in range(lows)]
+    desk.add(*requests)
+    desk.submit(), desk.deliver()
+    desk.add(high := ranked("high", SHORT, -10))
+    assert plans_until_token(desk, "high") == 1
+    desk.finish()
+    assert desk.got == {request.id: desk.alone(request) for request in [*requests, high]}
+    assert {name: stats.preemptions for name, stats in ended.items() if stats.preemptions} == {f"low {lows - 1}": 1}
+    assert ended[f"low {lows - 1}"].preempted_for == {Preemption.PRIORITY: 1}
+    assert desk.scheduler.preemptions == {Preemption.PRIORITY: 1}
+
+
+def test_a_higher_priority_takes_blocks_of_as_many_lower_ones_as_it_needs() -> None:
+    """32 blocks of four, of which each of three lower ones holds nine. The higher one needs 14 and one to spare for
+    each that stays."""
+    desk = desk_of(pages=33, slots=4, budget=128)
+    requests = [ranked(f"low {n}", (*LONG[:32], n), 10, max_tokens=3) for n in range(3)]
+    requests = [replace(request, cache_salt=request.id) for request in requests]
+    desk.add(*requests)
+    desk.submit(), desk.deliver()
+    desk.add(high := ranked("high", (*LONG, *SHORT * 4), -10, max_tokens=1))
+    assert plans_until_token(desk, "high") == 1
+    assert desk.scheduler.preemptions == {Preemption.PRIORITY: 2}
+    assert "low 0" in {seq.id for seq in desk.scheduler._running()}
+    desk.finish()
+    assert desk.got == {request.id: desk.alone(request) for request in [*requests, high]}
+
+
+def test_nobody_is_preempted_for_a_request_that_could_not_start_even_so() -> None:
+    """The other one of its own rank keeps its blocks, and what the lower one holds is too little."""
+    desk = desk_of(pages=17, slots=4)
+    own = [ranked("high 0", LONG[:36], -10, max_tokens=8), ranked("low", SHORT, 10, max_tokens=20)]
+    desk.add(*own)
+    desk.submit(), desk.deliver()
+    desk.add(second := replace(ranked("high 1", LONG[:36], -10, max_tokens=4), cache_salt="its own"))
+    desk.submit(), desk.deliver()
+    assert desk.scheduler.preemptions.total() == 0
+    desk.finish()
+    assert desk.got == {request.id: desk.alone(request) for request in [*own, second]}
+
+
+@pytest.mark.parametrize(("policy", "priorities"), [("fcfs", (10, -10)), ("priority", (5, 5)), ("priority", (-1, 5))])
+def test_nobody_is_preempted_for_who_does_not_outrank_it(policy: str, priorities: tuple[int, int]) -> None:
+    desk = desk_of(policy, slots=1)
+    requests = [ranked(name, SHORT, priority) for name, priority in zip("ab", priorities, strict=True)]
+    desk.add(*requests)
+    desk.finish()
+    assert desk.scheduler.preemptions.total() == 0
+    assert desk.got == {request.id: desk.alone(request) for request in requests}
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_for_want_of_blocks_the_last_in_order_gives_way(policy: str) -> None:
+    """Nine blocks: both grow to six."""
+    desk = desk_of(policy, pages=10)
+    ended: dict[str, RequestStats] = {}
+    desk.scheduler.on_finish = lambda request, stats: ended.update({request.id: stats})
+    first, last = ("a", "b") if policy == "fcfs" else ("b", "a")
+    requests = [ranked("a", SHORT, 1, max_tokens=20), ranked("b", (*SHORT, 1), 0, max_tokens=20)]
+    desk.add(*requests)
+    desk.finish()
+    assert ended[first].preemptions == 0
+    assert ended[last].preempted_for == {Preemption.BLOCKS: ended[last].preemptions}
+    assert ended[last].preemptions > 0
+    assert desk.got == {request.id: desk.alone(request) for request in requests}
+
+
+def test_who_was_preempted_comes_back_before_prompts_that_came_later() -> None:
+    desk = desk_of("fcfs", budget=4, slots=3)
+    first, later = make_request("first", SHORT), make_request("later", LONG)
+    desk.add(first, later)
+    desk.submit(), desk.deliver()
+    desk.scheduler._preempt(desk.scheduler._by_id["first"], Preemption.BLOCKS)
+    plan = desk.submit()
+    assert plan is not None
+    running = [seq.id for seq in desk.scheduler.in_flight[-1].seqs]
+    assert running[0] == "first"
+    desk.finish()
+    assert desk.got == {"first": desk.alone(first), "later": desk.alone(later)}
+
+
+def test_a_step_that_failed_is_told_as_a_recovery() -> None:
+    desk = desk_of("fcfs")
+    desk.add(request := make_request("a", LONG))
+    desk.submit(), desk.deliver()
+    desk.worker.fail_next = "late"
+    desk.submit(), desk.deliver()
+    desk.finish()
+    assert desk.scheduler.preemptions == {Preemption.RECOVERY: 1}
+    assert desk.got["a"] == desk.alone(request)
