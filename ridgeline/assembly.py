@@ -34,7 +34,7 @@ LARGE_GPU = 70 << 30  # bytes of memory from which a step takes LARGE_STEP token
 LARGE_STEP = 16_384
 # A server's steps with prompts last so many times as long as reading the weights once, or so many seconds if that is
 # more. Fewer would run prompts below the rate of a large step; more, and who decodes waits longer for nothing.
-ITL_READS, LEAST_ITL = 5, 0.010
+ITL_READS, LEAST_ITL = 6, 0.010
 
 
 @dataclass(frozen=True, kw_only=True)
