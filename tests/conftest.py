@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+import runpy
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+# Of this process and of those that tests start: models are tiny, and threads that spin for one another double the cost.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+if os.environ.get("RIDGELINE_TEST_NO_BF16"):  # here and in every process that a test starts, before torch is imported
+    masked = str(Path(__file__).parent / "no_bf16")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (masked, os.environ.get("PYTHONPATH"))))
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_VNNI"
+    runpy.run_path(f"{masked}/sitecustomize.py")
+
 import torch
 
 if not torch.cuda.is_available():

@@ -62,6 +62,7 @@ def test_an_unknown_machine_claims_nothing(tiny_model: Callable[[str], Path], st
         assert own.engine.headroom.share is None
 
 
+@pytest.mark.timing
 def test_a_limit_costs_microseconds(tiny_model: Callable[[str], Path]) -> None:
     model = Roofline(read_model_config(tiny_model("llama")).spec, find("H200"), "bfloat16")
     shape = StepShape(np.ones(256, np.int32), np.full(256, 1000, np.int32), 256)

@@ -10,7 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,18 +30,28 @@ from ridgeline.serving.engine_client import EngineClient
 from ridgeline.serving.face import Face
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
+from ridgeline.serving.lifeline import READY
 
 MODEL = "embedded"
+PATIENCE = 120.0  # seconds for what takes a moment where nothing else runs
 _names = itertools.count(1)
 
 
 def start_engine(socket: Path, *, life: int = 1, **options: object) -> subprocess.Popen[bytes]:
-    """An engine process; closing its standard input ends it."""
-    process = subprocess.Popen([sys.executable, "-m", "ridgeline.serving.engine_process"], stdin=subprocess.PIPE)
+    """An engine process that faces can reach; closing its standard input ends it. Fails with what it said where it
+    ends instead."""
+    command = [sys.executable, "-m", "ridgeline.serving.engine_process"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
+    assert process.stdout is not None
     settings = {"socket": str(socket), "options": options, "served_name": MODEL, "life": life}
-    process.stdin.write(json.dumps(settings).encode() + b"\n")
-    process.stdin.flush()
+    with suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(settings).encode() + b"\n")
+        process.stdin.flush()
+    said = process.stdout.readline().decode().strip()
+    if said != READY:
+        stop_engine(process)
+        pytest.fail(f"the engine did not start: {said or 'its standard error says why'}")
     return process
 
 
@@ -43,7 +59,9 @@ def stop_engine(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
     assert process.stdin is not None
+    assert process.stdout is not None
     process.stdin.close()
+    process.stdout.close()
 
 
 @asynccontextmanager
@@ -51,14 +69,14 @@ async def open_face(socket: Path, config: ServeConfig | None = None) -> AsyncIte
     """A face whose engine answers."""
     probe = EngineClient(str(socket), f"probe-{next(_names)}", buffer=1)
     running = asyncio.create_task(probe.run())
-    facts = await asyncio.wait_for(probe.wait_until_up(), 60)
+    facts = await asyncio.wait_for(probe.wait_until_up(), PATIENCE)
     running.cancel()
     face = Face.build(
         config or ServeConfig(), Path(facts.folder), (MODEL,), str(socket), name=f"test-face-{next(_names)}"
     )
     running = asyncio.create_task(face.client.run())
     try:
-        await asyncio.wait_for(face.client.wait_until_up(), 60)
+        await asyncio.wait_for(face.client.wait_until_up(), PATIENCE)
         yield face
     finally:
         running.cancel()
@@ -103,9 +121,9 @@ class Server:
 
     @property
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
-    def wait_idle(self, timeout: float = 1.0) -> bool:
+    def wait_idle(self, timeout: float = PATIENCE) -> bool:
         """True once the engine runs nothing of this face's."""
 
         return asyncio.run_coroutine_threadsafe(until_idle(self.face, timeout), self.loop).result()
@@ -123,7 +141,7 @@ def start_server(engine_socket: Path) -> StartServer:
         listener = sockets.create_server(("127.0.0.1", 0))
         # Small, for connections too: who does not read is noticed before megabytes wait for him.
         listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, 1 << 16)
-        started, servers = threading.Event(), list[Server]()
+        started, servers, failures = threading.Event(), list[Server](), list[BaseException]()
         config = ServeConfig(**settings)  # type: ignore[arg-type]
 
         async def main() -> None:
@@ -137,7 +155,12 @@ def start_server(engine_socket: Path) -> StartServer:
             await asyncio.gather(listening, return_exceptions=True)
 
         def run() -> None:
-            asyncio.run(main())
+            try:
+                asyncio.run(main())
+            except BaseException as failure:
+                failures.append(failure)
+                started.set()
+                raise
 
         async def application(scope, receive, send):  # type: ignore[no-untyped-def]
             nonlocal app
@@ -150,12 +173,13 @@ def start_server(engine_socket: Path) -> StartServer:
         )
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        assert started.wait(30), "the engine did not answer"
+        assert started.wait(PATIENCE), "the engine did not answer"
+        assert not failures, failures
         try:
             yield servers[0]
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(PATIENCE)
             listener.close()
 
     return start

@@ -20,7 +20,7 @@ from ridgeline.serving.face import Face
 from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.grpc.server import start
-from tests.serving.conftest import MODEL, until_idle
+from tests.serving.conftest import MODEL, PATIENCE, until_idle
 
 T = TypeVar("T")
 _names = itertools.count(1)
@@ -44,11 +44,11 @@ class GrpcServer:
     def kserve(self) -> kserve_pb2_grpc.GRPCInferenceServiceStub:
         return kserve_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
-    def run(self, work: Coroutine[Any, Any, T], timeout: float = 30) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout: float = PATIENCE) -> T:
         """In the server's loop, which asyncio clients share with it: grpcio knows one loop at a time."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout)
 
-    def wait_idle(self, timeout: float = 2.0) -> bool:
+    def wait_idle(self, timeout: float = PATIENCE) -> bool:
         """True once the engine runs nothing of this face's, and nothing is counted as open."""
         return self.run(until_idle(self.face, timeout))
 
@@ -56,7 +56,7 @@ class GrpcServer:
 @contextmanager
 def serve_grpc(engine_socket: Path, **settings: Any) -> Iterator[GrpcServer]:
     """settings: of ServeConfig."""
-    started, found = threading.Event(), list[GrpcServer]()
+    started, found, failures = threading.Event(), list[GrpcServer](), list[BaseException]()
     stop: asyncio.Event
 
     async def main(address: str) -> None:
@@ -74,13 +74,22 @@ def serve_grpc(engine_socket: Path, **settings: Any) -> Iterator[GrpcServer]:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
 
+    def serve(address: str) -> None:
+        try:
+            asyncio.run(main(address))
+        except BaseException as failure:
+            failures.append(failure)
+            started.set()
+            raise
+
     with TemporaryDirectory() as folder:
-        thread = threading.Thread(target=lambda: asyncio.run(main(f"unix:{folder}/grpc")), daemon=True)
+        thread = threading.Thread(target=serve, args=(f"unix:{folder}/grpc",), daemon=True)
         thread.start()
-        assert started.wait(30), "the engine did not answer"
+        assert started.wait(PATIENCE), "the engine did not answer"
+        assert not failures, failures
         try:
             yield found[0]
         finally:
             found[0].channel.close()
             found[0].loop.call_soon_threadsafe(stop.set)
-            thread.join(10)
+            thread.join(PATIENCE)

@@ -192,7 +192,7 @@ def test_a_storm_of_requests_outlives_the_engine(tmp_path: Path) -> None:
                 clients = [asyncio.create_task(client(face, told)) for _ in range(40)]
                 await asyncio.sleep(0.7)
                 await asyncio.to_thread(stop_engine, engine)
-                engine = start_engine(tmp_path / "socket")
+                engine = await asyncio.to_thread(start_engine, tmp_path / "socket")
                 await asyncio.gather(*clients)
                 assert {"ended", "unavailable", "ended in the second life"} == set(told)
                 assert (face.client.num_open, face.service.admission.open_requests) == (0, 0)

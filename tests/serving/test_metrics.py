@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,17 +17,18 @@ from ridgeline.serving.bounds import BOUNDS
 from ridgeline.serving.face import Face
 from ridgeline.serving.generation import GenerationRequest, Run
 from ridgeline.transport.messages import Gpu, Stats, StepShape
-from tests.serving.conftest import MODEL, open_face, start_engine, stop_engine
+from tests.serving.conftest import MODEL, PATIENCE, open_face, start_engine, stop_engine, until_idle
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
-PAGE = 57_344  # bytes of a block of 16 tokens of the embedded model; the first of all is never used
+PAGE = 114_688  # bytes of a block of 16 tokens of the embedded model in float32; the first of all is never used
 ENGINE = {"model_name": MODEL, "engine": "0"}
 
 
 @pytest.fixture
 def socket(tmp_path: Path) -> Iterator[Path]:
     """An engine that nobody else talks to, with a cache that few requests fill."""
-    process = start_engine(tmp_path / "engine", kv_cache_memory=25 * PAGE, max_num_seqs=8, max_model_len=350)
+    size = {"dtype": "float32", "kv_cache_memory": 25 * PAGE}  # "auto" depends on the CPU
+    process = start_engine(tmp_path / "engine", **size, max_num_seqs=8, max_model_len=350)
     yield tmp_path / "engine"
     stop_engine(process)
 
@@ -156,8 +156,11 @@ def test_an_aborted_request_ends_as_such_and_has_only_the_times_it_reached(socke
         async with open_face(socket) as face:
             await run(face, [7] * 8, max_tokens=2)
             before = await figures(face)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(run(face, [9] * 8, max_tokens=300), 0.1)
+            params = SamplingParams(max_tokens=300, ignore_eos=True)
+            asked = GenerationRequest(id="left", prompt_token_ids=[9] * 8, params=params)
+            async with face.service.run(asked) as running:
+                await anext(aiter(running))
+            assert await until_idle(face, PATIENCE)
             return before, await figures(face)
 
     before, after = asyncio.run(main())
@@ -179,12 +182,12 @@ def test_the_page_outlives_the_engine(tmp_path: Path) -> None:
                 await run(face, [7] * 8, max_tokens=4)
                 await figures(face)
                 stop_engine(process)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(PATIENCE):
                     while face.client.facts is not None:
                         await asyncio.sleep(0.01)
                 down = (await metrics.page(face)).decode()
-                process = start_engine(tmp_path / "engine", life=2)
-                await asyncio.wait_for(face.client.wait_until_up(), 60)
+                process = await asyncio.to_thread(start_engine, tmp_path / "engine", life=2)
+                await asyncio.wait_for(face.client.wait_until_up(), PATIENCE)
                 return down, (await metrics.page(face)).decode()
         finally:
             stop_engine(process)

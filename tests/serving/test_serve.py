@@ -28,7 +28,7 @@ from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving import supervisor
-from tests.serving.conftest import Server
+from tests.serving.conftest import PATIENCE, Server
 
 KEY = {"Authorization": "Bearer secret"}
 
@@ -59,7 +59,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def wait_gone(*pids: int, seconds: float = 5.0) -> bool:
+def wait_gone(*pids: int, seconds: float = PATIENCE) -> bool:
     deadline = time.monotonic() + seconds
     while not all(map(gone, pids)):
         if time.monotonic() > deadline:
@@ -121,7 +121,7 @@ def test_mistakes_end_with_one_sentence_and_code_2() -> None:
         port = str(taken.getsockname()[1])
         for arguments in (["--port", port], ["--no-such-flag"], ["--port", "0", "--max-model-len", "99999999"]):
             command = [sys.executable, "-m", "ridgeline", "serve", *arguments]
-            ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+            ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
             assert ended.returncode == 2, ended.stderr
             assert len(ended.stderr.strip().splitlines()) == 1
             assert ended.stderr.startswith("ridgeline: ")
@@ -156,7 +156,7 @@ def test_a_file_of_settings_flags_over_it_https_and_no_torch(
             assert ("libtorch" in Path(f"/proc/{pid}/maps").read_text()) is loads
         assert "secret" not in Path(f"/proc/{server.faces[0]}/cmdline").read_text()
         statuses: list[int] = []
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE
         while len(statuses) < 2 and time.monotonic() < deadline:  # lines are written after answers
             log.seek(0)
             lines = [json.loads(line) for line in log.read().splitlines()]
@@ -170,7 +170,7 @@ def test_a_file_of_settings_flags_over_it_https_and_no_torch(
 def test_sigterm_ends_what_runs_and_sends_the_rest_away() -> None:
     with Served() as server:
         children = [server.engine, *server.faces]
-        asyncio.run(endurance.drain(server, count=16, tokens=150, after=0.5))
+        asyncio.run(endurance.drain(server, count=16, tokens=200, after=0.0))
         assert wait_gone(*children, seconds=0)
 
 
@@ -178,7 +178,7 @@ def test_what_outlasts_the_shutdown_is_told_and_a_second_signal_waits_for_nothin
     async def cut(server: Served) -> None:
         client = endurance.load(server.url)
         running = asyncio.ensure_future(endurance.ask(client, endurance.body(2000)))
-        await asyncio.sleep(0.3)
+        await server.until_open(1)
         server.process.send_signal(signal.SIGTERM)
         outcome = await running
         assert outcome.stream.failure is not None
@@ -187,7 +187,7 @@ def test_what_outlasts_the_shutdown_is_told_and_a_second_signal_waits_for_nothin
 
     with Served("--shutdown-timeout", "0.2") as server:
         asyncio.run(cut(server))
-        assert server.process.wait(5) == 0
+        assert server.process.wait(PATIENCE) == 0
 
     with Served("--shutdown-timeout", "60") as server:
         children = [server.engine, *server.faces]
@@ -202,7 +202,7 @@ def test_what_outlasts_the_shutdown_is_told_and_a_second_signal_waits_for_nothin
             time.sleep(0.3)
             assert server.process.poll() is None
             server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(2) == 128 + signal.SIGTERM
+            assert server.process.wait(30) == 128 + signal.SIGTERM
         assert wait_gone(*children)
 
 
@@ -211,14 +211,14 @@ def test_no_process_outlives_the_supervisor(wait: float | None) -> None:
     command = [sys.executable, "-m", "ridgeline", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while len(children := endurance.children(process.pid)) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         if wait is None:
             process.stdout.readline()
         process.kill()
         assert len(children) == 2
-        assert wait_gone(*children, seconds=30)  # one that still imports torch looks up only then
+        assert wait_gone(*children)  # one that still imports torch looks up only then
 
 
 def test_a_process_that_dies_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_a_process_that_dies_again_and_again_is_given_up(monkeypatch: pytest.Mon
     monkeypatch.setattr(supervisor, "back_off", lambda failures: waits.append(failures) or 0.0)
     keeper = supervisor.Keeper("child", "ridgeline.version", lambda life: b"{}")  # a module that ends at once
     with pytest.raises(supervisor.GaveUp, match="the child ended with code 0, 5 times in a row") as reason:
-        asyncio.run(asyncio.wait_for(keeper.keep(), 20))
+        asyncio.run(asyncio.wait_for(keeper.keep(), PATIENCE))
     assert reason.value.code == 1
     assert waits == [1, 2, 3, 4]
 
@@ -248,7 +248,7 @@ def test_a_storm_of_aborts_leaves_nothing_behind(served: Served) -> None:
     asyncio.run(endurance.storm(served, requests=20, seed=1))
     before = [descriptors(pid) for pid in processes]
     assert asyncio.run(endurance.storm(served, requests=100)) > 20
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE
     while any(now > then + 1 for now, then in zip(map(descriptors, processes), before, strict=True)):
         assert time.monotonic() < deadline, "descriptors are left open"
         time.sleep(0.05)
@@ -269,8 +269,8 @@ def test_a_storm_of_aborts_leaves_no_task(server: Server) -> None:
     assert server.wait_idle()
     before = count()
     asyncio.run(leave())
-    assert server.wait_idle(5)
-    deadline = time.monotonic() + 5
+    assert server.wait_idle()
+    deadline = time.monotonic() + PATIENCE
     while count() > before:
         assert time.monotonic() < deadline, "tasks are left"
         time.sleep(0.02)
@@ -279,12 +279,12 @@ def test_a_storm_of_aborts_leaves_no_task(server: Server) -> None:
 def test_an_engine_that_stands_still_is_ill(served: Served) -> None:
     async def freeze() -> None:
         client = endurance.load(served.url)
-        running = asyncio.ensure_future(endurance.ask(client, endurance.body(100)))
-        await asyncio.sleep(0.2)
+        running = asyncio.ensure_future(endurance.ask(client, endurance.body(400)))
+        await served.until_open(1)
         os.kill(served.engine, signal.SIGSTOP)
         try:
             seen: set[int] = set()
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + PATIENCE
             while 503 not in seen and time.monotonic() < deadline:
                 seen.add((await asyncio.to_thread(served.get, "/health"))[0])
                 await asyncio.sleep(0.05)
@@ -300,17 +300,15 @@ def test_an_engine_that_stands_still_is_ill(served: Served) -> None:
 
 def test_an_engine_that_is_killed_under_load_is_back_soon(served: Served) -> None:
     engine = served.engine
-    found = asyncio.run(endurance.kill(served, "engine", count=16, after=0.5))
-    assert found["recovery"] < 20  # on a machine that does other things too; else 2
+    asyncio.run(endurance.kill(served, "engine", count=16, after=0.0, slack=10))
     assert served.engine != engine
     assert gone(engine)
 
 
 def test_a_face_that_is_killed_takes_only_its_own_requests_with_it(served: Served) -> None:
     faces = served.faces
-    found = asyncio.run(endurance.kill(served, "face", count=16, after=0.5))
-    assert found["recovery"] < 20
-    deadline = time.monotonic() + 20
+    asyncio.run(endurance.kill(served, "face", count=16, after=0.0, slack=10))
+    deadline = time.monotonic() + PATIENCE
     while len(served.faces) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert len(set(served.faces) - set(faces)) == 1
