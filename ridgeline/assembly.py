@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from ridgeline.core.cache_spec import DTYPE_BYTES
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, EngineConfig, LLMConfig
 from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
@@ -22,9 +24,9 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.perf.roofline import Roofline
 from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.folder import EMBEDDED_MODEL as EMBEDDED_MODEL
-from ridgeline.worker.loader import Progress, load_weights, read_model_config, resolve_model
+from ridgeline.worker.loader import Progress, check_files, load_weights, read_model_config, resolve_model
 from ridgeline.worker.local import LocalWorker
-from ridgeline.worker.memory import MemoryReport, check_weights_fit, plan_memory
+from ridgeline.worker.memory import MemoryReport, check_weights_fit, plan_memory, weight_bytes
 from ridgeline.worker.precompile import KernelSet
 from ridgeline.worker.runner import Runner
 
@@ -71,8 +73,14 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     model = read_model_config(folder)
     dtype = choose_dtype(config.dtype, model.dtype, device)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
-    check_weights_fit(model.spec, device, dtype=dtype, positions=wanted_len)
+    check_weights_fit(model.spec, device, dtype=dtype, positions=1)
+    if config.load_format != "dummy":
+        check_files(folder, model)
     max_seqs, max_tokens = _limits(config, device)
+    memory_for = partial(plan_memory, model.spec, config, device, dtype=dtype, max_seqs=max_seqs, max_chunk=max_tokens)
+    least = weight_bytes(model.spec, dtype_bytes=1 if config.quantization else DTYPE_BYTES[dtype], positions=1)
+    longest = memory_for(weights=least, loaded=False, longest=wanted_len).max_model_len
+    check_weights_fit(model.spec, device, dtype=dtype, positions=longest)
     overrides = _kernels(config, device)
     ops = Ops(Platform.of(device), overrides)
     cascade = on_gpu(ops.platform) and not config.deterministic if config.cascade is None else config.cascade
@@ -90,20 +98,19 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
         overrides=tuple(sorted(overrides.items())),
     )
     with Compilers(kernels, processes_needed(kernels) if captured else 0) as compilers:
-        decoder = Decoder(model.spec, ops, dtype=getattr(torch, dtype), device=device, max_positions=wanted_len)
+        decoder = Decoder(
+            model.spec,
+            ops,
+            dtype=getattr(torch, dtype),
+            device=device,
+            max_positions=wanted_len,
+            rotary_rows=longest,
+        )
         load_weights(
             decoder, folder, model.weights, load_format=config.load_format, seed=config.seed, progress=progress
         )
         decoder.prepare()
-        memory = plan_memory(
-            model.spec,
-            config,
-            device,
-            dtype=dtype,
-            weights=decoder.weight_bytes,
-            max_seqs=max_seqs,
-            max_chunk=max_tokens,
-        )
+        memory = memory_for(weights=decoder.weight_bytes, loaded=True, longest=longest)
         compilers.try_to_finish(progress)
     try:
         runner = Runner(

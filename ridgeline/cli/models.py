@@ -57,13 +57,6 @@ def describe(model: str) -> dict[str, object]:
 
 def count_parameters(spec: ModelSpec) -> int:
     """Parameters of the network a spec describes, counted on a device that allocates nothing."""
-    import torch
+    from ridgeline.worker.loader import empty_decoder
 
-    from ridgeline.kernels.op import Platform
-    from ridgeline.kernels.ops import Ops
-    from ridgeline.layers.decoder import Decoder
-
-    decoder = Decoder(
-        spec, Ops(Platform(device_type="cpu")), dtype=torch.bfloat16, device=torch.device("meta"), max_positions=1
-    )
-    return sum(parameter.numel() for parameter in decoder.parameters())
+    return sum(parameter.numel() for parameter in empty_decoder(spec).parameters())

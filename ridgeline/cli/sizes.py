@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.formats.gguf import is_gguf, read_gguf
+from ridgeline.formats.gguf import is_gguf
+from ridgeline.formats.json_file import read_json
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.gguf import gguf_config
+from ridgeline.models.gguf import gguf_model_config
 from ridgeline.perf import calibration
 from ridgeline.perf.hardware import Hardware, find
 from ridgeline.perf.precision import precision
@@ -21,15 +22,9 @@ def read_config(model: str) -> ModelConfig:
     ModelLoadError."""
     path = Path(model).expanduser()
     if is_gguf(path):
-        return model_config(gguf_config(read_gguf(path)))
+        return gguf_model_config(path)
     path = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads((path if path.exists() else _from_hub(model)).read_text())
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"the config of {model!r} cannot be read ({error}).") from error
-    if not isinstance(config, dict):
-        raise ModelLoadError(f"the config of {model!r} must be a JSON object.")
-    return model_config(config)
+    return model_config(read_json(path if path.exists() else _from_hub(model), required=True))
 
 
 def _from_hub(model: str) -> Path:

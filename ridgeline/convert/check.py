@@ -13,12 +13,16 @@ from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import Source
-from ridgeline.kernels.op import Platform
-from ridgeline.kernels.ops import Ops
-from ridgeline.layers.decoder import Decoder
 from ridgeline.models.config import ModelConfig
 from ridgeline.worker.checkpoint import StoredTensor, open_checkpoint
-from ridgeline.worker.loader import as_stored, check_checkpoint, checkpoint_views, missing_offset, read_model_config
+from ridgeline.worker.loader import (
+    as_stored,
+    check_files,
+    checkpoint_views,
+    empty_decoder,
+    missing_offset,
+    read_model_config,
+)
 
 
 @dataclass(frozen=True)
@@ -82,12 +86,11 @@ def count_not_finite(values: Tensor, at_once: int = 1 << 20) -> int:
 def open_model(path: Path) -> Iterator[OpenModel]:
     """Raises ModelLoadError where the loader would: files missing or damaged, tensors missing, extra or misshaped."""
     config = read_model_config(path)
-    ops, meta = Ops(Platform(device_type="cpu")), torch.device("meta")
-    decoder = Decoder(config.spec, ops, dtype=getattr(torch, config.dtype), device=meta, max_positions=1)
+    check_files(path, config)
+    decoder = empty_decoder(config.spec)
     with open_checkpoint(path) as stored:
         weights = as_stored(config.weights, stored, path, config.spec)
         views = checkpoint_views(decoder, weights)
-        check_checkpoint(decoder, views, stored, path)
         parts = checkpoint_views(
             decoder, {name: tuple(Source(name=each.name) for each in sources) for name, sources in weights.items()}
         )

@@ -18,10 +18,10 @@ from ridgeline.convert.check import OpenModel, OpenTensor, Report, check_copies,
 from ridgeline.convert.shards import Planned, split, write_shards
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.formats.gguf import GGUF, is_gguf, read_gguf
+from ridgeline.formats.json_file import read_json
 from ridgeline.models.gguf import gguf_config
 from ridgeline.text.gguf import gguf_templates
 from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.worker.checkpoint import read_json
 from ridgeline.worker.loader import stored_shape, stored_view
 
 Progress = Callable[[str, float], None]
@@ -123,7 +123,7 @@ def _write_beside(source: Path, folder: Path, dtype: str | None) -> None:
         if "tokenizer.ggml.tokens" in gguf.values:
             _write_tokenizer(source, gguf, folder)
     else:
-        config = read_json(source / "config.json")
+        config = read_json(source / "config.json", required=True)
         for path in {path for pattern in _BESIDE for path in source.glob(pattern)}:
             if path.is_file() and path.name not in _OURS:
                 place = folder / path.relative_to(source)

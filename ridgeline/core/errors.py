@@ -6,9 +6,17 @@ is a bug in Ridgeline, not in its input.
 
 from __future__ import annotations
 
+from unicodedata import category
+
+MAX_LENGTH = 800  # characters of an error's sentence
+
 
 class RidgelineError(Exception):
-    """Base of every error meant for the user."""
+    """Base of every error meant for the user: one line that a terminal can show, whatever a model's file or a library
+    put into it."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(one_line(str(message)))
 
 
 class InvalidRequest(RidgelineError, ValueError):
@@ -29,3 +37,11 @@ class ModelLoadError(RidgelineError):
 
 class ContractViolation(RidgelineError):
     """Engine and worker disagree about a plan. Never caused by a request; always worth a bug report."""
+
+
+def one_line(text: str) -> str:
+    """`text` with what no terminal prints escaped, and cut in the middle where it is long: its end says what to do."""
+    half = MAX_LENGTH // 2
+    if len(text) > MAX_LENGTH:
+        text = f"{text[:half]} … {text[-half:]}"
+    return "".join(c if c.isprintable() or category(c) == "Zs" else repr(c)[1:-1] for c in text)

@@ -10,6 +10,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,11 @@ class GGUF:
         info = self.tensors.get(name)
         if info is None:
             return None
-        if info.type.name != "F32":
-            raise ModelLoadError(f"{self.path} stores {name} as {info.type.name}; it must be F32.")
+        if info.type.name != "F32" or prod(info.shape) > _MAX_SMALL:
+            raise ModelLoadError(
+                f"{self.path} stores {name} as {prod(info.shape)} values of {info.type.name}; it must be F32, and at "
+                f"most {_MAX_SMALL} of them."
+            )
         with self.path.open("rb") as file:
             file.seek(info.start)
             return list(struct.unpack(f"<{prod(info.shape)}f", file.read(info.num_bytes)))
@@ -84,16 +88,27 @@ _VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _FLOAT, _STRING, _ARRAY = 6, 8, 9
 _MAX_DIMENSIONS = 4
+_MAX_SMALL = 1 << 16  # values of a tensor that is read into a list
+_MAX_HEADER = 1 << 26  # bytes; the largest real ones are a quarter of it. As Python's objects they take ten times that
 
 
 def read_gguf(path: Path) -> GGUF:
     """Raises ModelLoadError where the file is damaged, or needs what we do not have."""
     try:
+        status = path.stat()
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read as a GGUF file ({error}); download it again.") from error
+    return _read(path, status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+@lru_cache(maxsize=1)  # one load asks four times, and a vocabulary takes a third of a second
+def _read(path: Path, *_version: int) -> GGUF:
+    try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             gguf = _Header(path, data).read()
     except (OSError, ValueError, struct.error, OverflowError, MemoryError) as error:
         raise ModelLoadError(f"{path} cannot be read as a GGUF file ({error}); download it again.") from error
-    if gguf.values.get("split.count", 0) > 1:
+    if gguf.values.get("split.count") not in (None, 0, 1):
         raise ModelLoadError(f"{path} is one part of {gguf.values['split.count']}; merge them with llama-gguf-split.")
     return gguf
 
@@ -176,6 +191,8 @@ class _Header:
         start = self._at
         if start + size > len(self._data):
             raise ValueError("it ends too early")
+        if start + size > _MAX_HEADER:
+            raise ValueError(f"its header is longer than {_MAX_HEADER} bytes")
         self._at = start + size
         return start
 

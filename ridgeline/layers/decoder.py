@@ -67,7 +67,8 @@ class Hidden(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """Parameters are uninitialised. `max_positions`: rows of the rotary table (default: the model's own maximum).
+    """Parameters are uninitialised. `max_positions`: the longest context of this run, by which some rotations are scaled
+    (default: the model's own maximum). `rotary_rows`: of the table of angles, where memory holds fewer.
 
     Cast by building with another `dtype`, not with `.to(dtype)`, which would round the float32 rotary table.
     """
@@ -80,12 +81,13 @@ class Decoder(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         max_positions: int | None = None,
+        rotary_rows: int | None = None,
     ) -> None:
         super().__init__()
         build = Build(ops, dtype, device)
         positions = max_positions or spec.max_position_embeddings
         ropes = {layer.mixer.rope for layer in spec.layers}
-        rotaries = {rope: Rotary(rope, positions, build) if rope else None for rope in ropes}
+        rotaries = {rope: Rotary(rope, positions, rotary_rows, build) if rope else None for rope in ropes}
         width = spec.hidden_size
         self.spec = spec
         self.ops = ops

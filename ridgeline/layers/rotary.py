@@ -16,6 +16,8 @@ from ridgeline.layers.build import Build
 
 Scaling = dict[str, RopeNumber]
 
+_AT_ONCE = 1 << 21  # elements of a piece
+
 
 def inverse_frequencies(spec: RopeSpec, positions: int) -> tuple[Tensor, float]:
     """(radians per position of each rotated pair, float32 [r]; what cosines and sines are multiplied by).
@@ -93,11 +95,21 @@ def _number(scaling: Scaling, name: str) -> float:
     return float(value)
 
 
-def cos_sin_table(spec: RopeSpec, positions: int) -> Tensor:
-    """float32 [positions, R]: row p holds the cosines of p's angles, then their sines."""
+def cos_sin_table(
+    spec: RopeSpec, positions: int, rows: int | None = None, device: torch.device | None = None
+) -> Tensor:
+    """float32 [rows, R]: row p holds the cosines of p's angles, then their sines. rows: `positions` without it.
+
+    Made on the CPU, so that all devices have the same bits, and in pieces: memory holds little more than the table.
+    """
     inv_freq_r, multiplier = inverse_frequencies(spec, positions)
-    angles_Pr = torch.arange(positions, dtype=torch.float32).outer(inv_freq_r)
-    return torch.cat((angles_Pr.cos(), angles_Pr.sin()), dim=-1) * multiplier
+    table_PR = torch.empty(rows or positions, spec.rotary_dim, dtype=torch.float32, device=device)
+    at_once = max(1, _AT_ONCE // spec.rotary_dim)
+    for start in range(0, 0 if table_PR.is_meta else len(table_PR), at_once):
+        rows_pR = table_PR[start : start + at_once]
+        angles_pr = torch.arange(start, start + len(rows_pR), dtype=torch.float32).outer(inv_freq_r)
+        rows_pR.copy_(torch.cat((angles_pr.cos(), angles_pr.sin()), dim=-1) * multiplier)
+    return table_PR
 
 
 class Rotary(nn.Module):
@@ -105,10 +117,10 @@ class Rotary(nn.Module):
 
     cos_sin_PR: Tensor
 
-    def __init__(self, spec: RopeSpec, positions: int, build: Build) -> None:
+    def __init__(self, spec: RopeSpec, positions: int, rows: int | None, build: Build) -> None:
         super().__init__()
         self.ops = build.ops
-        self.register_buffer("cos_sin_PR", cos_sin_table(spec, positions).to(build.device), persistent=False)
+        self.register_buffer("cos_sin_PR", cos_sin_table(spec, positions, rows, build.device), persistent=False)
 
     def forward(self, q_THD: Tensor, k_TGD: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         return self.ops.rope(q_THD, k_TGD, self.cos_sin_PR, positions_T)

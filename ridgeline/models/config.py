@@ -25,6 +25,10 @@ ACTIVATIONS: dict[str, Activation] = {
 
 MAX_NUMBER = 3.4e38  # what float32 holds
 MAX_INTEGER = 2**24  # far above any real width, vocabulary or context, and no product of a few overflows a size
+MAX_COUNTS = {  # of what is built one by one, some ten times as many as any model has
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), 1000),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), 4096),
+}
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -64,9 +68,9 @@ class Config:
         return self._values.get(name)
 
     def integer(self, name: str, at_least: int = 1) -> int:
-        value = self._required(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= MAX_INTEGER:
-            raise wrong(name, value, f"a whole number of at least {at_least} and at most {MAX_INTEGER}")
+        value, at_most = self._required(name), MAX_COUNTS.get(name, MAX_INTEGER)
+        if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= at_most:
+            raise wrong(name, value, f"a whole number of at least {at_least} and at most {at_most}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

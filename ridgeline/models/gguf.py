@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
-from ridgeline.formats.gguf import GGUF
+from ridgeline.formats.gguf import GGUF, read_gguf
+from ridgeline.models import model_config
+from ridgeline.models.config import ModelConfig
 
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
@@ -69,10 +72,33 @@ class Values:
             raise ModelLoadError(f"{self.gguf.path} has no {self.architecture}.{name}; the model needs it.")
         return value
 
+    def whole(self, name: str, default: int | None = None) -> int:
+        """A number that we calculate with, at least 1. Raises ModelLoadError."""
+        value = self[name] if default is None else self.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ModelLoadError(
+                f"{self.gguf.path} sets {self.architecture}.{name} to {repr(value)[:80]}; it must be a whole number of "
+                "at least 1, so download the file again."
+            )
+        return value
+
     @property
     def head_dim(self) -> int:
-        by_width = self["embedding_length"] // max(1, self["attention.head_count"])
-        return self.get("attention.key_length") or by_width
+        return self.whole("attention.key_length", max(1, self.shared_width))
+
+    @property
+    def shared_width(self) -> int:
+        return self.whole("embedding_length") // self.whole("attention.head_count")
+
+
+def gguf_model_config(path: Path) -> ModelConfig:
+    """A GGUF file as a `ModelConfig`. Raises ModelLoadError."""
+    try:
+        return model_config(gguf_config(read_gguf(path)))
+    except ModelLoadError as error:
+        if str(path) in str(error):
+            raise
+        raise ModelLoadError(f"{path} describes no model that we can build: read as a folder's, {error}") from error
 
 
 def gguf_config(gguf: GGUF) -> dict[str, Any]:
@@ -91,7 +117,7 @@ def gguf_config(gguf: GGUF) -> dict[str, Any]:
         "hidden_size": values["embedding_length"],
         "intermediate_size": values["feed_forward_length"],
         "num_hidden_layers": values["block_count"],
-        "num_attention_heads": values["attention.head_count"],
+        "num_attention_heads": values.whole("attention.head_count"),
         "num_key_value_heads": values.get("attention.head_count_kv", values["attention.head_count"]),
         "head_dim": values.head_dim,
         "rms_norm_eps": values["attention.layer_norm_rms_epsilon"],
@@ -129,7 +155,7 @@ def gguf_weights(gguf: GGUF, weights: WeightMap, spec: ModelSpec) -> WeightMap:
 
 
 def _dialect(values: Values) -> Dialect:
-    if values.architecture not in DIALECTS:
+    if not isinstance(values.architecture, str) or values.architecture not in DIALECTS:
         known = ", ".join(sorted(DIALECTS))
         raise ModelLoadError(
             f"{values.gguf.path} holds the architecture {values.architecture!r}; as GGUF we read {known}."
@@ -147,7 +173,7 @@ def _dtype(gguf: GGUF) -> str:
 def _special_ids(gguf: GGUF) -> dict[str, Any]:
     """Chat models may end a turn (eot) otherwise than a text (eos)."""
     ends = [gguf.values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
-    ids = {"eos_token_id": list(dict.fromkeys(i for i in ends if i is not None))}
+    ids = {"eos_token_id": [i for i in ends if i is not None]}
     bos = gguf.values.get("tokenizer.ggml.bos_token_id")
     return ids if bos is None else {**ids, "bos_token_id": bos}
 
@@ -155,7 +181,7 @@ def _special_ids(gguf: GGUF) -> dict[str, Any]:
 def _rope(values: Values) -> dict[str, Any]:
     """Llama 3.1 and Phi-3 bring a factor per rotated pair, which is LongRoPE's form."""
     found: dict[str, Any] = {"rope_theta": values.get("rope.freq_base", 10000.0)}
-    width = values.get("rope.dimension_count", values.head_dim)
+    width = values.whole("rope.dimension_count", values.head_dim)
     if width != values.head_dim:
         found["partial_rotary_factor"] = width / values.head_dim
     each, short, long = (values.gguf.floats(name) for name in ROPE_FACTORS)
@@ -221,7 +247,7 @@ def _gemma(values: Values, largest: int) -> dict[str, Any]:
     """The largest of a generation, known by its layers, scales scores by what a head would be wide if heads were as
     wide as the model together; the file does not say so, and llama.cpp decides it like this, too."""
     is_largest = values["block_count"] == largest
-    width = values["embedding_length"] // values["attention.head_count"] if is_largest else values.head_dim
+    width = values.shared_width if is_largest else values.head_dim
     config = {
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": values.get("attention.sliding_window"),

@@ -217,6 +217,8 @@ class Run:
             item = inbox.popleft()
             text.append(completion.take_token(item) if isinstance(item, int) else self._take_event(item, completion))
         inbox.clear()
+        if completion.output.finish_reason == "error":
+            raise EngineFailed(completion.output.error or "the request ended with an error.")
         if completion.output.token_ids:
             self._first_by = None
         if completion.abort_at is not None:

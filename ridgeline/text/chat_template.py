@@ -10,10 +10,10 @@ from jinja2 import TemplateError, TemplateSyntaxError, nodes
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.formats.gguf import is_gguf, read_gguf
+from ridgeline.formats.json_file import bounded_text, read_json
 from ridgeline.text.arguments import short
 from ridgeline.text.gguf import gguf_templates
 from ridgeline.text.sandbox import TemplateSandbox
-from ridgeline.text.tokenizer import read_json
 
 Message = Mapping[str, Any]
 
@@ -169,7 +169,7 @@ def _template_files(folder: Path) -> dict[str, str]:
     paths = {"default": main} if main.is_file() else {}
     paths |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     try:
-        return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
+        return {name: bounded_text(path) for name, path in paths.items()}
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"a chat template in {folder} cannot be read ({error}); copy it again.") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.request import Request, TokenEvent, TokenLogprobs
 from ridgeline.text.detokenizer import Detokenizer
 from ridgeline.text.outputs import CompletionOutput, Logprob, RequestOutput, TokenIdLogprobs
@@ -23,7 +24,14 @@ class Completion:
             output.logprobs, output.cumulative_logprob = [], 0.0
 
     def take(self, event: TokenEvent) -> str:
-        """Account for one event; returns the text that became certain."""
+        """Account for one event; returns the text that became certain. A tokenizer that fails ends the completion with
+        its error."""
+        try:
+            return self._take(event)
+        except InvalidRequest as error:
+            return self._fail(error)
+
+    def _take(self, event: TokenEvent) -> str:
         output, text = self.output, ""
         if event.prompt_logprobs:
             self._add_prompt_logprobs(event.prompt_logprobs)
@@ -31,12 +39,16 @@ class Completion:
             self._add_logprobs(event)
             text = self.take_token(event.token_id, is_stop=event.finish_reason == "stop")
         if event.finish_reason is not None and not output.finished:
+            if self.request.params.prompt_logprobs is not None:
+                self._add_prompt_logprobs([])  # a prompt of one token has none but the first, which is None
             output.finish_reason, output.error = event.finish_reason, event.error
             if event.finish_reason == "stop" and event.token_id in self.request.stop_ids:
                 output.stop_reason = event.token_id
             rest = self._detokenizer.finish() if self._detokenizer else ""
             output.text += rest
             text += rest
+            if self._detokenizer is not None and self._detokenizer.stopped is not None:
+                output.finish_reason, output.stop_reason = "stop", self._detokenizer.stopped
         return text
 
     def take_token(self, token_id: int, *, is_stop: bool = False) -> str:
@@ -45,11 +57,18 @@ class Completion:
         output.token_ids.append(token_id)
         if detokenizer is None:
             return ""
-        text = detokenizer.push(token_id, is_stop=is_stop)
+        try:
+            text = detokenizer.push(token_id, is_stop=is_stop)
+        except InvalidRequest as error:
+            return self._fail(error)
         output.text += text
         if detokenizer.stopped is not None:
             output.finish_reason, output.stop_reason = "stop", detokenizer.stopped
         return text
+
+    def _fail(self, error: InvalidRequest) -> str:
+        self.output.finish_reason, self.output.error = "error", str(error)
+        return ""
 
     @property
     def abort_at(self) -> int | None:

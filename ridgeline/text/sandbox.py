@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -26,12 +27,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     """What transformers offers to chat templates, with bounds.
 
     Bounded: the time of one rendering (looked at in every loop iteration, call and filter); the size of what
-    `+`, `*`, `**`, `~`, a block of output or one of WIDTH_TAKERS is about to make, and of what any other call or
-    filter has made; and `range` (100 000, Jinja's own bound). Not bounded: one step inside the interpreter (a width in
-    a format string, `replace`), and the sum of all values alive at once.
+    `+`, `*`, `**`, `%`, `~`, a block of output, a format, `replace`, `join` or one of WIDTH_TAKERS is about to make, and
+    of what any other call or filter has made; and `range` (100 000, Jinja's own bound). `lipsum` is not there. Not
+    bounded: the text of a value that holds another many times, and the sum of all values alive at once.
     """
 
-    intercepted_binops = frozenset({"+", "*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(
@@ -40,6 +41,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self._clock = threading.local()  # one rendering at a time per thread
         self._compiled = functools.lru_cache(maxsize=16)(self.from_string)
         self.filters = {n: self._bounded(n, function) for n, function in (self.filters | {"tojson": to_json}).items()}
+        del self.globals["lipsum"]  # words without end, and no template's business
         self.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
 
     def render(self, source: str, variables: dict[str, Any]) -> str:
@@ -69,7 +71,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Every call in a template comes through here."""
         __self.tick()
-        check_widths(getattr(__obj, "__name__", ""), args, kwargs)
+        method = getattr(__obj, "__wrapped__", __obj)  # Jinja wraps str.format
+        check_growth(getattr(method, "__name__", ""), getattr(method, "__self__", None), [*args, *kwargs.values()])
         return checked(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -84,7 +87,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         @functools.wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             self.tick()
-            check_widths(name, args, kwargs)
+            check_growth(name, args[0] if args else None, [*args[1:], *kwargs.values()])
             return checked(function(*args, **kwargs))
 
         return bounded
@@ -143,10 +146,23 @@ def check_size(size: int) -> None:
         raise TemplateError(f"it made a value larger than {MAX_SIZE} characters")
 
 
-def check_widths(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuses a width before it turns into text."""
+def check_growth(name: str, subject: object, values: list[Any]) -> None:
+    """Refuses what a method or filter would make, before it does. subject: what it is called on."""
     if name in WIDTH_TAKERS:
-        check_size(max((abs(value) for value in (*args, *kwargs.values()) if isinstance(value, int)), default=0))
+        check_size(_largest(values))
+    elif name in ("format", "format_map") and isinstance(subject, str):
+        check_size(max((int(digits) for digits in re.findall(r"\d{7,18}", subject)), default=0))
+        if re.search(r"\*|:[^{}]*\{", subject):  # widths come from the values
+            check_size(_largest(values))
+    elif name == "join":
+        check_size(_size(subject) * max(map(_size, values), default=0))
+    elif name == "replace" and len(values) > 1 and isinstance(subject, str):
+        check_size(_size(subject) // max(1, _size(values[0])) * _size(values[1]))
+
+
+def _largest(values: list[Any]) -> int:
+    flat = (each for value in values for each in (value if isinstance(value, (list, tuple)) else (value,)))
+    return max((abs(each) for each in flat if isinstance(each, int)), default=0)
 
 
 def checked(result: Any) -> Any:
@@ -162,6 +178,9 @@ def _size(value: Any) -> int:
 
 def _largest_result(operator: str, left: Any, right: Any) -> int:
     """An upper bound, known before the work is done."""
+    if operator == "%" and isinstance(left, str):
+        check_growth("format", left, [right])
+        return 0
     if operator == "**":
         return _size(left) * abs(right) if isinstance(left, int) and isinstance(right, int) else 0
     if operator == "*" and isinstance(left, int) != isinstance(right, int):

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import os.path
 from collections.abc import Sequence
+from itertools import islice
 
 from ridgeline.text.tokenizer import Tokenizer, fallback_byte
 
 REPLACEMENT = "\ufffd"
 WINDOW = 4
+
+codecs.register_error(
+    "each byte replaced",
+    lambda error: (REPLACEMENT * (error.end - error.start), error.end),  # type: ignore[attr-defined]
+)
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class TokenStream:
@@ -22,8 +30,9 @@ class TokenStream:
       but the first token of a text loses its leading space.
     * A replacement character at the end is held back: it may be half a character. One is enough, since half
       a character decodes to exactly one.
-    * A run of byte-fallback tokens is held back until it ends: decoders turn the whole run into replacement
-      characters if any part of it is not valid.
+    * A run of byte-fallback tokens is read as UTF-8 byte by byte: a character is text as soon as it is complete, and a
+      byte that belongs to none becomes a replacement character. Decoding all at once is the same where the run is
+      valid; where it is not, the library replaces even the characters in it that are, of which some have been given.
 
     `tokenizers.decoders.DecodeStream` lacks the third rule (it raises "Invalid prefix encountered" and loses text)
     and holds back everything for as long as the text ends with a replacement character.
@@ -35,25 +44,75 @@ class TokenStream:
         self._ids = self._context(prompt_ids)
         self._shown = self._decode()
         self._held = False
+        self._run = _Utf8Decoder("each byte replaced") if tokenizer.uses_byte_fallback else None
+        self._in_run = self._at_start = False
+        self._half = ""  # what the prompt shows of a character that its last bytes begin
+        if self._run is not None and self._ids:
+            self._continue(self._run)
 
     def push(self, token_id: int) -> str:
         """The text that is certain now and was not before; often "" in the middle of a character."""
-        if not self._has_text(token_id):
+        spelled = self._spelled(token_id)
+        if not spelled:
             return ""
+        byte = None if self._run is None else fallback_byte(spelled)
+        if byte is not None:
+            return self._push_byte(token_id, byte)
+        piece = self._end_run() if self._in_run else ""
         self._ids.append(token_id)
         self._held = True
-        return "" if self._is_byte(token_id) else self._give(self._decode(), final=False)
+        return piece + self._give(self._decode(), final=False)
 
     def finish(self) -> str:
         """What was held back, as it stands."""
+        if self._in_run:
+            return self._end_run()
         return self._give(self._decode(), final=True) if self._held else ""
+
+    def _push_byte(self, token_id: int, byte: int) -> str:
+        assert self._run is not None
+        piece = self._give(self._decode(), final=True) if self._held else ""
+        if not self._in_run:
+            self._in_run, self._at_start = True, not self._ids
+        self._ids.append(token_id)
+        text = self._run.decode(bytes([byte]))
+        if self._at_start and text:  # a space there is none
+            self._at_start = False
+            text = text if REPLACEMENT in text else self._decode()
+        if len(self._ids) >= 2 * WINDOW:
+            del self._ids[:-WINDOW]
+        return piece + self._beyond_half(text)
+
+    def _end_run(self) -> str:
+        """What is left of it is half a character. Text that follows is decoded with its last tokens before it."""
+        assert self._run is not None
+        piece = self._beyond_half(self._run.decode(b"", final=True))
+        self._in_run = False
+        self._shown = self._decode()
+        return piece
+
+    def _continue(self, run: codecs.IncrementalDecoder) -> None:
+        """The prompt may end in bytes, of which the last may begin a character."""
+        for token_id in self._ids:
+            byte = fallback_byte(self._spelled(token_id))
+            self._in_run = byte is not None
+            run.decode(b"" if byte is None else bytes([byte]), final=byte is None)
+        self._half = REPLACEMENT * len(run.getstate()[0])
+
+    def _beyond_half(self, text: str) -> str:
+        """Without the replacement characters that end the prompt already."""
+        if not text or not self._half:
+            return text
+        known = len(os.path.commonprefix((self._half, text)))  # noqa: RUF071  (characters are meant)
+        self._half = ""
+        return text[known:]
 
     def _give(self, text: str, *, final: bool) -> str:
         self._held = not final and text.endswith(REPLACEMENT)
         certain = text[:-1] if self._held else text
         start = len(self._shown)
         if not certain.startswith(self._shown):
-            # Only where the prompt ended in half a character or an open run of bytes.
+            # Only where the prompt ended in half a character.
             start = len(os.path.commonprefix((self._shown, certain)))  # noqa: RUF071  (characters are meant)
         if len(certain) <= start:
             return ""
@@ -69,27 +128,15 @@ class TokenStream:
         self._shown = text[:-1] if self._held else text
 
     def _context(self, prompt_ids: Sequence[int]) -> list[int]:
-        """The prompt's last WINDOW tokens with text, and all of the run of bytes it may end in."""
-        context: list[int] = []
-        beyond_run = 0
-        for token_id in reversed(prompt_ids):
-            if not self._has_text(token_id):
-                continue
-            context.append(token_id)
-            if beyond_run or not self._is_byte(token_id):
-                beyond_run += 1
-            if beyond_run == WINDOW:
-                break
-        return context[::-1]
+        """The prompt's last WINDOW tokens with text."""
+        found = (token_id for token_id in reversed(prompt_ids) if self._spelled(token_id))
+        return list(islice(found, WINDOW))[::-1]
 
-    def _has_text(self, token_id: int) -> bool:
+    def _spelled(self, token_id: int) -> str:
+        """The token as the vocabulary has it; "" for one without text."""
         if self._skip_special and token_id in self._tokenizer.special_ids:
-            return False
-        return self._tokenizer.token_string(token_id) != ""
-
-    def _is_byte(self, token_id: int) -> bool:
-        tokenizer = self._tokenizer
-        return tokenizer.uses_byte_fallback and fallback_byte(tokenizer.token_string(token_id)) is not None
+            return ""
+        return self._tokenizer.token_string(token_id)
 
     def _decode(self) -> str:
-        return self._tokenizer.backend.decode(self._ids, skip_special_tokens=self._skip_special)
+        return self._tokenizer.decode(self._ids, self._skip_special)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from tokenizers import AddedToken
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.formats.gguf import is_gguf, read_gguf
+from ridgeline.formats.json_file import bounded_text, read_json
 from ridgeline.formats.sentencepiece import read_sentencepiece
+from ridgeline.text.arguments import short
 from ridgeline.text.gguf import gguf_tokenizer
 from ridgeline.text.sentencepiece import sentencepiece_backend
 
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+PROBE = "The 1st\t<s>\n é 🎃"  # what every tokenizer is tried with when it is loaded
 MAX_ID = 2**32 - 1  # the library's id type; it raises on anything beyond
 
 
@@ -52,7 +56,21 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
         """Of a folder, or a GGUF file. Raises ModelLoadError naming the file that is missing or damaged."""
-        folder = Path(folder)
+        try:
+            tokenizer = cls._read(Path(folder))
+            with suppress(Exception):  # it need not know this text, but must not panic
+                tokenizer.backend.decode(tokenizer.backend.encode(PROBE).ids, skip_special_tokens=False)
+        except ModelLoadError:
+            raise
+        except BaseException as error:
+            reraise_unless_failed(error)
+            raise ModelLoadError(
+                f"the tokenizer in {folder} cannot be used ({error}); copy its files again from where it came from."
+            ) from error
+        return tokenizer
+
+    @classmethod
+    def _read(cls, folder: Path) -> Tokenizer:
         if is_gguf(folder):
             return cls(*gguf_tokenizer(read_gguf(folder)))
         config = read_json(folder / "tokenizer_config.json")
@@ -79,13 +97,22 @@ class Tokenizer:
             raise InvalidRequest(f"the prompt must be a string, got {type(text).__name__}.", param="prompt")
         try:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except Exception as error:
+        except BaseException as error:
+            reraise_unless_failed(error)
             raise InvalidRequest(_why_not_encoded(text, error), param="prompt") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; ids outside the vocabulary have none."""
-        known = [i for i in ids if 0 <= i <= MAX_ID]
-        return self.backend.decode(known, skip_special_tokens=skip_special_tokens)
+        """Text of `ids`; ids outside the vocabulary have none. Raises InvalidRequest where the tokenizer fails on
+        them, which a damaged one may."""
+        try:
+            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        except OverflowError:  # of the library's id type
+            return self.decode([i for i in ids if 0 <= i <= MAX_ID], skip_special_tokens)
+        except BaseException as error:
+            reraise_unless_failed(error)
+            raise InvalidRequest(
+                f"the model's tokenizer fails on the tokens {short(ids)} ({error}); its files may be damaged."
+            ) from error
 
     def token_string(self, token_id: int) -> str:
         """The token as the vocabulary spells it ("Ġthe", "▁the", "<0xE2>"); "" for an id it does not hold."""
@@ -122,19 +149,6 @@ def fallback_byte(token: str) -> int | None:
         return None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, {} where there is no file. Raises ModelLoadError where it holds something else."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path} cannot be read ({error}); copy it again from the model's source.") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} does not hold a JSON object; copy it again from the model's source.")
-    return value
-
-
 def _load_backend(path: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
         raise ModelLoadError(
@@ -142,8 +156,11 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
             "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
         )
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
+        return tokenizers.Tokenizer.from_str(bounded_text(path))
+    except ModelLoadError:
+        raise
+    except BaseException as error:  # the library raises plain Exception, or panics
+        reraise_unless_failed(error)
         raise ModelLoadError(f"{path} cannot be read ({error}); copy it again from the model's source.") from error
 
 
@@ -208,9 +225,18 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
 
 
-def _why_not_encoded(text: str, error: Exception) -> str:
+def reraise_unless_failed(error: BaseException) -> None:
+    """Let pass what is no failure of the library: Ctrl-C, the end of the process.
+
+    A panic in its Rust code arrives as a class that is derived from BaseException and has no name to import it by.
+    """
+    if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+        raise error
+
+
+def _why_not_encoded(text: str, error: BaseException) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as invalid:
         return f"the prompt is not valid text: character {invalid.start} is a lone surrogate ({text[invalid.start]!r})."
-    return f"the tokenizer cannot encode the prompt: {error}."
+    return f"the model's tokenizer cannot encode this text ({error}); change it, or the model's tokenizer files."

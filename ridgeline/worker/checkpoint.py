@@ -5,7 +5,6 @@ Files are mapped into memory, and a tensor is read when it is asked for. Nothing
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.formats.gguf import TENSOR_TYPES, TensorInfo, is_gguf, read_gguf
+from ridgeline.formats.json_file import read_json
 from ridgeline.worker.dequantize import dequantize
 
 LOADABLE = frozenset({"F64", "F32", "BF16", "F16"} | {type.name for type in TENSOR_TYPES.values()})
@@ -81,7 +81,7 @@ def weight_files(folder: Path) -> list[Path]:
     if single.exists():
         return [single]
     if index.exists():
-        shards = read_json(index).get("weight_map")
+        shards = read_json(index, required=True).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise ModelLoadError(f"{index} has no weight_map from tensor names to file names.")
         names = sorted(set(shards.values()))
@@ -110,15 +110,3 @@ def _opened(path: Path, stack: ExitStack) -> Any:
         raise ModelLoadError(f"{path} is missing, though the index beside it names it.") from error
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(f"{path} is damaged or incomplete ({error}); download it again.") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelLoadError(f"{path} does not exist; a model folder needs it.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path} cannot be read as json ({error}).") from error
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"{path} must hold a json object, not {type(content).__name__}.")
-    return content

@@ -16,12 +16,15 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
 from ridgeline.formats.gguf import is_gguf, read_gguf
+from ridgeline.formats.json_file import read_json
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.norm import Norm
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.gguf import ROPE_FACTORS, gguf_config, gguf_weights
-from ridgeline.worker.checkpoint import LOADABLE, StoredTensor, open_checkpoint, read_json
+from ridgeline.models.gguf import ROPE_FACTORS, gguf_model_config, gguf_weights
+from ridgeline.worker.checkpoint import LOADABLE, StoredTensor, open_checkpoint
 from ridgeline.worker.folder import resolve_model as resolve_model
 from ridgeline.worker.transfer import fill
 
@@ -35,9 +38,25 @@ _HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", *ROPE_FAC
 def read_model_config(folder: Path) -> ModelConfig:
     """What config.json and, where there is one, generation_config.json say; or a GGUF file. Raises ModelLoadError."""
     if is_gguf(folder):
-        return model_config(gguf_config(read_gguf(folder)))
-    generation = folder / "generation_config.json"
-    return model_config(read_json(folder / "config.json"), read_json(generation) if generation.exists() else None)
+        return gguf_model_config(folder)
+    return model_config(read_json(folder / "config.json", required=True), read_json(folder / "generation_config.json"))
+
+
+def check_files(folder: Path, model: ModelConfig) -> None:
+    """Raises ModelLoadError unless the files hold what the config promises, by their headers: so before anything of
+    the config's sizes is allocated."""
+    with open_checkpoint(folder) as stored:
+        weights = as_stored(model.weights, stored, folder, model.spec)
+        if missing := [each.name for sources in weights.values() for each in sources if each.name not in stored]:
+            raise ModelLoadError(f"{folder} lacks tensors that {_config_of(folder)} asks for: {_some(missing)}.")
+        decoder = empty_decoder(model.spec)
+        check_checkpoint(decoder, checkpoint_views(decoder, weights), stored, folder)
+
+
+def empty_decoder(spec: ModelSpec) -> Decoder:
+    """On a device that allocates nothing, to know names and shapes by."""
+    ops, meta = Ops(Platform(device_type="cpu")), torch.device("meta")
+    return Decoder(spec, ops, dtype=torch.float32, device=meta, max_positions=1)
 
 
 def load_weights(
@@ -165,7 +184,7 @@ def check_checkpoint(
     decoder: Decoder, views: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], folder: Path
 ) -> None:
     """Raises ModelLoadError unless the files hold exactly what the config promises."""
-    says = "its metadata" if is_gguf(folder) else "config.json"
+    says = _config_of(folder)
     if missing := [name for name in views if name not in stored]:
         raise ModelLoadError(f"{folder} lacks tensors that {says} asks for: {_some(missing)}.")
     if extra := [name for name in stored if name not in views and not redundant(name, decoder, stored)]:
@@ -179,6 +198,10 @@ def check_checkpoint(
         raise ModelLoadError(f"{folder} holds tensors of other shapes than {says} says: {_some(misshaped)}.")
     if odd := [f"{name} is {stored[name].dtype}" for name in views if stored[name].dtype not in LOADABLE]:
         raise ModelLoadError(f"{folder} holds tensors of types we do not load: {_some(odd)}.")
+
+
+def _config_of(model: Path) -> str:
+    return "its metadata" if is_gguf(model) else "config.json"
 
 
 def redundant(name: str, decoder: Decoder, stored: Mapping[str, StoredTensor]) -> bool:

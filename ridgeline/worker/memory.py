@@ -71,8 +71,9 @@ def weight_bytes(model: ModelSpec, *, dtype_bytes: int, positions: int) -> int:
         for layer in model.layers
     )
     embeddings = model.hidden_size * model.vocab_size * (1 if model.tie_word_embeddings else 2)
-    rope = model.layers[0].mixer.rope
-    return (matrices + embeddings) * dtype_bytes + (positions * rope.rotary_dim * 4 if rope else 0)
+    ropes = {layer.mixer.rope for layer in model.layers if layer.mixer.rope is not None}
+    tables = sum(positions * rope.rotary_dim * 4 for rope in ropes)
+    return (matrices + embeddings + model.hidden_size * model.learned_positions) * dtype_bytes + tables
 
 
 def check_weights_fit(model: ModelSpec, device: torch.device, *, dtype: str, positions: int) -> None:
@@ -85,12 +86,46 @@ def check_weights_fit(model: ModelSpec, device: torch.device, *, dtype: str, pos
         )
 
 
-def free_memory(device: torch.device, config: LLMConfig) -> int:
-    """Bytes this engine may still take on `device`."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return free - int(total * (1 - config.gpu_memory_utilization))
-    return int(_host_memory() * CPU_SHARE)
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What the KV cache may take, in bytes, and why no more. weights: not loaded yet; 0 once they are."""
+
+    device: torch.device
+    config: LLMConfig
+    weights: int
+    activations: int
+
+    @property
+    def num_bytes(self) -> int:
+        """May be below 0."""
+        return self.config.kv_cache_memory or self._may_take - self.activations - self.weights
+
+    @property
+    def _may_take(self) -> int:
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            return free - int(total * (1 - self.config.gpu_memory_utilization))
+        return int(_host_memory() * CPU_SHARE)
+
+    def __str__(self) -> str:
+        """Who has the memory, and what to do about it."""
+        step = f"a step's activations take {_size(self.activations)}"
+        loading = f", the weights {_size(self.weights)}" if self.weights else ""
+        if self.config.kv_cache_memory:
+            return f"that is kv_cache_memory; raise it to {_size(_physically_free(self.device))} at the most"
+        if self.device.type != "cuda":
+            return (
+                f"{_size(_host_memory())} are free on this machine, of which it may use half; {step}{loading}; end what "
+                "else runs there, or set kv_cache_memory"
+            )
+        free, total = torch.cuda.mem_get_info(self.device)
+        ours = torch.cuda.memory_reserved(self.device)
+        return (
+            f"of the {_size(total)} on {self.device} {_size(free)} are free, {_size(ours)} hold what was loaded, "
+            f"{_size(total - free - ours)} are in other use, gpu_memory_utilization keeps "
+            f"{_size(total * (1 - self.config.gpu_memory_utilization))} back, and {step}{loading}; end what else runs "
+            "there, or raise gpu_memory_utilization"
+        )
 
 
 def plan_memory(
@@ -100,15 +135,17 @@ def plan_memory(
     *,
     dtype: str,
     weights: int,
+    loaded: bool,
+    longest: int,
     max_seqs: int,
     max_chunk: int,
 ) -> MemoryReport:
-    """Size the KV cache from the budget. Called after the weights are loaded.
+    """Size the KV cache from the budget. Called before the weights are loaded, so that nothing is for nothing, and after.
 
-    An explicit `max_model_len` that does not fit is an InvalidConfig; without one the context shrinks to what fits.
-    On a CPU the cache is no larger than `max_seqs` requests at full context need.
+    longest: context to plan for. An explicit `max_model_len` that does not fit is an InvalidConfig; without one the
+    context shrinks to what fits. On a CPU the cache is no larger than `max_seqs` requests at full context need.
     """
-    groups, wanted_len = model.cache_groups, config.max_model_len or model.max_position_embeddings
+    groups, wanted_len = model.cache_groups, longest
     block_size = config.block_size or DEFAULT_BLOCK_SIZE[device.type]
     dtype_bytes = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
     activations = activation_bytes(model, dtype_bytes=dtype_bytes, max_tokens=max_chunk, max_seqs=max_seqs)
@@ -116,13 +153,14 @@ def plan_memory(
         raise InvalidConfig(
             f"kv_cache_memory is {_size(config.kv_cache_memory)}, and {_size(free)} are free on {device}; lower it."
         )
-    budget = config.kv_cache_memory or free_memory(device, config) - activations
+    budget = Budget(device=device, config=config, weights=0 if loaded else weights, activations=activations)
+    num_bytes = max(0, budget.num_bytes)
 
     def layout(pages: int) -> CacheLayout:
         return _layout(groups, block_size, dtype, pages)
 
     page_bytes = layout(2).page_bytes
-    pages = max(0, budget) // page_bytes
+    pages = num_bytes // page_bytes
     enough = 1 + max_seqs * layout(2).pages_needed(wanted_len, max_chunk)
     if device.type == "cpu" and config.kv_cache_memory is None:
         pages = min(pages, enough)
@@ -130,8 +168,8 @@ def plan_memory(
     if fitting < (wanted_len if config.max_model_len else min(wanted_len, block_size)):
         needed = (1 + layout(2).pages_needed(wanted_len, max_chunk)) * page_bytes
         raise InvalidConfig(
-            f"the KV cache has {_size(max(0, budget))}, but one request of {wanted_len} tokens needs {_size(needed)}; "
-            "lower max_model_len, or raise kv_cache_memory or gpu_memory_utilization."
+            f"the KV cache has {_size(num_bytes)}, but one request of {wanted_len} tokens needs {_size(needed)}: "
+            f"{budget}, or lower max_model_len{f' to {fitting}' if fitting else ''}."
         )
     return MemoryReport(
         weights=weights,

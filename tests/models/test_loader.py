@@ -277,10 +277,10 @@ def test_a_folder_that_vanished_is_refused(folder: Path, tmp_path: Path) -> None
     ("content", "sentence"),
     [
         (None, "config.json does not exist; a model folder needs it."),
-        (b"", "cannot be read as json"),
-        (b'{"a": ', "cannot be read as json"),
-        (b"\xff\xfe{", "cannot be read as json"),
-        (b"[1, 2]", "must hold a json object, not list."),
+        (b"", "cannot be read as JSON"),
+        (b'{"a": ', "cannot be read as JSON"),
+        (b"\xff\xfe{", "cannot be read as JSON"),
+        (b"[1, 2]", "holds list where a JSON object should be"),
     ],
 )
 def test_a_damaged_config_is_refused(tmp_path: Path, content: bytes | None, sentence: str) -> None:

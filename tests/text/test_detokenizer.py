@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os.path
 import time
 from typing import Any
@@ -26,10 +27,25 @@ def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     return st.lists(st.one_of(st.sampled_from(everything), st.sampled_from(odd)), max_size=40)
 
 
+codecs.register_error("one for each", lambda error: ("\ufffd" * (error.end - error.start), error.end))  # type: ignore[attr-defined]
+
+
+def whole_text(tokenizer: Tokenizer, ids: list[int], skip: bool = True) -> str:
+    """All at once. With byte fallback it is Python's UTF-8 that says what bytes are: where they are valid that is what
+    the library says (and is compared here), and where they are not it loses the characters among them that are."""
+    text = tokenizer.decode(ids, skip_special_tokens=skip)
+    if not tokenizer.uses_byte_fallback:
+        return text
+    kept = [i for i in ids if not (skip and i in tokenizer.special_ids)]
+    own = b"".join(map(tokenizer.token_bytes, kept)).decode(errors="one for each").removeprefix(" ")
+    assert own == text or "\ufffd" in own
+    return own
+
+
 def added_text(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool) -> str:
-    """What decoding prompt and output together adds to the prompt's text."""
-    before = tokenizer.decode(prompt, skip_special_tokens=skip)
-    after = tokenizer.decode(prompt + output, skip_special_tokens=skip)
+    """What prompt and output together add to the prompt's text."""
+    before = whole_text(tokenizer, prompt, skip)
+    after = whole_text(tokenizer, prompt + output, skip)
     return after[len(os.path.commonprefix((before, after))) :]  # noqa: RUF071
 
 
@@ -125,7 +141,7 @@ def test_stops_are_where_find_says_however_the_text_is_cut(pieces: list[str], st
 @given(data=st.data(), keep=st.booleans())
 def test_stops_in_streams_of_tokens(tokenizer: Tokenizer, data: st.DataObject, keep: bool) -> None:
     output = data.draw(ids_of(tokenizer))
-    text = tokenizer.decode(output)
+    text = whole_text(tokenizer, output)
     cuts = st.integers(0, max(len(text) - 1, 0)).flatmap(lambda i: st.integers(1, 6).map(lambda n: text[i : i + n]))
     stop = data.draw(cuts) or "never"
     params = SamplingParams(stop=stop, include_stop_str_in_output=keep)
@@ -138,8 +154,29 @@ def test_stops_in_streams_of_tokens(tokenizer: Tokenizer, data: st.DataObject, k
     assert (detokenizer.stopped, shown) == (stop, text[: at + len(stop) if keep else at])
     assert detokenizer.at_token is not None
     assert detokenizer.num_tokens == detokenizer.at_token <= len(output)
-    if "\ufffd" not in stop and not tokenizer.uses_byte_fallback:  # else a run of bytes was held back
-        assert stop not in tokenizer.decode(output[: detokenizer.at_token - 1])
+    if "\ufffd" not in stop:  # else half a character was held back
+        assert stop not in whole_text(tokenizer, output[: detokenizer.at_token - 1])
+
+
+@pytest.mark.parametrize("stop", ["\n", "🎃", "é\n", "b\n", "\n\n"])
+def test_characters_spelled_in_bytes_end_a_text_at_their_last_byte(
+    byte_fallback_tokenizer: Tokenizer, stop: str
+) -> None:
+    """Llama 2 and Mistral spell a newline as <0x0A>; it is text before the next token is known."""
+    tokenizer = byte_fallback_tokenizer
+    ids = [tokenizer.backend.token_to_id(f"<0x{byte:02X}>") for byte in f"ab{stop}".encode()]
+    for include in (False, True):
+        detokenizer = detokenizer_for(tokenizer, stop=stop, include_stop_str_in_output=include)
+        pieces = [detokenizer.push(i) for i in ids]
+        assert (detokenizer.stopped, detokenizer.at_token) == (stop, len(ids))
+        assert "".join(pieces) == f"ab{stop}"[: None if include else f"ab{stop}".index(stop)]
+
+
+def test_a_character_spelled_in_bytes_comes_with_its_last_byte(byte_fallback_tokenizer: Tokenizer) -> None:
+    byte = {each: byte_fallback_tokenizer.backend.token_to_id(f"<0x{each:02X}>") for each in range(256)}
+    detokenizer = detokenizer_for(byte_fallback_tokenizer)
+    ids = [byte[each] for each in b"x\n\xf0\x9f\x8e\x83\xff\xe2\x82a"]
+    assert stream(detokenizer, ids) == ["x", "\n", "", "", "", "🎃", "\ufffd", "", "", "\ufffd\ufffda", ""]
 
 
 def detokenizer_for(tokenizer: Tokenizer, **params: Any) -> Detokenizer:
