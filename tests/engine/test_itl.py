@@ -81,8 +81,8 @@ def _plan(rows: int, tokens: int) -> StepPlan:
 
 def test_a_long_prompt_comes_in_pieces_beside_who_decodes_and_whole_where_nobody_does() -> None:
     desk = Desk(pages=999, budget=4096)
-    desk.scheduler._itl = ItlBound(0.05, Linear(0.001, 1e-4, 0))
-    prompt = tuple(1 + n * n % 3 for n in range(2000))
+    desk.scheduler._itl = ItlBound(0.025, Linear(0.001, 1e-4, 0))
+    prompt = tuple(1 + n * n % 3 for n in range(500))
     alone, decoding, long = (
         make_request("alone", prompt),
         make_request("decoding", (1, 2)),
@@ -91,14 +91,14 @@ def test_a_long_prompt_comes_in_pieces_beside_who_decodes_and_whole_where_nobody
     desk.add(alone)
     plan = desk.submit()
     assert plan is not None
-    assert plan.num_tokens == 2000
+    assert plan.num_tokens == 500
     desk.finish()
     desk.add(decoding)
     desk.submit(), desk.deliver()
     desk.add(long)
     plan = desk.submit()
     assert plan is not None
-    assert plan.num_tokens == 256  # 0.05 s are 374 tokens at the first guess, and these hold two tiles
+    assert plan.num_tokens == 128  # 0.025 s are 182 tokens at the first guess, and these hold one tile
     desk.finish()
     assert desk.got == {request.id: desk.alone(request) for request in (alone, decoding, long)}
 
