@@ -16,6 +16,7 @@ from ridgeline.core.plan import StepPlan
 
 DECODE_STEPS = 3  # at this many, the balance of prompts and decodes of a server at its limit is not disturbed
 LEAST = 64  # prompt tokens that every step may run
+CLOSE = 16  # tokens between what fits and what does not, at which the search for their number ends
 FIRST_GUESS = 1.3  # time of a mixed step divided by its limit, before any was measured (8B on an H200: 1.25 to 1.4)
 MOST = 100.0  # of that ratio: a machine that was suspended for an hour says nothing about steps
 MEMORY = 0.1  # weight of the newest step in that ratio
@@ -48,7 +49,7 @@ class ItlBound:
         if self._seconds(kv_len_R, start, most) <= allowed:
             return most
         low, high = LEAST, most
-        while high - low >= LEAST:  # time grows with tokens
+        while high - low > CLOSE:  # time grows with tokens
             middle = (low + high) // 2
             low, high = (middle, high) if self._seconds(kv_len_R, start, middle) <= allowed else (low, middle)
         return min(most, max(LEAST, whole_tiles(rows + low) - rows))
