@@ -132,6 +132,22 @@ def test_a_stopped_row_beside_others_stays_finite_and_disturbs_nobody(
     assert torch.equal(beside_nan[[0, 2]], out[[0, 2]])
 
 
+@pytest.mark.parametrize("window", [None, 100])
+def test_short_rows_do_not_pay_for_a_long_one(window: int | None) -> None:
+    """sdpa runs rows of equal lengths together: what it gathers is little more than what they see, in few passes."""
+    lengths = [33] * 7 + [1024] + [40] * 8
+    case = Case(rows=tuple((1, length) for length in lengths), head_dim=32, window=window)
+    *arguments, batch = make_case(case, torch.float32, torch.device("cpu"))
+    options = options_of(case, torch.float32, torch.device("cpu"))
+    attend = PAGED_ATTENTION.choose(Platform.of(torch.device("cpu")), "sdpa")
+    worst = attend(*arguments, batch, **options) - PAGED_ATTENTION.reference(*arguments, batch, **options)
+    assert worst.abs().max().item() <= 8 * EXACT
+    (work,) = batch.derived.values()
+    seen = sum(min(length, window or length) for length in lengths)
+    assert sum(each.blocks_BC.numel() for each in work.passes) * case.block_size <= 1.5 * seen
+    assert len(work.passes) <= 2
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [*CASES, *WIDE_CASES], ids=str)

@@ -25,6 +25,7 @@ from ridgeline.kernels.attention.op import RaggedBatch
 
 WORKSPACE_BYTES = 1 << 28  # bound on gathered keys and values of one pass
 PASS_BYTES = 1 << 18  # of keys and values, that take as long to gather and attend to as one more pass takes to begin
+CACHED_BYTES = 1 << 22  # of keys and values by thread: then they are still in its cache when they are attended to
 TILE = 128  # queries
 
 
@@ -125,9 +126,10 @@ def _passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv
 
 def _alike(spans: Spans, k_cache_NGPD: Tensor) -> list[np.ndarray]:
     """Rows with one query, in groups that run together, which makes them as long as their longest. A group is split
-    where that saves more keys than a pass costs, or where its keys and values would not fit the workspace."""
+    where that saves more keys than a pass costs, or where its keys and values would not fit the processor's cache."""
     _, kv_heads, block_size, head_dim = k_cache_NGPD.shape
     block_bytes = 2 * block_size * kv_heads * head_dim * k_cache_NGPD.element_size()
+    most = min(WORKSPACE_BYTES // 2, CACHED_BYTES * torch.get_num_threads())
     rows = np.flatnonzero(spans.tokens_R == 1)
     blocks = -(-spans.end_R[rows] // block_size) - spans.first_R[rows] // block_size
     ascending = np.argsort(blocks, kind="stable")
@@ -137,7 +139,7 @@ def _alike(spans: Spans, k_cache_NGPD: Tensor) -> list[np.ndarray]:
         saved = np.arange(1, len(group)) * (lengths[-1] - lengths[:-1])  # by a split behind each
         if len(group) > 1 and saved.max() * block_bytes > PASS_BYTES:
             at = 1 + int(saved.argmax())
-        elif len(group) > 1 and 2 * len(group) * lengths[-1] * block_bytes > WORKSPACE_BYTES:
+        elif len(group) > 1 and len(group) * lengths[-1] * block_bytes > most:
             at = len(group) // 2
         else:
             groups.append(np.sort(group))
