@@ -13,12 +13,12 @@ from ridgeline.kernels.attention.op import (
     WIDE_CASES,
     WRITE_KV,
     Case,
-    RaggedBatch,
     make_case,
     options_of,
 )
 from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.op import Platform
+from tests.kernels.unseen import cleared, forgotten, spoiled
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -39,17 +39,6 @@ def tolerance(dtype: torch.dtype) -> float:
 
 def scale_of(case: Case) -> float:
     return case.head_dim**-0.5
-
-
-def poisoned(case: Case, q_THD: torch.Tensor, caches: list, batch: RaggedBatch, device: str) -> list[torch.Tensor]:
-    """The caches as strided halves of one buffer, with NaN wherever no query may look."""
-    visible = torch.zeros(caches[0].shape[0], case.block_size, dtype=torch.bool)
-    for row, (new, length) in enumerate(case.rows):
-        first = 0 if case.window is None else max(0, length - new - case.window + 1)
-        for p in range(first, length if new else 0):
-            visible[batch.block_table_SC[batch.slots_R[row], p // case.block_size].long(), p % case.block_size] = True
-    units = torch.stack(caches, 1).masked_fill(~visible.to(device)[:, None, None, :, None], torch.nan)
-    return [units[:, 0], units[:, 1]]
 
 
 def dense(case: Case, dtype: torch.dtype) -> torch.Tensor:
@@ -100,36 +89,24 @@ def test_implementations_equal_the_reference(name: str, case: Case, dtype: torch
     assert worst <= tolerance(dtype)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_reference_reads_nothing_but_its_own_visible_keys(case: Case) -> None:
-    """Everything else is NaN: other blocks, places past the end, places behind the window."""
-    q_THD, k_cache, v_cache, batch = make_case(case, torch.float32, torch.device("cpu"))
-    options = {"scale": scale_of(case), "window": case.window}
-    expected = PAGED_ATTENTION.reference(q_THD, k_cache, v_cache, batch, **options)
-    visible = torch.zeros(k_cache.shape[0], case.block_size, dtype=torch.bool)
-    for row, (new, length) in enumerate(case.rows):
-        first = 0 if case.window is None else max(0, length - new - case.window + 1)
-        for p in range(first, length):
-            visible[batch.block_table_SC[batch.slots_R[row], p // case.block_size].long(), p % case.block_size] = True
-    poisoned = [cache.masked_fill(~visible[:, None, :, None], torch.nan) for cache in (k_cache, v_cache)]
-    assert torch.equal(PAGED_ATTENTION.reference(q_THD, *poisoned, batch, **options), expected)
-
-
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_stale_memory_changes_nothing(name: str, case: Case, device: str) -> None:
-    """Large finite leftovers in every place that no row has written."""
-    q_THD, k_cache, v_cache, batch = make_case(case, torch.float32, torch.device(device))
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        *(("triton", case) for case in CASES),  # the others against the reference, below
+        *(("sdpa", case) for case in (*CASES, *WIDE_CASES) if not case.sinks),
+        *(("reference", case) for case in (*CASES, *WIDE_CASES)),
+    ],
+    ids=str,
+)
+def test_cells_that_no_row_sees_change_no_bit(name: str, case: Case, device: str) -> None:
+    """Places behind a row's last, before its window, in nobody's blocks and in the null block: whatever lies there."""
+    q_THD, *caches, batch = make_case(case, torch.float32, torch.device(device))
+    batch, options = forgotten(case, batch), options_of(case, torch.float32, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
-    options = {"scale": scale_of(case), "window": case.window}
-    expected = attend(q_THD, k_cache, v_cache, batch, **options)
-    used = torch.zeros(k_cache.shape[0], case.block_size, dtype=torch.bool, device=device)
-    for row, (_, length) in enumerate(case.rows):
-        for p in range(length):
-            used[batch.block_table_SC[batch.slots_R[row], p // case.block_size].long(), p % case.block_size] = True
-    stale = [cache.masked_fill(~used[:, None, :, None], 1e4) for cache in (k_cache, v_cache)]
-    assert torch.allclose(attend(q_THD, *stale, batch, **options), expected, atol=8 * EXACT, rtol=0)
+    clean = attend(q_THD, *cleared(case, caches, batch), batch, **options)
+    assert clean.isfinite().all()
+    assert torch.equal(attend(q_THD, *spoiled(case, caches, batch), batch, **options), clean)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -145,16 +122,37 @@ def test_a_stopped_row_beside_others_stays_finite_and_disturbs_nobody(
     expected = attend(q_THD, k_cache, v_cache, batch, scale=scale_of(case), window=window)
     lengths = batch.kv_len_R.clone()
     lengths[1] = 1
-    out = attend(q_THD, k_cache, v_cache, replace(batch, kv_len_R=lengths), scale=scale_of(case), window=window)
+    batch = replace(batch, kv_len_R=lengths)
+    out = attend(q_THD, k_cache, v_cache, batch, scale=scale_of(case), window=window)
     assert out.isfinite().all()
     assert torch.allclose(out[[0, 2]], expected[[0, 2]], atol=8 * EXACT, rtol=0)
+    own = batch.block_table_SC[batch.slots_R[1]].long()
+    k_cache[own], v_cache[own] = torch.nan, torch.nan
+    beside_nan = attend(q_THD, k_cache, v_cache, batch, scale=scale_of(case), window=window)
+    assert torch.equal(beside_nan[[0, 2]], out[[0, 2]])
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_short_rows_do_not_pay_for_a_long_one(window: int | None) -> None:
+    """sdpa runs rows of equal lengths together: what it gathers is little more than what they see, in few passes."""
+    lengths = [33] * 7 + [1024] + [40] * 8
+    case = Case(rows=tuple((1, length) for length in lengths), head_dim=32, window=window)
+    *arguments, batch = make_case(case, torch.float32, torch.device("cpu"))
+    options = options_of(case, torch.float32, torch.device("cpu"))
+    attend = PAGED_ATTENTION.choose(Platform.of(torch.device("cpu")), "sdpa")
+    worst = attend(*arguments, batch, **options) - PAGED_ATTENTION.reference(*arguments, batch, **options)
+    assert worst.abs().max().item() <= 8 * EXACT
+    (work,) = batch.derived.values()
+    seen = sum(min(length, window or length) for length in lengths)
+    assert sum(each.blocks_BC.numel() for each in work.passes) * case.block_size <= 1.5 * seen
+    assert len(work.passes) <= 2
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [*CASES, *WIDE_CASES], ids=str)
 def test_triton_does_all_the_op_says_and_reads_nothing_unseen(case: Case, dtype: torch.dtype, device: str) -> None:
-    """Queries as a strided view with rows to spare, caches as halves of one buffer, NaN around, no host lengths."""
+    """Queries as a strided view with rows to spare, caches as halves of one buffer, NaN or inf around, no lengths."""
     skip_what_the_interpreter_gets_wrong("triton", dtype, device)
     q_THD, *caches, batch = make_case(case, dtype, torch.device(device))
     options = options_of(case, dtype, torch.device(device))
@@ -165,7 +163,7 @@ def test_triton_does_all_the_op_says_and_reads_nothing_unseen(case: Case, dtype:
     wide_THD[:tokens, 1:-1] = q_THD
     batch = replace(batch, kv_len_R=batch.kv_len_R.int(), num_tokens_R=None, kv_bound_R=None)
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
-    out = attend(wide_THD[:, 1:-1], *poisoned(case, q_THD, caches, batch, device), batch, **options)[:tokens]
+    out = attend(wide_THD[:, 1:-1], *spoiled(case, caches, batch), batch, **options)[:tokens]
     worst = (out.double() - expected.double()).abs().max().item()
     assert worst <= tolerance(dtype)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -11,13 +10,13 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from ridgeline.kernels.attention.op import Case, make_case, paged_attention_reference
 from ridgeline.kernels.op import Platform
+from tests.kernels.unseen import forgotten, spoiled
 
 pytest.importorskip("triton")
 from ridgeline.kernels.attention import hopper
@@ -94,16 +93,6 @@ def test_machine_code_uses_warpgroup_products_and_bulk_copies(head_dim: int, que
     assert found["WARPGROUP.DEPBAR"] < found["HGMMA"] // 3
 
 
-def poisoned(case: Case, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """NaN wherever no row has written."""
-    used = torch.zeros(k_cache.shape[0], case.block_size, dtype=torch.bool, device=k_cache.device)
-    for slot, (_, length) in zip(batch.slots_R.tolist(), case.rows, strict=True):
-        position = torch.arange(length, device=k_cache.device)
-        used[batch.block_table_SC[slot][position // case.block_size].long(), position % case.block_size] = True
-    unused = ~used[:, None, :, None]
-    return k_cache.masked_fill(unused, math.nan), v_cache.masked_fill(unused, math.nan)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("packed", "queries"), [(False, 128), (True, 128), (True, 192)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -111,13 +100,15 @@ def poisoned(case: Case, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: An
 def test_long_rows_equal_the_reference_and_others_are_left_alone(
     case: Case, dtype: torch.dtype, packed: bool, queries: int
 ) -> None:
+    """With NaN and inf in every cell that no row sees, before its window and in the null block too."""
     device = torch.device("cuda")
     if queries > hopper.tile_shape(case.head_dim, 1, 1 << 20, 1)[0]:
         pytest.skip("no registers for so many")
     if not hopper.supports(Platform.of(device).arch, dtype, case.head_dim, case.block_size):
         pytest.skip("not a Hopper GPU")
     q_THD, k_cache, v_cache, batch = make_case(case, dtype, device)
-    k_cache, v_cache = poisoned(case, k_cache, v_cache, batch)
+    batch = forgotten(case, batch)
+    k_cache, v_cache = spoiled(case, [k_cache, v_cache], batch)
     options = {"scale": case.head_dim**-0.5, "window": case.window}
     group = case.num_heads // case.num_kv_heads
     pack = group & -group if packed else 1

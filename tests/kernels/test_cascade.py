@@ -95,7 +95,7 @@ def prefixes(groups: tuple[Shared, ...], num_rows: int, block_size: int) -> Tens
 
 
 def make(batch: Batch, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor, RaggedBatch]:
-    """As `make_case`; a group's first blocks are those of one of its rows, and NaN is wherever no query may look."""
+    """As `make_case`; a group's first blocks are those of one of its rows, and NaN or inf lie where no query looks."""
     case = batch.case
     q_THD, k_cache, v_cache, ragged = make_case(case, dtype, torch.device(device))
     table_SC, slots_R = ragged.block_table_SC, ragged.slots_R
@@ -107,6 +107,7 @@ def make(batch: Batch, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor,
         for p in range(length if new else 0):
             visible[table_SC[slots_R[row], p // case.block_size].long(), p % case.block_size] = True
     units = torch.stack((k_cache, v_cache), 1).masked_fill(~visible[:, None, None, :, None], torch.nan)
+    units[1::2].masked_fill_(~visible[1::2, None, None, :, None], torch.inf)
     return q_THD, units[:, 0], units[:, 1], ragged
 
 

@@ -1,6 +1,9 @@
-"""Blocks copied on the device, against what every layer sees of its memory."""
+"""Blocks copied on the device, against what every layer sees of its memory; what lies in it beforehand."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ import torch
 from ridgeline.core.cache_spec import CacheGroup, CacheLayout, CacheSpec
 from ridgeline.core.plan import CopyBlocks
 from ridgeline.worker.state.paged import PagedCache
+from tests.driving import ask, rig
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -39,3 +43,22 @@ def test_blocks_are_copied_in_all_layers_of_their_group_and_nothing_else_changes
             for now, then in zip(cache.views()[layer], before[layer], strict=True):
                 for block, source in came_from.items():
                     assert torch.equal(now[block], then[source])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "bloom"])  # windows, soft caps, slopes
+def test_no_logit_depends_on_what_lay_in_the_cache(tiny_model: Callable[[str], Path], family: str, device: str) -> None:
+    """Every cell is NaN beforehand, the null block's too; rows of unequal lengths, stopped ones among them."""
+    seen = []
+    for value in (0.0, torch.nan):
+        with rig(tiny_model(family), device=device) as own:
+            for tensors in own.runner.segments.state._views.values():
+                for tensor in tensors:
+                    tensor.fill_(value)
+            prompts = [tuple(3 + (7 * i + n) % 90 for i in range(n)) for n in (37, 3, 9, 21)]
+            requests = [ask(f"r{n}", p, max_tokens=4 + 3 * n, logprobs=1) for n, p in enumerate(prompts)]
+            own.run(*requests)
+            assert not own.errors
+            seen.append({name: outcome.scored for name, outcome in own.outcomes.items()})
+    assert all(seen[0].values())
+    assert seen[1] == seen[0]

@@ -384,13 +384,14 @@ def _producer(
 
 @gluon.jit
 def _zero_rows(tile, begin, end, D: gl.constexpr, KEYS: gl.constexpr):
-    """Rows begin … end - 1 of a value tile (end a multiple of 8) become 0: 0 · NaN must never reach the sum."""
+    """Rows begin … end - 1 of a value tile become 0: 0 · NaN must never reach the sum."""
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
     tile_layout: gl.constexpr = tile.layout
     atoms = viewed(tile, [D // PANEL * (KEYS // 8), 8, PANEL], tile_layout)
     row = gl.arange(0, 8, gl.SliceLayout(1, layout))
-    for a in range(begin // 8, end // 8):
-        keep = (gl.expand_dims(row, 1) + a * 8 < begin).broadcast_to([8, PANEL])
+    for a in range(begin // 8, (end + 7) // 8):
+        at = gl.expand_dims(row, 1) + a * 8
+        keep = ((at < begin) | (at >= end)).broadcast_to([8, PANEL])
         for panel in gl.static_range(D // PANEL):
             atom = atoms.index(panel * (KEYS // 8) + a)
             x = atom.load(layout)
@@ -435,6 +436,19 @@ def _clean(
         here = step % STAGES
         mbarrier.wait(bars[3].index(here), (step // STAGES) & 1)
         _zero_rows(v.index(here), end, (end + BOX - 1) // BOX * BOX, D, KEYS)
+
+
+@gluon.jit
+def _clean_behind(
+    v, step, position, bars, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    WINDOW: gl.constexpr,
+):  # fmt: skip
+    """Make an item's oldest values, which this step is, safe before the first key that the window leaves. As above."""
+    begin = gl.maximum(position - WINDOW + 1, 0) % KEYS
+    if begin % BOX != 0:
+        here = step % STAGES
+        mbarrier.wait(bars[3].index(here), (step // STAGES) & 1)
+        _zero_rows(v.index(here), begin // BOX * BOX, begin, D, KEYS)
 
 
 @gluon.constexpr_function
@@ -577,6 +591,7 @@ def _consumer(
                 out_ptr, out_stride, token_before, tokens_before, unit_before, part,
                 PACK, False, True, BOX, D, KEYS, STAGES, WINDOW,
             )  # fmt: skip
+            _clean_behind(v, last, position, bars, BOX, D, KEYS, STAGES, WINDOW)
         mbarrier.arrive(q_empty.index(round % 2), count=1)
         token_before, tokens_before, unit_before = token, tokens, unit
         round += 1

@@ -87,6 +87,10 @@ class RaggedBatch:
     the cache after this step's were written); integers of 4 or 8 bytes. A row's queries are its last num_tokens
     positions. schedule, if made already, is what `schedule.make_schedule` made of these for the same window and heads.
 
+    Cells of the cache that none of a row's queries sees never influence its outputs, whatever they hold, NaN and inf
+    included: those behind its last position or before its window, in blocks of other rows or of nobody, and in the
+    null block, where rows that the device has stopped write. So a mask alone is not enough, since 0 · NaN is NaN.
+
     Host: num_tokens_R, and kv_bound_R ≥ kv_len_R to size work by. Both are None where the host cannot know (a captured
     graph); then T == R means that every row has one token, and otherwise rows may have none, tokens from start_R1[R]
     on belong to no row, and their outputs are undefined.

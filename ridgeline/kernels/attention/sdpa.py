@@ -1,10 +1,11 @@
 """Paged attention in plain torch: gather the blocks, then torch's scaled_dot_product_attention.
 
-Rows with one query (decodes) are padded to a common length and run together, longer rows one by one, a tile of queries
-at a time, which sees no keys behind its last query. The heads that share a key head are stacked along the query axis,
-so grouped queries need no copies of keys. Reads nothing from the device: shapes come from host bounds, lengths enter
-through the mask. Keys and values are copied once before they are read: torch's kernel wants a row's keys at even
-distances. What does not depend on the layer, blocks and masks, is made once a step.
+Rows with one query (decodes) are run together with others that see about as many keys, longer rows one by one, a tile
+of queries at a time, which sees no keys behind its last query. The heads that share a key head are stacked along the
+query axis, so grouped queries need no copies of keys. Keys and values are copied once before they are read: torch's
+kernel wants a row's keys at even distances. What is copied but seen by no query of the row, to make rows equally long,
+is zeroed in the copy: a mask alone would not do, since NaN plus -inf is NaN, and so is 0 · NaN. What does not depend on
+the layer (blocks, masks, and the lengths, which are read from the device) is made once a step.
 
 Legend as in op.py; B rows run together, Q queries of each, K keys gathered, J heads per key head times queries.
 """
@@ -23,26 +24,49 @@ from torch.nn.functional import scaled_dot_product_attention
 from ridgeline.kernels.attention.op import RaggedBatch
 
 WORKSPACE_BYTES = 1 << 28  # bound on gathered keys and values of one pass
+PASS_BYTES = 1 << 18  # of keys and values, that take as long to gather and attend to as one more pass takes to begin
+CACHED_BYTES = 1 << 22  # of keys and values by thread: then they are still in its cache when they are attended to
 TILE = 128  # queries
 
 
 @dataclass(frozen=True)
 class Tile:
     """Queries that attend at once. tokens: which of the step's, as many for each row. keys: those of the pass that any
-    of them sees. position_BQ: of the queries; key_K: of the keys. seen_BGJK: bool, G = 1."""
+    of them sees. position_BQ: of the queries; key_BK: of the keys. seen_BGJK: bool, G = 1; None where all see all."""
 
     tokens: slice | Tensor
     keys: slice
     position_BQ: Tensor
-    key_K: Tensor
-    seen_BGJK: Tensor
+    key_BK: Tensor
+    seen_BGJK: Tensor | None
 
 
 class Pass(NamedTuple):
-    """Rows whose keys, in blocks_BC, are gathered together."""
+    """Rows whose keys, in blocks_BC, are gathered together. unseen_U: which of the cells gathered, counted through all
+    rows, lie among the tiles' keys though their row does not see them; None where there are none."""
 
     blocks_BC: Tensor
+    unseen_U: Tensor | None
     tiles: list[Tile]
+
+
+class Work(NamedTuple):
+    """A step's passes, and where they gather keys and values, one after the other: [2, N, P, G, D]. Memory that is
+    asked for again in every layer would come from the system every time, page by page."""
+
+    passes: list[Pass]
+    gathered_2NPGD: Tensor
+
+
+class Spans(NamedTuple):
+    """By row, on the host: which tokens it has, first and how many, and which keys they see, first and behind the last.
+    The rows' slots lie on the device."""
+
+    start_R: np.ndarray
+    tokens_R: np.ndarray
+    first_R: np.ndarray
+    end_R: np.ndarray
+    slots_R: Tensor
 
 
 def paged_attention(
@@ -56,14 +80,16 @@ def paged_attention(
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
 ) -> Tensor:
-    """As `op.paged_attention_reference`, but for sinks. Cache memory must be finite where unwritten (it is zeroed)."""
+    """As `op.paged_attention_reference`, but for sinks."""
     per_kv = q_THD.shape[1] // k_cache_NGPD.shape[1]
     key = window, per_kv, k_cache_NGPD.shape[1:]
     if key not in batch.derived:
-        batch.derived[key] = list(_passes(batch, k_cache_NGPD, window, per_kv))
+        batch.derived[key] = _work(batch, k_cache_NGPD, window, per_kv)
     out_THD = torch.empty_like(q_THD)
-    for blocks_BC, tiles in batch.derived[key]:
-        k_BGKD, v_BGKD = (_gathered(cache, blocks_BC) for cache in (k_cache_NGPD, v_cache_NGPD))
+    passes, gathered_2NPGD = batch.derived[key]
+    for blocks_BC, unseen_U, tiles in passes:
+        caches = zip((k_cache_NGPD, v_cache_NGPD), gathered_2NPGD, strict=True)
+        k_BGKD, v_BGKD = (_gathered(cache, blocks_BC, unseen_U, out) for cache, out in caches)
         for tile in tiles:
             num_rows, num_queries = tile.position_BQ.shape
             q_BQGpD = q_THD[tile.tokens].view(num_rows, num_queries, -1, per_kv, q_THD.shape[-1])
@@ -71,9 +97,7 @@ def paged_attention(
             keys_values = k_BGKD[:, :, tile.keys], v_BGKD[:, :, tile.keys]
             mask_BGJK = tile.seen_BGJK
             if slopes_H is not None:
-                distance_BQK = (tile.position_BQ[..., None] - tile.key_K).float()
-                lost_BGJK = (slopes_H.view(1, -1, per_kv, 1, 1) * distance_BQK[:, None, None]).flatten(2, 3)
-                mask_BGJK = torch.where(mask_BGJK, -lost_BGJK, -torch.inf).to(q_BGJD.dtype)
+                mask_BGJK = _nearness(tile, slopes_H, per_kv).to(q_BGJD.dtype)
             if softcap is None:
                 out_BGJD = scaled_dot_product_attention(q_BGJD, *keys_values, attn_mask=mask_BGJK, scale=scale)
             else:
@@ -83,71 +107,116 @@ def paged_attention(
     return out_THD
 
 
+def _work(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv: int) -> Work:
+    passes = list(_passes(batch, k_cache_NGPD, window, per_kv))
+    most = max((each.blocks_BC.numel() for each in passes), default=0)
+    return Work(passes, k_cache_NGPD.new_empty(2, most, *k_cache_NGPD.transpose(1, 2).shape[1:]))
+
+
 def _passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv: int) -> Iterator[Pass]:
-    num_tokens_R, kv_bound_R = _known(batch.num_tokens_R), _known(batch.kv_bound_R)
-    starts_R, block_size = np.cumsum(num_tokens_R) - num_tokens_R, k_cache_NGPD.shape[2]
-
-    def blocks(least: int, end: int) -> tuple[int, int]:
-        """Which blocks queries from position `least` to before `end` see."""
-        return 0 if window is None else max(0, least - window + 1) // block_size, -(-end // block_size)
-
-    def tile(tokens: slice | Tensor, position_BQ: Tensor, least: int, end: int, base: int) -> Tile:
-        """base: the pass's first block."""
-        first, last = blocks(least, end)
-        key_K = torch.arange(first * block_size, last * block_size, device=position_BQ.device)
-        seen_BQK = key_K <= position_BQ[..., None]
-        if window is not None:
-            seen_BQK &= key_K > position_BQ[..., None] - window
-        keys = slice((first - base) * block_size, (last - base) * block_size)
-        return Tile(tokens, keys, position_BQ, key_K, seen_BQK[:, None].repeat(1, 1, per_kv, 1))
-
-    for rows in _decode_rows(num_tokens_R, kv_bound_R, k_cache_NGPD):
-        everything = len(rows) == len(num_tokens_R) == int(num_tokens_R.sum())
-        device = batch.slots_R.device
-        which = slice(None) if everything else torch.from_numpy(rows).to(device)
-        tokens = slice(None) if everything else torch.from_numpy(starts_R[rows]).to(device)
-        least, end = int(kv_bound_R[rows].min()) - 1, int(kv_bound_R[rows].max())
-        first, last = blocks(least, end)
-        table_BC = batch.block_table_SC[:, first:last][batch.slots_R[which]]
-        yield Pass(table_BC, [tile(tokens, batch.kv_len_R[which, None] - 1, least, end, first)])
-    for row in np.flatnonzero(num_tokens_R > 1).tolist():
-        start, count, end = int(starts_R[row]), int(num_tokens_R[row]), int(kv_bound_R[row])
-        least = end - count
-        first, last = blocks(least, end)
-        position_1Q = batch.kv_len_R[row] - count + torch.arange(count, device=batch.slots_R.device)[None]
-        cuts = [(at, min(at + TILE, count)) for at in range(0, count, TILE)]
-        yield Pass(
-            batch.block_table_SC[:, first:last][batch.slots_R[row : row + 1]],
-            [tile(slice(start + a, start + b), position_1Q[:, a:b], least + a, least + b, first) for a, b in cuts],
-        )
+    start_R1, kv_len_R = (x.cpu().numpy() for x in (batch.start_R1, batch.kv_len_R))
+    tokens_R = np.diff(start_R1)
+    first_R = np.zeros_like(kv_len_R) if window is None else np.maximum(kv_len_R - tokens_R - window + 1, 0)
+    spans = Spans(start_R1[:-1], tokens_R, first_R, kv_len_R, batch.slots_R)
+    for rows in _alike(spans, k_cache_NGPD):
+        yield _decode_pass(rows, spans, batch.block_table_SC, k_cache_NGPD.shape[2], per_kv)
+    for row in np.flatnonzero(tokens_R > 1).tolist():
+        yield _prefill_pass(row, spans, batch.block_table_SC, k_cache_NGPD.shape[2], window, per_kv)
 
 
-def _known(lengths: np.ndarray | None) -> np.ndarray:
-    if lengths is None:
-        raise ValueError("this attention sizes its work on the host and needs the host's lengths")
-    return lengths
-
-
-def _decode_rows(num_tokens_R: np.ndarray, kv_bound_R: np.ndarray, k_cache_NGPD: Tensor) -> list[np.ndarray]:
-    """Rows with one query, split so that a pass's gathered keys and values stay within the workspace."""
-    rows = np.flatnonzero(num_tokens_R == 1)
-    if not len(rows):
-        return []
+def _alike(spans: Spans, k_cache_NGPD: Tensor) -> list[np.ndarray]:
+    """Rows with one query, in groups that run together, which makes them as long as their longest. A group is split
+    where that saves more keys than a pass costs, or where its keys and values would not fit the processor's cache."""
     _, kv_heads, block_size, head_dim = k_cache_NGPD.shape
-    row_bytes = 4 * (int(kv_bound_R[rows].max()) + block_size) * kv_heads * head_dim * k_cache_NGPD.element_size()
-    return np.array_split(rows, -(-len(rows) // max(1, WORKSPACE_BYTES // row_bytes)))
+    block_bytes = 2 * block_size * kv_heads * head_dim * k_cache_NGPD.element_size()
+    most = min(WORKSPACE_BYTES // 2, CACHED_BYTES * torch.get_num_threads())
+    rows = np.flatnonzero(spans.tokens_R == 1)
+    blocks = -(-spans.end_R[rows] // block_size) - spans.first_R[rows] // block_size
+    ascending = np.argsort(blocks, kind="stable")
+    pending, groups = [(rows[ascending], blocks[ascending])] if len(rows) else [], []
+    while pending:
+        group, lengths = pending.pop()
+        saved = np.arange(1, len(group)) * (lengths[-1] - lengths[:-1])  # by a split behind each
+        if len(group) > 1 and saved.max() * block_bytes > PASS_BYTES:
+            at = 1 + int(saved.argmax())
+        elif len(group) > 1 and len(group) * lengths[-1] * block_bytes > most:
+            at = len(group) // 2
+        else:
+            groups.append(np.sort(group))
+            continue
+        pending += [(group[:at], lengths[:at]), (group[at:], lengths[at:])]
+    return groups
 
 
-def _gathered(cache_NGPD: Tensor, blocks_BC: Tensor) -> Tensor:
+def _decode_pass(rows: np.ndarray, spans: Spans, table_SC: Tensor, block_size: int, per_kv: int) -> Pass:
+    device = table_SC.device
+    everything = len(rows) == len(spans.tokens_R) == int(spans.tokens_R.sum())
+    first_B, end_B = spans.first_R[rows], spans.end_R[rows]
+    base_B = first_B // block_size
+    column_BC = base_B[:, None] + np.arange((-(-end_B // block_size) - base_B).max())
+    column_BC = np.minimum(column_BC, (end_B[:, None] - 1) // block_size)
+    slots_B = spans.slots_R if everything else spans.slots_R[torch.from_numpy(rows).to(device)]
+    blocks_BC = table_SC[slots_B[:, None].long(), torch.from_numpy(column_BC).to(device)]
+
+    gathered_BK = (base_B * block_size)[:, None] + np.arange(column_BC.shape[1] * block_size)
+    seen_BK = (gathered_BK >= first_B[:, None]) & (gathered_BK < end_B[:, None])
+    keys = slice(int((first_B - base_B * block_size).min()), int((end_B - base_B * block_size).max()))
+    among = np.zeros_like(seen_BK)
+    among[:, keys] = ~seen_BK[:, keys]
+    unseen, seen_BGJK = None, None
+    if among.any():
+        unseen = torch.from_numpy(np.flatnonzero(among)).to(device)
+        seen_BGJK = torch.from_numpy(seen_BK[:, keys]).to(device)[:, None, None].repeat(1, 1, per_kv, 1)
+    tokens = slice(None) if everything else torch.from_numpy(spans.start_R[rows]).to(device)
+    position_B1, key_BK = (torch.from_numpy(x).to(device) for x in (end_B[:, None] - 1, gathered_BK[:, keys]))
+    return Pass(blocks_BC, unseen, [Tile(tokens, keys, position_B1, key_BK, seen_BGJK)])
+
+
+def _prefill_pass(row: int, spans: Spans, table_SC: Tensor, block_size: int, window: int | None, per_kv: int) -> Pass:
+    """Its tiles' keys lie between the first and the last that the row sees, so nothing unseen is among them."""
+    start, count, first, end = (int(x[row]) for x in spans[:4])
+    device, base = table_SC.device, first // block_size
+    tiles = []
+    for a in range(0, count, TILE):
+        b = min(a + TILE, count)
+        position_1Q = torch.arange(end - count + a, end - count + b, device=device)[None]
+        least = 0 if window is None else max(first, end - count + a - window + 1)
+        key_1K = torch.arange(least, max(least + 1, end - count + b), device=device)[None]
+        seen_1QK = key_1K[:, None] <= position_1Q[..., None]
+        if window is not None:
+            seen_1QK &= key_1K[:, None] > position_1Q[..., None] - window
+        keys = slice(least - base * block_size, int(key_1K[0, -1]) + 1 - base * block_size)
+        tiles.append(
+            Tile(slice(start + a, start + b), keys, position_1Q, key_1K, seen_1QK[:, None].repeat(1, 1, per_kv, 1))
+        )
+    return Pass(table_SC[spans.slots_R[row : row + 1].long(), base : -(-end // block_size)], None, tiles)
+
+
+def _gathered(cache_NGPD: Tensor, blocks_BC: Tensor, unseen_U: Tensor | None, out_NPGD: Tensor) -> Tensor:
     """The keys (or values) of some blocks, each row's beside each other: [B, G, C * P, D]; a block is copied in one
     piece where its tokens' heads lie together in the cache."""
-    blocks = cache_NGPD.transpose(1, 2).index_select(0, blocks_BC.flatten())
-    return blocks.view(len(blocks_BC), -1, *blocks.shape[2:]).transpose(1, 2)
+    out_NPGD = out_NPGD[: blocks_BC.numel()]
+    torch.index_select(cache_NGPD.transpose(1, 2), 0, blocks_BC.flatten(), out=out_NPGD)
+    if unseen_U is not None:
+        cells = out_NPGD.flatten(2).flatten(0, 1)
+        wide = cells.shape[1] * cells.element_size() % 16 == 0
+        (cells.view(torch.complex128) if wide else cells).index_fill_(0, unseen_U, 0)  # 16 bytes at a time
+    return out_NPGD.view(len(blocks_BC), -1, *out_NPGD.shape[2:]).transpose(1, 2)
 
 
-def _capped(q_BGJD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_BGJK: Tensor, scale: float, softcap: float) -> Tensor:
+def _nearness(tile: Tile, slopes_H: Tensor, per_kv: int) -> Tensor:
+    """What is added to the logits: what they lose by distance, and -inf where nothing is seen."""
+    distance_BQK = (tile.position_BQ[..., None] - tile.key_BK[:, None]).float()
+    lost_BGJK = (slopes_H.view(1, -1, per_kv, 1, 1) * distance_BQK[:, None, None]).flatten(2, 3)
+    return -lost_BGJK if tile.seen_BGJK is None else torch.where(tile.seen_BGJK, -lost_BGJK, -torch.inf)
+
+
+def _capped(
+    q_BGJD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_BGJK: Tensor | None, scale: float, softcap: float
+) -> Tensor:
     """Attention whose logits are capped, which torch's has no place for. mask: what is seen, or added to the logits."""
     x_BGJK = softcap * torch.tanh(q_BGJD.float() @ k_BGKD.float().transpose(-1, -2) * (scale / softcap))
-    bool_mask = mask_BGJK.dtype == torch.bool
-    x_BGJK = x_BGJK.masked_fill(~mask_BGJK, -torch.inf) if bool_mask else x_BGJK + mask_BGJK
+    if mask_BGJK is not None:
+        bool_mask = mask_BGJK.dtype == torch.bool
+        x_BGJK = x_BGJK.masked_fill(~mask_BGJK, -torch.inf) if bool_mask else x_BGJK + mask_BGJK
     return (x_BGJK.softmax(-1).to(v_BGKD.dtype) @ v_BGKD).to(q_BGJD.dtype)

@@ -23,7 +23,9 @@ COPIED_AT_ONCE = 32 << 20  # bytes: what is read lies beside the cache until it 
 
 
 class PagedCache:
-    """The memory. Zeroed once, so that masked reads of unwritten places are finite.
+    """The memory. What a row does not see may hold anything, NaN included, and never shows in its output: every
+    implementation of the attention ops keeps to that (`kernels.attention.op.RaggedBatch`). So blocks are handed from
+    one request to the next as they are, and nothing need be zeroed; it is, once, so that equal runs have equal memory.
 
     A GPU reads a block head by head, so a head's tokens lie together there. A CPU copies whole blocks beside each other
     before it attends: with a token's heads together, that gives the keys of all heads without a transposition.
