@@ -10,8 +10,9 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 demo: $(VENV)/.installed-run
 	$(BIN)/ridgeline generate "class LRUCache:" --max-tokens 128
 
+# SLOWEST=20 lists the slowest tests, as CI does.
 test: $(VENV)/.installed-test
-	$(BIN)/pytest
+	$(BIN)/pytest $(if $(SLOWEST),--durations=$(SLOWEST))
 
 # On a machine with a GPU. Most of the time kernels are compiled, so eight files at a time; what measures runs alone.
 GPU_TESTS = $(shell grep -rl --include='test_*.py' mark.gpu tests)

@@ -26,6 +26,11 @@ if not torch.cuda.is_available():
 
 from tests import tiny_models
 
+if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
+    from tests import interpreter
+
+    interpreter.patch_once()
+
 if find_spec("msgspec") is None or find_spec("zmq") is None:  # without the server's packages the engine is tested alone
     collect_ignore = ["serving", "deploy", "bench/test_serving_load.py"]
 

@@ -13,11 +13,12 @@ import pytest
 from ridgeline.cli.options import ENGINE_HELP, SAMPLING_HELP
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.request import SamplingParams
+from tests.command import run_here
 
 
 def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [sys.executable, "-m", "ridgeline", *arguments], input=stdin, capture_output=True, timeout=120, check=False
+        [sys.executable, "-m", "ridgeline", *arguments], input=stdin, capture_output=True, timeout=280, check=False
     )
 
 
@@ -75,9 +76,9 @@ def test_chat_answers_one_message_and_a_conversation_on_standard_input(text_mode
 
 
 def test_models_lists_and_describes(text_model: Path) -> None:
-    listed = json.loads(run("models", "--json").stdout)
+    listed = json.loads(run_here("models", "--json").stdout)
     assert {"LlamaForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM", "GPT2LMHeadModel"} <= set(listed)
-    described = json.loads(run("models", str(text_model), "--json").stdout)
+    described = json.loads(run_here("models", text_model, "--json").stdout)
     from tests import tiny_models
 
     oracle = tiny_models.build("llama")
@@ -102,8 +103,8 @@ def test_models_lists_and_describes(text_model: Path) -> None:
     ],
 )
 def test_mistakes_give_one_sentence_and_exit_code_2(text_model: Path, arguments: list, stdin: bytes, word: str) -> None:
-    done = run(*[str(text_model) if argument == "MODEL" else argument for argument in arguments], stdin=stdin)
-    message = done.stderr.decode()
+    done = run_here(*[text_model if argument == "MODEL" else argument for argument in arguments], stdin=stdin)
+    message = done.stderr
     assert done.returncode == 2, message
     assert word in message
     assert "Traceback" not in message
@@ -119,7 +120,7 @@ def test_every_field_is_an_option_or_deliberately_not() -> None:
 
 def test_help_does_not_load_torch() -> None:
     code = "import sys, ridgeline.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=280, check=False).returncode == 0
 
 
 def shell(command: str, text_model: Path) -> subprocess.CompletedProcess[bytes]:
@@ -127,7 +128,7 @@ def shell(command: str, text_model: Path) -> subprocess.CompletedProcess[bytes]:
     script = f"{command}; exit ${{PIPESTATUS[0]}}"
     names = {"R": f"{sys.executable} -m ridgeline", "M": str(text_model)}
     return subprocess.run(
-        ["bash", "-c", script], env={**os.environ, **names}, capture_output=True, timeout=120, check=False
+        ["bash", "-c", script], env={**os.environ, **names}, capture_output=True, timeout=280, check=False
     )
 
 

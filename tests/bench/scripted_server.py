@@ -51,7 +51,7 @@ class ScriptedServer:
 
     def __enter__(self) -> ScriptedServer:
         self._thread.start()
-        assert self._up.wait(10)
+        assert self._up.wait(120)
         return self
 
     def __exit__(self, *_: object) -> None:

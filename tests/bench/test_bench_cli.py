@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from ridgeline.bench.results import Record, append, read
+from tests.command import run_here
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-def bench(*arguments: str | Path, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str | Path, timeout: float = 280) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ridgeline", "bench", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT, check=False)
 
@@ -67,7 +68,7 @@ def test_a_workload_that_does_not_fit_is_left_out_and_said_so(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     arguments = "--model", tiny_model("llama"), "--device", "cpu", "--peer", "none", "--out", tmp_path / "r.jsonl"
-    done = bench("compare", *arguments, "--only", "W2", "--extra", '{"max_num_seqs": 1}', timeout=100)
+    done = bench("compare", *arguments, "--only", "W2", "--extra", '{"max_num_seqs": 1}')
     assert done.returncode == 0, done.stderr  # the tiny model has 256 positions
     assert "leaves out W2" in done.stderr
 
@@ -98,7 +99,7 @@ def test_a_run_that_takes_too_long_is_stopped_and_said_so(tiny_model: Callable[[
 )
 def test_mistakes_give_one_sentence_and_exit_code_2(arguments: list[str], word: str, tmp_path: Path) -> None:
     where = ["--out", str(tmp_path / "r")] if arguments[0] in ("compare", "throughput", "kernels") else []
-    done = bench(*arguments, *where)
+    done = run_here("bench", *arguments, *where)
     assert done.returncode == 2, done.stderr
     assert word in done.stderr
     assert "Traceback" not in done.stderr
@@ -106,10 +107,10 @@ def test_mistakes_give_one_sentence_and_exit_code_2(arguments: list[str], word: 
 
 @pytest.mark.skipif(shutil.which("sleep") is None, reason="needs sleep")
 def test_diff_runs_two_commands_in_turn() -> None:
-    slower = bench("diff", "--pairs", "7", "--run", "sleep 0.05", "sleep 0.1")
+    slower = bench("diff", "--pairs", "7", "--run", "sleep 0.05", "sleep 0.6")
     assert slower.returncode == 1, slower.stderr
     assert "slower" in slower.stdout
-    printed = bench("diff", "--pairs", "5", "--run", "echo took; echo 2.0", "sleep 0.05; echo 1.0")
+    printed = bench("diff", "--pairs", "5", "--run", "echo took; echo 2.0", "echo 1.0")
     assert (printed.returncode, "faster: -50.0 %" in printed.stdout) == (0, True), printed.stdout
 
 

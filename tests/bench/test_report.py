@@ -138,6 +138,6 @@ def test_chromium_opens_it_without_a_console_message(tmp_path: Path) -> None:
         f"--screenshot={shot}",
         page.as_uri(),
     ]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=280, check=False)
     assert shot.stat().st_size > 10_000, done.stderr[-500:]
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []

@@ -32,7 +32,7 @@ from ridgeline.bench.serving.work import Lengths, Work
 from ridgeline.core.errors import InvalidConfig
 from tests.bench.scripted_server import ScriptedServer
 
-LATE = 0.04  # seconds by which a busy machine may be late; never early
+LATE = 0.15  # seconds by which a busy machine may be late; never early
 
 
 @pytest.fixture
@@ -331,7 +331,7 @@ def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ridgeline", "bench", "serve", *map(str, arguments)]
     environment = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={**environment, "COLUMNS": "120"}, check=False
+        command, capture_output=True, text=True, timeout=280, env={**environment, "COLUMNS": "120"}, check=False
     )
 
 

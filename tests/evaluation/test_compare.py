@@ -143,7 +143,7 @@ def run(folder: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProce
             "--model",
             str(folder),
         ]
-        return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=280, check=False)
 
     return call
 

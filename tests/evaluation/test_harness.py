@@ -146,7 +146,7 @@ def run(*arguments: object, home: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ridgeline", "eval", "harness", *map(str, arguments)]
     offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     return subprocess.run(
-        command, cwd=ROOT, env=os.environ | offline, capture_output=True, text=True, timeout=200, check=False
+        command, cwd=ROOT, env=os.environ | offline, capture_output=True, text=True, timeout=280, check=False
     )
 
 

@@ -156,7 +156,7 @@ def test_a_model_without_numbers_gets_no_score(tmp_path: Path) -> None:
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ridgeline", "eval", "perplexity", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
 
 def test_the_command_reports_each_file_and_all_together(folder: Path, llm: LLM, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ truncates, so one rounding is worth one epsilon instead of a half.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -39,6 +40,8 @@ def assert_close(ours: Tensor, theirs: Tensor, epsilons: float, slack: float = 0
 @pytest.mark.parametrize("name", [implementation.name for implementation in rotary.ROPE_KV.implementations])
 def test_rope_kv(name: str, case: rotary.FusedCase, dtype: torch.dtype, device: str) -> None:
     """Caches start as NaN, so what a kernel writes beside its places shows; the null block holds no promise."""
+    if device == "cpu":
+        case = replace(case, tokens=min(case.tokens, 33))  # the interpreter is slow
     inputs = case.inputs(dtype, torch.device(device))
     ours, theirs = list(inputs), list(inputs)
     for copies in (ours, theirs):

@@ -33,6 +33,7 @@ from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.lifeline import READY
 
 MODEL = "embedded"
+DTYPE = "float32"  # where batches that differ, as they do on a busy machine, change the last bits only
 PATIENCE = 120.0  # seconds for what takes a moment where nothing else runs
 _names = itertools.count(1)
 
@@ -44,6 +45,7 @@ def start_engine(socket: Path, *, life: int = 1, **options: object) -> subproces
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
+    options = {"dtype": DTYPE} | options
     settings = {"socket": str(socket), "options": options, "served_name": MODEL, "life": life}
     with suppress(BrokenPipeError):
         process.stdin.write(json.dumps(settings).encode() + b"\n")

@@ -29,7 +29,7 @@ from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.version import __version__
-from tests.serving.conftest import MODEL, Server, start_engine, stop_engine
+from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, start_engine, stop_engine
 from tests.serving.grpc_server import GrpcServer, serve_grpc
 
 PROMPTS = ["def fibonacci(n):", "class Stack:\n    def push(self, item):", "import os\n"]
@@ -48,11 +48,11 @@ def served(engine_socket: Path) -> Iterator[GrpcServer]:
 @pytest.fixture(scope="module")
 def offline() -> dict[str, Any]:
     """Greedy answers of the offline API, by prompt."""
-    return dict(zip(PROMPTS, LLM().generate(PROMPTS, GREEDY), strict=True))
+    return dict(zip(PROMPTS, LLM(dtype=DTYPE).generate(PROMPTS, GREEDY), strict=True))
 
 
 def generate(served: GrpcServer, **fields: Any) -> list[pb.GenerateResponse]:
-    return list(served.stub.Generate(pb.GenerateRequest(**fields), timeout=30))
+    return list(served.stub.Generate(pb.GenerateRequest(**fields), timeout=PATIENCE))
 
 
 def text_of(responses: list[pb.GenerateResponse], index: int = 0) -> str:
@@ -103,7 +103,7 @@ def test_a_stream_is_the_offline_answer_in_pieces(served: GrpcServer, offline: d
 
 def test_a_chat_is_the_offline_one(served: GrpcServer) -> None:
     messages = [{"role": "user", "content": "def add(a, b):"}]
-    want = LLM().chat(messages, SamplingParams(temperature=0, max_tokens=20))[0].outputs[0]
+    want = LLM(dtype=DTYPE).chat(messages, SamplingParams(temperature=0, max_tokens=20))[0].outputs[0]
     chat = pb.Chat(messages=[pb.ChatMessage(**message) for message in messages])
     responses = generate(served, model="alias", chat=chat, sampling=greedy(20))
     assert text_of(responses) == want.text
@@ -190,7 +190,7 @@ def test_a_breakdown_is_told_where_it_is_asked_for(served: GrpcServer) -> None:
 
 def test_tokens_models_and_texts_are_those_of_the_http_face(served: GrpcServer, server: Server) -> None:
     def http(path: str, **body: Any) -> Any:
-        return httpx.post(server.url + path, json=body, timeout=30).json()
+        return httpx.post(server.url + path, json=body, timeout=PATIENCE).json()
 
     for text in (PROMPTS[0], "naïve 😀\n\n<|endoftext|>", ""):
         ids = list(served.stub.Tokenize(pb.TokenizeRequest(text=text)).token_ids)
@@ -236,7 +236,7 @@ def test_mistakes_are_told_as_the_http_face_tells_them(
     served: GrpcServer, server: Server, body: dict[str, Any]
 ) -> None:
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    answer = httpx.post(server.url + path, json={"model": MODEL} | body, timeout=30)
+    answer = httpx.post(server.url + path, json={"model": MODEL} | body, timeout=PATIENCE)
     want = answer.json()["error"]
     assert answer.status_code in (400, 404)
 
@@ -254,7 +254,7 @@ def test_mistakes_are_told_as_the_http_face_tells_them(
         json_format.ParseDict(structure, request.structured_outputs)
     json_format.ParseDict(fields, request.sampling)
 
-    error = fails(lambda: list(served.stub.Generate(request, timeout=30)))
+    error = fails(lambda: list(served.stub.Generate(request, timeout=PATIENCE)))
     assert error.code() == (Code.NOT_FOUND if answer.status_code == 404 else Code.INVALID_ARGUMENT)
     told = trailing(error)
     assert (told["type"], told.get("param"), told.get("code")) == (want["type"], want["param"], want["code"])
@@ -283,14 +283,17 @@ def test_what_only_grpc_can_get_wrong(served: GrpcServer) -> None:
 def test_a_message_that_is_none_is_the_clients_mistake(served: GrpcServer) -> None:
     for method in ("Generate", "Tokenize"):
         call = served.channel.unary_stream(f"/ridgeline.v1.Inference/{method}")
-        error = fails(lambda call=call: list(call(b"\xff\xff\xff", timeout=5)))
+        error = fails(lambda call=call: list(call(b"\xff\xff\xff", timeout=PATIENCE)))
         assert error.code() == Code.INVALID_ARGUMENT
         assert ".proto" in error.details()
 
 
 def test_methods_that_are_not_there_hurt_nobody(served: GrpcServer) -> None:
     for name in (b"/\xff\xfe", b"", b"/", b"/ridgeline.v1.Inference/Train", "/ä/ö".encode()):
-        assert fails(lambda name=name: served.channel.unary_unary(name)(b"", timeout=5)).code() == Code.UNIMPLEMENTED
+        assert (
+            fails(lambda name=name: served.channel.unary_unary(name)(b"", timeout=PATIENCE)).code()
+            == Code.UNIMPLEMENTED
+        )
     assert finishes(generate(served, text="x", sampling=greedy(2)))
 
 
@@ -298,7 +301,7 @@ def test_messages_are_bounded(engine_socket: Path) -> None:
     with serve_grpc(engine_socket, max_body_bytes=100_000) as served:
         for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
             request = pb.TokenizeRequest(text="a" * 200_000)
-            error = fails(lambda r=request, c=compression: served.stub.Tokenize(r, compression=c, timeout=5))
+            error = fails(lambda r=request, c=compression: served.stub.Tokenize(r, compression=c, timeout=PATIENCE))
             assert error.code() == Code.RESOURCE_EXHAUSTED
         assert len(served.stub.Tokenize(pb.TokenizeRequest(text="a b" * 20_000)).token_ids) > 10_000
 
@@ -331,9 +334,9 @@ def test_every_method_but_health_asks_for_a_key(engine_socket: Path) -> None:
         methods = [*all_methods(served, "two"), "/unknown/Method"]
         assert len(methods) == 17
 
-        def code(method: str, *metadata: tuple[str, str]) -> grpc.StatusCode:
+        def code(method: str, *metadata: tuple[str, str], timeout: float = 0.5) -> grpc.StatusCode:
             # Closing tells one that streams from one that refuses: an open stream ends as the deadline says.
-            call = served.channel.stream_stream(method)(iter([b""]), metadata=metadata, timeout=0.5)
+            call = served.channel.stream_stream(method)(iter([b""]), metadata=metadata, timeout=timeout)
             try:
                 for _ in call:
                     call.cancel()
@@ -347,7 +350,7 @@ def test_every_method_but_health_asks_for_a_key(engine_socket: Path) -> None:
         for method in methods:
             is_open = method in guard.OPEN
             for metadata in wrong if not is_open else ():
-                assert code(method, *metadata) == Code.UNAUTHENTICATED, method
+                assert code(method, *metadata, timeout=PATIENCE) == Code.UNAUTHENTICATED, method
             assert code(method, *(() if is_open else right[0])) != Code.UNAUTHENTICATED, method
         tokenize = served.channel.unary_unary("/ridgeline.v1.Inference/ListModels")
         for metadata in right:
@@ -377,7 +380,7 @@ def test_a_certificate_makes_it_private(engine_socket: Path, tmp_path: Path) -> 
         with grpc.secure_channel(served.address, trusted, name) as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
             assert [model.id for model in stub.ListModels(pb.ListModelsRequest()).models] == [MODEL, "alias"]
-        plain = fails(lambda: served.stub.ListModels(pb.ListModelsRequest(), timeout=5))
+        plain = fails(lambda: served.stub.ListModels(pb.ListModelsRequest(), timeout=PATIENCE))
         assert plain.code() == Code.UNAVAILABLE
 
 
@@ -426,7 +429,7 @@ def test_deadlines_end_requests(served: GrpcServer) -> None:
     assert fails(lambda: list(call)).code() == Code.DEADLINE_EXCEEDED
     assert served.wait_idle()
     request.timeout = 0.2
-    error = fails(lambda: list(served.stub.Generate(request, timeout=20)))
+    error = fails(lambda: list(served.stub.Generate(request, timeout=PATIENCE)))
     assert (error.code(), trailing(error)["code"]) == (Code.DEADLINE_EXCEEDED, "timeout")
     assert "0.2 s" in error.details()
     assert served.wait_idle()
@@ -448,7 +451,7 @@ def test_a_full_queue_says_when_to_come_again_and_clients_obey(engine_socket: Pa
         config = f'{{"methodConfig": [{service}{policy}"retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}}}]}}'
         threading.Timer(0.3, running.cancel).start()
         with grpc.insecure_channel(served.address, options=[("grpc.service_config", config)]) as channel:
-            responses = list(inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=10))
+            responses = list(inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=PATIENCE))
         assert finishes(responses)
         assert served.wait_idle()
 
@@ -460,7 +463,7 @@ def test_a_reader_that_stops_reading_is_cut(engine_socket: Path, monkeypatch: py
     with serve_grpc(engine_socket, stream_buffer=8) as served, grpc.insecure_channel(served.address, small) as channel:
         call = inference_pb2_grpc.InferenceStub(channel).Generate(pb.GenerateRequest(text="x", sampling=sampling))
         next(call)
-        assert served.wait_idle(10), "nobody reads, and the engine goes on"
+        assert served.wait_idle(), "nobody reads, and the engine goes on"
         error = fails(lambda: list(call))
         assert (error.code(), trailing(error)["code"]) == (Code.ABORTED, "slow_reader")
 
@@ -480,7 +483,7 @@ def test_a_storm_of_clients_that_leave_breaks_nothing(served: GrpcServer, caplog
 
     with caplog.at_level(logging.WARNING):
         served.run(storm())
-        assert served.wait_idle(5)
+        assert served.wait_idle()
     assert [record.message for record in caplog.records if "poller" not in record.name.lower()] == []
     assert finishes(generate(served, text="x", sampling=greedy(2)))
 
@@ -515,11 +518,11 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(engine_socket: Path) -
         assert not served.kserve.ServerReady(kserve.ServerReadyRequest()).ready
         assert not served.kserve.ModelReady(kserve.ModelReadyRequest(name=MODEL)).ready
         began = time.monotonic()
-        stopping = asyncio.run_coroutine_threadsafe(served.server.stop(10), served.loop)
+        stopping = asyncio.run_coroutine_threadsafe(served.server.stop(60), served.loop)
         [finish] = finishes(list(running))
         assert (finish.reason, finish.usage.completion_tokens) == ("length", 60)
-        stopping.result(10)
-        assert time.monotonic() - began < 8, "something held the end up"
+        stopping.result(PATIENCE)
+        assert time.monotonic() - began < 50, "something held the end up"
 
 
 def test_health_follows_the_engines_life(tmp_path: Path) -> None:
@@ -528,7 +531,7 @@ def test_health_follows_the_engines_life(tmp_path: Path) -> None:
     try:
         with serve_grpc(tmp_path / "socket") as served:
             health = health_pb2_grpc.HealthStub(served.channel)
-            watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICES[0]), timeout=30)
+            watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICES[0]), timeout=PATIENCE)
             assert next(watch).status == status.SERVING
             for name in ("", *SERVICES[:2]):
                 assert health.Check(health_pb2.HealthCheckRequest(service=name)).status == status.SERVING
@@ -604,7 +607,7 @@ def test_infer_streams_answer_side_by_side(served: GrpcServer, offline: dict[str
     requests.append(infer_request("x", name="bad", temperature=-1.0))
     texts: dict[str, list[str]] = {}
     final, errors = [], {}
-    for response in served.kserve.ModelStreamInfer(iter(requests), timeout=30):
+    for response in served.kserve.ModelStreamInfer(iter(requests), timeout=PATIENCE):
         told = response.infer_response
         if response.error_message:
             errors[told.id] = response.error_message
@@ -696,7 +699,7 @@ def test_a_client_needs_no_files_of_ours(served: GrpcServer, offline: dict[str, 
     json_format.ParseDict({"text": PROMPTS[0], "sampling": {"temperature": 0, "maxTokens": 24}}, request)
     response = message_factory.GetMessageClass(method.output_type)
     call = served.channel.unary_stream(f"/{SERVICES[0]}/Generate", type(request).SerializeToString, response.FromString)
-    assert text_of(list(call(request, timeout=30))) == offline[PROMPTS[0]].outputs[0].text
+    assert text_of(list(call(request, timeout=PATIENCE))) == offline[PROMPTS[0]].outputs[0].text
 
 
 def test_the_generated_code_is_that_of_the_proto_files(tmp_path: Path) -> None:

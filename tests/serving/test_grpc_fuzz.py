@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from ridgeline import LLM, SamplingParams
 from ridgeline.serving.grpc.proto import kserve_pb2 as kserve
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
-from tests.serving.conftest import MODEL
+from tests.serving.conftest import DTYPE, MODEL
 from tests.serving.grpc_server import GrpcServer, serve_grpc
 
 LONG_RUN = int(os.environ.get("RIDGELINE_FUZZ", "0"))
@@ -75,10 +75,10 @@ def served(engine_socket: Path) -> Iterator[GrpcServer]:
 def alive(served: GrpcServer) -> Iterator[GrpcServer]:
     """The server, which after the test still answers as the offline API does, and has nothing left over."""
     yield served
-    assert served.wait_idle(10)
-    want = LLM().generate(["def f("], SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text
+    assert served.wait_idle()
+    want = LLM(dtype=DTYPE).generate(["def f("], SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text
     request = pb.GenerateRequest(text="def f(", sampling=pb.Sampling(temperature=0, max_tokens=8))
-    assert "".join(each.piece.text for each in served.stub.Generate(request, metadata=KEY, timeout=10)) == want
+    assert "".join(each.piece.text for each in served.stub.Generate(request, metadata=KEY, timeout=120)) == want
 
 
 def call(served: GrpcServer, method: str | bytes, data: Iterable[bytes], **more: Any) -> grpc.StatusCode:
@@ -319,7 +319,7 @@ def test_random_metadata(alive: GrpcServer, metadata: list[tuple[str, str | byte
 def test_messages_above_the_bound(alive: GrpcServer) -> None:
     for method in list(METHODS)[::4]:
         for size in (1 << 20, 1 << 21):
-            code = call(alive, method, [bytes(size)], timeout=10)
+            code = call(alive, method, [bytes(size)], timeout=120)
             assert (code == grpc.StatusCode.RESOURCE_EXHAUSTED) == (size > 1 << 20)
 
 

@@ -22,7 +22,7 @@ from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.http import answers
 from ridgeline.serving.http.shapes import finite
 from ridgeline.serving.validation import parse
-from tests.serving.conftest import MODEL, Server, StartServer
+from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer
 
 PROMPTS = ["def fibonacci(n):", "class Stack:\n    def push(self, item):", "import os\n"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, logprobs=3, prompt_logprobs=2)
@@ -31,12 +31,12 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, logprobs=3, prompt_logprob
 @pytest.fixture(scope="session")
 def offline() -> dict[str, Any]:
     """Greedy answers of the offline API, by prompt."""
-    outputs = LLM().generate(PROMPTS, GREEDY)
+    outputs = LLM(dtype=DTYPE).generate(PROMPTS, GREEDY)
     return dict(zip(PROMPTS, outputs, strict=True))
 
 
 def post(server: Server, path: str, **options: Any) -> httpx.Response:
-    return httpx.post(server.url + path, timeout=30, **options)
+    return httpx.post(server.url + path, timeout=PATIENCE, **options)
 
 
 # ---- answers ------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def test_a_prompt_may_be_token_ids(server: Server, offline: dict[str, Any]) -> N
 
 def test_a_chat_is_the_offline_one_whole_and_streamed(server: Server) -> None:
     messages = [{"role": "user", "content": "def add(a, b):"}]
-    want = LLM().chat(messages, SamplingParams(temperature=0, max_tokens=20))[0].outputs[0]
+    want = LLM(dtype=DTYPE).chat(messages, SamplingParams(temperature=0, max_tokens=20))[0].outputs[0]
     asked: dict[str, Any] = {"model": "alias", "messages": messages, "temperature": 0, "max_completion_tokens": 20}
     answer = server.client.chat.completions.create(**asked)
     assert answer.choices[0].message.content == want.text
@@ -508,11 +508,11 @@ def test_a_client_that_leaves_ends_its_request(server: Server, stream: bool) -> 
     with socket.create_connection((host, int(port))) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE
         while server.face.client.num_open == 0 and time.monotonic() < deadline:
             time.sleep(0.005)
         assert server.face.client.num_open == 1
-    assert server.wait_idle(1.0)
+    assert server.wait_idle()
 
 
 @pytest.mark.parametrize("reads_again", [True, False])
@@ -531,15 +531,15 @@ def test_a_client_that_does_not_read_is_cut(
             f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
         )
         connection.sendall(head.encode() + content)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         client = server.face.client
         assert connection.recv(1, socket.MSG_PEEK), "it has begun"
         while client.num_open and time.monotonic() < deadline:
             time.sleep(0.05)
         assert client.num_open == 0, "the engine goes on for nobody"
         if not reads_again:
-            assert server.wait_idle(10), "its place in the queue is not given back"
-        connection.settimeout(10)
+            assert server.wait_idle(), "its place in the queue is not given back"
+        connection.settimeout(PATIENCE)
         received = b"".join(iter(lambda: connection.recv(1 << 20), b""))
         assert b"[DONE]" not in received
         assert (b'"slow_reader"' in received) == reads_again
@@ -656,7 +656,7 @@ def test_a_body_that_is_wrong_many_times_costs_no_more_than_once(body: Any, para
     began = time.process_time()
     with pytest.raises(BadRequest) as refused:
         parse(model, body)
-    assert time.process_time() - began < 0.3, "each wrong item was looked at"
+    assert time.process_time() - began < 2, "each wrong item was looked at"
     assert refused.value.param == param
     assert len(refused.value.message) < 300
 

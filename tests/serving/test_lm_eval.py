@@ -15,7 +15,7 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.text.tokenizer import Tokenizer
-from tests.serving.conftest import MODEL, Server
+from tests.serving.conftest import DTYPE, MODEL, Server
 
 pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed (pip install .[eval])")
 TASKS = Path(__file__).parent / "lm_eval"
@@ -57,7 +57,7 @@ def test_loglikelihoods_are_the_offline_ones(run: dict[str, Any]) -> None:
         for choice in sample["doc"]["choices"]
     ]
     prompts: Any = [{"prompt_token_ids": whole} for _, whole in asked]
-    outputs = LLM().generate(prompts, SamplingParams(max_tokens=1, prompt_logprobs=1))
+    outputs = LLM(dtype=DTYPE).generate(prompts, SamplingParams(max_tokens=1, prompt_logprobs=1))
     told = [answer for sample in run["choose"] for [answer] in sample["resps"]]
     for (context, whole), output, (loglikelihood, greedy) in zip(asked, outputs, told, strict=True):
         assert output.prompt_logprobs is not None
@@ -70,6 +70,6 @@ def test_loglikelihoods_are_the_offline_ones(run: dict[str, Any]) -> None:
 def test_generations_are_the_offline_ones(run: dict[str, Any]) -> None:
     tokenizer = Tokenizer.from_folder(EMBEDDED_MODEL)
     prompts: Any = [{"prompt_token_ids": tokenizer.encode(s["doc"]["code"], False)} for s in run["continue"]]
-    outputs = LLM().generate(prompts, SamplingParams(temperature=0, max_tokens=24, stop="\n"))
+    outputs = LLM(dtype=DTYPE).generate(prompts, SamplingParams(temperature=0, max_tokens=24, stop="\n"))
     assert [sample["resps"][0][0] for sample in run["continue"]] == [output.outputs[0].text for output in outputs]
     assert run["ridgeline_continue"]["exact_match,none"] == 0.5

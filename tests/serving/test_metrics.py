@@ -27,8 +27,7 @@ ENGINE = {"model_name": MODEL, "engine": "0"}
 @pytest.fixture
 def socket(tmp_path: Path) -> Iterator[Path]:
     """An engine that nobody else talks to, with a cache that few requests fill."""
-    size = {"dtype": "float32", "kv_cache_memory": 25 * PAGE}  # "auto" depends on the CPU
-    process = start_engine(tmp_path / "engine", **size, max_num_seqs=8, max_model_len=350)
+    process = start_engine(tmp_path / "engine", kv_cache_memory=25 * PAGE, max_num_seqs=8, max_model_len=350)
     yield tmp_path / "engine"
     stop_engine(process)
 

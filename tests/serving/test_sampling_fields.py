@@ -16,7 +16,7 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.serving.bodies import ChatBody, CompletionBody
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
-from tests.serving.conftest import MODEL, Server, StartServer
+from tests.serving.conftest import DTYPE, MODEL, Server, StartServer
 from tests.serving.grpc_server import GrpcServer, serve_grpc
 from tests.serving.test_grpc import fails, infer_request, inferred, trailing
 
@@ -27,7 +27,7 @@ GREEDY = {"temperature": 0.0, "max_tokens": 24}
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM() as llm:
+    with LLM(dtype=DTYPE) as llm:
         yield llm
 
 
@@ -42,7 +42,7 @@ def offline(llm: LLM, **params: Any) -> Any:
 
 
 def complete(server: Server, **body: Any) -> Any:
-    response = httpx.post(f"{server.url}/v1/completions", json={"model": MODEL, "prompt": PROMPT} | body, timeout=30)
+    response = httpx.post(f"{server.url}/v1/completions", json={"model": MODEL, "prompt": PROMPT} | body, timeout=120)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -52,7 +52,7 @@ def generate(served: GrpcServer, **sampling: Any) -> list[pb.GenerateResponse]:
     if "bad_words" in sampling:
         texts = [word for word in sampling["bad_words"] if isinstance(word, str)]
         sampling = sampling | {"bad_words": texts, "bad_word_ids": ids}
-    return list(served.stub.Generate(pb.GenerateRequest(text=PROMPT, sampling=pb.Sampling(**sampling)), timeout=30))
+    return list(served.stub.Generate(pb.GenerateRequest(text=PROMPT, sampling=pb.Sampling(**sampling)), timeout=120))
 
 
 def infer(served: GrpcServer, **parameters: Any) -> Any:
@@ -140,7 +140,7 @@ def test_the_best_are_the_offline_ones_and_all_that_was_drawn_is_counted(
 
 
 def _streamed(served: GrpcServer, **parameters: Any) -> list[Any]:
-    responses = served.kserve.ModelStreamInfer(iter([infer_request(PROMPT, **DRAWN, **parameters)]), timeout=30)
+    responses = served.kserve.ModelStreamInfer(iter([infer_request(PROMPT, **DRAWN, **parameters)]), timeout=120)
     return [response.infer_response for response in responses]
 
 
@@ -161,7 +161,7 @@ def test_what_is_drawn_counts_against_the_queue(start_server: StartServer) -> No
             asked = body | {"prompt": prompt, "best_of": 5 if prompt != [PROMPT] * 3 else 2}
             if prompt is None:
                 asked = {"messages": [{"role": "user", "content": PROMPT}], "best_of": 5}
-            error = httpx.post(f"{small.url}/v1/{path}", json=asked, timeout=30).json()["error"]
+            error = httpx.post(f"{small.url}/v1/{path}", json=asked, timeout=120).json()["error"]
             assert error["param"] in ("best_of", "prompt"), error
             assert "of at most 4" in error["message"] or "at most 4 completions" in error["message"]
         assert small.wait_idle()
@@ -176,7 +176,7 @@ def test_a_negative_prompt_may_be_ids_and_has_bounds(server: Server, served: Grp
     assert [i for each in generate(served, **asked) for i in each.piece.token_ids] == want.token_ids
     for negative, scale in (([], 2), ("x", 1), ("x", 1000), ([10**6], 2), ([5] * 9000, 2), ("x " * 10**6, 2)):
         body = {"prompt": PROMPT, "guidance_scale": scale, "negative_prompt": negative}
-        response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+        response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
         named = "guidance_scale" if scale == 1000 else "negative_prompt"
         assert (response.status_code, response.json()["error"]["param"]) == (400, named), (negative, response.text)
     assert server.wait_idle()
@@ -186,18 +186,18 @@ def test_a_guided_request_holds_two_sequences(start_server: StartServer) -> None
     """Of 10 and 10 tokens here, each with an output of up to 30."""
     body = {"prompt": list(range(5, 15)), "max_tokens": 30, "guidance_scale": 2.0, "negative_prompt": [7] * 10}
     with start_server(max_queue_tokens=79) as small:
-        error = httpx.post(f"{small.url}/v1/completions", json=body, timeout=30).json()["error"]
+        error = httpx.post(f"{small.url}/v1/completions", json=body, timeout=120).json()["error"]
         assert "80 tokens" in error["message"], error
         assert error["param"] == "max_tokens"
-        assert httpx.post(f"{small.url}/v1/completions", json=body | {"max_tokens": 29}, timeout=30).status_code == 200
+        assert httpx.post(f"{small.url}/v1/completions", json=body | {"max_tokens": 29}, timeout=120).status_code == 200
         assert small.wait_idle()
 
 
 def test_an_aborted_choice_ends_as_aborted(served: GrpcServer) -> None:
     sampling = pb.Sampling(n=2, best_of=4, max_tokens=1500, ignore_eos=True)
     request = pb.GenerateRequest(text="x", sampling=sampling, request_id="best")
-    call = served.stub.Generate(request, timeout=30)
-    deadline = time.monotonic() + 10
+    call = served.stub.Generate(request, timeout=120)
+    deadline = time.monotonic() + 120
     while not served.stub.Abort(pb.AbortRequest(request_id="best")).found and time.monotonic() < deadline:
         time.sleep(0.01)
     finishes = [each.finish for each in call if each.HasField("finish")]
@@ -232,10 +232,10 @@ def test_without_detokenizing_there_are_ids_alone(server: Server, served: GrpcSe
 
 def test_an_infer_requests_timeout_is_in_microseconds(served: GrpcServer) -> None:
     long = {"max_tokens": 1500, "ignore_eos": True}
-    error = fails(lambda: served.kserve.ModelInfer(infer_request("x", timeout=200_000, **long), timeout=20))
+    error = fails(lambda: served.kserve.ModelInfer(infer_request("x", timeout=200_000, **long), timeout=120))
     assert (error.code(), trailing(error)["code"]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
     assert "0.2 s" in error.details()
-    stream = served.kserve.ModelStreamInfer(iter([infer_request("x", timeout=200_000, **long)]), timeout=20)
+    stream = served.kserve.ModelStreamInfer(iter([infer_request("x", timeout=200_000, **long)]), timeout=120)
     assert "0.2 s" in list(stream)[-1].error_message
     for none in ({}, {"timeout": 0}, {"timeout": 60_000_000}):
         assert served.kserve.ModelInfer(infer_request("x", max_tokens=2, **none)).outputs

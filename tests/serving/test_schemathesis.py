@@ -37,7 +37,7 @@ def test_nothing_that_is_sent_breaks_the_server(small: Server, tmp_path: Path) -
         "none",
         "--no-shrink",
         "--request-timeout",
-        "20",
+        "120",
         "--warnings",
         "off",
         "--suppress-health-check",

@@ -153,7 +153,7 @@ def test_answers_with_calls_are_what_the_document_says(hermes: Server) -> None:
     asked = writes(WRITTEN, logprobs=True, return_token_ids=True)
     asked |= asked.pop("extra_body")
     for stream in (False, True):
-        response = httpx.post(f"{hermes.url}/v1/chat/completions", json=asked | {"stream": stream}, timeout=30)
+        response = httpx.post(f"{hermes.url}/v1/chat/completions", json=asked | {"stream": stream}, timeout=120)
         assert response.status_code == 200, response.text
         if not stream:
             [choice] = answers.Chat.model_validate_json(response.content).choices
@@ -198,7 +198,7 @@ REQUIRED = {"tool_choice": "required"}
 )
 def test_what_cannot_be_forced_is_named(server: Server, body: dict[str, Any], param: str) -> None:
     asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 8} | body
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=30)
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=120)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param, response.text
 
@@ -208,7 +208,7 @@ def test_a_schema_that_nests_too_deeply_is_refused(server: Server) -> None:
     for _ in range(100):
         deep = {"properties": {"a": deep}}
     asked = REQUIRED | {"model": MODEL, "messages": MESSAGES, "tools": [tool("f", parameters=deep)]}
-    error = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=30).json()["error"]
+    error = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=120).json()["error"]
     assert error["param"] == "tools.0.function.parameters"
     assert "deep" in error["message"]
 

