@@ -26,10 +26,10 @@ WIDTH_TAKERS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "in
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """What transformers offers to chat templates, with bounds.
 
-    Bounded: the time of one rendering (looked at in every loop iteration, call and filter); the size of what
-    `+`, `*`, `**`, `%`, `~`, a block of output, a format, `replace`, `join` or one of WIDTH_TAKERS is about to make, and
-    of what any other call or filter has made; and `range` (100 000, Jinja's own bound). `lipsum` is not there. Not
-    bounded: the text of a value that holds another many times, and the sum of all values alive at once.
+    Bounded: the time of one rendering (looked at in every loop iteration, call and filter); the size of what `+`, `*`,
+    `**`, `%`, `~`, a block of output, a format, `replace`, `join` or one of WIDTH_TAKERS is about to make, and of what
+    any other call or filter has made; and `range` (100 000, Jinja's own bound). There is no `lipsum`. Not bounded: the
+    text of a value that holds another many times, and the sum of all values alive at once.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
