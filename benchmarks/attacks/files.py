@@ -4,8 +4,8 @@
 
 A case ends as "loaded" (and whatever it wrote, it wrote), "refused" (an error of ours, in one sentence), or as a fault:
 any other exception, an error that is no sentence, too much time or memory, the end of the process. The files of faults
-are written to `--out`, and `--first N --cases 1` runs one again. Cases run in a child process of bounded memory, which is
-started again where one ends it.
+are written to `--out`, and `--first N --cases 1` runs one again. Cases run in a child process of bounded memory,
+which is started again where one ends it.
 """
 
 from __future__ import annotations

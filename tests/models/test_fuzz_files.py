@@ -89,6 +89,12 @@ def test_a_gguf_value_we_calculate_with_is_a_whole_number(tmp_path: Path, name: 
         LLM(path, device="cpu")
 
 
+def test_heads_of_an_odd_width_cannot_be_stored_in_pairs(tmp_path: Path) -> None:
+    path = _gguf(tmp_path, llama__attention__key_length=(4, 255), llama__rope__dimension_count=(4, 8))
+    with pytest.raises(ModelLoadError, match="heads of 255 dimensions"):
+        LLM(path, device="cpu")
+
+
 def test_a_gguf_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
     path = _gguf(tmp_path)
     assert read_gguf(path) is read_gguf(path)
@@ -177,7 +183,10 @@ def test_a_tokenizer_that_fails_on_what_was_written_ends_that_completion(
             },
             "normalizer makes",
         ),
-        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "CAAAAP//////////"}}, "cannot be used"),  # panics
+        (
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "CAAAAP//////////"}},
+            "cannot be used",
+        ),  # panics
     ],
 )
 def test_a_tokenizer_that_cannot_work_is_refused_at_load(tmp_path: Path, part: dict, sentence: str) -> None:
