@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -15,7 +17,7 @@ from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.engine.engine import Engine
 from ridgeline.kernels.gemm.prepared import has_vnni
-from ridgeline.kernels.launch import num_multiprocessors
+from ridgeline.kernels.launch import num_multiprocessors, on_device
 from ridgeline.kernels.op import Platform, on_gpu
 from ridgeline.kernels.ops import DETERMINISTIC, Ops
 from ridgeline.layers.decoder import Decoder
@@ -29,6 +31,8 @@ from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.memory import MemoryReport, check_weights_fit, plan_memory, weight_bytes
 from ridgeline.worker.precompile import KernelSet
 from ridgeline.worker.runner import Runner
+
+logger = logging.getLogger(__name__)
 
 # (requests at once, tokens per step) unless the user says otherwise
 DEFAULT_LIMITS = {"cuda": (256, 8192), "cpu": (32, 512)}
@@ -52,6 +56,13 @@ class Assembly:
     memory: MemoryReport
 
 
+class DtypeChoice(NamedTuple):
+    """What weights and activations are held in, and why."""
+
+    name: str
+    why: str
+
+
 def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive: bool = False) -> Assembly:
     """Load the model, size the cache, start the worker. Raises InvalidConfig or ModelLoadError.
 
@@ -63,7 +74,10 @@ def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive
     """
     device = choose_device(config.device)
     if device.type != "cpu":
-        return _assemble(config, device, progress, interactive)
+        if ":" not in str(device):  # a number, so that every thread means the same one
+            device = torch.device(device.type, torch.cuda.current_device())
+        with on_device(device):  # Triton launches on the thread's current device, which may be another
+            return _assemble(config, device, progress, interactive)
     with ThreadPoolExecutor(1, "ridgeline-load") as thread:
         return thread.submit(_assemble, config, device, progress, interactive).result()
 
@@ -71,7 +85,8 @@ def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive
 def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None, interactive: bool) -> Assembly:
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     model = read_model_config(folder)
-    dtype = choose_dtype(config.dtype, model.dtype, device)
+    dtype, why = choose_dtype(config.dtype, model.dtype, device)
+    logger.info("computing in %s on %s: %s", dtype, device, why)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     check_weights_fit(model.spec, device, dtype=dtype, positions=1)
     if config.load_format != "dummy":
@@ -179,13 +194,16 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> str:
+def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> DtypeChoice:
     """ "auto" is the checkpoint's own type, but float32 on a CPU without bfloat16 instructions (far faster there)."""
     if wanted != "auto":
-        return wanted
+        return DtypeChoice(wanted, "it was asked for")
     if device.type == "cpu" and checkpoint != "float32" and not torch.cpu._is_avx512_bf16_supported():
-        return "float32"
-    return checkpoint
+        return DtypeChoice(
+            "float32",
+            f"this CPU has no instructions for bfloat16, without which the checkpoint's {checkpoint} is far slower",
+        )
+    return DtypeChoice(checkpoint, "the checkpoint's own")
 
 
 def choose_itl_target(wanted: float | None, cost_model: CostModel | None, *, interactive: bool) -> float | None:

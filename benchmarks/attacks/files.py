@@ -1,11 +1,11 @@
-"""Thousands of damaged model files, each loaded and asked for text: what comes of them, how long, and in how much memory.
+"""Thousands of damaged model files, each loaded and asked for text: what comes of them, how long, in how much memory.
 
     python -m benchmarks.attacks.files --cases 10000 --out /tmp/found
 
-A case ends as "loaded" (and whatever it wrote, it wrote), "refused" (an error of ours, in one sentence), or as something
-that is a fault: any other exception, an error that is no sentence, too much time or memory, the end of the process. Those
-are written to `--out` as files that `--again` runs alone. Cases run in a child process with a bound on its memory; it is
-started again where one ends it.
+A case ends as "loaded" (and whatever it wrote, it wrote), "refused" (an error of ours, in one sentence), or as a fault:
+any other exception, an error that is no sentence, too much time or memory, the end of the process. The files of faults
+are written to `--out`, and `--first N --cases 1` runs one again. Cases run in a child process of bounded memory,
+which is started again where one ends it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def outcomes(seed: int, first: int, cases: int) -> Iterator[dict[str, Any]]:
             if number >= end:
                 return
             errors.seek(0)
-            words = f"exit code {code}: " + errors.read()[-1500:]
+            words = f"exit code {code}: " + errors.read()[-100_000:].strip()[:2000]
         kind = case(seed, number)[0]
         seconds = time.monotonic() - began
         yield {

@@ -35,15 +35,18 @@ def list_architectures() -> dict[str, str]:
 
 def describe(model: str) -> dict[str, object]:
     """What a model is made of, from its config alone. Raises ModelLoadError."""
+    from ridgeline.assembly import choose_device, choose_dtype
     from ridgeline.worker.loader import read_model_config, resolve_model  # imports torch
 
     config = read_model_config(resolve_model(model))
-    spec = config.spec
+    spec, device = config.spec, choose_device("auto")
+    dtype, why = choose_dtype("auto", config.dtype, device)
     first = spec.layers[0].mixer
     return {
         "architecture": spec.architecture,
         "parameters": count_parameters(spec),
         "dtype": config.dtype,
+        "runs in": f"{dtype} on this machine's {device}: {why}",
         "layers": len(spec.layers),
         "hidden size": spec.hidden_size,
         "heads": f"{first.num_heads} query, {first.num_kv_heads} key/value, {first.head_dim} wide",

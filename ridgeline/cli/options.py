@@ -24,7 +24,7 @@ from ridgeline.core.request import SamplingParams
 ENGINE_HELP = {
     "model": "Model folder or Hugging Face hub id; the embedded model when none is given.",
     "revision": "Branch, tag or commit of a hub model.",
-    "dtype": "auto (the checkpoint's own), float32, bfloat16 or float16.",
+    "dtype": "auto (the checkpoint's own, or float32 on a CPU without bfloat16's), float32, bfloat16 or float16.",
     "device": "auto, cpu, cuda or cuda:N.",
     "max_model_len": "Longest prompt + output, in tokens.",
     "max_num_seqs": "Requests that run at once.",

@@ -21,7 +21,8 @@ DEFAULT_BLOCK_SIZE = {"cuda": 64, "cpu": 16}
 class LLMConfig:
     """What a user chooses. None means: decide from the model and the machine.
 
-    model: folder or hub id. dtype: "auto" (the checkpoint's own), or one of DTYPES. device: "auto", "cpu", "cuda",
+    model: folder or hub id. dtype: "auto" (the checkpoint's own, but float32 on a CPU without bfloat16 instructions,
+    which is far faster there), or one of DTYPES. device: "auto", "cpu", "cuda",
     "cuda:1". max_model_len: longest prompt + output, in tokens. max_num_seqs: requests running at once.
     max_num_batched_tokens: tokens one step runs at most. gpu_memory_utilization: share of the device's memory to use
     in all; kv_cache_memory: bytes for the KV cache, instead. block_size: tokens per cache block (64 on a GPU, else 16).

@@ -67,8 +67,8 @@ class Hidden(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """Parameters are uninitialised. `max_positions`: the longest context of this run, by which some rotations are scaled
-    (default: the model's own maximum). `rotary_rows`: of the table of angles, where memory holds fewer.
+    """Parameters are uninitialised. `max_positions`: the longest context of this run, by which some rotations are
+    scaled (default: the model's own maximum). `rotary_rows`: of the table of angles, where memory holds fewer.
 
     Cast by building with another `dtype`, not with `.to(dtype)`, which would round the float32 rotary table.
     """

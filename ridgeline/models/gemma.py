@@ -56,6 +56,7 @@ class Gemma3:
             local = {"rope_theta": values.number("rope_local_base_freq")}
             config = {**config, "rope_parameters": {"full_attention": full, "sliding_attention": local}}
         every = values.integer("sliding_window_pattern")
+        config = {**config, "attn_logit_softcapping": None}  # its configs have the entry, and its layers pass over it
         spec = _gemma("Gemma3ForCausalLM", config, DEFAULTS_3, every=every, qk_norm=True)
         # Here the context is the one that the scaling has made, not the one before it.
         return replace(spec, max_position_embeddings=values.integer("max_position_embeddings"))

@@ -110,6 +110,10 @@ def gguf_config(gguf: GGUF) -> dict[str, Any]:
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelLoadError(f"{gguf.path} has no token_embd.weight; it holds no language model.")
+    if dialect.interleaved and values.head_dim % 2:
+        raise ModelLoadError(
+            f"{gguf.path} has heads of {values.head_dim} dimensions, of which two and two rotate; download it again."
+        )
     common = {
         "architectures": [dialect.name],
         "model_type": _MODEL_TYPES.get(dialect.name, values.architecture),

@@ -39,8 +39,8 @@ class Completion:
             self._add_logprobs(event)
             text = self.take_token(event.token_id, is_stop=event.finish_reason == "stop")
         if event.finish_reason is not None and not output.finished:
-            if self.request.params.prompt_logprobs is not None:
-                self._add_prompt_logprobs([])  # a prompt of one token has none but the first, which is None
+            if self.request.params.prompt_logprobs is not None and self.parent.prompt_logprobs is None:
+                self.parent.prompt_logprobs = [None] * len(self.request.prompt_token_ids)  # nothing was to be scored
             output.finish_reason, output.error = event.finish_reason, event.error
             if event.finish_reason == "stop" and event.token_id in self.request.stop_ids:
                 output.stop_reason = event.token_id

@@ -26,10 +26,10 @@ WIDTH_TAKERS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "in
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """What transformers offers to chat templates, with bounds.
 
-    Bounded: the time of one rendering (looked at in every loop iteration, call and filter); the size of what
-    `+`, `*`, `**`, `%`, `~`, a block of output, a format, `replace`, `join` or one of WIDTH_TAKERS is about to make, and
-    of what any other call or filter has made; and `range` (100 000, Jinja's own bound). `lipsum` is not there. Not
-    bounded: the text of a value that holds another many times, and the sum of all values alive at once.
+    Bounded: the time of one rendering (looked at in every loop iteration, call and filter); the size of what `+`, `*`,
+    `**`, `%`, `~`, a block of output, a format, `replace`, `join` or one of WIDTH_TAKERS is about to make, and of what
+    any other call or filter has made; and `range` (100 000, Jinja's own bound). There is no `lipsum`. Not bounded: the
+    text of a value that holds another many times, and the sum of all values alive at once.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -84,10 +84,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super()._generate(Instrument().visit(source), *args, **kwargs)
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        first = int(hasattr(function, "jinja_pass_arg"))  # some filters are given their context before the value
+
         @functools.wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             self.tick()
-            check_growth(name, args[0] if args else None, [*args[1:], *kwargs.values()])
+            subject, *values = [*args[first:], *kwargs.values()] or [None]
+            check_growth(name, subject, values)
             return checked(function(*args, **kwargs))
 
         return bounded
@@ -173,7 +176,7 @@ def checked(result: Any) -> Any:
 def _size(value: Any) -> int:
     if isinstance(value, int):
         return value.bit_length()
-    return len(value) if isinstance(value, (str, bytes, list, tuple, dict)) else 0
+    return len(value) if isinstance(value, (str, bytes, list, tuple, dict, range)) else 0
 
 
 def _largest_result(operator: str, left: Any, right: Any) -> int:

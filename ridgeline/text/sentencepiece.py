@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from ridgeline.formats.sentencepiece import Piece, PieceType, SentencePieceModel
+from ridgeline.text.components import check_charsmap
 
 SPACE = "▁"
 
@@ -95,6 +96,7 @@ def _has_bytes(model: SentencePieceModel) -> bool:
 def _normalizers(model: SentencePieceModel) -> list[normalizers.Normalizer]:
     steps: list[normalizers.Normalizer] = []
     if model.charsmap:
+        check_charsmap(model.charsmap)
         steps.append(normalizers.Precompiled(model.charsmap))
     if model.remove_extra_whitespaces:
         # Before a text one space stays where one belongs: it is the prefix then.

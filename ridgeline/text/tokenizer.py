@@ -16,6 +16,7 @@ from ridgeline.formats.gguf import is_gguf, read_gguf
 from ridgeline.formats.json_file import bounded_text, read_json
 from ridgeline.formats.sentencepiece import read_sentencepiece
 from ridgeline.text.arguments import short
+from ridgeline.text.components import check_text
 from ridgeline.text.gguf import gguf_tokenizer
 from ridgeline.text.sentencepiece import sentencepiece_backend
 
@@ -156,7 +157,9 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
             "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
         )
     try:
-        return tokenizers.Tokenizer.from_str(bounded_text(path))
+        text = bounded_text(path)
+        check_text(text)
+        return tokenizers.Tokenizer.from_str(text)
     except ModelLoadError:
         raise
     except BaseException as error:  # the library raises plain Exception, or panics

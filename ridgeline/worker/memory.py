@@ -115,8 +115,8 @@ class Budget:
             return f"that is kv_cache_memory; raise it to {_size(_physically_free(self.device))} at the most"
         if self.device.type != "cuda":
             return (
-                f"{_size(_host_memory())} are free on this machine, of which it may use half; {step}{loading}; end what "
-                "else runs there, or set kv_cache_memory"
+                f"{_size(_host_memory())} are free on this machine, of which it may use half; {step}{loading}; end "
+                "what else runs there, or set kv_cache_memory"
             )
         free, total = torch.cuda.mem_get_info(self.device)
         ours = torch.cuda.memory_reserved(self.device)
@@ -140,7 +140,7 @@ def plan_memory(
     max_seqs: int,
     max_chunk: int,
 ) -> MemoryReport:
-    """Size the KV cache from the budget. Called before the weights are loaded, so that nothing is for nothing, and after.
+    """Size the KV cache from the budget. Called before the weights are loaded, so that none are for nothing, and after.
 
     longest: context to plan for. An explicit `max_model_len` that does not fit is an InvalidConfig; without one the
     context shrinks to what fits. On a CPU the cache is no larger than `max_seqs` requests at full context need.

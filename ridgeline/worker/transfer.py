@@ -15,6 +15,8 @@ from threading import local
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.launch import on_device
+
 THREADS = 6
 BUFFER_BYTES = 32 << 20  # twice per thread: enough to keep the bus busy, little enough to page-lock in a moment
 
@@ -45,20 +47,22 @@ def fill(targets: Iterable[tuple[Tensor, Callable[[], Tensor]]], device: torch.d
     lanes = local()
 
     def one(target: Tensor, read: Callable[[], Tensor]) -> int:
+        with on_device(device), torch.no_grad():  # a new thread's is the first GPU, where page-locking takes memory
+            copy(target, read())
+        return target.numel()
+
+    def copy(target: Tensor, source: Tensor) -> None:
         if not hasattr(lanes, "lane"):
             lanes.lane = _Lane(device)
         lane: _Lane = lanes.lane
-        source = read()
-        with torch.no_grad():
-            if source.dtype == target.dtype and target.is_contiguous() and source.is_contiguous():
-                there, here = target.view(-1).view(torch.uint8), source.view(-1).view(torch.uint8)
-                for start in range(0, len(here), BUFFER_BYTES):
-                    part = slice(start, start + BUFFER_BYTES)
-                    lane.send(here[part], there[part])
-                lane.stream.synchronize()
-            else:
-                target.copy_(source)
-        return target.numel()
+        if source.dtype == target.dtype and target.is_contiguous() and source.is_contiguous():
+            there, here = target.view(-1).view(torch.uint8), source.view(-1).view(torch.uint8)
+            for start in range(0, len(here), BUFFER_BYTES):
+                part = slice(start, start + BUFFER_BYTES)
+                lane.send(here[part], there[part])
+            lane.stream.synchronize()
+        else:
+            target.copy_(source)
 
     torch.cuda.synchronize(device)  # the targets' memory may have had another use, still under way
     pool = ThreadPoolExecutor(THREADS, "ridgeline-load")

@@ -111,6 +111,14 @@ def test_logprobs_name_the_chosen_and_the_likeliest_tokens(llm: LLM) -> None:
     assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
 
 
+def test_a_prompt_of_one_token_has_prompt_logprobs_without_a_value(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2, n=1, prompt_logprobs=1)
+    (output,) = llm.generate({"prompt_token_ids": [5]}, params)
+    assert output.prompt_logprobs == [None]
+    (output,) = llm.generate({"prompt_token_ids": [5]}, SamplingParams(max_tokens=2))
+    assert output.prompt_logprobs is None
+
+
 def test_logprobs_come_without_text_where_no_text_is_wanted(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=2, logprobs=1, prompt_logprobs=0, detokenize=False)
     (output,) = llm.generate("the quick", params)

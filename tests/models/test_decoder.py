@@ -20,7 +20,7 @@ from ridgeline.core.model_spec import WeightMap
 from ridgeline.layers.attention import DenseCausal
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.norm import Norm
-from ridgeline.worker.loader import export_checkpoint, read_model_config
+from ridgeline.worker.loader import export_checkpoint, load_weights, read_model_config
 from tests import tiny_models
 from tests.models.loading import OPS, REFERENCE_OPS, dense_logits, load
 
@@ -48,6 +48,20 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("bloom", {"n_head": 4, "tie_word_embeddings": True}),
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}),
     ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+    ("gemma3", {"attn_logit_softcapping": 5.0}),
+]
+
+# docs/formats.md lists these. Equal with the context of pretraining as the longest; otherwise they differ where a
+# sequence is no longer than it.
+BY_LENGTH: list[tuple[str, dict[str, Any]]] = [
+    ("phi3", {"original_max_position_embeddings": 64}),
+    (
+        "llama",
+        {
+            "max_position_embeddings": 64,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+        },
+    ),
 ]
 
 
@@ -59,6 +73,31 @@ def some_ids(seed: int = 0) -> Tensor:
 @torch.no_grad()
 def oracle_logits(family: str, ids_BS: Tensor, **changes: Any) -> Tensor:
     return tiny_models.build(family, **changes)(ids_BS).logits
+
+
+@pytest.mark.parametrize(("family", "changes"), BY_LENGTH)
+@torch.no_grad()
+def test_rotations_that_depend_on_the_length_follow_the_longest_context(
+    tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
+    ids_BS, folder = some_ids(), tiny_models.save(family, tmp_path, **changes)
+    want, config = oracle_logits(family, ids_BS, **changes), read_model_config(folder)
+    for longest, is_equal in ((64, True), (None, False)):
+        decoder = Decoder(
+            config.spec, OPS, dtype=torch.float32, device=torch.device("cpu"), max_positions=longest, rotary_rows=64
+        )
+        load_weights(decoder, folder, config.weights)
+        assert torch.allclose(dense_logits(decoder, ids_BS), want, rtol=0, atol=1e-4) is is_equal
+
+
+@torch.no_grad()
+def test_a_llama_that_asks_for_it_rotates_a_part_of_each_head(tmp_path: Path) -> None:
+    """docs/formats.md lists it; transformers' Llama passes over the entry."""
+    ids_BS, changes = some_ids(), {"partial_rotary_factor": 0.5}
+    ours = dense_logits(load(tiny_models.save("llama", tmp_path, **changes)), ids_BS)
+    passed_over = oracle_logits("llama", ids_BS, **changes)
+    torch.testing.assert_close(passed_over, oracle_logits("llama", ids_BS), rtol=0, atol=0)
+    assert not torch.allclose(ours, passed_over, rtol=0, atol=1e-2)
 
 
 @pytest.mark.parametrize("ops", [OPS, REFERENCE_OPS], ids=["torch", "reference"])

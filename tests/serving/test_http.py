@@ -265,6 +265,49 @@ def test_prompt_logprobs_and_token_ids_in_vllms_form(server: Server, offline: di
         assert set(entry) == {str(i) for i in wanted}
 
 
+def test_a_prompt_of_one_token_has_prompt_logprobs_without_a_value(server: Server) -> None:
+    body = TEXT | {"prompt": [5], "max_tokens": 1, "prompt_logprobs": 1}
+    assert post(server, "/v1/completions", json=body).json()["choices"][0]["prompt_logprobs"] == [None]
+
+
+@pytest.mark.parametrize("method", ["encode", "decode"])
+def test_a_tokenizer_that_panics_fails_one_request_with_a_sentence(
+    server: Server, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """tokenizers' panics are derived from BaseException, and pass all that catches Exception."""
+    panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+
+    class Panicking:
+        def __init__(self, backend: Any) -> None:
+            self._backend, self._decoded = backend, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._backend, name)
+
+        def encode(self, *args: Any, **kwargs: Any) -> Any:
+            if method == "encode":
+                raise panic("index out of bounds")
+            return self._backend.encode(*args, **kwargs)
+
+        def decode(self, *args: Any, **kwargs: Any) -> Any:
+            self._decoded += 1
+            if method == "decode" and self._decoded % 2 == 0:  # the first is of the prompt's end
+                raise panic("index out of bounds")
+            return self._backend.decode(*args, **kwargs)
+
+    tokenizer = server.face.tokenizer
+    monkeypatch.setattr(tokenizer, "backend", Panicking(tokenizer.backend))
+    answer = post(server, "/v1/completions", json=TEXT)
+    assert answer.status_code == (400 if method == "encode" else 500)
+    assert "tokenizer" in answer.json()["error"]["message"]
+    assert "index out of bounds" in answer.json()["error"]["message"]
+    streamed = post(server, "/v1/completions", json=TEXT | {"stream": True}).text
+    assert "index out of bounds" in streamed
+    assert "Traceback" not in streamed
+    monkeypatch.undo()
+    assert post(server, "/v1/completions", json=TEXT).status_code == 200
+
+
 def test_an_echos_logprobs_and_prompt_logprobs_have_widths_of_their_own(server: Server) -> None:
     body = TEXT | {"prompt": PROMPTS[1], "max_tokens": 1, "echo": True, "logprobs": 5, "prompt_logprobs": 1}
     choice = post(server, "/v1/completions", json=body).json()["choices"][0]

@@ -273,6 +273,13 @@ def test_an_endless_template_is_stopped(source: str) -> None:
         "{{ range(10 ** 6) }}",
         "{{ 'x' | center(10 ** 9) }}",
         "{{ 'x'.ljust(10 ** 9) }}",
+        "{{ '%0999999999d' % 1 }}",
+        "{{ '%*d' % (10 ** 9, 1) }}",
+        "{{ '{:0999999999}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 10 ** 9) }}",
+        "{{ ('x' * 10 ** 5) | replace('x', 'y' * 10 ** 5) }}",
+        "{{ range(10 ** 5) | join('x' * 10 ** 5) }}",
+        "{{ lipsum(n=10 ** 6) }}",
         "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
         "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
         "{% set n = namespace(s=[0]) %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
@@ -282,10 +289,10 @@ def test_an_endless_template_is_stopped(source: str) -> None:
     ],
 )
 def test_an_exploding_template_is_stopped(source: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(InvalidRequest, match="chat template"):
         ChatTemplate(source, {}).render([USER])
-    assert time.perf_counter() - begin < 60
+    assert time.process_time() - begin < 3
 
 
 @pytest.mark.usefixtures("short_time")

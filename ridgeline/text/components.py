@@ -1,0 +1,74 @@
+"""What a tokenizer's files may ask of the library, which ends the process where memory runs out: checked beforehand."""
+
+from __future__ import annotations
+
+import binascii
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ridgeline.core.errors import ModelLoadError
+
+MAX_GROWTH = 1000  # characters made of one, by all replacements in a row; real tokenizers stay below ten
+
+_PARTS = ("normalizer", "decoder")
+_PART = re.compile(r'"(normalizer|decoder)"\s*:\s*(?=[{\[])')
+
+
+def check_charsmap(data: bytes) -> None:
+    """sentencepiece's compiled table of replacements, which begins with its length. Raises ModelLoadError."""
+    size = int.from_bytes(data[:4], "little")
+    if data and size > len(data) - 4:
+        raise ModelLoadError(
+            f"the tokenizer's precompiled_charsmap promises {size} bytes and has {max(0, len(data) - 4)}; copy the "
+            "tokenizer's files again."
+        )
+
+
+def check_text(text: str) -> None:
+    """A tokenizer.json before the library reads it. Raises ModelLoadError, or ValueError where it is no JSON.
+
+    Only two parts can ask for much, and they are found without parsing the vocabulary, which takes long.
+    """
+    if "\\u00" in text:  # the parts' names may be spelled in escapes
+        parts = [(name, part) for name, part in json.loads(text).items() if name in _PARTS]
+    else:
+        decode = json.JSONDecoder().raw_decode
+        parts = [(found[1], decode(text, found.end())[0]) for found in _PART.finditer(text)]
+    for name, part in parts:
+        _check_part(name, part)
+
+
+def _check_part(name: str, part: object) -> None:
+    growth = 1.0
+    for step in _objects(part):
+        charsmap, pattern, content = (step.get(key) for key in ("precompiled_charsmap", "pattern", "content"))
+        if isinstance(charsmap, str):
+            check_charsmap(binascii.a2b_base64(charsmap))
+        if isinstance(pattern, dict) and isinstance(content, str):
+            growth *= _growth(pattern, content)
+    if growth > MAX_GROWTH:
+        raise ModelLoadError(
+            f"the tokenizer's {name} makes {growth:.3g} characters of one, of at most {MAX_GROWTH}; remove the "
+            "replacements from its tokenizer.json that make it so."
+        )
+
+
+def _growth(pattern: Mapping[str, Any], content: str) -> float:
+    """Characters that one becomes at the most. A regular expression may match between any two."""
+    if pattern.get("String"):
+        return max(1.0, len(content) / len(pattern["String"]))
+    return 1.0 + len(content)
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a JSON value."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            yield each
+            waiting.extend(part for part in each.values() if isinstance(part, (dict, list)))
+        elif isinstance(each, list):
+            waiting.extend(part for part in each if isinstance(part, (dict, list)))
