@@ -63,7 +63,8 @@ class Served:
     """`ridgeline serve` as a process, on a port that was free; left, it is ended with everything it started."""
 
     def __init__(self, *arguments: str, log: int | None = subprocess.DEVNULL) -> None:
-        command = [sys.executable, "-m", "ridgeline", "serve", "--port", "0", "--no-access-log", *arguments]
+        command = [sys.executable, "-m", "ridgeline", "serve", "--port", "0", "--no-access-log"]
+        command += ["--generation-config", "none", *arguments]  # as `LLM` with explicit parameters
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
         self.said = self.process.stdout.readline()
