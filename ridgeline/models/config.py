@@ -29,7 +29,7 @@ MAX_INTEGER = 2**24  # far above any real width, vocabulary or context, and no p
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 # Sampling defaults a checkpoint may bring, under the names `SamplingParams` uses.
-SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, kw_only=True)
