@@ -26,7 +26,7 @@ START_SECONDS = 60.0  # that a child gets until it can work; it takes a tenth of
 LONGEST_REPLY = 128 << 20  # bytes
 HEADER = 8  # bytes of a message's length
 PIECE = 1 << 20
-WALL = 4
+WALL = 2
 ROOT = Path(__file__).parents[2]  # where `ridgeline` is imported from
 # All that a child learns of its environment: no key and no token is among it.
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ", "LANG", "LC_ALL", "TMPDIR")

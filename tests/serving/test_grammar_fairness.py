@@ -11,14 +11,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.request import SamplingParams
 from ridgeline.serving import owner
 from ridgeline.serving.errors import GrammarsBusy
 from ridgeline.serving.fair import FairPool, Full, Job
 from ridgeline.serving.grammar_checks import GrammarChecks
-from ridgeline.transport.messages import Grammar
+from ridgeline.serving.grammar_masks import Busy, Grammars
+from ridgeline.transport.messages import Grammar, Submit
 from tests.serving.conftest import Server, StartServer
 
 SMALL = Grammar(kind="regex", text="[a-z]{3}")
@@ -167,3 +171,64 @@ def test_two_clients_by_http(keyed: Server) -> None:
     idle = keyed.face.grammar_checks._compile._idle
     assert 1 <= len(idle) <= 2
     assert all(child.usable for child in idle)
+
+
+# ---- in the engine's process ----------------------------------------------------------------------------------------
+
+
+def submit(number: int, grammar: Grammar, owner: str = "a") -> Submit:
+    return Submit(
+        id=number, name="x", index=0, prompt_token_ids=[1], params=SamplingParams(), seed=0, max_total_tokens=9,
+        stop_ids=[], eos_ids=[], cache_salt="", priority=0, arrival=0.0, grammar=grammar, owner=owner,
+    )  # fmt: skip
+
+
+def decided(grammars: Grammars, count: int = 1) -> dict[int, Any]:
+    found: dict[int, Any] = {}
+    deadline = time.monotonic() + 30
+    while len(found) < count and time.monotonic() < deadline:
+        found |= {submitted.id: mask for _, submitted, mask in grammars.done()}
+        time.sleep(0.001)
+    return found
+
+
+def test_completions_of_one_grammar_share_its_compilation_and_nothing_else() -> None:
+    grammars = Grammars(EMBEDDED_MODEL, 4096, [0], 60)
+    for number in range(4):
+        grammars.compile(b"face", submit(number, SMALL))
+    assert len({id(waiting.job) for waiting in grammars._waiting.values()}) == 1
+    first, second, *_ = decided(grammars, 4).values()
+    letters = first.allowed()
+    assert np.array_equal(letters, second.allowed())
+    token = int(np.flatnonzero(letters)[0])
+    for _ in range(3):
+        if not np.array_equal(first.allowed(), letters):
+            break
+        first.accept(token)
+    assert not np.array_equal(first.allowed(), letters)  # it has moved on
+    assert np.array_equal(second.allowed(), letters)  # and moved nobody with it
+    grammars.compile(b"face", submit(9, SMALL))
+    assert np.array_equal(decided(grammars)[9].allowed(), letters)  # nor the one that is kept
+    assert not grammars.pending
+
+
+def test_the_engine_takes_owners_in_turn_and_says_busy_rather_than_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, compiling = threading.Event(), Grammars._matcher
+
+    def compile_slowly(self: Grammars, grammar: Grammar) -> Any:
+        if grammar != SMALL:  # a thread cannot be ended, so this one only waits
+            gate.wait(60)
+        return compiling(self, grammar)
+
+    monkeypatch.setattr(Grammars, "_matcher", compile_slowly)
+    grammars = Grammars(EMBEDDED_MODEL, 4096, [0], 0.2)
+    for number in range(3):  # past a face that did not look at them
+        grammars.compile(b"face", submit(number, Grammar(kind="json", text=f'{{"const": {number}}}'), "hostile"))
+    grammars.compile(b"face", submit(10, SMALL, "neighbour"))
+    found = decided(grammars, 4)
+    assert hasattr(found.pop(10), "allowed")
+    assert {number: type(error) for number, error in found.items()} == dict.fromkeys(range(3), Busy)
+    assert not grammars.pending
+    grammars.compile(b"face", submit(11, SMALL, "neighbour"))
+    assert grammars.cancel(b"face", [11, 12]) == [11]
+    gate.set()
