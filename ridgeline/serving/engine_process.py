@@ -120,6 +120,8 @@ class EngineHost:
             self._do(connection, message)
         except Exception:
             logger.exception("a message of the kind %s could not be handled", type(message).__name__)
+            if isinstance(message, Submit):
+                self._socket.send(connection, Refused(id=message.id, error="the engine could not take the request."))
 
     def _do(self, connection: bytes, message: FromFace) -> None:
         match message:

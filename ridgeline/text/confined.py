@@ -120,10 +120,11 @@ class Child:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def ask(self, message: bytes, seconds: float) -> Any:
-        """The reply; None where the process ended instead. Raises OverLimit."""
+        """The reply; None where the process ended instead. Raises OverLimit, and RuntimeError where it never began."""
         try:
-            if not self._ready:
-                self._ready = self._receive(Deadline(self._process.pid, START_SECONDS)) is not None
+            if not self._ready and self._receive(Deadline(self._process.pid, START_SECONDS)) is None:
+                raise RuntimeError(f"a process of ours did not start: {self._process.args}")
+            self._ready = True
             deadline = Deadline(self._process.pid, seconds)
             self._send(message, deadline)
             return self._receive(deadline)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,8 +23,10 @@ from ridgeline.serving.errors import GrammarsBusy
 from ridgeline.serving.fair import FairPool, Full, Job
 from ridgeline.serving.grammar_checks import GrammarChecks
 from ridgeline.serving.grammar_masks import Busy, Grammars
+from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.transport.messages import Grammar, Submit
 from tests.serving.conftest import Server, StartServer
+from tests.serving.grpc_server import serve_grpc
 
 SMALL = Grammar(kind="regex", text="[a-z]{3}")
 
@@ -171,6 +174,22 @@ def test_two_clients_by_http(keyed: Server) -> None:
     idle = keyed.face.grammar_checks._compile._idle
     assert 1 <= len(idle) <= 2
     assert all(child.usable for child in idle)
+
+
+def test_grpc_tells_clients_apart_too(engine_socket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their keys; where none is asked for, by their addresses."""
+    owners: list[str] = []
+    monkeypatch.setattr("ridgeline.serving.generation.trace_parent.current", lambda: owners.append(owner.current()))
+    asked = pb.GenerateRequest(text="x", sampling=pb.Sampling(max_tokens=1))
+    with serve_grpc(engine_socket, api_key=("mallory", "alice")) as served:
+        for key in ("mallory", "alice", "mallory"):
+            list(served.stub.Generate(asked, metadata=[("authorization", f"Bearer {key}")], timeout=30))
+    first, second, third = owners
+    assert first == third != second
+    assert "mallory" not in first
+    with serve_grpc(engine_socket) as served:
+        list(served.stub.Generate(asked, metadata=[("authorization", "Bearer anything")], timeout=30))
+    assert owners[-1] == "unix"  # the tests' address: no port, nor what was offered as a key
 
 
 # ---- in the engine's process ----------------------------------------------------------------------------------------
