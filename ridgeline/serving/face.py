@@ -55,7 +55,7 @@ class Face:
             service=service,
             tokenizer=tokenizer,
             chat_template=_chat_template(config.chat_template, folder, tokenizer.special_tokens),
-            grammar_checks=GrammarChecks(config.grammar_timeout),
+            grammar_checks=GrammarChecks(config.grammar_timeout, tokenizer.added, tokenizer.vocab_size),
             defaults=defaults,
         )
 

@@ -7,10 +7,10 @@ process compiles it once more, next to the steps, and asks it for a mask at ever
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.transport.messages import Grammar
@@ -40,7 +40,29 @@ def compiled(grammar: Grammar) -> str:
         raise wrong(str(error)) from None
 
 
-def check(grammar: Grammar) -> None:
+class Vocabulary:
+    """Bytes, behind as many ids as a model's tokens have, of which those in `named` are what they are called. For
+    llguidance's TokenizerWrapper."""
+
+    bos_token_id = None
+
+    def __init__(self, named: Mapping[str, int], size: int) -> None:
+        self._size, self.eos_token_id = size, size + 256
+        self.tokens = [b"\xff[%d]" % number for number in range(size)]
+        for name, number in named.items():
+            self.tokens[number] = name.encode()
+        self.tokens += [bytes([byte]) for byte in range(256)] + [b"<eos>"]
+        self.special_token_ids = [*range(size), self.eos_token_id]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [self._size + byte for byte in text]
+
+
+def vocabulary(named: Mapping[str, int], size: int) -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(Vocabulary(named, size)))
+
+
+def check(grammar: Grammar, tokenizer: LLTokenizer = BYTES) -> None:
     """Raises InvalidRequest, with the reason, for a grammar that cannot be used.
 
     It does what the engine will do, over a vocabulary of bytes: to look at the grammar alone takes no time where its
@@ -48,19 +70,21 @@ def check(grammar: Grammar) -> None:
     """
     if len(grammar.text) > MOST_CHARS:
         raise wrong(f"it has {len(grammar.text)} characters; at most {MOST_CHARS} are allowed")
-    matcher = LLMatcher(BYTES, compiled(grammar), log_level=0)
+    matcher = LLMatcher(tokenizer, compiled(grammar), log_level=0)
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
         raise wrong(matcher.get_error())
 
 
-def checker() -> Callable[[list[str]], str | None]:
-    """What a child of `Confined` does: [kind, text] of a grammar → None, or the sentence why it cannot be used."""
+def checker() -> Callable[[dict[str, Any]], str | None]:
+    """What a child of `Confined` does: {kind, text} of a grammar → None, or the sentence why it cannot be used. named,
+    size: as of `Vocabulary`, where the grammar may speak of the model's own tokens."""
 
-    def run(asked: list[str]) -> str | None:
+    def run(asked: dict[str, Any]) -> str | None:
         try:
-            check(Grammar(kind=asked[0], text=asked[1]))  # type: ignore[arg-type]
+            tokenizer = vocabulary(asked["named"], asked["size"]) if asked["size"] else BYTES
+            check(Grammar(kind=asked["kind"], text=asked["text"]), tokenizer)
         except InvalidRequest as error:
             return str(error)
         return None

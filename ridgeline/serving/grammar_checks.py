@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from typing import Any
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving import owner
@@ -28,10 +29,11 @@ RETRY_AFTER = 2  # seconds
 
 
 class GrammarChecks:
-    """seconds: that compiling a grammar may take."""
+    """seconds: that compiling a grammar may take. named: the model's tokens that a grammar may call by name. size: how
+    many it has in all."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, named: Mapping[str, int] | None = None, size: int = 0) -> None:
+        self._seconds, self._named, self._size = seconds, dict(named or {}), size
         self._compile = Confined("ridgeline.serving.grammar:checker", seconds=seconds, memory=MEMORY, most=PROCESSES)
         self._pool = FairPool(PROCESSES, "grammar-check")
         self._verdicts: OrderedDict[Grammar, str | None] = OrderedDict()
@@ -53,7 +55,7 @@ class GrammarChecks:
         job = self._under_way.get(key)
         if job is None:
             try:
-                job = self._pool.submit(client, lambda: self._compile([grammar.kind, grammar.text]))
+                job = self._pool.submit(client, lambda: self._compile(self._asked(grammar)))
             except Full:
                 raise GrammarsBusy("too many grammars wait to be checked; try again later.", RETRY_AFTER) from None
             self._under_way[key] = job
@@ -67,6 +69,17 @@ class GrammarChecks:
             if len(self._verdicts) > KEPT:
                 self._verdicts.popitem(last=False)
         return verdict
+
+    def _asked(self, grammar: Grammar) -> dict[str, Any]:
+        """The model's vocabulary goes along where the grammar may speak of it: `<tool_call>`, `<[151657]>`."""
+        speaks = grammar.kind == "grammar" and "<" in grammar.text
+        named = {name: number for name, number in self._named.items() if speaks and name in grammar.text}
+        return {
+            "kind": grammar.kind,
+            "text": grammar.text,
+            "named": named,
+            "size": self._size if speaks else 0,
+        }
 
     async def _result(self, job: Job[str | None]) -> str | None:
         """As soon as it is there; how long it works is bounded by its process. Others may wait for the same."""

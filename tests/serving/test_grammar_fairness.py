@@ -97,6 +97,20 @@ def test_a_verdict_is_kept() -> None:
     asyncio.run(work())
 
 
+def test_a_grammar_may_speak_of_the_models_own_tokens() -> None:
+    """By name, where they have one, and by number."""
+
+    async def work() -> None:
+        checks = GrammarChecks(60, {"<tool_call>": 3, "<|end|>": 700}, 1000)
+        for text in ("start: <tool_call> /[a-z]{3}/ <|end|>", "start: <[999]>", "start: <tool_call>"):
+            await checks.check(Grammar(kind="grammar", text=text))
+        for text in ("start: <nobody>", "start: <[99999]>"):
+            with pytest.raises(InvalidRequest, match="cannot be used"):
+                await checks.check(Grammar(kind="grammar", text=text))
+
+    asyncio.run(work())
+
+
 def test_turns_go_round_and_one_owner_never_holds_every_thread() -> None:
     pool, gate, order, running = FairPool(3, "test"), threading.Event(), list[str](), list[Job[None]]()
 
