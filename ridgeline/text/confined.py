@@ -123,7 +123,7 @@ class Child:
         """The reply; None where the process ended instead. Raises OverLimit, and RuntimeError where it never began."""
         try:
             if not self._ready and self._receive(Deadline(self._process.pid, START_SECONDS)) is None:
-                raise RuntimeError(f"a process of ours did not start: {self._process.args}")
+                raise RuntimeError(f"a process of ours did not start: {self._process.args!r}")
             self._ready = True
             deadline = Deadline(self._process.pid, seconds)
             self._send(message, deadline)
