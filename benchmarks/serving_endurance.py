@@ -65,7 +65,8 @@ class Served:
 
     def __init__(self, *arguments: str, log: int | None = None) -> None:
         """log: descriptor of what its standard error goes to; else that is told only if it does not start."""
-        command = [sys.executable, "-m", "ridgeline", "serve", "--port", "0", "--no-access-log", *arguments]
+        command = [sys.executable, "-m", "ridgeline", "serve", "--port", "0", "--no-access-log"]
+        command += ["--generation-config", "none", *arguments]  # as `LLM` with explicit parameters
         self._log = tempfile.TemporaryFile("w+") if log is None else None  # noqa: SIM115  # closed with the server
         stderr = self._log.fileno() if self._log is not None else log
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)

@@ -44,6 +44,7 @@ SERVE_HELP = {
     "ssl_certfile": "Certificate, for HTTPS (PEM).",
     "allowed_origins": "Origin whose pages may call the API from browsers, or * (may be repeated).",
     "chat_template": "File with a Jinja template, instead of the model's own.",
+    "generation_config": "Where sampling defaults come from: auto (the model's folder), none, or another folder.",
     "tool_call_parser": "Form of the tool calls that the model writes: hermes (Hermes, Qwen), or none to leave them.",
     "otlp_endpoint": "Where traces go (OpenTelemetry over gRPC).",
     "log_level": "debug, info, warning or error.",

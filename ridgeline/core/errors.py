@@ -35,6 +35,10 @@ class ModelLoadError(RidgelineError):
     """A model folder is missing, damaged, or does not hold the tensors its config promises."""
 
 
+class DeviceLost(RidgelineError):
+    """The device does no work any more, and will not until its process is started anew."""
+
+
 class ContractViolation(RidgelineError):
     """Engine and worker disagree about a plan. Never caused by a request; always worth a bug report."""
 

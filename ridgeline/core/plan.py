@@ -185,7 +185,8 @@ class StepResult:
     """What a plan gave. tokens_RK is -1 where nothing was emitted; finish_R is a `Finish` code.
 
     error: the plan failed with this message. out_of_memory: because the device had too little of it.
-    dropped: an earlier plan failed, this one was not run.
+    device_lost: because the device works no more, and no later plan will run either. dropped: an earlier plan failed,
+    this one was not run.
     prompt_logprobs: row → StepLogprobs of the prompt tokens that this chunk predicts (those at its start + 1 … its
     end), from the params' `scored_from` on.
     elapsed: seconds the device spent on the segments. limit: the least it could have, if the engine has a cost model.
@@ -200,6 +201,7 @@ class StepResult:
     limit: float = 0.0
     error: str | None = None
     out_of_memory: bool = False
+    device_lost: bool = False
     dropped: bool = False
 
 

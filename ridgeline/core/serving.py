@@ -21,10 +21,11 @@ class ServeConfig:
     together (0: any). stream_buffer: tokens that a reader may be behind. step_timeout: seconds without a finished
     step, while requests run, after which the server calls itself ill. max_body_bytes: of a request.
     grammar_timeout: seconds to compile one. ssl_keyfile, ssl_certfile: for HTTPS. allowed_origins: for browsers on
-    other hosts. chat_template: a file, instead of the model's own. tool_call_parser: in which form the model writes
-    tool calls (hermes, or none for not to look for any). otlp_endpoint: where traces go (OpenTelemetry,
-    gRPC). log_json: logs as JSON. access_log: a line for each request. request_breakdown: responses say where their
-    time went. root_path: behind a proxy. engine: options of `LLMConfig`, as given.
+    other hosts. chat_template: a file, instead of the model's own. generation_config: where defaults of sampling come
+    from: auto (the model's generation_config.json), none, or a folder with such a file. tool_call_parser: in which
+    form the model writes tool calls (hermes, or none for not to look for any). otlp_endpoint: where traces go
+    (OpenTelemetry, gRPC). log_json: logs as JSON. access_log: a line for each request. request_breakdown: responses
+    say where their time went. root_path: behind a proxy. engine: options of `LLMConfig`, as given.
     """
 
     host: str = "127.0.0.1"
@@ -47,6 +48,7 @@ class ServeConfig:
     ssl_certfile: str | None = None
     allowed_origins: tuple[str, ...] = ()
     chat_template: str | None = None
+    generation_config: str = "auto"
     tool_call_parser: str = "none"
     otlp_endpoint: str | None = None
     log_level: str = "info"

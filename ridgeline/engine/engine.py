@@ -10,12 +10,13 @@ import numpy as np
 from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel, Headroom, StepShape
-from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.plan import StepPlan, Worker
+from ridgeline.core.errors import DeviceLost, InvalidRequest
+from ridgeline.core.plan import StepPlan, StepResult, Worker
 from ridgeline.core.request import Request, RequestStats, SamplingParams, StepEvents
 from ridgeline.engine.masks import constrained
 from ridgeline.engine.scheduler import Scheduler
 
+FAILED_STEPS = 32  # in a row, without one that went well: it is not a request that is to blame
 REHEARSALS = 12  # Python looks at a function for about that many calls before it has made it fast
 
 
@@ -23,6 +24,8 @@ class Engine:
     """Runs requests on one worker. Not thread-safe: one thread adds, aborts and steps.
 
     headroom: time of all steps so far, beside their limit by `cost_model`. last_plan: whose result came last.
+
+    Once a step has shown that the device is lost, that step, and every `add` and `step` after it, raises DeviceLost.
     """
 
     def __init__(
@@ -42,6 +45,8 @@ class Engine:
         self._cost_model = cost_model
         self.headroom = Headroom()
         self.last_plan: StepPlan | None = None
+        self._failed_in_a_row = 0
+        self._lost: str | None = None  # why nothing runs any more
 
     def on_finish(self, listener: Callable[[Request, RequestStats], None]) -> None:
         """Call `listener` whenever a request ends, however it does."""
@@ -49,10 +54,11 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work and self._lost is None
 
     def add(self, request: Request) -> None:
         """Queue a request; raises InvalidRequest if it could never run."""
+        self._check_device()
         self.check(request)
         self.scheduler.add(constrained(request, self._vocab_size))
 
@@ -65,6 +71,7 @@ class Engine:
 
     def step(self) -> StepEvents:
         """Keep the worker supplied, then wait for the oldest plan's result. Empty when there was nothing to do."""
+        self._check_device()
         self._fill()
         if not self.scheduler.in_flight:
             return StepEvents()
@@ -75,6 +82,7 @@ class Engine:
             result = replace(result, limit=limit)
             self.headroom = self.headroom.plus(result.elapsed, limit)
         events = self.scheduler.update(result)
+        self._note_failures(result)
         self._provide_masks()
         return events
 
@@ -110,6 +118,21 @@ class Engine:
                 return
             self._worker.submit(plan)
             self._provide_masks()
+
+    def _note_failures(self, result: StepResult) -> None:
+        """Raises DeviceLost where it is no use to go on."""
+        if result.error is None:
+            self._failed_in_a_row *= result.dropped
+            return
+        self._failed_in_a_row += not result.out_of_memory
+        if result.device_lost or self._failed_in_a_row >= FAILED_STEPS:
+            why = "" if result.device_lost else f"{FAILED_STEPS} steps in a row failed, the last with "
+            self._lost = f"{why}{result.error.splitlines()[0]}"
+            self._check_device()
+
+    def _check_device(self) -> None:
+        if self._lost is not None:
+            raise DeviceLost(f"the device does no work any more ({self._lost}); start a new process.")
 
     def _limit(self, plan: StepPlan) -> float:
         """Seconds the plan takes at the least; 0 without a cost model."""

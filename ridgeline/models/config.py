@@ -33,7 +33,7 @@ MAX_COUNTS = {  # of what is built one by one, some ten times as many as any mod
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 # Sampling defaults a checkpoint may bring, under the names `SamplingParams` uses.
-SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from ridgeline.core.request import Request
-from ridgeline.serving.errors import BadRequest, EngineFailed, RequestFailed, SlowReader, Unavailable
+from ridgeline.serving import owner
+from ridgeline.serving.errors import BadRequest, EngineFailed, GrammarsBusy, RequestFailed, SlowReader, Unavailable
 from ridgeline.transport.messages import (
     Ask,
     Cancel,
@@ -75,8 +76,8 @@ class Ticket:
 
 class EngineClient:
     """name: of the face. facts: None while no engine answers. known: the newest, even then. lives: engines that have
-    answered so far. stats: the newest. last_step: when a step was last known to end, or none was due; on the
-    monotonic clock.
+    answered so far. stats: the newest. last_step: when a step was last known to end, or none was due; last_heard: when
+    the engine last said anything; on the monotonic clock.
 
     buffer: tokens that a reader may be behind before its request is cut.
     """
@@ -87,6 +88,8 @@ class EngineClient:
         self.lives = 0
         self.stats: Stats | None = None
         self.last_step = 0.0
+        self.last_heard = 0.0
+        self._idle_until = 0.0  # when work was last given to an engine that had none
         self.name = face
         self._path, self._buffer = path, buffer
         self._socket: FaceSocket | None = None
@@ -104,6 +107,11 @@ class EngineClient:
     def busy(self) -> bool:
         """Requests run or wait, of this face or, by the newest figures, of another."""
         return bool(self._tickets) or (self.stats is not None and self.stats.running + self.stats.waiting > 0)
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a word from an engine that had nothing to do. Work may keep it from speaking."""
+        return (self._idle_until if self.busy else time.monotonic()) - self.last_heard
 
     async def wait_until_up(self) -> EngineFacts:
         await self._up.wait()
@@ -126,7 +134,7 @@ class EngineClient:
         if self.facts is None or self._socket is None:
             raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
         if not self.busy:
-            self.last_step = time.monotonic()
+            self.last_step = self._idle_until = time.monotonic()
         ticket = Ticket(next(self._numbers), self._buffer)
         self._tickets[ticket.id] = ticket
         message = Submit(
@@ -143,6 +151,7 @@ class EngineClient:
             priority=request.priority,
             arrival=request.arrival,
             grammar=grammar,
+            owner=owner.current(),
         )
         self._send_soon(message)
         return ticket
@@ -210,7 +219,8 @@ class EngineClient:
         gone: asyncio.Future[None] = loop.create_future()
         loop.add_reader(process, _resolve, gone)
         self.facts = self.known = facts
-        self.lives, self.last_step = self.lives + 1, time.monotonic()
+        self.lives += 1
+        self.last_step = self.last_heard = self._idle_until = time.monotonic()
         self._up.set()
         logger.info("engine %d is up: %s on %s", facts.process_id, facts.model, facts.device)
         reader = asyncio.create_task(self._read(socket))
@@ -231,6 +241,7 @@ class EngineClient:
             await asyncio.sleep(0)  # receiving what is there already does not wait, and a backlog's readers have turns
 
     def _take(self, message: FromEngine) -> None:
+        self.last_heard = time.monotonic()
         match message:
             case Progress():
                 self.last_step = time.monotonic()
@@ -305,6 +316,8 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _refusal(message: Refused) -> RequestFailed:
+    if message.retry_after is not None:
+        return GrammarsBusy(message.error, message.retry_after)
     return BadRequest(message.error, param=message.param) if message.param else EngineFailed(message.error)
 
 

@@ -20,11 +20,11 @@ import msgspec
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import Headroom
-from ridgeline.core.errors import InvalidRequest, RidgelineError
+from ridgeline.core.errors import DeviceLost, InvalidRequest, RidgelineError
 from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
 from ridgeline.serving.engine_stats import EngineStats
 from ridgeline.serving.gpus import Gpus
-from ridgeline.serving.grammar import Grammars
+from ridgeline.serving.grammar_masks import Busy, Grammars
 from ridgeline.serving.lifeline import end_with_parent, tell_mistake, tell_ready
 from ridgeline.serving.logs import set_up_logging
 from ridgeline.serving.recent import RecentRequests
@@ -53,6 +53,8 @@ IDLE_WAIT = 0.25  # seconds: how long a signal may go unseen while nothing happe
 # Of the 1024 shapes that torch's and oneDNN's caches of compiled products keep, each: an entry has a quarter of a
 # megabyte, and a CPU's server whose load varies would grow for hours before they were full.
 KEPT_SHAPES = {"LRU_CACHE_CAPACITY": "512", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
+GRAMMAR_RETRY = 2  # seconds after which to try again what there was no time to compile
+LOST = 3  # exit code
 GRAMMAR_WAIT = 0.002  # seconds between looks at grammars that are being compiled, while nothing else happens
 
 
@@ -91,11 +93,15 @@ class EngineHost:
         self._stopped = True
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Until `stop`. Raises DeviceLost."""
+        working = False
         while not self._stopped:
             wait = 0.0 if self._engine.has_work else GRAMMAR_WAIT if self._grammars.pending else IDLE_WAIT
             for connection, message in self._socket.receive(wait):
                 self._take(connection, message)
+            if self._engine.has_work and not working and len(self._faces) > 1:
+                self._broadcast()  # a step may be long: faces with no part in it must know that there is one
+            working = self._engine.has_work
             if self._grammars.pending:
                 for connection, submit, mask in self._grammars.done():
                     self._begin(connection, submit, mask)
@@ -109,11 +115,23 @@ class EngineHost:
     # ---- messages ---------------------------------------------------------------------------------------------
 
     def _take(self, connection: bytes, message: FromFace) -> None:
+        """Whatever is wrong with a message that could be decoded ends that message."""
+        try:
+            self._do(connection, message)
+        except Exception:
+            logger.exception("a message of the kind %s could not be handled", type(message).__name__)
+            if isinstance(message, Submit):
+                self._socket.send(connection, Refused(id=message.id, error="the engine could not take the request."))
+
+    def _do(self, connection: bytes, message: FromFace) -> None:
         match message:
             case Submit(grammar=None):
                 self._begin(connection, message, None)
             case Submit():
-                self._grammars.compile(connection, message)
+                try:
+                    self._grammars.compile(connection, message)
+                except Busy as busy:
+                    self._begin(connection, message, busy)
             case Cancel():
                 self._cancel(connection, message)
             case Hello():
@@ -134,6 +152,8 @@ class EngineHost:
                 raise mask
             request = _request(name, submit, mask)
             self._engine.add(request)
+        except Busy as error:
+            self._socket.send(connection, Refused(id=submit.id, error=str(error), retry_after=GRAMMAR_RETRY))
         except InvalidRequest as error:
             self._socket.send(connection, Refused(id=submit.id, error=str(error), param=error.param))
         except Exception as error:
@@ -296,7 +316,11 @@ def main() -> None:
     host = EngineHost(assembly, EngineSocket(settings.socket), settings)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     tell_ready()
-    host.run()
+    try:
+        host.run()
+    except DeviceLost as error:
+        logger.critical("%s", error)
+        os._exit(LOST)  # at once: what would tidy up waits for the device
 
 
 if __name__ == "__main__":

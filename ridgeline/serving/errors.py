@@ -42,6 +42,15 @@ class Unavailable(RequestFailed):
     status, kind, code = 503, "service_unavailable", "engine_unavailable"
 
 
+class GrammarsBusy(Unavailable):
+    """A grammar could not be looked at in time, and that was not its fault."""
+
+    code = "grammars_busy"
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message, retry_after=retry_after)
+
+
 class TimedOut(RequestFailed):
     status, kind, code = 504, "timeout_error", "timeout"
 

@@ -10,10 +10,14 @@ from pathlib import Path
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.admission import Admission
+from ridgeline.serving.defaults import GenerationDefaults
 from ridgeline.serving.engine_client import EngineClient
 from ridgeline.serving.generation import Run, Service
+from ridgeline.serving.grammar_checks import GrammarChecks
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
+
+SILENCE = 5.0  # seconds without a word from an idle engine, which speaks once a second
 
 
 @dataclass
@@ -27,6 +31,8 @@ class Face:
     service: Service
     tokenizer: Tokenizer
     chat_template: ChatTemplate
+    grammar_checks: GrammarChecks
+    defaults: GenerationDefaults
     started: float = field(default_factory=time.time)
 
     @classmethod
@@ -37,7 +43,8 @@ class Face:
         client = EngineClient(socket, name, buffer=config.stream_buffer)
         share = config.api_server_count
         admission = Admission(-(-config.max_queue_requests // share), -(-config.max_queue_tokens // share))
-        service = Service(client, tokenizer, admission)
+        defaults = GenerationDefaults.of(config.generation_config, folder)
+        service = Service(client, tokenizer, admission, eos_ids=defaults.eos_ids)
         if config.otlp_endpoint is not None:
             service.on_end = _tracing(config.otlp_endpoint, names[0], name)
         return cls(
@@ -48,15 +55,26 @@ class Face:
             service=service,
             tokenizer=tokenizer,
             chat_template=_chat_template(config.chat_template, folder, tokenizer.special_tokens),
+            grammar_checks=GrammarChecks(config.grammar_timeout, tokenizer.added, tokenizer.vocab_size),
+            defaults=defaults,
         )
 
     @property
     def healthy(self) -> bool:
-        """An engine is there, and, while requests run, steps end."""
-        client = self.client
+        """An engine is there and speaks, and, while requests run, steps end."""
+        return self.illness is None
+
+    @property
+    def illness(self) -> str | None:
+        """Why requests should not come here."""
+        client, most = self.client, self.config.step_timeout
         if client.facts is None:
-            return False
-        return not client.busy or time.monotonic() - client.last_step < self.config.step_timeout
+            return "the engine is not running"
+        if client.silence > SILENCE:
+            return f"the engine has not said a word for {client.silence:.0f} s"
+        if client.busy and time.monotonic() - client.last_step >= most:
+            return f"requests run, and no step ended for {most:g} s"
+        return None
 
 
 def _tracing(endpoint: str, model: str, face: str) -> Callable[[Run, BaseException | None], None]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-import resource
 import signal
 import socket
 import sys
@@ -74,6 +73,7 @@ async def serve(settings: FaceSettings) -> None:
     server = Server(_uvicorn_config(wrap(_create_app(settings.app)(face), face), config))
     listener = socket.socket(fileno=settings.listener)
     engine = asyncio.create_task(face.client.run())
+    face.chat_template.warm()
     with suppress(TimeoutError):  # who waited for a face that died finds an engine behind the next one
         await asyncio.wait_for(face.client.wait_until_up(), GREETING)
     serving = asyncio.create_task(server.serve([listener]))
@@ -145,18 +145,11 @@ async def _announce(face: Face, server: uvicorn.Server) -> None:
     tell_ready()
 
 
-def allow_descriptors() -> None:
-    """As many as this user may have: each connection takes one, and the usual bound is 1024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def main() -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=FaceSettings)
     set_up_logging(as_json=settings.config.log_json, level=settings.config.log_level)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     end_with_parent()
-    allow_descriptors()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the supervisor decides
     try:
         uvloop.run(serve(settings))

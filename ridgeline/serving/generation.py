@@ -55,12 +55,21 @@ class Piece:
 
 class Service:
     """Runs requests for a face. on_end: called with each that was taken on, once it has ended, and with what ended it
-    early."""
+    early. eos_ids: that end a request beside those of model and tokenizer."""
 
-    def __init__(self, client: EngineClient, tokenizer: Tokenizer, admission: Admission, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        admission: Admission,
+        *,
+        seed: int = 0,
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self.client, self.tokenizer, self.admission = client, tokenizer, admission
         self.on_end: Callable[[Run, BaseException | None], None] | None = None
         self._seed = seed
+        self._eos_ids = eos_ids.union(tokenizer.eos_ids)
         self._count = 0
 
     def facts(self) -> EngineFacts:
@@ -71,7 +80,7 @@ class Service:
 
     def limits(self) -> RequestLimits:
         facts = self.facts()
-        eos_ids = frozenset(facts.eos_ids).union(self.tokenizer.eos_ids)
+        eos_ids = self._eos_ids.union(facts.eos_ids)
         return RequestLimits(max_model_len=facts.max_model_len, vocab_size=facts.vocab_size, eos_ids=eos_ids)
 
     def run(self, asked: GenerationRequest) -> Run:

@@ -1,30 +1,24 @@
-"""Structured outputs: grammars as data, and the masks that hold a request to one (by llguidance).
+"""Structured outputs: grammars as data, and whether one can be used (by llguidance).
 
-A face checks a grammar before it accepts the request (`check`); the engine's process compiles it once more, next to the
-steps, and asks it for a mask at every token.
+A face checks a grammar before it accepts the request, in a process that can be ended (grammar_checks.py); the engine's
+process compiles it once more, next to the steps, and asks it for a mask at every token (grammar_masks.py).
 """
 
 from __future__ import annotations
 
 import json
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
-from pathlib import Path
-from time import monotonic
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import TokenMask
-from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.transport.messages import Grammar, Submit
+from ridgeline.transport.messages import Grammar
 
-THREADS = 2  # of the compiler, which lets the interpreter go
 MOST_CHARS = 65_536  # of a grammar's text
 MOST_DEPTH = 64  # of a schema's nesting
 MOST_REASON = 400  # characters of what the library says
+BYTES = LLTokenizer("byte")
 # Bounded: a weak model would indent until its tokens end.
 WHITESPACE: Any = {"whitespace_pattern": r"\n?[ \t]{0,16}"}
 
@@ -43,94 +37,62 @@ def compiled(grammar: Grammar) -> str:
             case "grammar":
                 return LLMatcher.grammar_from_lark(grammar.text)
     except Exception as error:  # the library raises what it likes
-        raise _wrong(str(error)) from None
+        raise wrong(str(error)) from None
 
 
-def check(grammar: Grammar) -> None:
-    """Raises InvalidRequest, with the reason, for a grammar that cannot be used."""
+class Vocabulary:
+    """Bytes, behind as many ids as a model's tokens have, of which those in `named` are what they are called. For
+    llguidance's TokenizerWrapper."""
+
+    bos_token_id = None
+
+    def __init__(self, named: Mapping[str, int], size: int) -> None:
+        self._size, self.eos_token_id = size, size + 256
+        self.tokens = [b"\xff[%d]" % number for number in range(size)]
+        for name, number in named.items():
+            self.tokens[number] = name.encode()
+        self.tokens += [bytes([byte]) for byte in range(256)] + [b"<eos>"]
+        self.special_token_ids = [*range(size), self.eos_token_id]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [self._size + byte for byte in text]
+
+
+def vocabulary(named: Mapping[str, int], size: int) -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(Vocabulary(named, size)))
+
+
+def check(grammar: Grammar, tokenizer: LLTokenizer = BYTES) -> None:
+    """Raises InvalidRequest, with the reason, for a grammar that cannot be used.
+
+    It does what the engine will do, over a vocabulary of bytes: to look at the grammar alone takes no time where its
+    automaton takes minutes (a `multipleOf` of a million).
+    """
     if len(grammar.text) > MOST_CHARS:
-        raise _wrong(f"it has {len(grammar.text)} characters; at most {MOST_CHARS} are allowed")
-    error = LLMatcher.validate_grammar(compiled(grammar))
-    if error:
-        raise _wrong(error)
+        raise wrong(f"it has {len(grammar.text)} characters; at most {MOST_CHARS} are allowed")
+    matcher = LLMatcher(tokenizer, compiled(grammar), log_level=0)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise wrong(matcher.get_error())
 
 
-class GrammarMask:
-    """A request's `TokenMask`: which tokens keep its text within the grammar."""
+def checker() -> Callable[[dict[str, Any]], str | None]:
+    """What a child of `Confined` does: {kind, text} of a grammar → None, or the sentence why it cannot be used. named,
+    size: as of `Vocabulary`, where the grammar may speak of the model's own tokens."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher, self._vocab_size = matcher, vocab_size
+    def run(asked: dict[str, Any]) -> str | None:
+        try:
+            tokenizer = vocabulary(asked["named"], asked["size"]) if asked["size"] else BYTES
+            check(Grammar(kind=asked["kind"], text=asked["text"]), tokenizer)
+        except InvalidRequest as error:
+            return str(error)
+        return None
 
-    def accept(self, token_id: int) -> None:
-        if not self._matcher.is_stopped() and not self._matcher.consume_token(token_id):
-            raise _wrong(self._matcher.get_error() or f"token {token_id} does not follow it")
-
-    def allowed(self) -> np.ndarray:
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():  # some limits of the library show only on the way
-            raise _wrong(self._matcher.get_error())
-        mask_V = np.zeros(self._vocab_size, np.bool_)
-        found = np.unpackbits(bits, bitorder="little")[: self._vocab_size].view(np.bool_)
-        mask_V[: len(found)] = found
-        return mask_V
+    return run
 
 
-class Grammars:
-    """Compiles off the engine's thread. done() hands over what is ready, or why it never will be."""
-
-    def __init__(self, folder: Path, vocab_size: int, eos_ids: list[int], timeout: float) -> None:
-        self._folder, self._vocab_size, self._eos_ids, self._timeout = folder, vocab_size, eos_ids, timeout
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
-        self._waiting: dict[tuple[bytes, int], tuple[Submit, float, Future[TokenMask]]] = {}
-
-    @property
-    def pending(self) -> bool:
-        return bool(self._waiting)
-
-    def compile(self, connection: bytes, submit: Submit) -> None:
-        assert submit.grammar is not None
-        future = self._pool.submit(self._mask, submit.grammar)
-        self._waiting[connection, submit.id] = submit, monotonic() + self._timeout, future
-
-    def cancel(self, connection: bytes, numbers: list[int]) -> list[int]:
-        """Those of the numbers that were waiting here."""
-        found = [number for number in numbers if (connection, number) in self._waiting]
-        for number in found:
-            self._waiting.pop((connection, number))[2].cancel()
-        return found
-
-    def forget(self, connection: bytes) -> None:
-        """Its face is gone."""
-        self.cancel(connection, [number for other, number in self._waiting if other == connection])
-
-    def done(self) -> list[tuple[bytes, Submit, TokenMask | Exception]]:
-        """What is decided since the last call."""
-        found: list[tuple[bytes, Submit, TokenMask | Exception]] = []
-        for (connection, number), (submit, deadline, future) in list(self._waiting.items()):
-            if future.done():
-                found.append((connection, submit, future.exception() or future.result()))  # type: ignore[arg-type]
-            elif monotonic() > deadline:
-                future.cancel()
-                found.append((connection, submit, _wrong(f"compiling it took longer than {self._timeout:g} s")))
-            else:
-                continue
-            del self._waiting[connection, number]
-        return found
-
-    @cached_property
-    def _tokenizer(self) -> LLTokenizer:
-        return LLTokenizer(
-            Tokenizer.from_folder(self._folder).backend.to_str(), self._vocab_size, self._eos_ids or None
-        )
-
-    def _mask(self, grammar: Grammar) -> TokenMask:
-        matcher = LLMatcher(self._tokenizer, compiled(grammar), log_level=0)
-        if matcher.is_error():
-            raise _wrong(matcher.get_error())
-        return GrammarMask(matcher, self._vocab_size)
-
-
-def _wrong(reason: str) -> InvalidRequest:
+def wrong(reason: str) -> InvalidRequest:
     """In one line: the library's words, without the dump of its state that follows them."""
     words = " ".join(reason.partition("<state>")[0].split())
     shown = words if len(words) <= MOST_REASON else words[: MOST_REASON // 2] + " … " + words[-MOST_REASON // 2 :]

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.bodies import ChatBody, GenerationBody, StructuredOutputs
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.face import Face
-from ridgeline.serving.grammar import MOST_DEPTH, check
+from ridgeline.serving.grammar import MOST_DEPTH
 from ridgeline.serving.refusals import depth_above, shortened
 from ridgeline.serving.tools import calls_grammar
 from ridgeline.transport.messages import Grammar
 
-GRAMMAR_THREADS = ThreadPoolExecutor(2, "grammar-check")  # apart, so that slow grammars keep nobody's text waiting
-
 
 async def grammar_of(face: Face, body: GenerationBody) -> Grammar | None:
-    """What the output must be, proven to be usable. Raises BadRequest or InvalidRequest."""
+    """What the output must be, proven to be usable. Raises BadRequest, InvalidRequest, or Unavailable."""
     grammar, param = _asked_grammar(face, body)
     if grammar is None:
         return None
-    timeout = face.config.grammar_timeout
-    work = asyncio.get_running_loop().run_in_executor(GRAMMAR_THREADS, check, grammar)
     try:
-        await asyncio.wait_for(work, timeout)
+        await face.grammar_checks.check(grammar)
     except InvalidRequest as error:
         raise BadRequest(str(error), param=param) from None
-    except TimeoutError:
-        message = f"checking the grammar took longer than {timeout:g} s; make it simpler."
-        raise BadRequest(message, param=param) from None
     return grammar
 
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -28,7 +26,9 @@ import msgspec
 
 from ridgeline.core.errors import InvalidConfig, RidgelineError
 from ridgeline.core.serving import ServeConfig
+from ridgeline.serving.defaults import GenerationDefaults
 from ridgeline.serving.lifeline import MISTAKE, MISTAKEN, READY
+from ridgeline.serving.runtime import RuntimeDirectory, allow_descriptors
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,6 @@ STEADY = 30.0  # seconds of work after which a death is no quick failure
 MARGIN = 10.0  # seconds that a process gets to end beyond what it was promised
 BACKLOG = 2048
 UNREAD = 75_000  # milliseconds that a client may leave what it was sent unread, before its connection is reset
-LONGEST_PATH = 80  # of the runtime directory: a Unix socket's path has 107 bytes at most
 LAST_WORDS = 1.0  # seconds to read what a process that has ended had still said
 
 
@@ -136,10 +135,12 @@ class Keeper:
 
 class Supervisor:
     """folder: of the model. names: what clients call it. app: as in `FaceSettings`. Sockets are bound at once, so
-    InvalidConfig comes before any process does."""
+    InvalidConfig or ModelLoadError comes before any process does."""
 
     def __init__(self, config: ServeConfig, folder: Path, names: tuple[str, ...], *, app: str | None = None) -> None:
         self._config, self._folder, self._names, self._app = config, folder, names, app
+        allow_descriptors()
+        self._defaults = GenerationDefaults.of(config.generation_config, folder)
         check_certificate(config)
         with ExitStack() as opened:
             self._listener = opened.enter_context(listen(config.host, config.port))
@@ -155,15 +156,19 @@ class Supervisor:
 
     def run(self) -> int:
         """Until a signal or an end that no restart mends; the exit code."""
-        directory = runtime_directory()
         try:
-            return asyncio.run(self._run(directory))
+            directory = RuntimeDirectory()
+        except InvalidConfig:
+            self._kept_open.close()
+            raise
+        try:
+            return asyncio.run(self._run(directory.socket))
         finally:
             self._kept_open.close()
-            shutil.rmtree(directory, ignore_errors=True)
+            directory.remove()
 
-    async def _run(self, directory: Path) -> int:
-        engine, faces = self._keepers(directory / "engine")
+    async def _run(self, path: Path) -> int:
+        engine, faces = self._keepers(path)
         everyone = [engine, *faces]
         signals: asyncio.Queue[int] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -243,6 +248,8 @@ class Supervisor:
         if self.grpc_port is not None:
             urls += f" and grpc://{address(self._config.host, self.grpc_port)}"
         print(f"Ready: {', '.join(self._names)} at {urls}", flush=True)
+        if told := str(self._defaults):
+            logger.info("a request that leaves them out gets %s (--generation-config none: plain defaults)", told)
 
 
 def _same_path() -> list[str]:
@@ -336,14 +343,6 @@ def _bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
 
 def _complaint(host: str, port: int, error: OSError) -> InvalidConfig:
     return InvalidConfig(f"cannot listen on port {port} of {host!r} ({error.strerror}); choose another host or port.")
-
-
-def runtime_directory() -> Path:
-    """A new one that only this user can enter, with a short path."""
-    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
-        if parent and len(parent.encode()) <= LONGEST_PATH and os.access(parent, os.W_OK | os.X_OK):
-            return Path(tempfile.mkdtemp(prefix="ridgeline-", dir=parent))
-    raise InvalidConfig("there is no directory for sockets; make TMPDIR one that can be written, with a short path.")
 
 
 def encode(settings: dict[str, Any]) -> bytes:

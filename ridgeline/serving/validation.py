@@ -89,9 +89,8 @@ async def completion_requests(face: Face, body: CompletionBody, request_id: str)
     grammar = await grammar_of(face, body)
     top = body.logprobs
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
-    params = _params(
-        body, max_tokens=max_tokens, logprobs=top, prompt_logprobs=_highest(body.prompt_logprobs, body.echo and top)
-    )
+    prompt_logprobs = _highest(body.prompt_logprobs, body.echo and top)
+    params = _params(face, body, max_tokens=max_tokens, logprobs=top, prompt_logprobs=prompt_logprobs)
     one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
     prompts = [body.prompt] if one else body.prompt
     most, count = face.config.max_queue_requests, len(prompts) * params.num_drawn
@@ -114,8 +113,9 @@ async def chat_request(face: Face, body: ChatBody, request_id: str) -> Generatio
     grammar = await grammar_of(face, body)
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = _params(
+        face,
         body,
-        max_tokens=most,
+        max_tokens=face.defaults.max_tokens if most is None else most,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
@@ -197,12 +197,13 @@ def _check_stream(body: GenerationBody) -> None:
 
 
 def _params(
-    body: GenerationBody, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    face: Face, body: GenerationBody, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
-    """Raises InvalidRequest for a value out of range."""
+    """Over the model's own defaults. Raises InvalidRequest for a value out of range."""
     if body.stop and body.detokenize is False:
         raise BadRequest("stop needs detokenize to be true; use stop_token_ids.", param="stop")
-    given = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+    given: dict[str, Any] = dict(face.defaults.sampling)
+    given |= {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)

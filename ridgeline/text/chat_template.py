@@ -6,30 +6,41 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
-
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.formats.gguf import is_gguf, read_gguf
 from ridgeline.formats.json_file import bounded_text, read_json
 from ridgeline.text.arguments import short
+from ridgeline.text.confined import Confined, OverLimit
 from ridgeline.text.gguf import gguf_templates
-from ridgeline.text.sandbox import TemplateSandbox
 
 Message = Mapping[str, Any]
 
+SECONDS = 6.0  # the sandbox itself gives up after 5, and says so
+MEMORY = 512 << 20  # bytes; a usual conversation takes a few thousand
+
+
+def template_processes() -> Confined:
+    """Where templates are rendered: whoever wrote them may have meant harm."""
+    return Confined("ridgeline.text.sandbox:renderer", seconds=SECONDS, memory=MEMORY)
+
 
 class ChatTemplate:
-    """Renders messages the way transformers' `apply_chat_template` does, in a bounded sandbox.
+    """Renders messages the way transformers' `apply_chat_template` does, in a sandbox in a process of its own.
 
     source: the template; or several by name, of which "tool_use" serves requests with tools and "default" all others;
-    or None for a model without one. special_tokens: what the template sees as bos_token, eos_token, ….
+    or None for a model without one. special_tokens: what the template sees as bos_token, eos_token, …. processes: as
+    of `template_processes`.
     """
 
-    def __init__(self, source: str | Mapping[str, str] | None, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: str | Mapping[str, str] | None,
+        special_tokens: Mapping[str, str],
+        processes: Confined | None = None,
+    ) -> None:
         self._templates = {"default": source} if isinstance(source, str) else dict(source or {})
         self._special_tokens = dict(special_tokens)
-        self._sandbox = TemplateSandbox()
-        self._takes_parts: dict[str, bool] = {}
+        self._render = processes or template_processes()
 
     @classmethod
     def from_folder(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
@@ -53,6 +64,11 @@ class ChatTemplate:
     def source(self) -> str | None:
         """The template of requests without tools, if there is one."""
         return self._templates.get("default")
+
+    def warm(self) -> None:
+        """Start a process for the first conversation, without waiting for it."""
+        if self.available:
+            self._render.warm()
 
     def mentions(self, word: str) -> bool:
         """Whether the word stands in any of the templates: a role that does not is one they do not know."""
@@ -78,22 +94,19 @@ class ChatTemplate:
             "documents": None,
             **self._special_tokens,
             **kwargs,
-            "messages": self._with_plain_content(source, messages),
+            "messages": messages,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._sandbox.render(source, variables)
-        except TemplateSyntaxError as error:
-            raise InvalidRequest(
-                f"the model's chat template is broken: {error.message} (line {error.lineno})."
-            ) from error
-        except TemplateError as error:
-            words = str(error).rstrip(".")
-            raise InvalidRequest(f"the model's chat template says: {words}.", param="messages") from error
-        except Exception as error:  # a template is a program, and can fail like one
-            message = f"the model's chat template failed on these messages ({type(error).__name__}: {error})."
-            raise InvalidRequest(message, param="messages") from error
+            answer = self._render({"source": source, "variables": variables})
+        except OverLimit as limit:
+            raise InvalidRequest(f"the model's chat template was stopped: {limit}.", param="messages") from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"what a chat template is given must be JSON ({error}).", param="messages") from error
+        if "text" not in answer:
+            raise _failure(answer["kind"], answer["words"].rstrip("."))
+        return str(answer["text"])
 
     def _choose(self, tools: object) -> str:
         if tools is not None and "tool_use" in self._templates:
@@ -107,15 +120,16 @@ class ChatTemplate:
             "the model has no chat template; send a plain prompt instead, or put a chat_template.jinja into its folder."
         )
 
-    def _with_plain_content(self, source: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Templates written for text alone expect one string; those that look into parts get the parts."""
-        if source not in self._takes_parts:
-            self._takes_parts[source] = _looks_into_parts(self._sandbox, source)
-        plain = [dict(message) for message in messages]
-        for message in plain:
-            if isinstance(message.get("content"), list) and not self._takes_parts[source]:
-                message["content"] = "\n".join(part["text"] for part in message["content"])
-        return plain
+
+def _failure(kind: str, words: str) -> InvalidRequest:
+    match kind:
+        case "syntax":
+            return InvalidRequest(f"the model's chat template is broken: {words}.")
+        case "refusal":
+            return InvalidRequest(f"the model's chat template says: {words}.", param="messages")
+        case _:
+            message = f"the model's chat template failed on these messages ({words})."
+            return InvalidRequest(message, param="messages")
 
 
 def check_messages(messages: object) -> None:
@@ -151,17 +165,6 @@ def _check_content(where: str, message: Message) -> None:
 def _check_tools(tools: object) -> None:
     if tools is not None and not (isinstance(tools, (list, tuple)) and all(isinstance(t, Mapping) for t in tools)):
         raise InvalidRequest("tools must be a list of JSON objects, one for each function.", param="tools")
-
-
-def _looks_into_parts(sandbox: TemplateSandbox, source: str) -> bool:
-    """Whether the template reads `.text` or `["text"]` of anything."""
-    try:
-        tree = sandbox.parse(source)
-    except TemplateError:
-        return False
-    by_name = any(node.attr == "text" for node in tree.find_all(nodes.Getattr))
-    keys = [node.arg for node in tree.find_all(nodes.Getitem)]
-    return by_name or any(isinstance(key, nodes.Const) and key.value == "text" for key in keys)
 
 
 def _template_files(folder: Path) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""A Jinja2 environment for templates that came with a model: no way out, and bounds on time and size."""
+"""A Jinja2 environment for templates that came with a model: no way out, and bounds on time and size.
+
+Runs in a child process with limits of its own; `renderer` is its entrance.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -20,16 +23,18 @@ from jinja2.visitor import NodeTransformer
 
 MAX_SIZE = 8 * 2**20  # characters of a text, items of a list, bits of a number
 MAX_SECONDS = 5.0  # a usual conversation takes a millisecond
+MAX_WORDS = 1000  # characters of what a template says when it fails
 WIDTH_TAKERS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "batch", "slice"})
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """What transformers offers to chat templates, with bounds.
 
-    Bounded: the time of one rendering (looked at in every loop iteration, call and filter); the size of what `+`, `*`,
-    `**`, `%`, `~`, a block of output, a format, `replace`, `join` or one of WIDTH_TAKERS is about to make, and of what
-    any other call or filter has made; and `range` (100 000, Jinja's own bound). There is no `lipsum`. Not bounded: the
-    text of a value that holds another many times, and the sum of all values alive at once.
+    Bounded here, with a sentence that says so: the time of one rendering (looked at in every loop iteration, call and
+    filter); the size of what `+`, `*`, `**`, `%`, `~`, a block of output, a format, `replace`, `join` or one of
+    WIDTH_TAKERS is about to make, and of what any other call or filter has made; and `range` (100 000, Jinja's own
+    bound). There is no `lipsum`. The rest (the text of a value that holds another many times, the sum of all values
+    alive at once) is bounded by the process that this runs in (text/confined.py).
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -94,6 +99,51 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             return checked(function(*args, **kwargs))
 
         return bounded
+
+
+def renderer() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What a child of `Confined` does: {source, variables} → {text}, or {kind, words} of what went wrong."""
+    sandbox = TemplateSandbox()
+
+    @functools.lru_cache(maxsize=16)
+    def takes_parts(source: str) -> bool:
+        return looks_into_parts(sandbox, source)
+
+    def render(asked: dict[str, Any]) -> dict[str, Any]:
+        source, variables = asked["source"], asked["variables"]
+        try:
+            if not takes_parts(source):
+                variables["messages"] = [with_plain_content(message) for message in variables["messages"]]
+            return {"text": sandbox.render(source, variables)}
+        except TemplateSyntaxError as error:
+            return {"kind": "syntax", "words": f"{(error.message or '')[:MAX_WORDS]} (line {error.lineno})"}
+        except TemplateError as error:
+            return {"kind": "refusal", "words": str(error)[:MAX_WORDS]}
+        except MemoryError:
+            raise
+        except Exception as error:  # a template is a program, and can fail like one
+            return {"kind": "failure", "words": f"{type(error).__name__}: {str(error)[:MAX_WORDS]}"}
+
+    return render
+
+
+def looks_into_parts(sandbox: TemplateSandbox, source: str) -> bool:
+    """Whether the template reads `.text` or `["text"]` of anything."""
+    try:
+        tree = sandbox.parse(source)
+    except TemplateError:
+        return False
+    by_name = any(node.attr == "text" for node in tree.find_all(nodes.Getattr))
+    keys = [node.arg for node in tree.find_all(nodes.Getitem)]
+    return by_name or any(isinstance(key, nodes.Const) and key.value == "text" for key in keys)
+
+
+def with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates written for text alone expect one string, not parts."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return message | {"content": "\n".join(part["text"] for part in content)}
 
 
 class Instrument(NodeTransformer):

@@ -48,6 +48,7 @@ class Tokenizer:
         eos_id = self._named_id("eos_token")
         self.eos_ids: frozenset[int] = frozenset() if eos_id is None else frozenset({eos_id})
         added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
+        self.added = {token.content: i for i, token in added.items()}
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
         kinds = _decoder_kinds(backend)

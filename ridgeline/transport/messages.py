@@ -36,7 +36,7 @@ class Hello(Message, frozen=True, tag="hello"):
 
 class Submit(Message, frozen=True, tag="submit"):
     """One completion to run; fields as of `core.request.Request`. name: what its client knows the request by, of
-    which this is completion `index`."""
+    which this is completion `index`. owner: the client, as far as the face can tell it from others."""
 
     id: int
     name: str
@@ -51,6 +51,7 @@ class Submit(Message, frozen=True, tag="submit"):
     priority: int
     arrival: float
     grammar: Grammar | None = None
+    owner: str = ""
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -147,11 +148,13 @@ class Progress(Message, frozen=True, tag="progress"):
 
 
 class Refused(Message, frozen=True, tag="refused"):
-    """A request that will not run. param: of the request, where one is to blame."""
+    """A request that will not run. param: of the request, where one is to blame. retry_after: seconds, where it is
+    the server that has no time for it."""
 
     id: int
     error: str
     param: str | None = None
+    retry_after: int | None = None
 
 
 class Distribution(Message, frozen=True):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from typing import cast
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -16,18 +19,29 @@ from ridgeline.transport.messages import (
     encode,
 )
 
+logger = logging.getLogger(__name__)
+
+LARGEST = 64 << 20  # bytes of a message to the engine: the longest prompt has a few, and nothing of ours has so many
+AT_ONCE = 10_000  # messages taken before the engine steps again
+COMPLAINT_PERIOD = 10.0  # seconds
 HELD = 100_000  # messages kept for a face that does not read; one that lags further is taken for dead
 
 
 class EngineSocket:
-    """The engine's end: one ROUTER for all faces, each known by its connection. Not thread-safe."""
+    """The engine's end: one ROUTER for all faces, each known by its connection. Not thread-safe.
+
+    malformed: messages that were dropped because they are none of ours. Whoever can open the socket may send anything.
+    """
 
     def __init__(self, path: str) -> None:
+        self.malformed = 0
+        self._complain_at = 0.0
         self._socket: zmq.Socket = zmq.Context.instance().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.SNDHWM, HELD)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 1000)  # what was sent just before the end still goes out
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
         self._socket.bind(f"ipc://{path}")
 
     def receive(self, wait: float) -> list[tuple[bytes, FromFace]]:
@@ -35,12 +49,23 @@ class EngineSocket:
         found: list[tuple[bytes, FromFace]] = []
         if wait > 0:
             self._socket.poll(int(1000 * wait))
-        while True:
+        for _ in range(AT_ONCE):
             try:
-                connection, body = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return found
-            found.append((connection, decode_from_face(body)))
+                break
+            try:
+                connection, body = frames
+                found.append((connection, decode_from_face(body)))
+            except (ValueError, msgspec.DecodeError, RecursionError) as error:
+                self._note_malformed(error)
+        return found
+
+    def _note_malformed(self, error: Exception) -> None:
+        self.malformed += 1
+        if time.monotonic() >= self._complain_at:
+            self._complain_at = time.monotonic() + COMPLAINT_PERIOD
+            logger.warning("%d messages on the local socket were no messages so far (%s)", self.malformed, error)
 
     def send(self, connection: bytes, message: FromEngine) -> bool:
         """False if nobody is there any more, or nobody reads."""

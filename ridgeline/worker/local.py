@@ -22,6 +22,8 @@ from ridgeline.worker.runner import Forwarded, Runner, Sampled
 from ridgeline.worker.stopwatch import Stopwatch
 
 T = TypeVar("T")
+# How errors of a device begin that torch has no type for.
+LOST = ("CUDA error", "HIP error", "Triton Error [CUDA]", "Triton Error [HIP]")
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Ticket:
     outcome: Expected | None = None
     error: str | None = None
     out_of_memory: bool = False
+    device_lost: bool = False
     dropped: bool = False
     launched: Future | None = None
 
@@ -104,7 +107,11 @@ class LocalWorker:
         if result is not None:
             return result
         return StepResult(
-            plan_id=ticket.plan.id, error=ticket.error, out_of_memory=ticket.out_of_memory, dropped=ticket.dropped
+            plan_id=ticket.plan.id,
+            error=ticket.error,
+            out_of_memory=ticket.out_of_memory,
+            device_lost=ticket.device_lost,
+            dropped=ticket.dropped,
         )
 
     def shutdown(self) -> None:
@@ -148,6 +155,7 @@ class LocalWorker:
             self._failed_plan = ticket.plan.id
             ticket.error = f"{type(error).__name__}: {error}"
             ticket.out_of_memory = isinstance(error, torch.OutOfMemoryError)
+            ticket.device_lost = not ticket.out_of_memory and _lost(error, self._runner.device)
         if ticket.out_of_memory and torch.cuda.is_available():
             torch.cuda.empty_cache()  # what is left may be in pieces
         return None
@@ -158,6 +166,20 @@ class LocalWorker:
         with on_device(self._runner.device):
             action()
         return None
+
+
+def _lost(error: Exception, device: torch.device) -> bool:
+    """Whether the error stays. After one that does, whatever is asked of a GPU fails too, so that is what is tried: by
+    their words, a wrong argument of a launch and a context that is gone are the same kind of error."""
+    if device.type == "cpu":
+        return isinstance(error, torch.AcceleratorError) or str(error).startswith(LOST)
+    try:
+        torch.zeros(1, device=device).add_(1).item()
+    except torch.OutOfMemoryError:
+        return False
+    except Exception:
+        return True
+    return False
 
 
 def _to_host(logprobs: DeviceLogprobs) -> StepLogprobs:

@@ -74,7 +74,11 @@ async def open_face(socket: Path, config: ServeConfig | None = None) -> AsyncIte
     facts = await asyncio.wait_for(probe.wait_until_up(), PATIENCE)
     running.cancel()
     face = Face.build(
-        config or ServeConfig(), Path(facts.folder), (MODEL,), str(socket), name=f"test-face-{next(_names)}"
+        config or ServeConfig(generation_config="none"),
+        Path(facts.folder),
+        (MODEL,),
+        str(socket),
+        name=f"test-face-{next(_names)}",
     )
     running = asyncio.create_task(face.client.run())
     try:
@@ -144,7 +148,8 @@ def start_server(engine_socket: Path) -> StartServer:
         # Small, for connections too: who does not read is noticed before megabytes wait for him.
         listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, 1 << 16)
         started, servers, failures = threading.Event(), list[Server](), list[BaseException]()
-        config = ServeConfig(**settings)  # type: ignore[arg-type]
+        # As `LLM` with explicit parameters, which is what answers are compared with.
+        config = ServeConfig(**{"generation_config": "none", **settings})  # type: ignore[arg-type]
 
         async def main() -> None:
             face = Face.build(config, folder, (MODEL, "alias"), str(engine), f"http-face-{next(_names)}")

@@ -62,7 +62,7 @@ def serve_grpc(engine_socket: Path, **settings: Any) -> Iterator[GrpcServer]:
     async def main(address: str) -> None:
         nonlocal stop
         stop = asyncio.Event()
-        config = ServeConfig(**settings)
+        config = ServeConfig(**{"generation_config": "none", **settings})
         face = Face.build(config, EMBEDDED_MODEL, (MODEL, "alias"), str(engine_socket), f"grpc-face-{next(_names)}")
         listening = asyncio.create_task(face.client.run())
         await face.client.wait_until_up()

@@ -730,7 +730,7 @@ def test_a_grammar_beyond_the_librarys_limits_is_the_clients_mistake(
 def test_a_template_that_does_not_end_is_stopped_and_keeps_nobody_waiting(
     start_server: StartServer, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ridgeline.text.sandbox.MAX_SECONDS", 1.5)
+    monkeypatch.setattr("ridgeline.text.chat_template.SECONDS", 1.5)
     template = tmp_path / "template.jinja"
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     template.write_text("{% if forever %}" + loop + "{% endif %}x")
@@ -743,7 +743,7 @@ def test_a_template_that_does_not_end_is_stopped_and_keeps_nobody_waiting(
         assert not refused.done()
         error = refused.result().json()["error"]
         assert (error["param"], error["type"]) == ("messages", "invalid_request_error")
-        assert "1.5 seconds" in error["message"]
+        assert "longer than 1.5 s" in error["message"]
 
 
 def test_a_templates_variable_may_have_any_name(server: Server) -> None:

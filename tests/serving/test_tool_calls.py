@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.serving.bodies import ChatBody
-from ridgeline.serving.grammar import check, compiled
+from ridgeline.serving.grammar import check, compiled, vocabulary
 from ridgeline.serving.http import answers
 from ridgeline.serving.tools import calls_grammar
 from ridgeline.text.tokenizer import Tokenizer
@@ -225,7 +225,7 @@ def test_a_model_writes_the_tags_with_the_tokens_it_was_taught(kind: str, tmp_pa
     body = ChatBody(messages=MESSAGES, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
     grammar = calls_grammar(body, tokenizer)
     assert grammar is not None
-    check(grammar)
+    check(grammar, vocabulary(tokenizer.added, tokenizer.vocab_size))
     text = f"{OPEN}\n{json.dumps({'name': 'weather', 'arguments': json.loads(WEATHER)}, ensure_ascii=False)}\n{CLOSE}"
     ids = tokenizer.encode(text, add_special_tokens=False)
     spelled = [i for part in ("<", text[1:-12], "<", "/tool_call>") for i in tokenizer.encode(part, False)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -12,8 +14,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
-from ridgeline.text import sandbox
-from ridgeline.text.chat_template import ChatTemplate
+from ridgeline.text.chat_template import ChatTemplate, template_processes
+from ridgeline.text.confined import Confined
 
 CHATML = """\
 {%- if tools %}
@@ -107,13 +109,16 @@ CALL = {
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "<sums> & more", "parameters": {}}}]
 
 
+PROCESSES = template_processes()  # one start for all
+
+
 @pytest.fixture(scope="session")
 def oracle(folders: dict[str, Path]) -> Any:
     return AutoTokenizer.from_pretrained(folders["byte_level"])
 
 
 def assert_equal(oracle: Any, source: str, messages: list[dict[str, Any]], **options: Any) -> None:
-    ours = ChatTemplate(source, oracle.special_tokens_map).render(messages, **options)
+    ours = ChatTemplate(source, oracle.special_tokens_map, PROCESSES).render(messages, **options)
     options = {"add_generation_prompt": True, **options}
     assert ours == oracle.apply_chat_template(messages, chat_template=source, tokenize=False, **options)
 
@@ -195,19 +200,19 @@ def test_text_parts_become_one_string_for_templates_that_expect_one() -> None:
 )
 def test_malformed_messages_are_refused(messages: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"messages.*\.$") as caught:
-        ChatTemplate(CHATML, {}).render(messages)
+        ChatTemplate(CHATML, {}, PROCESSES).render(messages)
     assert caught.value.param == "messages"
 
 
 @pytest.mark.parametrize("tools", ["add", [1], {"name": "add"}])
 def test_malformed_tools_are_refused(tools: Any) -> None:
     with pytest.raises(InvalidRequest, match="tools"):
-        ChatTemplate(CHATML, {}).render([USER], tools=tools)
+        ChatTemplate(CHATML, {}, PROCESSES).render([USER], tools=tools)
 
 
 def test_the_template_may_refuse_in_its_own_words() -> None:
     with pytest.raises(InvalidRequest, match=r"says: roles must alternate user/assistant\.$"):
-        ChatTemplate(INSTRUCT, {}).render([REPLY])
+        ChatTemplate(INSTRUCT, {}, PROCESSES).render([REPLY])
 
 
 def test_a_model_without_a_template_says_what_to_do(tmp_path: Path) -> None:
@@ -233,21 +238,19 @@ def test_a_model_without_a_template_says_what_to_do(tmp_path: Path) -> None:
 )
 def test_a_failing_template_ends_only_the_request(source: str) -> None:
     with pytest.raises(InvalidRequest, match="chat template"):
-        ChatTemplate(source, {}).render([USER])
+        ChatTemplate(source, {}, PROCESSES).render([USER])
 
 
 # Bounds
 
 
-@pytest.fixture
-def short_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.2)
+BOUNDS = {"seconds": 1.0, "memory": 64 << 20}
+SHORT = Confined("ridgeline.text.sandbox:renderer", **BOUNDS)  # type: ignore[arg-type]
 
 
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) BODY %}{% endfor %}{% endfor %}"
 
 
-@pytest.mark.usefixtures("short_time")
 @pytest.mark.parametrize(
     "source",
     [
@@ -259,8 +262,8 @@ NESTED = "{% for a in range(99999) %}{% for b in range(99999) BODY %}{% endfor %
 )
 def test_an_endless_template_is_stopped(source: str) -> None:
     begin = time.perf_counter()
-    with pytest.raises(InvalidRequest, match="more than"):
-        ChatTemplate(source, {}).render([USER])
+    with pytest.raises(InvalidRequest, match="longer than 1 s"):
+        ChatTemplate(source, {}, SHORT).render([USER])
     assert time.perf_counter() - begin < 60
 
 
@@ -289,15 +292,15 @@ def test_an_endless_template_is_stopped(source: str) -> None:
     ],
 )
 def test_an_exploding_template_is_stopped(source: str) -> None:
-    begin = time.process_time()
+    begin = time.perf_counter()
     with pytest.raises(InvalidRequest, match="chat template"):
-        ChatTemplate(source, {}).render([USER])
-    assert time.process_time() - begin < 3
+        ChatTemplate(source, {}, SHORT).render([USER])
+    assert time.perf_counter() - begin < 60
 
 
-@pytest.mark.usefixtures("short_time")
-def test_threads_have_clocks_of_their_own() -> None:
-    slow = ChatTemplate("{% if messages[0].role == 'slow' %}" + NESTED.replace("BODY", "") + "{% endif %}ok", {})
+def test_threads_have_processes_of_their_own() -> None:
+    source = "{% if messages[0].role == 'slow' %}" + NESTED.replace("BODY", "") + "{% endif %}ok"
+    slow = ChatTemplate(source, {}, SHORT)
     refused: list[InvalidRequest] = []
 
     def run_slow() -> None:
@@ -311,6 +314,70 @@ def test_threads_have_clocks_of_their_own() -> None:
     assert all(slow.render([USER]) == "ok" for _ in range(20))
     thread.join()
     assert len(refused) == 1
+
+
+DOUBLED = "{% set n = namespace(s=[]) %}{% for i in range(40) %}{% set n.s = [n.s, n.s] %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ ('x' * 1000).replace('x', 'y' * 8000000) }}",
+        DOUBLED + "{{ n.s | tojson }}",
+        DOUBLED + "{{ n.s | pprint }}",
+        DOUBLED + "{{ n.s | string }}",
+        "{% set n = namespace(s=[]) %}{% for i in range(99) %}"
+        "{% set n.s = n.s + ['x' * (8000000 + i)] %}{% endfor %}{{ n.s | length }}",
+        "{{ range(99999) | map('string') | map('center', 8000000) | list | length }}",
+    ],
+)
+def test_a_single_step_is_bounded_too(source: str) -> None:
+    """In time and in memory; and whoever comes next is served."""
+    begin, template = time.perf_counter(), ChatTemplate(source, {}, SHORT)
+    with pytest.raises(InvalidRequest, match=r"was stopped: it (took longer|needed more|ended)|a value larger than"):
+        template.render([USER])
+    assert time.perf_counter() - begin < 10
+    assert ChatTemplate(INSTRUCT, {"bos_token": "<s>"}, SHORT).render([{"role": "user", "content": "x"}])
+
+
+def test_a_template_learns_no_secrets_and_gets_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIDGELINE_API_KEY", "secret")
+    processes = template_processes()
+    ChatTemplate("x", {}, processes).render([USER])
+    [child] = processes._idle
+    pid = child._process.pid
+    assert "secret" not in Path(f"/proc/{pid}/environ").read_text()
+    assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    assert re.search(r"Max file size +0 +0", limits)
+    assert re.search(r"Max address space +\d+ +\d+", limits)
+
+
+def test_a_process_that_was_killed_is_replaced_and_none_outlives_its_owner() -> None:
+    processes = template_processes()
+    template = ChatTemplate("x", {}, processes)
+    template.render([USER])
+    first = processes._idle[0]._process
+    first.kill()
+    first.wait()
+    assert template.render([USER]) == "x"
+    second = processes._idle[0]._process
+    assert second.pid != first.pid
+    del processes, template
+    gc.collect()
+    assert second.poll() is not None
+
+
+def test_what_json_cannot_say_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="must be JSON"):
+        ChatTemplate("{{ f }}", {}, PROCESSES).render([USER], f=object())
+
+
+def test_every_character_survives() -> None:
+    text = "a\ud800\x00\u2028\U0001f600"
+    assert ChatTemplate("{{ messages[0].content }}", {}, PROCESSES).render([{"role": "user", "content": text}]) == text
 
 
 # Where templates are found

@@ -18,7 +18,7 @@ import grpc
 from grpc.aio import ServicerContext as Context
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.serving import trace_parent
+from ridgeline.serving import owner, trace_parent
 from ridgeline.serving.errors import BadRequest, RequestFailed, SlowReader, TimedOut
 from ridgeline.serving.keys import allowed, bearer
 
@@ -70,7 +70,7 @@ class Guard(grpc.aio.ServerInterceptor):
         if details.method not in OPEN and not allowed(key_in(details.invocation_metadata), self._keys):
             return grpc.stream_stream_rpc_method_handler(_refuse)  # reads nothing, so it serves any kind of call
         handler = await continuation(details)
-        return None if handler is None else _guarded(handler)
+        return None if handler is None else _guarded(handler, with_keys=bool(self._keys))
 
 
 def key_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
@@ -98,11 +98,13 @@ def failure_of(error: Exception) -> RequestFailed:
     return RequestFailed("the server failed on this request; its log says more.")
 
 
-def _guarded(handler: Any) -> grpc.RpcMethodHandler:
+def _guarded(handler: Any, *, with_keys: bool) -> grpc.RpcMethodHandler:
     """The same handler, whose errors become statuses. (No service here has calls with a stream of requests and one
     response.) All are served as streams: the library leaves those without a message unanswered otherwise."""
 
     async def serve(requests: AsyncIterator[Any], context: Context) -> None:
+        key = key_in(context.invocation_metadata()) if with_keys else None
+        owner.take(key, context.peer().rpartition(":")[0])  # without the port
         async with _answering(context):
             if handler.request_streaming:
                 responses = handler.stream_stream(_each_checked(requests), context)

@@ -20,19 +20,13 @@ def router(face: Face) -> APIRouter:
 
     @routes.get("/health/ready")
     async def ready() -> JSONResponse:
-        return _answer("the server is shutting down" if face.service.admission.draining else _illness(face))
+        return _answer("the server is shutting down" if face.service.admission.draining else face.illness)
 
     @routes.get("/health")
     async def health() -> JSONResponse:
-        return _answer(_illness(face))
+        return _answer(face.illness)
 
     return routes
-
-
-def _illness(face: Face) -> str | None:
-    if face.client.facts is None:
-        return "the engine is not running"
-    return None if face.healthy else f"requests run, and no step ended for {face.config.step_timeout:g} s"
 
 
 def _answer(illness: str | None) -> JSONResponse:

@@ -20,7 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.serving import trace_parent
+from ridgeline.serving import owner, trace_parent
 from ridgeline.serving.admission import Admission
 from ridgeline.serving.errors import BadRequest, RequestFailed, TimedOut, Unavailable
 from ridgeline.serving.face import Face
@@ -119,7 +119,9 @@ def with_keys(app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str]) -> A
             return await app(scope, receive, send)
         needed = (tuple(admin_keys) or keys) if is_admin(path) else clients
         given: list[str | None] = [*_keys_in(scope)] or [None]
-        if True in [allowed(key, needed) for key in given]:
+        right = [key for key in given if allowed(key, needed)]  # all are compared: time tells nothing
+        if right:
+            owner.take(right[0] if needed else None, (scope.get("client") or ("",))[0])
             return await app(scope, receive, send)
         if clients and True in [allowed(key, clients) for key in given]:
             return await _refuse(Forbidden("this route asks for the admin key (--admin-key)."), scope, receive, send)

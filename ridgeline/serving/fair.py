@@ -1,0 +1,89 @@
+"""Threads that owners of work share fairly: in turn, and never all of them for one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+MOST_EACH = 256  # pieces of work that one owner may have waiting
+MOST = 4096  # and all of them together
+
+
+class Full(Exception):
+    """There is more to do than can wait."""
+
+
+class Job(Generic[T]):
+    """One piece of work. future: of its result. started: on the monotonic clock; None while it waits."""
+
+    def __init__(self, owner: str, work: Callable[[], T]) -> None:
+        self.owner = owner
+        self.future: Future[T] = Future()
+        self.queued = time.monotonic()
+        self.started: float | None = None
+        self._work = work
+
+    def run(self) -> None:
+        try:
+            self.future.set_result(self._work())
+        except BaseException as error:
+            self.future.set_exception(error)
+
+
+class FairPool:
+    """threads: at least 2. An owner holds at most all but one, so that whoever comes next need not wait for work of
+    somebody else that takes long. Threads start with the first work, and none holds up the end of the process."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._threads, self._name = threads, name
+        self._changed = threading.Condition()
+        self._waiting: dict[str, deque[Job]] = {}  # by owner, whose turn is next first
+        self._running: Counter[str] = Counter()
+        self._begun = False
+
+    def submit(self, owner: str, work: Callable[[], T]) -> Job[T]:
+        """Raises Full."""
+        job = Job(owner, work)
+        with self._changed:
+            queue = self._waiting.setdefault(owner, deque())
+            if len(queue) >= MOST_EACH or sum(map(len, self._waiting.values())) >= MOST:
+                raise Full
+            queue.append(job)
+            if not self._begun:
+                self._begun = True
+                for number in range(self._threads):
+                    threading.Thread(target=self._work, daemon=True, name=f"{self._name}-{number}").start()
+            self._changed.notify()
+        return job
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while (job := self._next()) is None:
+                    self._changed.wait()
+                job.started = time.monotonic()
+                self._running[job.owner] += 1
+            job.run()
+            with self._changed:
+                self._running[job.owner] -= 1
+                self._changed.notify_all()
+
+    def _next(self) -> Job | None:
+        """The first in turn that nobody cancelled and whose owner may have another thread."""
+        for owner in list(self._waiting):
+            if self._running[owner] >= self._threads - 1:
+                continue
+            queue = self._waiting.pop(owner)
+            while queue:
+                job = queue.popleft()
+                if job.future.set_running_or_notify_cancel():
+                    if queue:
+                        self._waiting[owner] = queue  # behind the others
+                    return job
+        return None

@@ -1,0 +1,209 @@
+"""Runs a function of ours on someone else's program (a chat template, a grammar) in child processes with limits.
+
+    render = Confined("ridgeline.text.sandbox:renderer", seconds=5, memory=512 << 20)
+    render({"source": …, "variables": …})
+
+Python has no way to stop a step inside its own interpreter (`'%1000000000d' % 1`), and none to bound what all values
+together take; the kernel has both for a process. Children start when they are first needed and stay: a call costs
+two messages over pipes, JSON both ways. One that breaks a limit is killed, and the next call starts another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 60.0  # that a child gets until it can work; it takes a tenth of one
+LONGEST_REPLY = 128 << 20  # bytes
+HEADER = 8  # bytes of a message's length
+PIECE = 1 << 20
+WALL = 2
+ROOT = Path(__file__).parents[2]  # where `ridgeline` is imported from
+# All that a child learns of its environment: no key and no token is among it.
+PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ", "LANG", "LC_ALL", "TMPDIR")
+
+
+class OverLimit(Exception):
+    """The work broke a limit. It says which: "it took longer than 5 s"."""
+
+
+class Confined:
+    """function: "module:factory" of what children run; the factory is called once in each and returns a function from
+    JSON to JSON, which raises nothing of the user's concern. most: children at once; further calls wait for one.
+    seconds: that a call may work, of the processor's time, so that a busy machine makes nobody guilty (and WALL times
+    that of the clock's). memory: bytes beyond what a child has once it is ready.
+    """
+
+    def __init__(self, function: str, *, seconds: float, memory: int, most: int = 2) -> None:
+        self._function, self._seconds, self._memory = function, seconds, memory
+        self._free = threading.BoundedSemaphore(most)
+        self._idle: list[Child] = []
+        weakref.finalize(self, _end_all, self._idle)
+
+    def __call__(self, argument: Any) -> Any:
+        """Its result. Raises OverLimit, and TypeError or ValueError for what JSON cannot say."""
+        message = encode(argument)
+        with self._free:
+            child = self._take()
+            try:
+                reply = child.ask(message, self._seconds)
+                self._check(child, reply)
+            except BaseException:
+                child.end()
+                raise
+            self._idle.append(child)
+        return reply["result"]
+
+    def warm(self) -> None:
+        """Start a child for the first call, without waiting for it."""
+        if not self._idle:
+            self._idle.append(self._start())
+
+    def _check(self, child: Child, reply: Any) -> None:
+        if reply is None:  # it ended without a word
+            code = child.end()
+            raise OverLimit(f"it ended its process ({code}), as programs do that need more than {self._limit}")
+        if "result" not in reply:
+            raise OverLimit(f"it needed more than {self._limit}")
+
+    @property
+    def _limit(self) -> str:
+        return f"{self._memory >> 20} MiB of memory"
+
+    def _take(self) -> Child:
+        """A child that lives and is ours: one of a process that forked us is not."""
+        while self._idle:
+            child = self._idle.pop()
+            if child.usable:
+                return child
+        return self._start()
+
+    def _start(self) -> Child:
+        return Child([self._function, str(self._seconds), str(self._memory)])
+
+
+class Child:
+    """One process, and the two ends of its pipes."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+        self._process = subprocess.Popen(
+            # -S: nothing of site is needed where the path is given, and it takes a third of the start
+            [sys.executable, "-P", "-S", "-m", "ridgeline.text.confined_child", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            bufsize=0,
+            process_group=0,  # Ctrl+C is not for it
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._to, self._from = self._process.stdin, self._process.stdout
+        self._owner = os.getpid()
+        self._ready = False
+        for pipe in (self._to, self._from):
+            os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def usable(self) -> bool:
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    def ask(self, message: bytes, seconds: float) -> Any:
+        """The reply; None where the process ended instead. Raises OverLimit, and RuntimeError where it never began."""
+        try:
+            if not self._ready and self._receive(Deadline(self._process.pid, START_SECONDS)) is None:
+                raise RuntimeError(f"a process of ours did not start: {self._process.args!r}")
+            self._ready = True
+            deadline = Deadline(self._process.pid, seconds)
+            self._send(message, deadline)
+            return self._receive(deadline)
+        except TimeoutError:
+            raise OverLimit(f"it took longer than {seconds:g} s") from None
+        except BrokenPipeError:
+            return None
+
+    def end(self) -> int:
+        """Its exit code. Does nothing to one that has ended."""
+        if self._owner == os.getpid():
+            self._process.kill()
+            self._process.wait()
+        self._to.close()
+        self._from.close()
+        return self._process.returncode or 0
+
+    def _send(self, message: bytes, deadline: Deadline) -> None:
+        descriptor, rest = self._to.fileno(), memoryview(message)
+        while rest:
+            deadline.wait(descriptor, select.POLLOUT)
+            rest = rest[os.write(descriptor, rest[:PIECE]) :]
+
+    def _receive(self, deadline: Deadline) -> Any:
+        descriptor, found, wanted = self._from.fileno(), bytearray(), HEADER
+        while len(found) < wanted:
+            deadline.wait(descriptor, select.POLLIN)
+            piece = os.read(descriptor, PIECE)
+            if not piece:
+                return None
+            found += piece
+            if wanted == HEADER and len(found) >= HEADER:
+                wanted += int.from_bytes(found[:HEADER])
+                if wanted > LONGEST_REPLY:
+                    return None
+        return json.loads(memoryview(found)[HEADER:].tobytes())
+
+
+class Deadline:
+    """Until when a process may work on what it was given just now."""
+
+    def __init__(self, pid: int, seconds: float) -> None:
+        self._pid, self._seconds = pid, seconds
+        self._used = processor_time(pid)
+        self._end = time.monotonic() + WALL * seconds
+
+    def wait(self, descriptor: int, event: int) -> None:
+        """Until a pipe can be read or written. Raises TimeoutError."""
+        poll = select.poll()
+        poll.register(descriptor, event)
+        left = self._seconds
+        while not poll.poll(1000 * left):
+            now = time.monotonic()
+            left = min(self._seconds - (processor_time(self._pid) - self._used), self._end - now)
+            if left <= 0:
+                raise TimeoutError
+            left = max(left, 0.001)
+
+
+def processor_time(pid: int) -> float:
+    """Seconds that a process has had; of the clock where the system does not tell."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)  # the kernel's number for its clock (clock_getcpuclockid)
+    except OSError:
+        return time.monotonic()
+
+
+def encode(value: Any) -> bytes:
+    """A message: its length, and JSON."""
+    body = json.dumps(value, default=_plain).encode()
+    return len(body).to_bytes(HEADER) + body
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def _end_all(children: list[Child]) -> None:
+    while children:
+        children.pop().end()
