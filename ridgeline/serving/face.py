@@ -12,6 +12,7 @@ from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.admission import Admission
 from ridgeline.serving.engine_client import EngineClient
 from ridgeline.serving.generation import Run, Service
+from ridgeline.serving.watchdog import Watchdog
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -28,6 +29,7 @@ class Face:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     started: float = field(default_factory=time.time)
+    watchdog: Watchdog = field(default_factory=Watchdog)
 
     @classmethod
     def build(cls, config: ServeConfig, folder: Path, names: tuple[str, ...], socket: str, name: str) -> Face:

@@ -17,6 +17,9 @@ from ridgeline.text.gguf import gguf_tokenizer
 from ridgeline.text.sentencepiece import sentencepiece_backend
 
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Characters or tokens from which on the library is asked for a batch of one: for batches alone it lets other threads
+# have the interpreter meanwhile.
+ALONE = 4096
 MAX_ID = 2**32 - 1  # the library's id type; it raises on anything beyond
 
 
@@ -78,14 +81,18 @@ class Tokenizer:
         if not isinstance(text, str):
             raise InvalidRequest(f"the prompt must be a string, got {type(text).__name__}.", param="prompt")
         try:
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) <= ALONE:
+                return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except Exception as error:
             raise InvalidRequest(_why_not_encoded(text, error), param="prompt") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; ids outside the vocabulary have none."""
         known = [i for i in ids if 0 <= i <= MAX_ID]
-        return self.backend.decode(known, skip_special_tokens=skip_special_tokens)
+        if len(known) <= ALONE:
+            return self.backend.decode(known, skip_special_tokens=skip_special_tokens)
+        return self.backend.decode_batch([known], skip_special_tokens=skip_special_tokens)[0]
 
     def token_string(self, token_id: int) -> str:
         """The token as the vocabulary spells it ("Ġthe", "▁the", "<0xE2>"); "" for an id it does not hold."""

@@ -24,6 +24,7 @@ from ridgeline.serving.engine_client import EngineClient
 from ridgeline.serving.face import Face
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
+from ridgeline.serving.http.protocol import BoundedProtocol
 
 MODEL = "embedded"
 _names = itertools.count(1)
@@ -146,7 +147,13 @@ def start_server(engine_socket: Path) -> StartServer:
 
         app = None
         server = uvicorn.Server(
-            uvicorn.Config(application, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+            uvicorn.Config(
+                application,
+                http=BoundedProtocol,
+                log_level="warning",
+                lifespan="off",
+                timeout_graceful_shutdown=1,
+            )
         )
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
