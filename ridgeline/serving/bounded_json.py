@@ -73,17 +73,19 @@ def decode_body(data: bytes, names: Collection[str]) -> Any:
     if len(data) <= INLINE_BYTES:
         return _checked(msgspec.json.decode, data)
     Size().add(data)
+    fields = _checked(_raw_fields, data)
+    return {name: _checked(msgspec.json.decode, raw) for name, raw in fields.items() if name in names}
+
+
+def _raw_fields(data: bytes) -> dict[str, msgspec.Raw]:
     try:
-        fields = _checked(_Fields.decode, data)
+        return _Fields.decode(data)
     except msgspec.ValidationError:
         raise BadRequest("the body must be a JSON object.") from None
-    return {name: _checked(msgspec.json.decode, raw) for name, raw in fields.items() if name in names}
 
 
 def _checked(read: Callable[[Any], Any], data: Any) -> Any:
     try:
         return read(data)
-    except msgspec.ValidationError:
-        raise
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}.") from None
