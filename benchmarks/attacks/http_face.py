@@ -3,8 +3,8 @@
     python benchmarks/attacks/http_face.py [ATTACK …]          each attack, one after the other
     python benchmarks/attacks/http_face.py --cases 50000       mutated requests (benchmarks/attacks/http_cases.py)
 
-For each attack: the longest that another client waited for /health/live meanwhile (beside that of the quiet server), the
-face's memory before and after, and whether every answer was right. Exits with 1 where the server broke: a process
+For each attack: the longest that another client waited for /health/live meanwhile (beside that of the quiet server),
+the face's memory before and after, and whether every answer was right. Exits with 1 where the server broke: a process
 lost, an answer that was wrong, or memory that stays above FLAT. Run it alone for figures. Everything is bounded in
 bytes and in time, and goes to 127.0.0.1.
 """
@@ -25,8 +25,8 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).parent.parent))  # scripts beside this folder
 
-from http_cases import campaign  # noqa: E402
-from serving_endurance import Served, resident  # noqa: E402
+from http_cases import campaign
+from serving_endurance import Served, resident
 
 KEY = "attack-key"
 FLAT = 64 << 20  # bytes that a face may keep after an attack
