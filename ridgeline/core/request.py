@@ -211,6 +211,8 @@ class SamplingParams:
 
 
 def _shortened(value: object, limit: int = 80) -> str:
+    if isinstance(value, (str, list, tuple)):
+        value = value[: limit + 1]  # no more is shown
     text = repr(value)
     return text if len(text) <= limit else text[:limit] + "…"
 
@@ -220,6 +222,8 @@ def _is_int(value: object) -> bool:
 
 
 def _are_ids(values: Sequence[object]) -> bool:
+    if set(map(type, values)) == {int}:  # as a rule, and then a million take a hundredth of a second
+        return min(values) >= 0  # type: ignore[type-var,operator]
     return all(_is_int(value) and value >= 0 for value in values)  # type: ignore[operator]
 
 

@@ -14,6 +14,7 @@ from ridgeline.serving.defaults import GenerationDefaults
 from ridgeline.serving.engine_client import EngineClient
 from ridgeline.serving.generation import Run, Service
 from ridgeline.serving.grammar_checks import GrammarChecks
+from ridgeline.serving.watchdog import Watchdog
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -34,6 +35,7 @@ class Face:
     grammar_checks: GrammarChecks
     defaults: GenerationDefaults
     started: float = field(default_factory=time.time)
+    watchdog: Watchdog = field(default_factory=Watchdog)
 
     @classmethod
     def build(cls, config: ServeConfig, folder: Path, names: tuple[str, ...], socket: str, name: str) -> Face:

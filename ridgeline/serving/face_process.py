@@ -72,6 +72,7 @@ async def serve(settings: FaceSettings) -> None:
     face = Face.build(config, Path(settings.folder), settings.names, settings.socket, settings.name)
     server = Server(_uvicorn_config(wrap(_create_app(settings.app)(face), face), config))
     listener = socket.socket(fileno=settings.listener)
+    face.watchdog.start(asyncio.get_running_loop())
     engine = asyncio.create_task(face.client.run())
     face.chat_template.warm()
     with suppress(TimeoutError):  # who waited for a face that died finds an engine behind the next one

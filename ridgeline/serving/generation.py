@@ -27,6 +27,8 @@ from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.transport.messages import Ended, EngineFacts, Event, Grammar
 
+SCORED_INLINE = 64  # prompt tokens whose logprobs become text within the event loop; those of more do in a thread
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
@@ -105,6 +107,7 @@ class Run:
         self._deadline = now + asked.timeout if asked.timeout > 0 else None
         self._first_by = now + asked.queue_timeout if asked.queue_timeout > 0 else None
         self._admitted = 0
+        self.drawn_tokens = 0
 
     async def __aenter__(self) -> Run:
         """Admit and submit. Raises RequestFailed or InvalidRequest."""
@@ -153,7 +156,7 @@ class Run:
                 if completion.output.finished:
                     ticket.inbox.clear()  # came after a stop string was found
                 if ticket.inbox:
-                    yield self._take(ticket, completion)
+                    yield await self._take(ticket, completion)
                 if ticket.failure is not None:
                     raise ticket.failure
                 if completion.output.finished and ticket.ended is not None:
@@ -183,10 +186,6 @@ class Run:
         return next(place for place, each in enumerate(self.drawn) if each is output)
 
     @property
-    def drawn_tokens(self) -> int:
-        return sum(len(output.token_ids) for output in self.drawn)
-
-    @property
     def scored(self) -> bool:
         """Whether the prompt's logprobs are there, as far as they were asked for."""
         length, start = len(self.asked.prompt_token_ids), self.asked.params.scored_from
@@ -195,7 +194,7 @@ class Run:
     @property
     def cached_tokens(self) -> int:
         """Of the prompt, found in the prefix cache by the first completion."""
-        first = self.endings[0]
+        first = self._tickets[0].ended if self._tickets else None
         return first.stats.cached_tokens if first is not None else 0
 
     async def _wait(self, tickets: list[Ticket]) -> None:
@@ -219,20 +218,27 @@ class Run:
                 raise TimedOut(f"{waited}, so the request was ended; try again later.") from None
             raise TimedOut(f"the request took longer than {self.asked.timeout:g} s and was ended.") from None
 
-    def _take(self, ticket: Ticket, completion: Completion) -> Piece:
+    async def _take(self, ticket: Ticket, completion: Completion) -> Piece:
         """Everything that has come for a completion, as one piece."""
         text, before, inbox = [], len(completion.output.token_ids), ticket.inbox
         while inbox and not completion.output.finished:
             item = inbox.popleft()
-            text.append(completion.take_token(item) if isinstance(item, int) else self._take_event(item, completion))
+            if isinstance(item, int):
+                text.append(completion.take_token(item))
+            elif len(item.prompt_logprobs or ()) <= SCORED_INLINE:
+                text.append(self._take_event(item, completion))
+            else:
+                text.append(await asyncio.to_thread(self._take_event, item, completion))
         inbox.clear()
         if completion.output.finish_reason == "error":
             raise EngineFailed(completion.output.error or "the request ended with an error.")
-        if completion.output.token_ids:
+        new = completion.output.token_ids[before:]
+        self.drawn_tokens += len(new)
+        if new:
             self._first_by = None
         if completion.abort_at is not None:
             self._service.client.cancel([ticket], completion.abort_at)
-        return Piece("".join(text), completion.output.token_ids[before:], completion.output)
+        return Piece("".join(text), new, completion.output)
 
     def _take_event(self, event: Event, completion: Completion) -> str:
         if event.finish_reason == "error":

@@ -54,7 +54,7 @@ VLLM_COUNTERS = {"preemptions": "num_preemptions"}  # where the name differs
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """All that a page of metrics is made of. facts, stats: the newest known, None before any engine answered. faces:
-    processes that serve; open_requests, open_tokens: of this one, whose name is `face`."""
+    processes that serve; open_requests, open_tokens, stalls, stall_seconds: of this one, whose name is `face`."""
 
     model: str
     up: bool
@@ -65,6 +65,8 @@ class Snapshot:
     faces: int
     open_requests: int
     open_tokens: int
+    stalls: int = 0
+    stall_seconds: float = 0.0
 
     @classmethod
     def of(cls, face: Face, stats: Stats | None) -> Snapshot:
@@ -79,6 +81,8 @@ class Snapshot:
             faces=face.config.api_server_count,
             open_requests=admission.open_requests,
             open_tokens=admission.open_tokens,
+            stalls=face.watchdog.stalls,
+            stall_seconds=face.watchdog.seconds,
         )
 
     @property
@@ -132,6 +136,14 @@ def _server(snapshot: Snapshot) -> Iterable[Metric]:
     }
     for what, (text, value) in of_face.items():
         yield _gauge(f"ridgeline:face_open_{what}", text, ("face",), [([snapshot.face], value)])
+    stalled: dict[str, tuple[str, float]] = {
+        "stalls": ("Times the event loop of the face asked was held up.", snapshot.stalls),
+        "stall_seconds": ("For how long in all; its log says by what.", snapshot.stall_seconds),
+    }
+    for what, (text, value) in stalled.items():
+        made = CounterMetricFamily(f"ridgeline:face_loop_{what}", text, labels=("face",))
+        made.add_metric([snapshot.face], value)
+        yield made
     yield _gauge("ridgeline:build_info", "1; the label has the version.", ("version",), [([__version__], 1)])
 
 

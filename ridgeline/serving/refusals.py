@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
 from ridgeline.serving.errors import BadRequest
+
+SHOWN = 80  # characters of a value
 
 
 def refusal(errors: list[ErrorDetails], data: Mapping[str, Any]) -> BadRequest:
@@ -38,9 +41,24 @@ def _words(error: ErrorDetails) -> str:
     return text[:1].lower() + text[1:]
 
 
+class _Short(reprlib.Repr):
+    """Looks at no more of a value than is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxdict = 8
+        self.maxstring = self.maxlong = self.maxother = 100
+
+
 def shortened(value: object) -> str:
-    text = repr(value) if not isinstance(value, (dict, list)) or len(value) < 100 else f"{type(value).__name__}"
-    return text if len(text) <= 80 else text[:80] + "…"
+    if isinstance(value, (dict, list)) and len(value) >= 100:
+        return type(value).__name__
+    if isinstance(value, str):
+        value = value[:SHOWN]
+    elif isinstance(value, int) and value.bit_length() > 1024:
+        return "a number of more than 300 digits"
+    text = _Short().repr(value) if isinstance(value, (dict, list)) else repr(value)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 
 def depth_above(value: object, most: int) -> bool:

@@ -7,14 +7,15 @@ asked = await chat_request(face, body, request_id)
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from ridgeline.core.request import SamplingParams
 from ridgeline.serving.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
+from ridgeline.serving.bounded_json import Size, decode
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.face import Face
 from ridgeline.serving.generation import GenerationRequest
@@ -72,6 +73,12 @@ def parse(model_class: type[_Body], data: Any) -> _Body:
         raise refusal(error.errors(include_url=False), data) from None
 
 
+@lru_cache
+def known_names(model_class: type[BaseModel]) -> frozenset[str]:
+    """Fields of a body that are looked at, be it to refuse them."""
+    return frozenset(REFUSED).union(field.alias or name for name, field in model_class.model_fields.items())
+
+
 def check_model(face: Face, name: str | None) -> str:
     """The name that the answer carries: the client's own. Raises ModelNotFound."""
     if name is None:
@@ -86,6 +93,7 @@ async def completion_requests(face: Face, body: CompletionBody, request_id: str)
     """One for each prompt. Raises RequestFailed or InvalidRequest."""
     check_model(face, body.model)
     _check_completion(body)
+    _check_counts(face, body)
     grammar = await grammar_of(face, body)
     top = body.logprobs
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
@@ -97,10 +105,11 @@ async def completion_requests(face: Face, body: CompletionBody, request_id: str)
     if count > most > 0:
         raise BadRequest(f"prompts times n (or best_of) are {count}, of at most {most}.", param="prompt")
     params = await _ruled(face, params, count)
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    encoded = await encode_all(face, texts, body.add_special_tokens is not False)
     asked = []
-    for index, prompt in enumerate(prompts):
-        text = prompt if isinstance(prompt, str) else None
-        ids = prompt if text is None else await encode(face, text, body.add_special_tokens is not False)
+    spelled: Sequence[str | None] = texts or [None] * len(prompts)
+    for index, (text, ids) in enumerate(zip(spelled, encoded or prompts, strict=True)):
         name = request_id if one else f"{request_id}-{index}"
         asked.append(_request(face, body, name, text, ids, params, grammar, "prompt", body.max_tokens or 1))
     return asked
@@ -110,6 +119,7 @@ async def chat_request(face: Face, body: ChatBody, request_id: str) -> Generatio
     """Raises RequestFailed or InvalidRequest."""
     check_model(face, body.model)
     _check_chat(body)
+    _check_counts(face, body)
     grammar = await grammar_of(face, body)
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = _params(
@@ -127,13 +137,17 @@ async def chat_request(face: Face, body: ChatBody, request_id: str) -> Generatio
 
 async def render(face: Face, body: TemplateBody, *, use_tools: bool = True) -> str:
     """The prompt of a conversation, by the model's template, in a thread: it is a program, and may take its time."""
+    return await asyncio.to_thread(_render, face, body, use_tools)
+
+
+def _render(face: Face, body: TemplateBody, use_tools: bool) -> str:
     messages = [message.model_dump(exclude_unset=True) for message in body.messages]
-    template = face.chat_template
+    template, size = face.chat_template, Size()
     for index, message in enumerate(messages):
         if message["role"] == "developer" and not template.mentions("developer"):
             message["role"] = "system"
         if message.get("tool_calls"):
-            message["tool_calls"] = [_plain_call(call, index) for call in message["tool_calls"]]
+            message["tool_calls"] = [_plain_call(call, index, size) for call in message["tool_calls"]]
     extra = dict(body.chat_template_kwargs or {})
     taken = {"messages", "tools", "add_generation_prompt"} & extra.keys()
     if taken:
@@ -143,17 +157,26 @@ async def render(face: Face, body: TemplateBody, *, use_tools: bool = True) -> s
         if getattr(body, name) is not None:
             extra.setdefault(name, getattr(body, name))
     tools = body.tools if use_tools else None
-    return await asyncio.to_thread(
-        template.render, messages, body.add_generation_prompt is not False, tools or None, **extra
-    )
+    return template.render(messages, body.add_generation_prompt is not False, tools or None, **extra)
 
 
 async def encode(face: Face, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
     """Token ids. param: the field that the text is from. Raises TooLong for what could never fit, before any work."""
-    _check_length(face, text, param)
-    if len(text) <= INLINE_CHARS:
-        return face.tokenizer.encode(text, add_special_tokens)
-    return await asyncio.to_thread(face.tokenizer.encode, text, add_special_tokens)
+    [ids] = await encode_all(face, [text], add_special_tokens, param)
+    return ids
+
+
+async def encode_all(
+    face: Face, texts: Sequence[str], add_special_tokens: bool = True, param: str = "prompt"
+) -> list[list[int]]:
+    """The same for each of several."""
+    for text in texts:
+        _check_length(face, text, param)
+
+    def work() -> list[list[int]]:
+        return [face.tokenizer.encode(text, add_special_tokens) for text in texts]
+
+    return work() if sum(map(len, texts)) <= INLINE_CHARS else await asyncio.to_thread(work)
 
 
 def _check_length(face: Face, text: str, param: str) -> None:
@@ -187,6 +210,21 @@ def _check_chat(body: ChatBody) -> None:
     _check_stream(body)
 
 
+def _check_counts(face: Face, body: GenerationBody) -> None:
+    """Of what is looked at one by one later."""
+    facts = face.service.facts()
+    allowed, negative = len(body.allowed_token_ids or ()), body.negative_prompt
+    if allowed > facts.vocab_size:
+        message = f"allowed_token_ids has {allowed} ids, and the vocabulary {facts.vocab_size}; name each once."
+        raise BadRequest(message, param="allowed_token_ids")
+    if isinstance(negative, list) and len(negative) >= facts.max_model_len:
+        raise TooLong(
+            f"the negative prompt has {len(negative)} tokens and the context holds {facts.max_model_len} including the "
+            "output; shorten it.",
+            param="negative_prompt",
+        )
+
+
 def _check_stream(body: GenerationBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise BadRequest("stream_options needs stream to be true.", param="stream_options")
@@ -218,10 +256,6 @@ async def _ruled(face: Face, params: SamplingParams, completions: int) -> Sampli
     if texts:
         params = await asyncio.to_thread(with_spelled_words, params, face.tokenizer)
     allowed, spelled = len(params.allowed_token_ids or ()), sum(map(len, params.bad_words or ()))
-    vocab_size = face.service.facts().vocab_size
-    if allowed > vocab_size:
-        message = f"allowed_token_ids has {allowed} ids, and the vocabulary {vocab_size}; name each once."
-        raise BadRequest(message, param="allowed_token_ids")
     if spelled > MOST_SPELLED:
         message = (
             f"bad_words are {spelled} tokens, with and without a space before them; at most {MOST_SPELLED} may be."
@@ -289,14 +323,14 @@ def _request(
     )
 
 
-def _plain_call(call: dict[str, Any], index: int) -> dict[str, Any]:
-    """OpenAI sends a call's arguments as text; templates expect the object that it spells."""
+def _plain_call(call: dict[str, Any], index: int, size: Size) -> dict[str, Any]:
+    """OpenAI sends a call's arguments as text; templates expect the object that it spells. size: of all arguments."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError):
+        arguments = decode((function["arguments"] or "{}").encode(), size)
+    except (BadRequest, UnicodeEncodeError):
         raise BadRequest(
             f"the arguments of a tool call must be JSON, got {shortened(function['arguments'])}.",
             param=f"messages.{index}.tool_calls",

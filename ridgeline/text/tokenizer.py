@@ -22,6 +22,9 @@ from ridgeline.text.sentencepiece import sentencepiece_backend
 
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 PROBE = "The 1st\t<s>\n é 🎃"  # what every tokenizer is tried with when it is loaded
+# Characters or tokens from which on the library is asked for a batch of one: for batches alone it lets other threads
+# have the interpreter meanwhile.
+ALONE = 4096
 MAX_ID = 2**32 - 1  # the library's id type; it raises on anything beyond
 
 
@@ -98,7 +101,9 @@ class Tokenizer:
         if not isinstance(text, str):
             raise InvalidRequest(f"the prompt must be a string, got {type(text).__name__}.", param="prompt")
         try:
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) <= ALONE:
+                return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
             reraise_unless_failed(error)
             raise InvalidRequest(_why_not_encoded(text, error), param="prompt") from error
@@ -107,7 +112,9 @@ class Tokenizer:
         """Text of `ids`; ids outside the vocabulary have none. Raises InvalidRequest where the tokenizer fails on
         them, which a damaged one may."""
         try:
-            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            if len(ids) <= ALONE:
+                return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            return self.backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         except OverflowError:  # of the library's id type
             return self.decode([i for i in ids if 0 <= i <= MAX_ID], skip_special_tokens)
         except BaseException as error:

@@ -30,6 +30,7 @@ from ridgeline.serving.engine_client import EngineClient
 from ridgeline.serving.face import Face
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
+from ridgeline.serving.http.protocol import BoundedProtocol
 from ridgeline.serving.lifeline import READY
 
 MODEL = "embedded"
@@ -176,7 +177,13 @@ def start_server(engine_socket: Path) -> StartServer:
 
         app = None
         server = uvicorn.Server(
-            uvicorn.Config(application, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+            uvicorn.Config(
+                application,
+                http=BoundedProtocol,
+                log_level="warning",
+                lifespan="off",
+                timeout_graceful_shutdown=1,
+            )
         )
         thread = threading.Thread(target=run, daemon=True)
         thread.start()

@@ -666,7 +666,7 @@ def test_deep_and_broken_bodies_are_refused(server: Server) -> None:
     assert (
         "deep" in post(server, "/v1/chat/completions", json=CHAT | {"response_format": form}).json()["error"]["message"]
     )
-    for content in (b"{", b"", b'{"a": NaN}', b"[" * 100_000, b"\xff"):
+    for content in (b"{", b"", b'{"a": NaN}', b"[" * 60_000, b'{"a": 1e999}', b"\xff"):
         response = post(server, "/v1/completions", content=content)
         assert response.status_code == 400
         assert "not valid JSON" in response.json()["error"]["message"]

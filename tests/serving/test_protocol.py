@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import uvicorn
+from uvicorn.server import ServerState
 
 from ridgeline.serving.http import protocol
 from ridgeline.serving.http.protocol import LARGEST_HEAD, BoundedProtocol
+from tests.serving.conftest import Server
 
 LINE = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
@@ -41,9 +45,9 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     listener.close()
 
 
-def read(connection: socket.socket) -> bytes:
+def read(connection: socket.socket, timeout: float = 120) -> bytes:
     """Until the server closes the connection."""
-    connection.settimeout(120)
+    connection.settimeout(timeout)
     found = b""
     try:
         while data := connection.recv(1 << 16):
@@ -70,7 +74,8 @@ def test_bodies_have_not_and_connections_are_used_again(address: tuple[str, int]
             connection.settimeout(120)
             answer = b""
             while not answer.endswith(b"300000"):
-                answer += connection.recv(1 << 16)
+                answer += connection.recv(1 << 16) or b"closed"
+                assert not answer.endswith(b"closed")
             assert answer.startswith(b"HTTP/1.1 200")
             time.sleep(0.6)  # together longer than a head may take
 
@@ -92,3 +97,208 @@ def test_nor_is_a_second_one(address: tuple[str, int]) -> None:
         answers = read(connection)
     assert answers.startswith(b"HTTP/1.1 200")
     assert b"\r\n\r\n0HTTP/1.1 504" in answers
+
+
+# ---- what is no body ------------------------------------------------------------------------------------------------
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+MEGABYTE = 1 << 20
+
+
+def send(connection: socket.socket, data: bytes) -> int:
+    """Bytes that were taken, of those offered; the server may hang up."""
+    sent = 0
+    connection.settimeout(5)
+    try:
+        while sent < len(data):
+            sent += connection.send(data[sent : sent + (1 << 16)])
+    except OSError:
+        pass
+    return sent
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        b"0\r\n" + b"x-trailer: abcdefghij\r\n" * 100_000,
+        b"0\r\nx-trailer: " + b"a" * 2 * MEGABYTE,
+        b"0\r\n" + b"a" * 2 * MEGABYTE,
+        b"1;" + b"a" * 2 * MEGABYTE,
+        b"1\r\na\r\n" * 300_000,
+        b"1;aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\na\r\n" * 60_000,
+    ],
+    ids=["trailers", "a trailer", "a trailer's name", "an extension", "tiny chunks", "extensions"],
+)
+def test_what_comes_with_a_body_in_chunks_is_bounded_as_heads_are(address: tuple[str, int], flood: bytes) -> None:
+    with socket.create_connection(address) as connection:
+        send(connection, CHUNKED + flood)
+        answer = read(connection)
+    assert not answer or b"headers_too_large" in answer
+    assert b"HTTP/1.1 200" not in answer
+
+
+def protocol_of(answered: bool = True) -> tuple[BoundedProtocol, list[bytes]]:
+    """One that is not on any network, and what it writes; its application answers at once, or never."""
+    written: list[bytes] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if not answered:
+            await asyncio.Event().wait()
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    class Transport(asyncio.Transport):
+        closing = False
+
+        def write(self, data: Any) -> None:
+            written.append(bytes(data))
+
+        def close(self) -> None:
+            self.closing = True
+
+        abort = close
+
+        def is_closing(self) -> bool:
+            return self.closing
+
+        def can_write_eof(self) -> bool:
+            return False
+
+        def pause_reading(self) -> None: ...
+
+        def resume_reading(self) -> None: ...
+
+    config = uvicorn.Config(app, http=BoundedProtocol, lifespan="off", log_config=None)
+    config.load()
+    made = BoundedProtocol(config=config, server_state=ServerState(), app_state={})
+    made.connection_made(Transport())
+    return made, written
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before the answer", "after it"])
+def test_no_trailer_is_kept(answered: bool) -> None:
+    async def main() -> None:
+        made, _ = protocol_of(answered)
+        made.data_received(CHUNKED + b"0\r\n")
+        await asyncio.sleep(0.01)
+        tracemalloc.start()
+        for _ in range(100):
+            made.data_received(b"x-trailer: abcdefghij\r\n" * 3000)
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(made.headers) == 2, "trailers became headers"
+        assert held < MEGABYTE
+        for task in made.tasks:
+            task.cancel()
+
+    asyncio.run(main())
+
+
+def test_trailers_are_no_headers(address: tuple[str, int]) -> None:
+    with socket.create_connection(address) as connection:
+        connection.sendall(CHUNKED + b"3\r\nabc\r\n0\r\nx-api-key: k\r\n\r\n" + LINE + b"Connection: close\r\n\r\n")
+        answers = read(connection)
+    assert answers.count(b"HTTP/1.1 200") == 2
+
+
+def test_a_head_has_its_largest_size_within_one_read_too() -> None:
+    async def main() -> None:
+        made, written = protocol_of()
+        made.data_received(LINE + b"X-Long: " + b"a" * 200_000 + b"\r\n\r\n")
+        assert written[0].startswith(b"HTTP/1.1 431")
+        made, written = protocol_of()
+        made.data_received(LINE + b"X-Many: a\r\n" * 300 + b"\r\n")
+        assert written[0].startswith(b"HTTP/1.1 431")
+        made, written = protocol_of()
+        made.data_received(LINE * 1 + b"Content-Length: 200000\r\n\r\n" + b"a" * 200_000)
+        await asyncio.sleep(0.01)
+        assert written[0].startswith(b"HTTP/1.1 401"), "a body of one read is no head"
+
+    asyncio.run(main())
+
+
+def test_requests_sent_ahead_of_their_answers_are_bounded() -> None:
+    async def main() -> None:
+        made, _ = protocol_of(answered=False)
+        made.data_received((LINE + b"\r\n") * 10_000)
+        assert len(made.pipeline) <= protocol.MOST_AHEAD
+        for task in made.tasks:
+            task.cancel()
+
+    asyncio.run(main())
+
+
+# ---- the end of a connection ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("expects", [b"", b"Expect: 100-continue\r\n"])
+def test_who_is_refused_in_the_middle_of_sending_reads_why(server: Server, expects: bytes) -> None:
+    size = server.face.config.max_body_bytes + MEGABYTE
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    for framing in (b"Content-Length: %d" % size, b"Transfer-Encoding: chunked"):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + expects + framing + b"\r\n\r\n")
+            if expects and framing.startswith(b"Content"):
+                sent = 0  # it waits to be told to go on
+            elif framing.startswith(b"Content"):
+                sent = send(connection, b"a" * size)
+                assert sent == size
+            else:
+                sent = send(connection, (b"100000\r\n" + b"a" * MEGABYTE + b"\r\n") * (size // MEGABYTE + 2))
+            answer = read(connection)
+        answer = answer.removeprefix(protocol.CONTINUE)
+        assert answer.startswith(b"HTTP/1.1 413"), answer[:100]
+        assert b"connection: close" in answer
+        assert b"body_too_large" in answer
+
+
+def test_what_is_dropped_after_an_answer_is_bounded_in_time(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "LINGER_TIME", 0.3)
+    with socket.create_connection(address) as connection:
+        connection.sendall(b"no http\r\n\r\n")
+        assert read(connection).startswith(b"HTTP/1.1 400")
+        began = time.monotonic()
+        while time.monotonic() - began < 5:
+            try:
+                connection.send(b"a")
+            except OSError:
+                break
+            time.sleep(0.05)
+        assert time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_has_said_all_gets_its_answer(server: Server, stream: bool) -> None:
+    body = b'{"prompt": "def f(", "max_tokens": 8, "temperature": 0, "stream": %s}' % str(stream).lower().encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head + body)
+        connection.shutdown(socket.SHUT_WR)
+        answer = read(connection, 60).removeprefix(protocol.CONTINUE)
+    assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
+    assert (b"data: [DONE]" if stream else b'"completion_tokens":8') in answer
+
+
+@pytest.mark.parametrize("half_first", [False, True])
+def test_a_client_that_is_gone_ends_its_request(server: Server, half_first: bool) -> None:
+    body = b'{"prompt": "def f(", "max_tokens": 2000, "ignore_eos": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    assert server.wait_idle(10)
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(head + body)
+    while not server.face.client.num_open:
+        time.sleep(0.005)
+    if half_first:
+        connection.shutdown(socket.SHUT_WR)
+        time.sleep(0.2)
+        assert server.face.client.num_open, "it only ended its side"
+    connection.close()
+    began = time.monotonic()
+    while server.face.client.num_open and time.monotonic() - began < 10:
+        time.sleep(0.005)
+    assert not server.face.client.num_open
+    assert time.monotonic() - began < 3

@@ -12,6 +12,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -19,7 +20,9 @@ from grpc.aio import ServicerContext as Context
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving import owner, trace_parent
+from ridgeline.serving.bounded_json import off_loop
 from ridgeline.serving.errors import BadRequest, RequestFailed, SlowReader, TimedOut
+from ridgeline.serving.grpc.bounds import INLINE_BYTES, check_message
 from ridgeline.serving.keys import allowed, bearer
 
 logger = logging.getLogger(__name__)
@@ -102,20 +105,20 @@ def _guarded(handler: Any, *, with_keys: bool) -> grpc.RpcMethodHandler:
     """The same handler, whose errors become statuses. (No service here has calls with a stream of requests and one
     response.) All are served as streams: the library leaves those without a message unanswered otherwise."""
 
-    async def serve(requests: AsyncIterator[Any], context: Context) -> None:
+    async def serve(requests: AsyncIterator[bytes], context: Context) -> None:
         key = key_in(context.invocation_metadata()) if with_keys else None
         owner.take(key, context.peer().rpartition(":")[0])  # without the port
+        messages = _read(requests, handler.request_deserializer)
         async with _answering(context):
             if handler.request_streaming:
-                responses = handler.stream_stream(_each_checked(requests), context)
+                responses = handler.stream_stream(messages, context)
             elif handler.response_streaming:
-                responses = handler.unary_stream(await _first(requests), context)
+                responses = handler.unary_stream(await _first(messages), context)
             else:
-                responses = _one(handler.unary_unary(await _first(requests), context))
+                responses = _one(handler.unary_unary(await _first(messages), context))
             await _send(responses, context)
 
-    read = _tolerant(handler.request_deserializer)
-    return grpc.stream_stream_rpc_method_handler(serve, read, handler.response_serializer)
+    return grpc.stream_stream_rpc_method_handler(serve, None, handler.response_serializer)
 
 
 async def _send(responses: Any, context: Context) -> None:
@@ -159,35 +162,26 @@ async def _refuse(_requests: AsyncIterator[bytes], context: Context) -> None:
         raise Unauthenticated('the call brings no valid API key; send it as metadata "authorization: Bearer <key>".')
 
 
-class _Malformed:
-    """In place of a message that could not be read."""
+async def _read(requests: AsyncIterator[bytes], deserialize: Callable[[bytes], Any]) -> AsyncIterator[Any]:
+    """The messages. Large ones are counted and read in a thread."""
+    async for data in requests:
+        yield await off_loop(len(data), INLINE_BYTES, partial(_message, data, deserialize))
 
 
-def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def read(data: bytes) -> Any:
-        try:
-            return deserialize(data)
-        except Exception:  # the library has several, by implementation
-            return _Malformed()
-
-    return read
-
-
-def _checked(request: Any) -> Any:
-    if isinstance(request, _Malformed):
-        raise BadRequest("the message is not what this method takes; check it against the service's .proto file.")
-    return request
-
-
-async def _each_checked(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
-        yield _checked(request)
+def _message(data: bytes, deserialize: Callable[[bytes], Any]) -> Any:
+    check_message(data, deserialize)
+    try:
+        return deserialize(data)
+    except Exception:  # the library has several, by implementation
+        raise BadRequest(
+            "the message is not what this method takes; check it against the service's .proto file."
+        ) from None
 
 
 async def _first(requests: AsyncIterator[Any]) -> Any:
     try:
         async with asyncio.timeout(STALLED):
-            return _checked(await anext(requests))
+            return await anext(requests)
     except TimeoutError:
         raise TimedOut(f"no message came within {STALLED:g} s.") from None
     except StopAsyncIteration:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 from grpc.aio import ServicerContext as Context
 
 from ridgeline.serving.bodies import CompletionBody
+from ridgeline.serving.bounded_json import decode
 from ridgeline.serving.errors import BadRequest, ModelNotFound, RequestFailed
 from ridgeline.serving.face import Face
 from ridgeline.serving.generation import GenerationRequest, Run
@@ -31,6 +30,7 @@ AS_JSON = frozenset(
 )
 # Said by the protocol in other places or, `timeout`, in another way.
 NOT_FIELDS = frozenset({"model", "prompt", "stream", "timeout"})
+MOST_RANK = 8  # of a tensor of one element
 MOST_AT_ONCE = 1024  # requests of one stream
 MOST_WAITING = 16  # responses that wait for a stream's reader
 
@@ -174,10 +174,12 @@ def text_of(request: pb.ModelInferRequest) -> str:
         names = ", ".join(tensor.name[:50] for tensor in request.inputs[:10]) or "none"
         raise BadRequest(f"the model takes one input, {INPUT}; got {names}.", param="inputs")
     [tensor] = request.inputs
-    if tensor.datatype != "BYTES" or math.prod(tensor.shape) != 1 or any(size != 1 for size in tensor.shape):
+    if tensor.datatype != "BYTES" or len(tensor.shape) > MOST_RANK or any(size != 1 for size in tensor.shape):
         raise BadRequest(
             f"{INPUT} is BYTES of shape [1], got {tensor.datatype[:20]} {list(tensor.shape)[:8]}.", param=INPUT
         )
+    if len(request.raw_input_contents) > 1:
+        raise BadRequest(f"{INPUT} has {len(request.raw_input_contents)} elements, and its shape says 1.", param=INPUT)
     elements = [_raw(data) for data in request.raw_input_contents]
     if elements and tensor.HasField("contents"):
         raise BadRequest(f"{INPUT} has both contents and raw_input_contents; send one of them.", param=INPUT)
@@ -230,6 +232,6 @@ def _raw(data: bytes) -> bytes:
 
 def _from_json(name: str, text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return decode(text.encode())
+    except BadRequest:
         raise BadRequest(f"parameter {name} must be JSON, got {text[:200]!r}.", param=name) from None

@@ -3,7 +3,6 @@ validation layer checks both; results become messages."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +10,7 @@ from google.protobuf.json_format import MessageToDict, SerializeToJsonError
 
 from ridgeline.core.request import MAX_BAD_WORDS, MAX_STOP_LENGTH
 from ridgeline.serving.bodies import MOST_TOKENS
+from ridgeline.serving.bounded_json import decode
 from ridgeline.serving.breakdown import breakdown
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.generation import Piece, Run
@@ -96,10 +96,9 @@ def _structured(asked: pb.StructuredOutputs) -> dict[str, Any]:
 def schema(text: str) -> Any:
     """A JSON schema that came as text."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = "it nests too deeply" if isinstance(error, RecursionError) else str(error)
-        raise BadRequest(f"the JSON schema is not JSON: {reason}.", param="structured_outputs.json") from None
+        return decode(text.encode())
+    except BadRequest as error:
+        raise BadRequest(f"the JSON schema: {error}", param="structured_outputs.json") from None
 
 
 def _plain(message: Any) -> dict[str, Any]:

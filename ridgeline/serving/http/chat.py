@@ -35,7 +35,7 @@ def router(face: Face) -> APIRouter:
         chat = Chat(face, body, asked)
         if body.stream:
             return EventStream(chat.stream)
-        return json_response(await while_connected(request.receive, chat.whole()))
+        return await while_connected(request.receive, chat.whole())
 
     return routes
 
@@ -53,9 +53,13 @@ class Chat:
         self._calls = [CallReader(most) for _ in range(asked.params.num_drawn)] if reads else None
         self._breakdown = body.include_breakdown or face.config.request_breakdown
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Response:
         async with self._face.service.run(self._asked) as run:
-            result = await run.finish()
+            await run.finish()
+        return await json_response(shapes.entries([run]), lambda: self._answer(run))
+
+    def _answer(self, run: Run) -> dict[str, Any]:
+        result = run.result
         answer = self._envelope("chat.completion") | {
             "choices": [self._choice(output) for output in result.outputs],
             "usage": shapes.usage_of([run]).json(),
@@ -72,14 +76,16 @@ class Chat:
         at_end, always = shapes.wants_usage(self._body)
         async with self._face.service.run(self._asked) as run:
             greeted: set[int] = set()
+            tally = shapes.Tally([run])
             async for piece in run:
+                tally.add(run, piece)
                 index = piece.output.index
                 if index not in greeted:
                     greeted.add(index)
-                    await self._greet(write, run, index)
+                    await self._greet(write, tally, run, index)
                 choice = self._delta(piece)
                 if choice is not None:
-                    await self._write(write, run, [choice])
+                    await self._write(write, tally, [choice])
         last: dict[str, Any] = {"ridgeline": shapes.breakdowns([run])} if self._breakdown else {}
         if at_end or always or last:
             chunk = self._envelope("chat.completion.chunk") | {"choices": []} | last
@@ -87,20 +93,20 @@ class Chat:
                 chunk["usage"] = shapes.usage_of([run]).json()
             await write(chunk)
 
-    def _greet(self, write: Write, run: Run, index: int) -> Awaitable[None]:
+    def _greet(self, write: Write, tally: shapes.Tally, run: Run, index: int) -> Awaitable[None]:
         """The first chunk of a choice says whose words follow."""
         delta = {"role": "assistant", "content": ""}
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         extra = {"prompt_token_ids": run.asked.prompt_token_ids} if self._body.return_token_ids and index == 0 else {}
-        return self._write(write, run, [choice], extra)
+        return self._write(write, tally, [choice], extra)
 
     def _write(
-        self, write: Write, run: Run, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None
+        self, write: Write, tally: shapes.Tally, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None
     ) -> Awaitable[None]:
         chunk = self._envelope("chat.completion.chunk") | {"choices": choices} | (extra or {})
         at_end, always = shapes.wants_usage(self._body)
         if at_end or always:
-            chunk["usage"] = shapes.usage_of([run]).json() if always else None
+            chunk["usage"] = tally.usage.json() if always else None
         return write(chunk)
 
     def _delta(self, piece: Piece) -> dict[str, Any] | None:

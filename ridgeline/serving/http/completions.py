@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,11 +13,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.serving.bodies import CompletionBody
+from ridgeline.serving.bounded_json import off_loop
 from ridgeline.serving.face import Face
 from ridgeline.serving.generation import GenerationRequest, Piece, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.describe import described
-from ridgeline.serving.http.exchange import json_response, read_body, request_id, together, while_connected
+from ridgeline.serving.http.exchange import (
+    INLINE_ENTRIES,
+    json_response,
+    read_body,
+    request_id,
+    together,
+    while_connected,
+)
 from ridgeline.serving.http.sse import EventStream, Write
 from ridgeline.serving.validation import check_model, completion_requests
 from ridgeline.text.outputs import CompletionOutput
@@ -35,7 +44,7 @@ def router(face: Face) -> APIRouter:
         answer = Completions(face, body, name, await completion_requests(face, body, name))
         if body.stream:
             return EventStream(answer.stream)
-        return json_response(await while_connected(request.receive, answer.whole()))
+        return await while_connected(request.receive, answer.whole())
 
     return routes
 
@@ -73,9 +82,12 @@ class Completions:
         self._nothing_new = body.max_tokens == 0  # the one token that was made for the echo is not told
         self._breakdown = body.include_breakdown or face.config.request_breakdown
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Response:
         runs = [self._face.service.run(asked) for asked in self._asked]
         await together([self._finish(run) for run in runs])
+        return await json_response(shapes.entries(runs), lambda: self._answer(runs))
+
+    def _answer(self, runs: list[Run]) -> dict[str, Any]:
         answer = self._envelope() | {
             "choices": [
                 self._choice(run, output, index) for index, run in enumerate(runs) for output in run.result.outputs
@@ -89,7 +101,8 @@ class Completions:
     async def stream(self, write: Write) -> None:
         at_end, always = shapes.wants_usage(self._body)
         runs = [self._face.service.run(asked) for asked in self._asked]
-        await together([self._stream(run, index, write, runs) for index, run in enumerate(runs)])
+        tally = shapes.Tally(runs)
+        await together([self._stream(run, index, write, tally) for index, run in enumerate(runs)])
         last: dict[str, Any] = {"ridgeline": shapes.breakdowns(runs)} if self._breakdown else {}
         if at_end or always or last:
             chunk = self._envelope() | {"choices": []} | last
@@ -101,19 +114,22 @@ class Completions:
         async with run:
             await run.finish()
 
-    async def _stream(self, run: Run, prompt: int, write: Write, runs: list[Run]) -> None:
+    async def _stream(self, run: Run, prompt: int, write: Write, tally: shapes.Tally) -> None:
         told = [_Told() for _ in run.drawn]
         async with run:
             async for piece in _once_scored(run) if run.asked.params.prompt_logprobs is not None else run:
-                choice = self._delta(run, piece, prompt, told[piece.output.index])
+                so_far = told[piece.output.index]
+                size = shapes.entries([run]) if self._body.echo and not so_far.begun else len(piece.token_ids)
+                choice = await off_loop(size, INLINE_ENTRIES, partial(self._delta, run, piece, prompt, so_far))
+                tally.add(run, piece)
                 if choice is not None:
-                    await self._write(write, choice, runs)
+                    await self._write(write, choice, tally)
 
-    def _write(self, write: Write, choice: dict[str, Any], runs: list[Run]) -> Awaitable[None]:
+    def _write(self, write: Write, choice: dict[str, Any], tally: shapes.Tally) -> Awaitable[None]:
         chunk = self._envelope() | {"choices": [choice]}
         at_end, always = shapes.wants_usage(self._body)
         if at_end or always:
-            chunk["usage"] = self._usage(runs) if always else None
+            chunk["usage"] = self._told_usage(tally.usage) if always else None
         return write(chunk)
 
     def _delta(self, run: Run, piece: Piece, prompt: int, told: _Told) -> dict[str, Any] | None:
@@ -190,7 +206,9 @@ class Completions:
         return "length" if reason and self._nothing_new else reason
 
     def _usage(self, runs: list[Run]) -> dict[str, Any]:
-        usage = shapes.usage_of(runs)
+        return self._told_usage(shapes.usage_of(runs))
+
+    def _told_usage(self, usage: shapes.Usage) -> dict[str, Any]:
         return (shapes.Usage(usage.prompt, 0, usage.cached) if self._nothing_new else usage).json()
 
     def _envelope(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,28 +13,31 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 
-from ridgeline.serving.errors import BadRequest
-from ridgeline.serving.validation import parse
+from ridgeline.serving.bounded_json import INLINE_BYTES, decode_body, off_loop
+from ridgeline.serving.validation import known_names, parse
 
 _Body = TypeVar("_Body", bound=BaseModel)
 _Result = TypeVar("_Result")
+
+INLINE_ENTRIES = 2048  # of an answer that is made within the event loop: tokens, each with its likeliest others
+STARTED_AT_ONCE = 16
 
 
 class ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
 
-async def read_body(request: Request, model: type[_Body]) -> _Body:
-    """Raises BadRequest, with the field that is wrong."""
-    return parse(model, await read_json(request))
-
-
-async def read_json(request: Request) -> Any:
+async def read_body(request: Request, *models: type[_Body], choose: Callable[[Any], int] = lambda data: 0) -> _Body:
+    """The body as the model says; as the one that `choose` names by its place, where there are several. Raises
+    BadRequest, with the field that is wrong."""
     data = await request.body()
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise BadRequest(f"the body is not valid JSON: {error}.") from None
+    names = set[str]().union(*map(known_names, models))
+
+    def read() -> _Body:
+        found = decode_body(data, names)
+        return parse(models[choose(found)], found)
+
+    return await off_loop(len(data), INLINE_BYTES, read)
 
 
 def request_id(request: Request) -> str:
@@ -42,8 +45,10 @@ def request_id(request: Request) -> str:
     return request.scope.get("state", {}).get("request_id") or f"req-{uuid.uuid4().hex}"
 
 
-def json_response(content: Any) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
+async def json_response(size: int, content: Callable[[], Any]) -> Response:
+    """The answer that `content` makes. size: about how many entries it has; of many it is made in a thread."""
+    encoded = await off_loop(size, INLINE_ENTRIES, lambda: msgspec.json.encode(content()))
+    return Response(encoded, media_type="application/json")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
@@ -66,7 +71,11 @@ async def together(works: list[Coroutine[Any, Any, _Result]]) -> list[_Result]:
         return [await works[0]]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in works]
+            tasks = []
+            for work in works:
+                tasks.append(group.create_task(work))
+                if len(tasks) % STARTED_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # others have turns
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]

@@ -14,6 +14,7 @@ from hashlib import sha256
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ridgeline.serving.bounded_json import INLINE_BYTES, off_loop
 from ridgeline.serving.errors import BadRequest, RequestFailed
 from ridgeline.serving.http.errors import response_for
 
@@ -136,7 +137,9 @@ def with_idempotency(app: ASGIApp) -> ASGIApp:
             return await response_for(failure)(scope, receive, send)
         first = await receive()
         who = f"{headers.get('authorization', '')}\n{headers.get('x-api-key', '')}"
-        name, digest = (sha256(who.encode()).digest(), scope["path"], key), sha256(first["body"]).digest()
+        body = first["body"]
+        digest = await off_loop(len(body), INLINE_BYTES, lambda: sha256(body).digest())
+        name = sha256(who.encode()).digest(), scope["path"], key
         while True:
             answer = memory.find(name)
             if answer is None:

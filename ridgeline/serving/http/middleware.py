@@ -34,7 +34,8 @@ HEALTH = ("/health", "/health/live", "/health/ready")  # open to everybody
 ADMIN = ("/v1/requests", "/dashboard")  # these show what other clients do
 WHILE_DRAINING = (*HEALTH, "/metrics")
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-BODY_TIMEOUT = 60.0  # seconds between two pieces of a body
+BODY_TIMEOUT = 60.0  # seconds for a body, and until it goes on
+BODY_PACE = 8 << 10  # bytes that earn it a second more
 
 
 class Unauthenticated(RequestFailed):
@@ -158,12 +159,15 @@ def with_whole_body(app: ASGIApp, limit: int) -> ASGIApp:
         if length.isdecimal() and int(length[:20]) > limit:
             return await _refuse(too_large, scope, receive, send)
         body, more = bytearray(), True
+        began = time.monotonic()
         while more:
+            left = began + BODY_TIMEOUT + len(body) / BODY_PACE - time.monotonic()
             try:
-                async with asyncio.timeout(BODY_TIMEOUT):
+                async with asyncio.timeout(min(left, BODY_TIMEOUT)):
                     message = await receive()
             except TimeoutError:
-                failure = TimedOut(f"the body did not go on for {BODY_TIMEOUT:g} s.")
+                late = time.monotonic() - began
+                failure = TimedOut(f"the body was not complete in time: {len(body)} bytes came in {late:.0f} s.")
                 return await _refuse(failure, scope, receive, send, {"Connection": "close"})
             if message["type"] == "http.disconnect":
                 return
@@ -216,11 +220,18 @@ def _password(authorization: str | None) -> str | None:
         return None
 
 
+def _has_body(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
 async def _refuse(
     failure: RequestFailed, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] | None = None
 ) -> None:
     response = response_for(failure)
     response.headers.update(headers or {})
+    if _has_body(scope):
+        response.headers["connection"] = "close"  # else what follows on it would have to be waited for
     await response(scope, receive, send)
 
 

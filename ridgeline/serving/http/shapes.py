@@ -10,7 +10,7 @@ from typing import Any
 from ridgeline.serving.bodies import GenerationBody
 from ridgeline.serving.breakdown import breakdown
 from ridgeline.serving.errors import EngineFailed
-from ridgeline.serving.generation import Run
+from ridgeline.serving.generation import Piece, Run
 from ridgeline.text.outputs import CompletionOutput, Logprob, RequestOutput, TokenIdLogprobs
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.version import __version__
@@ -43,6 +43,37 @@ def usage_of(runs: Sequence[Run]) -> Usage:
         completion=sum(run.drawn_tokens for run in runs),
         cached=sum(run.cached_tokens for run in runs),
     )
+
+
+class Tally:
+    """Usage of a stream so far, kept as it grows: counted anew for each chunk it would cost the square of its length.
+
+    add: takes each piece, before or after its chunk is written.
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._usage = usage_of(runs)
+        self._cached = {id(run): run.cached_tokens for run in runs}
+
+    @property
+    def usage(self) -> Usage:
+        return self._usage
+
+    def add(self, run: Run, piece: Piece) -> None:
+        cached, before = run.cached_tokens, self._cached[id(run)]
+        self._cached[id(run)] = cached
+        now = self._usage
+        self._usage = Usage(now.prompt, now.completion + len(piece.token_ids), now.cached + cached - before)
+
+
+def entries(runs: Sequence[Run]) -> int:
+    """About how many an answer has: tokens of prompts and outputs, each as often as logprobs list others beside it."""
+    found = 0
+    for run in runs:
+        params = run.asked.params
+        found += len(run.asked.prompt_token_ids) * (1 + (params.prompt_logprobs or 0)) * params.n
+        found += run.drawn_tokens * (1 + (params.logprobs or 0))
+    return found
 
 
 def envelope(prefix: str, request_id: str, kind: str, created: int, model: str) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from ridgeline.serving.bodies import DetokenizeBody, TokenizeBody, TokenizeChatB
 from ridgeline.serving.face import Face
 from ridgeline.serving.http.answers import Text, TokenizerInfo, Tokens
 from ridgeline.serving.http.describe import answers, described
-from ridgeline.serving.http.exchange import json_response, read_body, read_json
-from ridgeline.serving.validation import check_model, encode, parse, render
+from ridgeline.serving.http.exchange import json_response, read_body
+from ridgeline.serving.validation import check_model, encode, render
 
 
 def router(face: Face) -> APIRouter:
@@ -24,30 +24,31 @@ def router(face: Face) -> APIRouter:
         "/tokenize", **described(TokenizeBody | TokenizeChatBody, "Text, or a conversation, as token ids", Tokens)
     )
     async def tokenize(request: Request) -> Response:
-        data = await read_json(request)
         body: TokenizeBody | TokenizeChatBody
-        if isinstance(data, dict) and "messages" in data:
-            body = parse(TokenizeChatBody, data)
-            check_model(face, body.model)
+        body = await read_body(request, TokenizeBody, TokenizeChatBody, choose=_is_chat)
+        check_model(face, body.model)
+        if isinstance(body, TokenizeChatBody):
             ids = await encode(face, await render(face, body), bool(body.add_special_tokens), "messages")
         else:
-            body = parse(TokenizeBody, data)
-            check_model(face, body.model)
             ids = await encode(face, body.prompt, body.add_special_tokens is not False)
-        answer: dict[str, Any] = {
-            "count": len(ids),
-            "max_model_len": face.service.facts().max_model_len,
-            "tokens": ids,
-            "token_strs": face.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None,
-        }
-        return json_response(answer)
+        length = face.service.facts().max_model_len
+
+        def answer() -> dict[str, Any]:
+            return {
+                "count": len(ids),
+                "max_model_len": length,
+                "tokens": ids,
+                "token_strs": face.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None,
+            }
+
+        return await json_response(len(ids), answer)
 
     @routes.post("/detokenize", **described(DetokenizeBody, "Token ids as text, special tokens included", Text))
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, DetokenizeBody)
         check_model(face, body.model)
         text = await asyncio.to_thread(face.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        return json_response({"prompt": text})
+        return await json_response(len(body.tokens), lambda: {"prompt": text})
 
     @routes.get("/tokenizer_info", summary="What the tokenizer is like", responses=answers(TokenizerInfo))
     async def tokenizer_info() -> dict[str, Any]:
@@ -62,3 +63,7 @@ def router(face: Face) -> APIRouter:
         }
 
     return routes
+
+
+def _is_chat(data: Any) -> bool:
+    return isinstance(data, dict) and "messages" in data

@@ -1,0 +1,222 @@
+"""Mutated HTTP requests: bodies, heads, chunkings and values of fields that are a little or very wrong.
+
+`make(seed)` is one case: the same bytes for the same seed. `ask` sends it and says what came back: a status, or how the
+connection ended. What a server must do with each: answer or hang up, never with 500, and work afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+PATHS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/tokenize",
+    "/detokenize",
+    "/v1/models",
+    "/v1/requests",
+    "/nowhere",
+)
+METHODS = ("POST", "POST", "POST", "POST", "GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "BREW", "")
+BODIES: tuple[dict[str, Any], ...] = (
+    {"prompt": "x", "max_tokens": 1, "temperature": 0},
+    {"prompt": [1, 2, 3], "max_tokens": 1, "echo": True, "logprobs": 1},
+    {"prompt": ["a", "b"], "max_tokens": 1, "n": 2, "stream": True},
+    {"prompt": "x", "max_tokens": 1, "structured_outputs": {"choice": ["a", "b"]}, "stop": ["z"]},
+    {"prompt": "x", "max_tokens": 1, "logit_bias": {"5": 1}, "bad_words": ["q"], "prompt_logprobs": 1},
+    {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
+    {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+        "max_tokens": 1,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    },
+    {
+        "messages": [
+            {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+        ],
+        "max_tokens": 1,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    },
+    {"messages": [{"role": "user", "content": "hi"}], "response_format": {"type": "json_object"}, "max_tokens": 1},
+    {"tokens": [1, 2, 3]},
+)
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, -(2**63), 10**400, 0.5, -0.0, 1e308, 5e-324),
+    *("", "x", "\x00", "\ud800", "é", "\U0001f600", "x" * 5000, "../..", "{{ 7 * 7 }}", "%s%n", "<|endoftext|>", "NaN"),
+    *([], {}, [[]], [{}], [None], [1] * 300, [[1], [2]], ["a", 1], {"": ""}, {"a": {"b": {"c": []}}}, {"role": "user"}),
+)
+LINES = (
+    *("Expect: 100-continue", "Expect: nothing", "Connection: close", "Connection: upgrade\r\nUpgrade: h2c"),
+    *("Content-Length: 5", "Content-Length: -1", "Content-Length: 99999999999999999999", "Content-Length: 3, 3"),
+    *("Transfer-Encoding: chunked", "Transfer-Encoding: gzip", "Transfer-Encoding: gzip, chunked", "X: " + "a" * 5000),
+    *(
+        "Idempotency-Key: k",
+        "Idempotency-Key: " + "k" * 300,
+        "X-Request-Id: a b",
+        "X-Request-Id: ok.1",
+        "traceparent: 00",
+    ),
+    *(
+        "Authorization: Bearer",
+        "Authorization: Basic !!!",
+        "Origin: http://a",
+        "X\x00Y: 1",
+        "X : 1",
+        ": 1",
+        "X",
+        " folded",
+    ),
+    *("Content-Type: text/xml", "Accept-Encoding: br", "Host: y", "Cookie: " + "c=1; " * 500, "X: \x7f", "X: é"),
+    *(f"X-{i}: 1" for i in range(4)),
+)
+
+
+def make(seed: int, key: str = "") -> bytes:
+    """A whole request, to be followed by the end of the client's side."""
+    draw = random.Random(seed)
+    body = _body(draw)
+    path, method = draw.choice(PATHS), draw.choice(METHODS)
+    if draw.random() < 0.6:  # a route that takes it
+        path = next(
+            p
+            for p, name in zip(PATHS, ("prompt", "messages", "", "tokens"), strict=False)
+            if name in str(body[:40]) or not name
+        )
+        method = "POST"
+    if draw.random() < 0.1:
+        path += draw.choice(("?", "?a=1", "%00", "%", "/../..", "//", "#", " x", "é", "?" + "a" * 3000, "\\"))
+    head = [f"{method} {path} HTTP/{draw.choice(('1.1',) * 12 + ('1.0', '2.0', '0.9', '1', 'x'))}", "Host: x"]
+    if key and draw.random() < 0.95:
+        head.append(f"Authorization: Bearer {key}")
+    framed = _framed(draw, body, head)
+    for _ in range(draw.choice((0, 0, 0, 1, 2))):
+        head.insert(draw.randrange(1, len(head) + 1), draw.choice(LINES))
+    data = "\r\n".join(head).encode("latin-1", "replace") + b"\r\n\r\n" + framed
+    return _flipped(draw, data) if draw.random() < 0.1 else data
+
+
+def _body(draw: random.Random) -> bytes:
+    value = json.loads(json.dumps(draw.choice(BODIES)))
+    for _ in range(draw.choice((0, 1, 1, 2, 3))):
+        _mutate(draw, value)
+    if value.get("max_tokens") is None or (isinstance(value["max_tokens"], int) and value["max_tokens"] > 8):
+        value["max_tokens"] = 1  # a chat without a bound fills the context: right, and slow
+    text = json.dumps(value, ensure_ascii=draw.random() < 0.5).encode("utf-8", "surrogatepass")
+    match draw.randrange(12):
+        case 0:
+            return _flipped(draw, text)
+        case 1:
+            return text[: draw.randrange(len(text) + 1)]
+        case 2:
+            return draw.choice((b"", b"[]", b"null", b"1", b'"x"', b"[" * 3000, b"\xff\xfe", b"{}{}", b" " * 3000))
+    return text
+
+
+def _mutate(draw: random.Random, value: Any) -> None:
+    """One value, anywhere within, becomes another, or goes, or comes twice."""
+    while isinstance(value, (dict, list)) and value:
+        keys: list[Any] = list(value) if isinstance(value, dict) else list(range(len(value)))
+        key = draw.choice(keys)
+        if isinstance(value[key], (dict, list)) and value[key] and draw.random() < 0.6:
+            value = value[key]
+            continue
+        if draw.random() < 0.15:
+            del value[key]
+        elif isinstance(value, dict) and draw.random() < 0.3:
+            value[
+                draw.choice(("n", "best_of", "stop", "stream", "suffix", "user", "x", "logprobs", "seed", "top_p"))
+            ] = draw.choice(VALUES)
+        else:
+            value[key] = draw.choice(VALUES)
+        return
+
+
+def _framed(draw: random.Random, body: bytes, head: list[str]) -> bytes:
+    kind = draw.random()
+    if kind < 0.6:
+        head.append(f"Content-Length: {len(body)}")
+        return body
+    if kind < 0.7:
+        head.append(f"Content-Length: {max(0, len(body) + draw.choice((-3, -1, 1, 3, 1000)))}")
+        return body
+    if kind < 0.75:
+        return body
+    head.append("Transfer-Encoding: chunked")
+    data, step = b"", draw.choice((1, 3, 16, 1000))
+    for at in range(0, len(body), step):
+        piece = body[at : at + step]
+        extension = draw.choice((b"",) * 6 + (b";a=b", b";" + b"e" * 200, b" ", b";\x00"))
+        data += b"%x" % (len(piece) + (draw.random() < 0.002)) + extension + b"\r\n" + piece + b"\r\n"
+    trailers = draw.choice(
+        (b"",) * 4 + (b"X-T: 1\r\n", b"X-T: 1\r\n" * 300, b"Content-Length: 5\r\n", b"bad trailer\r\n")
+    )
+    return data + draw.choice((b"0\r\n" + trailers + b"\r\n",) * 8 + (b"", b"0", b"-1\r\n", b"ffffffffffffffff\r\n"))
+
+
+def _flipped(draw: random.Random, data: bytes) -> bytes:
+    found = bytearray(data)
+    for _ in range(draw.randrange(1, 4)):
+        if found:
+            found[draw.randrange(len(found))] = draw.randrange(256)
+    return bytes(found)
+
+
+def ask(address: tuple[str, int], data: bytes, timeout: float = 60.0) -> str:
+    """The status of the last answer, "cut" where there was none, "hung" where the server waited for more than that."""
+    found = b""
+    try:
+        with socket.create_connection(address, timeout=timeout) as connection:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            while piece := connection.recv(1 << 16):
+                found += piece
+    except TimeoutError:
+        return "hung"
+    except OSError:
+        pass
+    statuses = [line.split(b" ")[1] for line in found.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
+    finals = [status for status in statuses if status != b"100"]
+    if b'"code":"engine_error"' in found or b'data: {"error":{"message":"the server failed' in found:
+        return "500"
+    return finals[-1].decode() if finals else "cut"
+
+
+def campaign(url: str, key: str, cases: int, seed: int, memory: Callable[[], int], workers: int = 8) -> int:
+    """Send so many; print what came back, and each 500 with its case. 1 where the server broke."""
+    host, _, port = url.partition(":")
+    address, counts, began = (host, int(port)), Counter[str](), time.monotonic()
+    bad: list[int] = []
+
+    def one(number: int) -> None:
+        status = ask(address, make(number, key))
+        counts[status] += 1
+        if status in ("500", "hung"):
+            bad.append(number)
+            print(f"case {number}: {status}: {make(number, key)[:400]!r}", flush=True)
+
+    one(seed)
+    before = memory()
+    with ThreadPoolExecutor(workers) as pool:
+        for start in range(seed, seed + cases, 2500):
+            list(pool.map(one, range(start, min(start + 2500, seed + cases))))
+            seconds = time.monotonic() - began
+            print(f"{start + 2500 - seed} cases in {seconds:.0f} s, the face has {memory() >> 20} MiB", flush=True)
+    after = memory()
+    print(f"answers: {dict(sorted(counts.items()))}; memory {before >> 20} MiB before, {after >> 20} MiB after")
+    alive = ask(address, make_plain(key)) == "200"
+    print("the server still answers" if alive else "THE SERVER DOES NOT ANSWER")
+    return int(bool(bad) or not alive)
+
+
+def make_plain(key: str) -> bytes:
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    lines = ("POST /v1/completions HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", f"Content-Length: {len(body)}")
+    return "\r\n".join((*lines, "", "")).encode() + body

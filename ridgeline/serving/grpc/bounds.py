@@ -1,0 +1,82 @@
+"""Messages from strangers: how many fields one has is counted before anything is built of it. A field takes a hundred
+times the memory of the two bytes that say it, and their reading holds the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from ridgeline.serving.bodies import MOST_TOKENS
+from ridgeline.serving.errors import BadRequest
+
+MOST_FIELDS = 1 << 15  # of a message and of those within it; a list of numbers is one
+INLINE_BYTES = 16 << 10  # that are read without being counted: they hold no more fields than that
+LARGEST_LIST = 5 * MOST_TOKENS  # bytes of a list of numbers, each of which takes at most five
+LARGEST_STRUCT = 256 << 10  # bytes of a free-form object, which is read value by value
+STRUCT = "google.protobuf.Struct"
+
+
+class _Malformed(Exception):
+    """The library says so in its own words."""
+
+
+def check_message(data: bytes, read: Callable[[bytes], Any]) -> None:
+    """read: a message class's `FromString`. Raises BadRequest."""
+    if len(data) > INLINE_BYTES:
+        descriptor = getattr(getattr(read, "__self__", None), "DESCRIPTOR", None)
+        if descriptor is None:
+            raise BadRequest(f"the message has {len(data)} bytes, and this method takes at most {INLINE_BYTES}.")
+        with suppress(_Malformed):
+            _count(data, 0, len(data), descriptor, MOST_FIELDS)
+
+
+def _count(data: bytes, at: int, end: int, descriptor: Descriptor, left: int) -> int:
+    """Fields that may still come after those from `at` to `end`."""
+    while at < end:
+        left -= 1
+        if left < 0:
+            raise BadRequest(f"the message has more than {MOST_FIELDS} fields; send less.")
+        key, at = _varint(data, at, end)
+        kind = key & 7
+        if kind == 0:
+            _, at = _varint(data, at, end)
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        elif kind == 2:
+            size, at = _varint(data, at, end)
+            if size > end - at:
+                raise _Malformed
+            left = _within(data, at, at + size, descriptor.fields_by_number.get(key >> 3), left)
+            at += size
+        else:  # groups, which no message here has
+            raise BadRequest("the message has a group, and this method takes none.")
+    return left
+
+
+def _within(data: bytes, at: int, end: int, field: FieldDescriptor | None, left: int) -> int:
+    """The same for a field that has a length: a text, a list of numbers, or a message."""
+    if field is None or field.type in (field.TYPE_STRING, field.TYPE_BYTES):
+        return left
+    if field.message_type is None:
+        if end - at > LARGEST_LIST:
+            raise BadRequest(
+                f"{field.name} has {end - at} bytes; at most {MOST_TOKENS} ids are taken.", param=field.name
+            )
+        return left
+    if field.message_type.full_name == STRUCT and end - at > LARGEST_STRUCT:
+        message = f"{field.name} has {end - at} bytes; at most {LARGEST_STRUCT} are taken."
+        raise BadRequest(message, param=field.name)
+    return _count(data, at, end, field.message_type, left)
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
+        if byte < 128:
+            return value, at
+    raise _Malformed
