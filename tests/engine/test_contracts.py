@@ -12,6 +12,7 @@ from ridgeline.core.cache_spec import NULL_BLOCK
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.plan import Feature
 from ridgeline.core.request import Request
 from ridgeline.engine.engine import Engine
 from tests.engine.desk import Desk, make_request
@@ -545,3 +546,23 @@ def test_a_rehearsal_leaves_nothing_behind(block_size: int) -> None:
     events = [event for _ in range(20) for event in engine.step()]
     assert [event.token_id for event in events] == alone(request, layout)
     assert {event.request_id for event in events} == {"a"}
+
+
+# ---- prompt logprobs ------------------------------------------------------------------------------------------------
+
+
+def test_only_plans_that_feed_a_scored_prompt_ask_for_its_logprobs() -> None:
+    """A plan that asks costs its whole batch something; what decodes beside or after it must not."""
+    desk = Desk(budget=7)
+    scored = make_request("a", PROMPT, max_tokens=9, prompt_logprobs=0)
+    desk.add(scored, make_request("b", PROMPT[::-1], max_tokens=14))
+    asking = []
+    while desk.scheduler.has_work:
+        while len(desk.scheduler.in_flight) < 2 and (plan := desk.submit()):
+            feeds = any(desk.scheduler.in_flight[-1].seqs[span.row].id == "a" for span in plan.spans)
+            assert bool(plan.rows.features & Feature.PROMPT_LOGPROBS) == feeds
+            asking.append(feeds)
+        desk.deliver()
+    assert asking.count(True) == 2, "ten tokens in chunks of seven"
+    assert asking.count(False) > 8
+    assert desk.got["a"] == desk.alone(scored)
