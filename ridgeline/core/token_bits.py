@@ -29,9 +29,26 @@ def unpacked(bits_W: np.ndarray, vocab_size: int) -> np.ndarray:
     return np.unpackbits(bits_W.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
 
 
-def without(bits_W: np.ndarray, token_ids: Iterable[int]) -> np.ndarray:
-    """A copy that lacks some tokens."""
-    left_W = bits_W.copy()
-    for token in token_ids:
-        left_W[token // WORD] &= np.uint32(~(1 << token % WORD) & 0xFFFFFFFF)
-    return left_W
+def is_empty(bits_W: np.ndarray) -> bool:
+    """Whether no bit is set. As bytes, since of these `any` looks no further than it must."""
+    return not bits_W.view(np.bool_).any()
+
+
+class Few:
+    """Some tokens, to be taken out of many sets."""
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        kept: dict[int, int] = {}
+        for token in token_ids:
+            kept[token // WORD] = kept.get(token // WORD, 0xFFFFFFFF) & ~(1 << token % WORD)
+        self._words, self._kept = np.array(list(kept), np.intp), np.array(list(kept.values()), np.uint32)
+
+    def remove(self, bits_W: np.ndarray) -> np.ndarray:
+        """Take them out in place; returns what `restore` wants."""
+        before = bits_W[self._words]
+        bits_W[self._words] = before & self._kept
+        return before
+
+    def restore(self, bits_W: np.ndarray, before: np.ndarray) -> None:
+        """Undo `remove`."""
+        bits_W[self._words] = before

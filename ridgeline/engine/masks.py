@@ -39,8 +39,8 @@ class TokenRules:
         always_V[list(params.allowed_token_ids or ())] = True
         always_V[[word[0] for word in words if len(word) == 1]] = False
         self._always_W = token_bits.packed(always_V)
-        stops = (token for token in request.all_stop_ids if token < vocab_size)
-        self._unstopped_W = token_bits.without(self._always_W, stops)
+        self._found_W = self._always_W.copy()  # written over and over: fresh memory costs more than all the rest
+        self._stops = token_bits.Few(token for token in request.all_stop_ids if token < vocab_size)
         self._owed = params.min_tokens  # tokens to come before it may stop
         self._longer: dict[int, list[tuple[int, ...]]] = {}  # by the token before the last
         for word in words:
@@ -61,16 +61,25 @@ class TokenRules:
             self._inner.accept(token_id)
 
     def allowed(self) -> np.ndarray:
-        found_W = self._always_W if self._inner is None else self._always_W & self._checked(self._inner.allowed())
+        if self._inner is None:
+            np.copyto(self._found_W, self._always_W)
+        else:
+            np.bitwise_and(self._always_W, self._checked(self._inner.allowed()), out=self._found_W)
+        if ends := self._ended_words():
+            token_bits.Few(ends).remove(self._found_W)
+        if self._owed > 0:
+            before = self._stops.remove(self._found_W)
+            if token_bits.is_empty(self._found_W):
+                self._stops.restore(self._found_W, before)
+        return self._found_W
+
+    def _ended_words(self) -> list[int]:
+        """What would end a bad word now."""
+        if not self._longer:
+            return []
         recent = tuple(self._recent)
         near = self._longer.get(recent[-1], ()) if recent else ()
-        ends = [word[-1] for word in near if recent[1 - len(word) :] == word[:-1]]
-        if ends:
-            found_W = token_bits.without(found_W, ends)
-        if self._owed > 0:
-            unstopped_W = found_W & self._unstopped_W
-            found_W = unstopped_W if unstopped_W.any() else found_W
-        return found_W
+        return [word[-1] for word in near if recent[1 - len(word) :] == word[:-1]]
 
     def _checked(self, found_W: np.ndarray) -> np.ndarray:
         if found_W.dtype != np.uint32 or found_W.shape != self._always_W.shape:
@@ -115,7 +124,7 @@ def due(seqs: Mapping[int, Sequence], fail: Fail) -> dict[int, np.ndarray]:
 
 def _allowed(mask: TokenMask) -> np.ndarray:
     found_W = mask.allowed()
-    if not found_W.any():
+    if token_bits.is_empty(found_W):
         raise InvalidRequest("it allows no token.")
     return found_W
 

@@ -60,8 +60,13 @@ def test_packed_bits_are_the_set_of_tokens(members: list[bool], data: st.DataObj
     assert sum(int(word) << 32 * n for n, word in enumerate(bits)) == sum(1 << n for n, m in enumerate(members) if m)
     assert token_bits.unpacked(bits, len(members)).tolist() == members
     gone = data.draw(st.lists(st.integers(0, len(members) - 1), max_size=5))
-    left = token_bits.unpacked(token_bits.without(bits, gone), len(members)).tolist()
-    assert left == [member and token not in gone for token, member in enumerate(members)]
+    few = token_bits.Few(gone)
+    before = few.remove(bits)
+    left = [member and token not in gone for token, member in enumerate(members)]
+    assert token_bits.unpacked(bits, len(members)).tolist() == left
+    assert token_bits.is_empty(bits) == (not any(left))
+    few.restore(bits, before)
+    assert token_bits.unpacked(bits, len(members)).tolist() == members
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)

@@ -143,11 +143,13 @@ def mask_reference(logits_NV: Tensor, bits_MW: Tensor, row_M: Tensor) -> None:
 
     bits_MW int32: token v is bit v % 32 of word v // 32. row_M int32, none twice.
     """
-    vocab = logits_NV.shape[1]
-    bit_8 = torch.arange(8, dtype=torch.uint8, device=bits_MW.device)
+    vocab, device = logits_NV.shape[1], logits_NV.device
+    is_set_B8 = (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)) & 1  # of every byte
+    bound_B8 = torch.where(is_set_B8 == 1, torch.inf, -torch.inf).to(logits_NV.dtype)
+    bound_C8 = torch.empty(4 * bits_MW.shape[1], 8, dtype=logits_NV.dtype, device=device)
     for bits_W, row in zip(bits_MW, row_M.tolist(), strict=True):
-        clear_V = ((bits_W.view(torch.uint8)[:, None] >> bit_8) & 1).flatten()[:vocab] == 0
-        logits_NV[row].masked_fill_(clear_V & ~logits_NV[row].isnan(), -torch.inf)
+        torch.index_select(bound_B8, 0, bits_W.view(torch.uint8).int(), out=bound_C8)
+        torch.minimum(logits_NV[row], bound_C8.view(-1)[:vocab], out=logits_NV[row])
 
 
 SAMPLE = Op(
