@@ -234,5 +234,7 @@ def _borrowed_scores(scores: Scores) -> Scores:
 
 def borrowed(tensor: Tensor) -> Tensor:
     """The same memory without owning it: a graph's outputs stay readable, and other graphs may still reuse it."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"only packed memory can be borrowed; the tensor's strides are {tensor.stride()}.")
     flat = torch.as_tensor(_Memory(tensor.data_ptr(), tensor.nbytes), device=tensor.device)
     return flat.view(tensor.dtype).view(tensor.shape)
