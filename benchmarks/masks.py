@@ -5,14 +5,17 @@
 Columns, in milliseconds a step (medians):
 
     grammar   llguidance finds what is allowed, for all masked rows in one call, in its threads ("-": not installed)
-    rules     `engine.masks.due` around it: our own masks, checks, min_tokens
+    due       `engine.masks.due` around it, for requests with a mask alone
+    rules     the same for requests that have bad words and min_tokens too
     pack      the masks are written to page-locked memory and their upload is queued
     upload    the bytes cross to the device
     mask      the kernel that applies them
     sample    greedy sampling of all rows, after it
     before    the way it was: bool [rows, vocabulary] made and uploaded from ordinary memory
 
-On a GPU the last four are its own time, by events; on a CPU they are the process's.
+On a GPU upload, mask and sample are its own time, by events, and the others time on the clock. On a CPU all but
+grammar are the process's time, which others on the machine change little; OMP_NUM_THREADS=1 keeps threads that wait
+out of it.
 """
 
 from __future__ import annotations
@@ -148,20 +151,20 @@ class Bench:
 
     def case(self, masked: int) -> dict[str, float | None]:
         seqs = {row: self.sequence(row) for row in range(masked)}
+        ruled = {row: self.sequence(row, bad_words=[[5], [6, 7]], min_tokens=4) for row in range(masked)}
         found: dict[str, float | None] = {"grammar": self.grammar(masked)}
-        found["rules"] = 1e3 * median(timed(lambda: self.due(seqs)) for _ in range(self.steps)) if masked else 0.0
+        found["due"] = self.host_time(lambda: self.due(seqs)) if masked else 0.0
+        found["rules"] = self.host_time(lambda: self.due(ruled)) if masked else 0.0
         masks = self.due(seqs)
         found |= dict.fromkeys(("pack", "upload", "mask"), 0.0)
         if masked:
             sent = Masks.of(masks, self.vocab, self.device)
-            found["pack"] = 1e3 * median(timed(lambda: self.upload(masks)) for _ in range(self.steps))
+            found["pack"] = self.host_time(lambda: self.upload(masks))
             if self.device.type == "cuda":
                 staged = torch.empty(masked, num_words(self.vocab), dtype=torch.int32, pin_memory=True)
                 found["upload"] = self.time(lambda: staged.to(self.device, non_blocking=True))
             found["mask"] = self.time(lambda: self.ops.mask_logits(self.logits_RV, *sent))
-            found["before"] = 1e3 * median(
-                timed(lambda: dense(masks, self.rows, self.vocab, self.device)) for _ in range(self.steps)
-            )
+            found["before"] = self.host_time(lambda: dense(masks, self.rows, self.vocab, self.device))
         arguments = self.tables, self.slots_R, self.position_R, Feature.NONE
         found["sample"] = self.time(lambda: self.ops.sample(self.logits_RV, *arguments))
         return found
@@ -169,6 +172,10 @@ class Bench:
     def time(self, work: Callable[[], Any]) -> float:
         work()
         return milliseconds(work, self.steps, self.device)
+
+    def host_time(self, work: Callable[[], Any]) -> float:
+        clock = time.perf_counter if self.device.type == "cuda" else time.process_time
+        return 1e3 * median(timed(work, clock) for _ in range(self.steps))
 
     def upload(self, masks: Mapping[int, np.ndarray]) -> None:
         Masks.of(masks, self.vocab, self.device)
@@ -179,8 +186,8 @@ class Bench:
 
         return engine_masks.due(seqs, fail)
 
-    def sequence(self, row: int) -> Sequence:
-        params = SamplingParams(temperature=0, max_tokens=9, min_tokens=4, bad_words=[[5], [6, 7]])
+    def sequence(self, row: int, **rules: Any) -> Sequence:
+        params = SamplingParams(temperature=0, max_tokens=9, **rules)
         request = Request(
             id=str(row),
             prompt_token_ids=(6,),
@@ -217,7 +224,7 @@ def main() -> None:
     bits = 4 * num_words(options.vocab)
     with torch.inference_mode():
         bench = Bench(options.rows, options.vocab, options.steps, device)
-        names = ("grammar", "rules", "pack", "upload", "mask", "sample", "before")
+        names = ("grammar", "due", "rules", "pack", "upload", "mask", "sample", "before")
         print("masked " + "".join(f"{name:>10}" for name in names) + f"{'least upload':>14}{'least mask':>12}")
         for masked in sorted({0, 1, options.rows}):
             times = bench.case(masked)

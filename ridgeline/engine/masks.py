@@ -39,6 +39,7 @@ class TokenRules:
         always_V[list(params.allowed_token_ids or ())] = True
         always_V[[word[0] for word in words if len(word) == 1]] = False
         self._always_W = token_bits.packed(always_V)
+        self._limited = not always_V.all()
         self._found_W = self._always_W.copy()  # written over and over: fresh memory costs more than all the rest
         self._stops = token_bits.Few(token for token in request.all_stop_ids if token < vocab_size)
         self._owed = params.min_tokens  # tokens to come before it may stop
@@ -61,12 +62,16 @@ class TokenRules:
             self._inner.accept(token_id)
 
     def allowed(self) -> np.ndarray:
-        if self._inner is None:
-            np.copyto(self._found_W, self._always_W)
-        else:
-            np.bitwise_and(self._always_W, self._checked(self._inner.allowed()), out=self._found_W)
-        if ends := self._ended_words():
-            token_bits.Few(ends).remove(self._found_W)
+        found_W = self._always_W
+        if self._inner is not None:
+            found_W = self._checked(self._inner.allowed())
+            if self._limited:
+                found_W = np.bitwise_and(found_W, self._always_W, out=self._found_W)
+        ends = self._ended_words()
+        if not ends and self._owed <= 0:
+            return found_W
+        np.copyto(self._found_W, found_W)
+        token_bits.Few(ends).remove(self._found_W)
         if self._owed > 0:
             before = self._stops.remove(self._found_W)
             if token_bits.is_empty(self._found_W):

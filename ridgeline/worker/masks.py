@@ -32,9 +32,7 @@ class Masks(NamedTuple):
         staged = staging(first + count * words, device)
         packed = staged.numpy()
         packed[:count] = list(masks)
-        bits_MW = packed[first:].view(np.uint32).reshape(count, words)
-        for mask, bits_W in enumerate(masks.values()):
-            bits_MW[mask] = bits_W
+        np.stack(list(masks.values()), out=packed[first:].view(np.uint32).reshape(count, words))
         sent = staged.to(device, non_blocking=True)
         return Masks(sent[first:].view(count, words), sent[:count])
 

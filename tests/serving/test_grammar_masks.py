@@ -21,7 +21,7 @@ from ridgeline.text.tokenizer import Tokenizer
 
 FOLDER = Path(ridgeline.__file__).parent / "assets" / "embedded"
 VOCAB = 4099  # not a multiple of 32, and more than the tokenizer has
-GRAMMAR = LLMatcher.grammar_from_regex(r"(ab|cd)+[0-9]{2}")
+GRAMMAR = LLMatcher.grammar_from_regex(r"(ab|cd)+[0-9]{9}")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def taken(matcher: LLMatcher) -> list[int]:
     return [token for token in range(VOCAB) if matcher.deep_copy().consume_token(token)]
 
 
-@pytest.mark.parametrize("together", [1, WORTH_THREADS, 3 * WORTH_THREADS])
+@pytest.mark.parametrize("together", [1, 3 * WORTH_THREADS])
 def test_masks_found_together_are_what_each_matcher_takes(tokenizer: LLTokenizer, together: int) -> None:
     draw, executor = random.Random(together), LLExecutor(2)
     matchers = [LLMatcher(tokenizer, GRAMMAR, log_level=0) for _ in range(together)]
@@ -47,10 +47,10 @@ def test_masks_found_together_are_what_each_matcher_takes(tokenizer: LLTokenizer
     for _ in range(4):
         prepare(masks)
         seen |= {tuple(allowed(mask)) for mask in masks}
-        chosen = draw.randrange(together)
-        assert allowed(masks[chosen]) == taken(matchers[chosen])
         for mask in masks:
             mask.accept(draw.choice(allowed(mask)))
+    for chosen in {0, together - 1}:
+        assert allowed(masks[chosen]) == taken(matchers[chosen])
     assert len(seen) > 3, "the texts never were in different places"
 
 
