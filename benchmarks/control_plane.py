@@ -24,7 +24,7 @@ from ridgeline.core.request import Request, SamplingParams
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
-from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.runner import Forwarded, Runner
 from ridgeline.worker.segments import Scores
 
@@ -90,7 +90,7 @@ class Bench:
         times["prepare"] = time.perf_counter() - started
         lengths = torch.from_numpy(plan.kv_bound_R.astype(np.int64)).to(self.runner.device)
         logits = torch.randn(len(plan.rows), 64, device=self.runner.device)
-        scores = Scores(self.runner.slots.stopped_S[inputs.slots_R] == 0, lengths, logits)
+        scores = Scores(self.runner.slots.stopped_S[inputs.slots_R] == 0, lengths, logits, Hidden(logits, None))
         outcome = self.runner.sample(Forwarded(plan, inputs, scores, None, {}), {}).outcome
         result = StepResult(
             plan_id=plan.id,

@@ -11,7 +11,7 @@ from typing import Any
 from ridgeline.assembly import assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.plan import StepResult
-from ridgeline.core.request import Request, SamplingParams, TokenMask
+from ridgeline.core.request import Request, SamplingParams, TokenLogprobs, TokenMask
 from ridgeline.engine.engine import Engine
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.runner import Runner
@@ -19,10 +19,12 @@ from ridgeline.worker.runner import Runner
 
 @dataclass
 class Outcome:
-    """What came of one request. scored: its tokens with their logprobs, where they were asked for."""
+    """What came of one request. scored: its tokens with their logprobs, where they were asked for. prompt: the same for
+    its prompt, the likeliest tokens' too."""
 
     tokens: list[int] = field(default_factory=list)
     scored: list[tuple[int, float]] = field(default_factory=list)
+    prompt: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     error: str | None = None
 
@@ -60,6 +62,7 @@ class Rig:
                 outcome.tokens.append(event.token_id)
             if event.token_id >= 0 and event.logprobs is not None:
                 outcome.scored.append((event.token_id, float(event.logprobs.logprob)))
+            outcome.prompt += event.prompt_logprobs or ()
             outcome.finish_reason, outcome.error = event.finish_reason, event.error
 
     def run(self, *requests: Request) -> dict[str, Outcome]:

@@ -212,7 +212,9 @@ class Worker(Protocol):
         """Launch the plan's forward segment, and its sample segment unless a row waits for a mask."""
 
     def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
-        """Launch the sample segment of a waiting plan. masks: row → bool [vocab_size]."""
+        """Launch the sample segment of a waiting plan. masks: row → packed bits, uint32 [words] (`core.token_bits`), of
+        the tokens that may be drawn; rows without one draw any. The arrays must last until the plan is collected.
+        """
 
     def collect(self) -> StepResult:
         """Wait for the oldest plan not yet collected."""

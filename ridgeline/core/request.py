@@ -242,7 +242,13 @@ class TokenMask(Protocol):
         """Advance over one emitted token."""
 
     def allowed(self) -> np.ndarray:
-        """bool [vocab_size], True where the next token may be."""
+        """What the next token may be: uint32 words of packed bits (`core.token_bits`), as many as the vocabulary takes.
+
+        Bits beyond the vocabulary are 0. The array is good until the next call of `accept` or `allowed`,
+        and whoever gets it does not write to it.
+        A class may also have a static `prepare(masks)`: called with all masks of the class that are about to be asked,
+        to do at once what they can do together. It may not fail for one mask's sake.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

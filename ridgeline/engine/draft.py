@@ -13,9 +13,12 @@ from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
 
 
-def build_rows(seqs: list[Sequence], num_tokens: list[int], num_logits: list[int]) -> Rows:
-    """Rows of running sequences, as a struct of arrays. A guided request's two sample together or not at all."""
+def build_rows(seqs: list[Sequence], num_tokens: list[int], num_logits: list[int], fed: list[Sequence]) -> Rows:
+    """Rows of running sequences, as a struct of arrays. A guided request's two sample together or not at all. fed:
+    those that are given tokens. Only they can have a prompt to score."""
     features = Feature(reduce(or_, {seq.features for seq in seqs}, 0))
+    if features & Feature.PROMPT_LOGPROBS and not any(seq.features & Feature.PROMPT_LOGPROBS for seq in fed):
+        features &= ~Feature.PROMPT_LOGPROBS
     return Rows(
         slots_R=np.array([seq.slot for seq in seqs], np.int32),
         generations_R=np.array([seq.generation for seq in seqs], np.int32),
@@ -49,7 +52,7 @@ class Standing(NamedTuple):
     @staticmethod
     def of(seqs: list[Sequence], slots: SlotTable) -> Standing:
         ones = [1] * len(seqs)
-        rows = build_rows(seqs, ones, ones)
+        rows = build_rows(seqs, ones, ones, fed=[])
         columns_R = rows.slots_R.astype(np.intp)
         return Standing(seqs, rows, columns_R, slots.last_kv_len[columns_R])
 
@@ -94,7 +97,8 @@ class Draft:
             return seqs, rows, ()
         first = len(seqs)
         spans = tuple(Span(first + i, ids) for i, ids in enumerate(self._spans) if ids is not None)
-        extra = build_rows(self._seqs, self._num_tokens, self._num_logits)
+        fed = [seq for seq, ids in zip(self._seqs, self._spans, strict=True) if ids is not None]
+        extra = build_rows(self._seqs, self._num_tokens, self._num_logits, fed)
         return seqs + self._seqs, _concatenate(rows, extra), spans
 
 

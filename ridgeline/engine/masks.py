@@ -1,16 +1,22 @@
-"""Token masks, which are somebody else's code: whatever they do, only their own request may suffer. And the one mask
-of our own: `allowed_token_ids` and `bad_words`."""
+"""Token masks, which are somebody else's code: whatever they do, only their own request may suffer. And what the
+request's parameters add to them: `allowed_token_ids`, `bad_words`, `min_tokens`.
+
+Legend: W words of packed bits (`core.token_bits`).
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ridgeline.core.errors import InvalidRequest
+from ridgeline.core import token_bits
+from ridgeline.core.errors import ContractViolation, InvalidRequest
 from ridgeline.core.request import MASK_FAILED, Request, TokenMask
 from ridgeline.engine.sequence import Sequence, Status
 
@@ -20,16 +26,23 @@ Fail = Callable[[Sequence, str], None]
 
 
 class TokenRules:
-    """What a request's `allowed_token_ids` and `bad_words` (token ids) leave of the vocabulary, or of what its own mask
-    allows. A word of several tokens forbids its last one wherever the others have just come, in the prompt or after it.
+    """What a request's parameters leave of the vocabulary, or of what its own mask allows.
+
+    A bad word of several tokens forbids its last one wherever the others have just come, in the prompt or after it.
+    Until min_tokens are out stop ids are forbidden, unless nothing else is left: then the grammar is complete.
     """
 
     def __init__(self, request: Request, vocab_size: int) -> None:
         params, self._inner = request.params, request.token_mask
         words = [tuple(map(int, word)) for word in params.bad_words or ()]
-        self._always_V = np.full(vocab_size, params.allowed_token_ids is None)
-        self._always_V[list(params.allowed_token_ids or ())] = True
-        self._always_V[[word[0] for word in words if len(word) == 1]] = False
+        always_V = np.full(vocab_size, params.allowed_token_ids is None)
+        always_V[list(params.allowed_token_ids or ())] = True
+        always_V[[word[0] for word in words if len(word) == 1]] = False
+        self._always_W = token_bits.packed(always_V)
+        self._limited = not always_V.all()
+        self._found_W = self._always_W.copy()  # written over and over: fresh memory costs more than all the rest
+        self._stops = token_bits.Few(token for token in request.all_stop_ids if token < vocab_size)
+        self._owed = params.min_tokens  # tokens to come before it may stop
         self._longer: dict[int, list[tuple[int, ...]]] = {}  # by the token before the last
         for word in words:
             if len(word) > 1:
@@ -37,43 +50,88 @@ class TokenRules:
         begun = max(map(len, words), default=1) - 1
         self._recent = deque(request.prompt_token_ids[-begun:] if begun else (), maxlen=begun)
 
+    @staticmethod
+    def prepare(masks: Iterable[TokenRules]) -> None:
+        """As `TokenMask` says: whatever the requests' own masks do together."""
+        prepare(mask._inner for mask in masks if mask._inner is not None)
+
     def accept(self, token_id: int) -> None:
         self._recent.append(token_id)
+        self._owed -= 1
         if self._inner is not None:
             self._inner.accept(token_id)
 
     def allowed(self) -> np.ndarray:
-        inner: TokenMask | None = self._inner
-        found_V = self._always_V if inner is None else self._always_V & inner.allowed()
+        found_W = self._always_W
+        if self._inner is not None:
+            found_W = self._checked(self._inner.allowed())
+            if self._limited:
+                found_W = np.bitwise_and(found_W, self._always_W, out=self._found_W)
+        ends = self._ended_words()
+        if not ends and self._owed <= 0:
+            return found_W
+        np.copyto(self._found_W, found_W)
+        token_bits.Few(ends).remove(self._found_W)
+        if self._owed > 0:
+            before = self._stops.remove(self._found_W)
+            if token_bits.is_empty(self._found_W):
+                self._stops.restore(self._found_W, before)
+        return self._found_W
+
+    def _ended_words(self) -> list[int]:
+        """What would end a bad word now."""
+        if not self._longer:
+            return []
         recent = tuple(self._recent)
         near = self._longer.get(recent[-1], ()) if recent else ()
-        ends = [word[-1] for word in near if recent[1 - len(word) :] == word[:-1]]
-        if ends:
-            found_V = found_V.copy()
-            found_V[ends] = False
-        return found_V
+        return [word[-1] for word in near if recent[1 - len(word) :] == word[:-1]]
+
+    def _checked(self, found_W: np.ndarray) -> np.ndarray:
+        if found_W.dtype != np.uint32 or found_W.shape != self._always_W.shape:
+            raise ContractViolation(
+                f"a token mask is uint32 {self._always_W.shape}, got {found_W.dtype} {found_W.shape}."
+            )
+        return found_W
 
 
 def constrained(request: Request, vocab_size: int) -> Request:
-    """The request with a mask for the rules that its parameters have, if any."""
-    if request.params.allowed_token_ids is None and not request.params.bad_words:
+    """The request with a mask for all the rules it has, min_tokens among them; as it is if it needs no mask."""
+    params = request.params
+    if request.token_mask is None and params.allowed_token_ids is None and not params.bad_words:
         return request
-    return replace(request, token_mask=TokenRules(request, vocab_size))
+    if params.min_tokens:
+        params = params.replace(min_tokens=0)
+    return replace(request, params=params, token_mask=TokenRules(request, vocab_size))
 
 
-def allowed(seq: Sequence, fail: Fail) -> np.ndarray | None:
-    """bool [vocab_size] for the request's next token; None where it has no mask, or was ended by `fail`."""
-    mask = seq.request.token_mask
-    if mask is None or seq.status is Status.FINISHED:
-        return None
+def prepare(masks: Iterable[TokenMask]) -> None:
+    """Let masks of one kind do together what they can, before each is asked."""
+    kinds: dict[Any, list[TokenMask]] = {}
+    for mask in masks:
+        kinds.setdefault(type(mask), []).append(mask)
+    for kind, those in kinds.items():
+        if hasattr(kind, "prepare"):
+            with suppress(Exception):  # whoever is to blame says so when it is asked
+                kind.prepare(those)
 
-    def checked() -> np.ndarray:
-        found = mask.allowed()
-        if not found.any():
-            raise InvalidRequest("it allows no token.")
-        return found
 
-    return _guarded(checked, seq, fail)
+def due(seqs: Mapping[int, Sequence], fail: Fail) -> dict[int, np.ndarray]:
+    """Row → what its request's next token may be, for the rows whose requests have masks. `fail` ends a request."""
+    masks = {
+        row: (seq, seq.request.token_mask)
+        for row, seq in seqs.items()
+        if seq.request.token_mask is not None and seq.status is not Status.FINISHED
+    }
+    prepare(mask for _, mask in masks.values())
+    found = {row: _guarded(partial(_allowed, mask), seq, fail) for row, (seq, mask) in masks.items()}
+    return {row: bits_W for row, bits_W in found.items() if bits_W is not None}
+
+
+def _allowed(mask: TokenMask) -> np.ndarray:
+    found_W = mask.allowed()
+    if token_bits.is_empty(found_W):
+        raise InvalidRequest("it allows no token.")
+    return found_W
 
 
 def accept(seq: Sequence, token: int, fail: Fail) -> None:

@@ -470,14 +470,13 @@ class Scheduler:
                 masks.accept(seq, token, self._fail)
 
     def masks_due(self) -> tuple[int, dict[int, np.ndarray]] | None:
-        """Masks for the oldest plan in flight if it waits for them: (plan id, row → bool [vocab_size])."""
+        """Masks for the oldest plan in flight if it waits for them: (plan id, row → packed bits)."""
         record = self.in_flight[0] if self.in_flight else None
         if record is None or record.masks_given:
             return None
         record.masks_given = True
         sampled = np.flatnonzero(record.plan.rows.num_logits_R).tolist()
-        found = {row: masks.allowed(record.seqs[row], self._fail) for row in sampled}
-        return record.plan.id, {row: mask for row, mask in found.items() if mask is not None}
+        return record.plan.id, masks.due({row: record.seqs[row] for row in sampled}, self._fail)
 
     def _distrust(self, seq: Sequence) -> None:
         """A request's scores were no numbers. Nobody may find what it, or whoever it shares with, has in the cache;

@@ -25,6 +25,7 @@ OPS = {
     "paged_attention": "ridgeline.kernels.attention.op:PAGED_ATTENTION",
     "decode_attention": "ridgeline.kernels.attention.decode_op:DECODE_ATTENTION",
     "sample": "ridgeline.kernels.sampling.op:SAMPLE",
+    "mask_logits": "ridgeline.kernels.sampling.op:MASK_LOGITS",
     "score_tokens": "ridgeline.kernels.sampling.op:SCORE_TOKENS",
     "step_inputs": "ridgeline.kernels.step.op:STEP_INPUTS",
     "step_advance": "ridgeline.kernels.step.op:STEP_ADVANCE",
@@ -59,6 +60,7 @@ class Ops:
     paged_attention: Callable[..., Any]
     decode_attention: Callable[..., Any]
     sample: Callable[..., Any]
+    mask_logits: Callable[..., Any]
     score_tokens: Callable[..., Any]
     step_inputs: Callable[..., Any]
     step_advance: Callable[..., Any]

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
+from ridgeline.core import token_bits
 from ridgeline.core.request import TokenMask
 from ridgeline.serving.fair import FairPool, Full, Job
 from ridgeline.serving.grammar import compiled, wrong
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.transport.messages import Grammar, Submit
 
+WORTH_THREADS = 4  # masks; fewer are found sooner than threads are woken
 THREADS = 2  # of the compiler, which lets the interpreter go
 PATIENCE = 4  # times the limit of a check, which this grammar has passed: if it takes so long the machine is busy
 KEPT = 64  # compiled grammars that are used again
@@ -28,23 +32,43 @@ class Busy(Exception):
 
 
 class GrammarMask:
-    """A request's `TokenMask`: which tokens keep its text within the grammar."""
+    """A request's `TokenMask`: which tokens keep its text within the grammar.
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher, self._vocab_size = matcher, vocab_size
+    To find them is the library's work, and takes it up to milliseconds: `prepare` finds those of many requests at once,
+    in the threads of `executor`.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, executor: LLExecutor) -> None:
+        self._matcher, self._vocab_size, self._executor = matcher, vocab_size, executor
+        self._allowed_W: np.ndarray | None = None  # None: to be found
+
+    @staticmethod
+    def prepare(masks: Iterable[GrammarMask]) -> None:
+        """Find what each of them allows."""
+        asked = [mask for mask in masks if mask._allowed_W is None]
+        if not asked:
+            return
+        bits_NW = np.zeros((len(asked), token_bits.num_words(asked[0]._vocab_size)), np.int32)
+        matchers = [(mask._matcher, n) for n, mask in enumerate(asked)]
+        if len(asked) < WORTH_THREADS:
+            for matcher, n in matchers:
+                fill_next_token_bitmask(matcher, bits_NW, n)
+        else:
+            fill_next_token_bitmask_par(asked[0]._executor, matchers, bits_NW)
+        for mask, bits_W in zip(asked, bits_NW.view(np.uint32), strict=True):
+            mask._allowed_W = bits_W
 
     def accept(self, token_id: int) -> None:
+        self._allowed_W = None
         if not self._matcher.is_stopped() and not self._matcher.consume_token(token_id):
             raise wrong(self._matcher.get_error() or f"token {token_id} does not follow it")
 
     def allowed(self) -> np.ndarray:
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self.prepare([self])
         if self._matcher.is_error():  # some limits of the library show only on the way
             raise wrong(self._matcher.get_error())
-        mask_V = np.zeros(self._vocab_size, np.bool_)
-        found = np.unpackbits(bits, bitorder="little")[: self._vocab_size].view(np.bool_)
-        mask_V[: len(found)] = found
-        return mask_V
+        assert self._allowed_W is not None
+        return self._allowed_W
 
 
 class Waiting(NamedTuple):
@@ -59,6 +83,7 @@ class Grammars:
     def __init__(self, folder: Path, vocab_size: int, eos_ids: list[int], timeout: float) -> None:
         self._folder, self._vocab_size, self._eos_ids, self._timeout = folder, vocab_size, eos_ids, timeout
         self._pool = FairPool(THREADS, "grammar")
+        self._executor = LLExecutor()
         self._waiting: dict[tuple[bytes, int], Waiting] = {}
         self._under_way: dict[tuple[str, Grammar], Job[LLMatcher]] = {}  # by owner
         self._kept: OrderedDict[Grammar, LLMatcher] = OrderedDict()
@@ -125,7 +150,7 @@ class Grammars:
             self._kept[grammar] = matcher
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        return GrammarMask(matcher.deep_copy(), self._vocab_size)
+        return GrammarMask(matcher.deep_copy(), self._vocab_size, self._executor)
 
     def _drop_unwanted(self) -> None:
         """Forget what nobody waits for; what has not begun never will."""

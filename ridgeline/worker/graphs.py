@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.plan import Feature, StepPlan
+from ridgeline.layers.decoder import Hidden
+from ridgeline.worker.masks import Masks
 from ridgeline.worker.segments import SAMPLING, Outcome, Scores, Segments
 
 T = TypeVar("T")
@@ -29,7 +31,6 @@ MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 
 FEW_ROWS = 8  # mixed buckets come for this many rows and for all
 CAPTURED_FEATURES = (Feature.NONE, Feature.RANDOM, Feature.RANDOM | Feature.FILTER)
 SHARING_ROWS = 16  # decode buckets of a multiple of it are captured once more, for rows that share their first blocks
-UNCAPTURED = Feature.PROMPT_LOGPROBS  # needs more of the forward segment than a graph leaves
 
 Progress = Callable[[str, float], None]
 
@@ -56,7 +57,7 @@ class Graph:
             graph = torch.cuda.CUDAGraph()
             outcome = _record(graph, pool, partial(segments.sample, inputs, scores, features))
             self._samples[features] = graph, Outcome(borrowed(outcome.packed))
-        self._scores = Scores(borrowed(scores.active_R), borrowed(scores.kv_len_R), borrowed(scores.logits_RV))
+        self._scores = _borrowed_scores(scores)
         self.forward()
         for features in self._samples:
             self.sample(features)
@@ -153,6 +154,7 @@ class Graphs:
             scores = self._segments.forward(inputs)
             for features in CAPTURED_FEATURES:
                 self._segments.sample(inputs, scores, features)
+            self._segments.mask(scores, Masks.none(scores.logits_RV))
 
     def uncaptured(self, plan: StepPlan) -> Shape:
         """The size of a step that runs op by op."""
@@ -160,8 +162,6 @@ class Graphs:
 
     def find(self, plan: StepPlan) -> Graph | None:
         """The smallest bucket that holds the plan."""
-        if plan.rows.features & UNCAPTURED:
-            return None
         rows, tokens = len(plan.rows), plan.num_tokens
         if plan.rows.prefixes and rows == tokens and (graph := self._graphs.get((self._buckets.share(rows), True))):
             return graph
@@ -226,7 +226,15 @@ class _Memory:
         }
 
 
+def _borrowed_scores(scores: Scores) -> Scores:
+    x_TM, residual_TM = scores.hidden
+    hidden = Hidden(borrowed(x_TM), None if residual_TM is None else borrowed(residual_TM))
+    return Scores(borrowed(scores.active_R), borrowed(scores.kv_len_R), borrowed(scores.logits_RV), hidden)
+
+
 def borrowed(tensor: Tensor) -> Tensor:
     """The same memory without owning it: a graph's outputs stay readable, and other graphs may still reuse it."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"only packed memory can be borrowed; the tensor's strides are {tensor.stride()}.")
     flat = torch.as_tensor(_Memory(tensor.data_ptr(), tensor.nbytes), device=tensor.device)
     return flat.view(tensor.dtype).view(tensor.shape)

@@ -20,6 +20,7 @@ from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.worker.runner import Forwarded, Runner, Sampled
 from ridgeline.worker.stopwatch import Stopwatch
+from ridgeline.worker.upload import Download
 
 T = TypeVar("T")
 # How errors of a device begin that torch has no type for.
@@ -46,6 +47,8 @@ class Expected:
 
     def __init__(self, sampled: Sampled) -> None:
         self._sampled = sampled
+        self._logprobs = _download(sampled.logprobs) if sampled.logprobs else None
+        self._prompts = {row: _download(scores) for row, scores in sampled.forwarded.prompt_logprobs.items()}
         self._done: torch.cuda.Event | None = None
         if sampled.outcome.packed.is_cuda:
             self._done = torch.cuda.Event()
@@ -58,13 +61,12 @@ class Expected:
         sampled = self._sampled
         plan, packed = sampled.forwarded.plan, runner.segments.mailbox.open(sampled.letter)
         rows, finish_at = len(plan.rows), 4 * (len(packed) // 5)  # as in `Outcome`
-        prompts = sampled.forwarded.prompt_logprobs
         return StepResult(
             plan_id=plan.id,
             tokens_RK=packed[:finish_at].view(np.int32)[:rows, None],
             finish_R=packed[finish_at:].view(np.int8)[:rows],
-            logprobs=_to_host(sampled.logprobs) if sampled.logprobs else None,
-            prompt_logprobs={row: _to_host(scores) for row, scores in prompts.items()},
+            logprobs=_arrived(self._logprobs) if self._logprobs else None,
+            prompt_logprobs={row: _arrived(scores) for row, scores in self._prompts.items()},
             elapsed=watch.seconds(),
         )
 
@@ -182,6 +184,10 @@ def _lost(error: Exception, device: torch.device) -> bool:
     return False
 
 
-def _to_host(logprobs: DeviceLogprobs) -> StepLogprobs:
-    parts = (logprobs.logprob_N, logprobs.rank_N, logprobs.top_ids_NL, logprobs.top_logprobs_NL)
-    return StepLogprobs(*(part.cpu().numpy() for part in parts))
+def _download(scores: DeviceLogprobs) -> Download:
+    return Download((scores.rank_N, scores.top_ids_NL, scores.logprob_N, scores.top_logprobs_NL))  # the widest first
+
+
+def _arrived(download: Download) -> StepLogprobs:
+    rank_R, top_ids_RL, logprob_R, top_logprobs_RL = download.arrays()
+    return StepLogprobs(logprob_R, rank_R, top_ids_RL, top_logprobs_RL)

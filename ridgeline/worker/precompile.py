@@ -25,6 +25,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
 from ridgeline.worker.inputs import StepInputs
+from ridgeline.worker.masks import Masks
 from ridgeline.worker.runner import Runner
 
 ROOT = Path(__file__).parents[1]  # of the package
@@ -96,6 +97,7 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
             scores = runner.segments.forward(inputs)
             for features in CAPTURED_FEATURES:
                 runner.segments.sample(inputs, scores, features)
+            runner.segments.mask(scores, Masks.none(scores.logits_RV))
     return done
 
 

@@ -1,6 +1,6 @@
 """Executes plans on one device, in the order they come: deltas to the slots, inputs, forward segment, sample segment.
 
-Per-slot masks may arrive between the segments. Steps that fit a captured graph replay it; the others (long prompts,
+Token masks may arrive between the segments. Steps that fit a captured graph replay it; the others (long prompts,
 rare sampling features, CPUs) run the same segments op by op.
 
 Legend: T tokens of the step, R rows, N rows or positions scored, L likeliest tokens reported, V vocabulary.
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.errors import ContractViolation
@@ -25,8 +24,10 @@ from ridgeline.worker.graphs import Graph, Graphs, Progress
 from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import StepInputs
 from ridgeline.worker.mailbox import Letter
+from ridgeline.worker.masks import Masks
 from ridgeline.worker.segments import HostLengths, Outcome, Scores, Segments
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.upload import upload
 
 SCORED_AT_ONCE = 256  # positions of a prompt: their logits, in float32 and more than once, must not fill the memory
 
@@ -88,10 +89,11 @@ class Runner:
         graph = self._graphs.find(plan) if self._graphs is not None else None
         if graph is not None:
             graph.inputs.load(plan)
-            return Forwarded(plan, graph.inputs, graph.forward(), graph, {})
-        inputs = self.inputs(plan)
-        scores = self.segments.forward(inputs, HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R))
-        return Forwarded(plan, inputs, scores, None, self._score_prompts(plan, scores.hidden))
+            inputs, scores = graph.inputs, graph.forward()
+        else:
+            inputs = self.inputs(plan)
+            scores = self.segments.forward(inputs, HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R))
+        return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden))
 
     def prepare(self, plan: StepPlan) -> None:
         """Bring the slots up to what the plan builds on."""
@@ -116,20 +118,22 @@ class Runner:
     def sample(self, forwarded: Forwarded, masks: Mapping[int, np.ndarray]) -> Sampled:
         """Draw a token for every sampling row and advance the slots."""
         plan, features, scores = forwarded.plan, forwarded.plan.rows.features, forwarded.scores
-        graph = None if masks or plan.rows.guided else forwarded.graph
-        outcome = graph.sample(features) if graph is not None else None
+        guides = self._guides(plan.rows, forwarded.inputs.num_rows) if plan.rows.guided else None
+        if guides is not None:
+            scores = replace(scores, logits_RV=guides.scores(scores.logits_RV))
+        reported_RV = scores.logits_RV[: len(plan.rows)]  # logprobs are those of the scores before masks
+        if masks:
+            if features & Feature.LOGPROBS:
+                reported_RV = reported_RV.clone()
+            self.segments.mask(scores, Masks.of(masks, self.decoder.spec.vocab_size, self.device))
+        outcome = forwarded.graph.sample(features) if forwarded.graph is not None and guides is None else None
         if outcome is None:
-            mask_RV = self._stack_masks(forwarded.inputs.num_rows, masks) if masks else None
-            guides = self._guides(plan.rows, forwarded.inputs.num_rows) if plan.rows.guided else None
-            if guides is not None:
-                scores = replace(scores, logits_RV=guides.scores(scores.logits_RV))
-            outcome = self.segments.sample(forwarded.inputs, scores, features, mask_RV, guides)
+            outcome = self.segments.sample(forwarded.inputs, scores, features, guides)
         letter = self.segments.mailbox.expect(outcome.packed)
         logprobs = None
         if features & Feature.LOGPROBS:
-            rows = slice(len(plan.rows))
-            token_R = outcome.token_R[rows].long().clamp(min=0)
-            logprobs = self.decoder.ops.score_tokens(scores.logits_RV[rows], token_R, plan.rows.num_logprobs)
+            token_R = outcome.token_R[: len(plan.rows)].long().clamp(min=0)
+            logprobs = self.decoder.ops.score_tokens(reported_RV, token_R, plan.rows.num_logprobs)
         return Sampled(forwarded, outcome, letter, logprobs)
 
     def _check_generations(self, plan: StepPlan) -> None:
@@ -146,14 +150,8 @@ class Runner:
             self._guided = rows, num_rows, Guides(rows, num_rows, self.device)
         return self._guided[2]
 
-    def _stack_masks(self, num_rows: int, masks: Mapping[int, np.ndarray]) -> Tensor:
-        mask_RV = np.ones((num_rows, self.decoder.spec.vocab_size), np.bool_)
-        for row, mask in masks.items():
-            mask_RV[row] = mask
-        return torch.from_numpy(mask_RV).to(self.device)
-
-    def _score_prompts(self, plan: StepPlan, hidden: Hidden | None) -> dict[int, DeviceLogprobs]:
-        if hidden is None or not plan.rows.features & Feature.PROMPT_LOGPROBS:
+    def _score_prompts(self, plan: StepPlan, hidden: Hidden) -> dict[int, DeviceLogprobs]:
+        if not plan.rows.features & Feature.PROMPT_LOGPROBS:
             return {}
         scored = {span.row: self._score_prompt(plan, span.row, hidden) for span in plan.spans}
         return {row: scores for row, scores in scored.items() if scores is not None}
@@ -172,6 +170,6 @@ class Runner:
         for offset in range(0, len(next_ids), SCORED_AT_ONCE):
             ids = next_ids[offset : offset + SCORED_AT_ONCE]
             logits_PV = self.decoder.logits(hidden.at(slice(start + offset, start + offset + len(ids))))
-            token_P = torch.tensor(ids, device=self.device)
+            token_P = upload(np.array(ids, np.int64), self.device)
             pieces.append(self.decoder.ops.score_tokens(logits_PV, token_P, form.params.prompt_logprobs))
         return DeviceLogprobs.joined(pieces)

@@ -1,5 +1,6 @@
 """The two segments of a step on the device: forward (tokens in, scores out) and sample (scores in, tokens out, slots
-advanced). Both read and write device memory alone and never look at a value, so each can be captured as a graph.
+advanced); token masks are applied between them. They read and write device memory alone and never look at a value, so
+each can be captured as a graph.
 
 Legend: T tokens of the step, R rows, V vocabulary.
 """
@@ -20,6 +21,7 @@ from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import StepInputs
 from ridgeline.worker.mailbox import Mailbox
+from ridgeline.worker.masks import Masks
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.state.paged import PagedCache, PagedState
 
@@ -39,13 +41,14 @@ class HostLengths:
 @dataclass(frozen=True)
 class Scores:
     """What the forward segment leaves. active_R: rows the device has not stopped. kv_len_R: tokens cached after the
-    step (1 for stopped rows, so that their attention stays defined). logits_RV: of every row's last token.
+    step (1 for stopped rows, so that their attention stays defined). logits_RV: of every row's last token. hidden: of
+    all tokens, to score prompts by.
     """
 
     active_R: Tensor
     kv_len_R: Tensor
     logits_RV: Tensor
-    hidden: Hidden | None = None
+    hidden: Hidden
 
 
 @dataclass(frozen=True)
@@ -145,19 +148,22 @@ class Segments:
         residual_TM, rows_of = hidden.residual_NM, self._ops.embedding
         return Hidden(rows_of(index_R, hidden.x_NM), None if residual_TM is None else rows_of(index_R, residual_TM))
 
+    def mask(self, scores: Scores, masks: Masks) -> None:
+        """Forbid tokens in the scores, in place, before anything is drawn from them."""
+        self._ops.mask_logits(scores.logits_RV, masks.bits_MW, masks.row_M)
+
     def sample(
         self,
         inputs: StepInputs,
         scores: Scores,
         features: Feature,
-        mask_RV: Tensor | None = None,
         guides: Guides | None = None,
     ) -> Outcome:
         """Draw a token for every row that emits one, advance the slots, post the outcome. guides: whose `scores` these
         are, if anybody's."""
         slots, outcome = self.slots, Outcome.empty(inputs.num_rows, inputs.slots_R.device)
         token_R = self._ops.sample(
-            scores.logits_RV, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING, mask_RV
+            scores.logits_RV, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING
         )
         self._ops.step_advance(
             token_R if guides is None else guides.tokens(token_R),

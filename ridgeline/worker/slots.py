@@ -20,7 +20,7 @@ from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Assign, Delta, Feature, SetBlocks, features_of
 from ridgeline.core.request import MAX_STOP_IDS
 from ridgeline.kernels.sampling.op import SamplingTables
-from ridgeline.worker.upload import staging
+from ridgeline.worker.upload import staging, upload
 from ridgeline.worker.words import Record, Words
 
 _NUM_INTS = 6
@@ -118,17 +118,18 @@ class Slots:
     def _assign_bias(self, form: Assign) -> None:
         bias, tables = form.params.logit_bias or {}, self.sampling  # empty: the slot's last request had one
         width = tables.bias_SB.shape[1]
-        tables.bias_ids_SB[form.slot] = self._ints(_padded(list(bias), width))
-        tables.bias_SB[form.slot] = torch.tensor(_padded([float(b) for b in bias.values()], width, 0.0)).to(self.device)
-
+        tables.bias_ids_SB[form.slot] = upload(np.array(_padded(list(bias), width), np.int64), self.device)
+        tables.bias_SB[form.slot] = upload(np.array(_padded(list(bias.values()), width, 0), np.float32), self.device)
         (self._biased.add if bias else self._biased.discard)(form.slot)
 
     def _count_tokens(self, form: Assign) -> None:
         seen_V, count_V = self.sampling.prompt_seen_SV[form.slot], self.sampling.output_count_SV[form.slot]
-        seen_V.zero_()[self._ints(list(form.prompt))] = True
+        seen_V.zero_().index_fill_(0, upload(np.array(form.prompt, np.int64), self.device), True)
         count_V.zero_()
         if form.output:
-            count_V += torch.bincount(self._ints(list(form.output)), minlength=len(count_V)).to(count_V.dtype)
+            ids_counts = np.stack(np.unique(np.array(form.output, np.int64), return_counts=True))
+            ids_n, counts_n = upload(ids_counts, self.device)
+            count_V.index_copy_(0, ids_n, counts_n.to(count_V.dtype))
 
     def check(self, expected: Mapping[int, Assign]) -> None:
         """Debug mode: what the deltas folded to must equal the engine's full forms. Reads the device.
@@ -157,9 +158,6 @@ class Slots:
         have |= {"min_len": int(tables.min_len_S[slot]), "stop ids": _used(tables.stop_ids_SE[slot])}
         want |= {"min_len": len(form.prompt) + params.min_tokens, "stop ids": sorted(form.stop_ids)}
         have["biased ids"], want["biased ids"] = _used(tables.bias_ids_SB[slot]), sorted(params.logit_bias or ())
-
-    def _ints(self, values: list) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self.device)
 
 
 _floats_of = attrgetter(*_FLOATS)

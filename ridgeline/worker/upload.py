@@ -1,7 +1,13 @@
-"""Where the host writes what goes to the device."""
+"""How arrays come to the device and back without anybody waiting: through page-locked memory, in the stream's order.
+
+A copy from or to ordinary memory holds the host until the device has done all that was queued before it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,3 +16,27 @@ def staging(size: int, device: torch.device) -> Tensor:
     """`size` int32 on the host; page-locked if `device` is a GPU, so that nobody waits for its copy. Torch keeps the
     memory until the copies that read it are done, then recycles it."""
     return torch.empty(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+
+
+def upload(values: np.ndarray, device: torch.device) -> Tensor:
+    """The values on the device, once what was queued before has run there."""
+    source = torch.from_numpy(values)
+    staged = torch.empty(source.shape, dtype=source.dtype, pin_memory=device.type == "cuda")
+    return staged.copy_(source).to(device, non_blocking=True)
+
+
+class Download:
+    """Tensors on their way to the host, those of wide types first. On a GPU they travel as one copy, behind what is
+    queued when this is made."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        if tensors[0].is_cuda:
+            packed = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors])
+            host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True).copy_(packed, non_blocking=True)
+            parts = host.split([tensor.nbytes for tensor in tensors])
+            self._tensors = [part.view(t.dtype).view(t.shape) for part, t in zip(parts, tensors, strict=True)]
+
+    def arrays(self) -> list[np.ndarray]:
+        """The values, once an event behind this has passed on the device."""
+        return [tensor.numpy() for tensor in self._tensors]

@@ -18,6 +18,7 @@ import numpy as np
 from ridgeline.core.cache_spec import NULL_BLOCK, CacheLayout
 from ridgeline.core.plan import Assign, Feature, Finish, Release, SetBlocks, StepLogprobs, StepPlan, StepResult
 from ridgeline.core.request import Request
+from ridgeline.core.token_bits import unpacked
 
 VOCAB = 6
 EOS = 0
@@ -41,9 +42,10 @@ def digests(tokens: Iterable[int]) -> list[int]:
 
 
 def choose(visible: Iterable[int], seed: int, mask: np.ndarray | None) -> int:
-    """The token that follows from the digests a query sees."""
+    """The token that follows from the digests a query sees. mask: packed bits."""
     start = (sum(visible) + seed) % (1 << 64) % VOCAB
-    return next(t % VOCAB for t in range(start, start + VOCAB) if mask is None or mask[t % VOCAB])
+    allowed = unpacked(mask, VOCAB) if mask is not None else np.ones(VOCAB, np.bool_)
+    return next(t % VOCAB for t in range(start, start + VOCAB) if allowed[t % VOCAB])
 
 
 def alone(request: Request, layout: CacheLayout, mask: object = None) -> list[int]:

@@ -12,6 +12,7 @@ from ridgeline.core.cache_spec import NULL_BLOCK
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.plan import Feature
 from ridgeline.core.request import Preemption, Request, TokenEvent
 from ridgeline.engine.engine import Engine
 from tests.engine.desk import Desk, make_request
@@ -591,3 +592,23 @@ def test_a_prompt_under_a_window_needs_room_for_a_piece_of_it_alone() -> None:
     assert together == 3
     assert desk.scheduler.preemptions.total() == 0
     assert desk.got == {request.id: desk.alone(request) for request in requests}
+
+
+# ---- prompt logprobs ------------------------------------------------------------------------------------------------
+
+
+def test_only_plans_that_feed_a_scored_prompt_ask_for_its_logprobs() -> None:
+    """A plan that asks costs its whole batch something; what decodes beside or after it must not."""
+    desk = Desk(budget=7)
+    scored = make_request("a", PROMPT, max_tokens=9, prompt_logprobs=0)
+    desk.add(scored, make_request("b", PROMPT[::-1], max_tokens=14))
+    asking = []
+    while desk.scheduler.has_work:
+        while len(desk.scheduler.in_flight) < 2 and (plan := desk.submit()):
+            feeds = any(desk.scheduler.in_flight[-1].seqs[span.row].id == "a" for span in plan.spans)
+            assert bool(plan.rows.features & Feature.PROMPT_LOGPROBS) == feeds
+            asking.append(feeds)
+        desk.deliver()
+    assert asking.count(True) == 2, "ten tokens in chunks of seven"
+    assert asking.count(False) > 8
+    assert desk.got["a"] == desk.alone(scored)

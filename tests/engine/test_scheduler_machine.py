@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import StepPlan
 from ridgeline.core.request import Request, SamplingParams, TokenEvent
+from ridgeline.core.token_bits import packed
 from ridgeline.engine.cache.prefix import chain_hash
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.scheduler import Scheduler
@@ -44,7 +45,7 @@ class Alternating:
         if self.fault == "allowed" and self.count == self.faulty_at:
             raise RuntimeError("the grammar broke")
         nothing = self.fault == "nothing" and self.count == self.faulty_at
-        return (np.arange(VOCAB) % 2 == self.count % 2) & (not nothing)
+        return packed((np.arange(VOCAB) % 2 == self.count % 2) & (not nothing))
 
 
 @dataclass

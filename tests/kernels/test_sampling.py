@@ -54,12 +54,11 @@ def choose(name: str, device: str = "cpu") -> Callable[..., torch.Tensor]:
 def same_tokens_as_the_reference(name: str, device: str, batch, seed: int, masked: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(len(batch), V, generator=generator)
-    mask = torch.rand(len(batch), V, generator=generator) < 0.7 if masked else None
-    sampling = sampling_of(batch, V)
-    expected = op.sample_reference(logits, *sampling, mask)
-    on_device = sampling_of(batch, V, device)
+    if masked:
+        logits[torch.rand(len(batch), V, generator=generator) >= 0.7] = -torch.inf
+    expected = op.sample_reference(logits, *sampling_of(batch, V))
     before = logits.to(device)
-    got = choose(name, device)(before, *on_device, mask.to(device) if mask is not None else None)
+    got = choose(name, device)(before, *sampling_of(batch, V, device))
     assert got.tolist() == expected.tolist()
     assert torch.equal(before.cpu(), logits), "logits are reported afterwards and must stay as they are"
 
@@ -163,8 +162,8 @@ RISING = torch.arange(V, dtype=torch.float32)[None] / 10  # the likeliest token 
 def draw(request: pytest.FixtureRequest) -> Callable[..., int]:
     """One row's token from `RISING`."""
 
-    def one(params: SamplingParams, *, mask: torch.Tensor | None = None, **row: object) -> int:
-        return choose(request.param)(RISING, *sampling_of([Row(params, **row)], V), mask).item()
+    def one(params: SamplingParams, *, logits: torch.Tensor = RISING, **row: object) -> int:
+        return choose(request.param)(logits, *sampling_of([Row(params, **row)], V)).item()
 
     return one
 
@@ -194,10 +193,11 @@ def test_a_bias_is_added_to_logits_of_any_dtype(name: str, dtype: torch.dtype) -
 
 
 def test_a_masked_token_is_never_drawn(draw) -> None:
-    mask = torch.zeros(1, V, dtype=torch.bool)
-    mask[0, [3, 7]] = True
-    assert draw(GREEDY, mask=mask) == 7
-    assert {draw(SamplingParams(temperature=5), mask=mask, seed=seed) for seed in range(12)} == {3, 7}
+    masked = torch.full_like(RISING, -torch.inf)
+    masked[0, [3, 7]] = RISING[0, [3, 7]]
+    assert draw(GREEDY, logits=masked) == 7
+    assert draw(GREEDY.replace(logit_bias={0: 100.0, 3: 5.0}), logits=masked) == 3
+    assert {draw(SamplingParams(temperature=5), logits=masked, seed=seed) for seed in range(12)} == {3, 7}
 
 
 def test_top_k_of_1_is_greedy_and_a_tie_goes_to_the_smaller_id() -> None:

@@ -1,4 +1,4 @@
-"""Bias, mask, min_tokens and penalties on a tile of logits in registers (the order and arithmetic of op.py)."""
+"""Bias, min_tokens and penalties on a tile of logits in registers (the order and arithmetic of op.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ def adjusted(
     valid,
     slot,
     position,
-    mask_ptr,
     bias_ids_ptr,
     bias_ptr,
     stop_ids_ptr,
@@ -41,10 +40,9 @@ def adjusted(
     TILE: tl.constexpr,
     BIAS_WIDTH: tl.constexpr,
     STOP_WIDTH: tl.constexpr,
-    MASK: tl.constexpr,
     PENALTY: tl.constexpr,
 ):
-    """x float32 of the tile's `token`s, which lie in first … first + TILE. mask_ptr: the row's. Widths 0: not wanted.
+    """x float32 of the tile's `token`s, which lie in first … first + TILE. Widths 0: not wanted.
 
     Biases and stops are few: one scalar at a time, and only those of this tile touch the registers.
     """
@@ -54,9 +52,6 @@ def adjusted(
             biased = tl.load(ids_ptr + i)
             if (biased >= first) & (biased < first + TILE):
                 x += tl.where(token == biased, tl.load(bias_ptr + slot * bias_stride + i), 0.0)
-    if MASK:
-        allowed = tl.load(mask_ptr + token, mask=valid, other=0) != 0
-        x = tl.where(allowed, x, float("-inf"))
     if STOP_WIDTH > 0:
         ids_ptr = stop_ids_ptr + slot * stop_stride
         if position < tl.load(min_len_ptr + slot * int_stride):

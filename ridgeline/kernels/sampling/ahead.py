@@ -10,16 +10,17 @@ from ridgeline.kernels.sampling.bracket import bracket_kernel, stats_kernel
 from ridgeline.kernels.sampling.draw import draw_kernel
 from ridgeline.kernels.sampling.finish import finish_kernel
 from ridgeline.kernels.sampling.logprobs import combine_kernel, score_kernel, top_kernel
+from ridgeline.kernels.sampling.mask import mask_kernel
 from ridgeline.kernels.sampling.typical import typical_kernel
 
 _INT64 = {
     "slots_ptr", "position_ptr", "seed_ptr", "top_k_ptr", "min_len_ptr", "bias_ids_ptr", "stop_ids_ptr", "token_ptr",
     "rank_ptr", "candidate_ptr", "top_id_ptr",
 }  # fmt: skip
-_INT32 = {"count_ptr", "num_candidates_ptr", "best_id_ptr", "tile_count_ptr"}
-_BOOL = {"mask_ptr", "seen_ptr"}
+_INT32 = {"count_ptr", "num_candidates_ptr", "best_id_ptr", "tile_count_ptr", "bits_ptr", "row_ptr"}
+_BOOL = {"seen_ptr"}
 _DIVISIBLE = {
-    "V", "logits_stride", "source_stride", "adjusted_stride", "mask_stride", "bias_ids_stride", "bias_stride",
+    "V", "logits_stride", "source_stride", "adjusted_stride", "bias_ids_stride", "bias_stride",
     "stop_stride", "count_stride", "seen_stride", "kept_stride",
 }  # fmt: skip
 
@@ -54,8 +55,8 @@ def _draws(archs: tuple[str, ...], approximate: bool) -> Iterator[AotKernel]:
     yield _kernel(finish_kernel, finish | {"FILTER": True}, num_warps=16, archs=archs)
 
 
-PLAIN = {"BIAS_WIDTH": 0, "STOP_WIDTH": 0, "MASK": 0, "PENALTY": 0}
-EVERYTHING = {"BIAS_WIDTH": 1024, "STOP_WIDTH": 64, "MASK": 1, "PENALTY": 1}
+PLAIN = {"BIAS_WIDTH": 0, "STOP_WIDTH": 0, "PENALTY": 0}
+EVERYTHING = {"BIAS_WIDTH": 1024, "STOP_WIDTH": 64, "PENALTY": 1}
 _GREEDY = {"TILE": 1024, "CAPACITY": 2048, "RANDOM": False, "FILTER": False, "APPROX": False}
 _REDUCE = {
     "TILES": 128, "TILE": 2048, "CAPACITY": 2048, "MANY": 8192, "SHIFT": 16, "RANDOM": False,
@@ -71,6 +72,7 @@ AOT = (
     _kernel(bracket_kernel, {"TILES": 32, "SAMPLE": 4096, "RESERVE": 16, "CAPACITY": 2048}, num_warps=8, hot=True),
     _kernel(finish_kernel, _REDUCE, num_warps=1, hot=True),
     _kernel(typical_kernel, {"TILES": 128, "SHIFT": 16, "MANY": 8192}, num_warps=16),
+    _kernel(mask_kernel, {"TILE": 4096}, num_warps=8, hot=True),
     _kernel(score_kernel, {"TILE": 4096}, num_warps=8, hot=True),
     _kernel(combine_kernel, {"TILES": 32}, num_warps=1, hot=True),
     _kernel(top_kernel, {"TILE": 4096, "TILES": 32}, num_warps=8),

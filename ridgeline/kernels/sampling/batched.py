@@ -16,14 +16,11 @@ def sample(
     slots_N: Tensor,
     position_N: Tensor,
     features: Feature,
-    mask_NV: Tensor | None = None,
 ) -> Tensor:
     """As `op.sample_reference`; does only what `features` names."""
     if features & Feature.BIAS:
         ids_NB = tables.bias_ids_SB[slots_N].clamp(min=0)  # unused entries add 0 to token 0
         logits_NV = logits_NV.float().scatter_add(1, ids_NB, tables.bias_SB[slots_N])
-    if mask_NV is not None:
-        logits_NV = logits_NV.masked_fill(~mask_NV, -torch.inf)
     if features & Feature.MIN_TOKENS:
         logits_NV = _forbid_stops(logits_NV, tables, slots_N, position_N)
     if features & Feature.PENALTY:

@@ -22,7 +22,6 @@ DEVIATIONS = tl.constexpr(4.0)  # how far off the sample may be before a row tak
 @triton.jit
 def stats_kernel(
     logits_ptr,
-    mask_ptr,
     slots_ptr,
     position_ptr,
     temperature_ptr,
@@ -40,7 +39,6 @@ def stats_kernel(
     tile_sum_ptr,
     V,
     logits_stride,
-    mask_stride,
     adjusted_stride,
     bias_ids_stride,
     bias_stride,
@@ -52,7 +50,6 @@ def stats_kernel(
     TILE: tl.constexpr,
     BIAS_WIDTH: tl.constexpr,
     STOP_WIDTH: tl.constexpr,
-    MASK: tl.constexpr,
     PENALTY: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -68,7 +65,7 @@ def stats_kernel(
     temperature = tl.load(temperature_ptr + slot * float_stride)
     if PDL:
         gdc_launch_dependents()
-    if BIAS_WIDTH + STOP_WIDTH > 0 or MASK or PENALTY:
+    if BIAS_WIDTH + STOP_WIDTH > 0 or PENALTY:
         x = adjusted(
             x,
             token,
@@ -76,7 +73,6 @@ def stats_kernel(
             valid,
             slot,
             tl.load(position_ptr + row),
-            mask_ptr + row * mask_stride,
             bias_ids_ptr,
             bias_ptr,
             stop_ids_ptr,
@@ -96,7 +92,6 @@ def stats_kernel(
             TILE,
             BIAS_WIDTH,
             STOP_WIDTH,
-            MASK,
             PENALTY,
         )
         tl.store(adjusted_ptr + row * adjusted_stride + token, x, mask=valid)

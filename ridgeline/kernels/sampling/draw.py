@@ -22,7 +22,6 @@ COLDEST = tl.constexpr(1e-30)  # lower temperatures count as this one: no differ
 @triton.jit
 def draw_kernel(
     logits_ptr,
-    mask_ptr,
     slots_ptr,
     position_ptr,
     temperature_ptr,
@@ -46,7 +45,6 @@ def draw_kernel(
     reach_ptr,
     V,
     logits_stride,
-    mask_stride,
     adjusted_stride,
     bias_ids_stride,
     bias_stride,
@@ -59,7 +57,6 @@ def draw_kernel(
     CAPACITY: tl.constexpr,
     BIAS_WIDTH: tl.constexpr,
     STOP_WIDTH: tl.constexpr,
-    MASK: tl.constexpr,
     PENALTY: tl.constexpr,
     RANDOM: tl.constexpr,
     FILTER: tl.constexpr,
@@ -88,7 +85,7 @@ def draw_kernel(
         temperature = tl.load(temperature_ptr + slot * float_stride)
     if PDL:
         gdc_launch_dependents()
-    if BIAS_WIDTH + STOP_WIDTH > 0 or MASK or PENALTY:
+    if BIAS_WIDTH + STOP_WIDTH > 0 or PENALTY:
         x = adjusted(
             x,
             token,
@@ -96,7 +93,6 @@ def draw_kernel(
             valid,
             slot,
             position,
-            mask_ptr + row * mask_stride,
             bias_ids_ptr,
             bias_ptr,
             stop_ids_ptr,
@@ -116,7 +112,6 @@ def draw_kernel(
             TILE,
             BIAS_WIDTH,
             STOP_WIDTH,
-            MASK,
             PENALTY,
         )
         if RANDOM:  # a second look must find what this one saw

@@ -57,7 +57,6 @@ def sample(
     slots_N: Tensor,
     position_N: Tensor,
     features: Feature,
-    mask_NV: Tensor | None = None,
     config: Config | None = None,
 ) -> Tensor:
     """As `op.sample_reference`; does only what `features` names. Rows of logits and tables are contiguous."""
@@ -68,13 +67,12 @@ def sample(
     tiles = triton.cdiv(vocab, config.tile)
     typical = random and bool(features & Feature.TYPICAL)
     filtered = random and bool(features & Feature.FILTER) and not typical
-    flags = _flags(tables, features, mask_NV)
+    flags = _flags(tables, features)
     adjusts = any(flags.values())
     options = launch_options(device)
     approximate = compute_capability(device) != (0, 0)  # NVIDIA's have the instruction
     strides = _strides(tables)
     nothing = slots_N  # stands for pointers that are not followed
-    mask_NV = nothing[None] if mask_NV is None else mask_NV
     columns = (
         tables.bias_ids_SB,
         tables.bias_SB,
@@ -94,8 +92,8 @@ def sample(
     bracket_N8 = count_N = candidates_NC = nothing
     if filtered or typical:
         stats_kernel[(tiles, rows)](
-            logits_NV, mask_NV, slots_N, position_N, tables.temperature_S, *columns, source_NV,
-            max_NJ, sum_NJ, vocab, logits_NV.stride(0), mask_NV.stride(0), source_NV.stride(0), *strides,
+            logits_NV, slots_N, position_N, tables.temperature_S, *columns, source_NV,
+            max_NJ, sum_NJ, vocab, logits_NV.stride(0), source_NV.stride(0), *strides,
             TILE=config.tile, **flags, num_warps=config.warps, **options,
         )  # fmt: skip
         flags, read_NV = dict.fromkeys(flags, 0), source_NV
@@ -119,9 +117,9 @@ def sample(
             CAPACITY=config.capacity, num_warps=config.bracket_warps, **options,
         )  # fmt: skip
     draw_kernel[(rows, tiles)](
-        read_NV, mask_NV, slots_N, position_N, tables.temperature_S, tables.seed_S, *columns, source_NV,
+        read_NV, slots_N, position_N, tables.temperature_S, tables.seed_S, *columns, source_NV,
         bracket_N8, count_N, candidates_NC, best_NJ, best_id_NJ, sure_NJ, reach_NJ,
-        vocab, read_NV.stride(0), mask_NV.stride(0), source_NV.stride(0), *strides,
+        vocab, read_NV.stride(0), source_NV.stride(0), *strides,
         TILE=config.tile, CAPACITY=config.capacity, **flags, RANDOM=random, FILTER=filtered, APPROX=approximate,
         num_warps=config.warps, **options,
     )  # fmt: skip
@@ -145,12 +143,11 @@ def _row_warps(config: Config, random: bool, filtered: bool) -> int:
     return config.row_warps if filtered else config.tile // 256 if random and config.tile > 256 else 1
 
 
-def _flags(tables: SamplingTables, features: Feature, mask_NV: Tensor | None) -> dict[str, int]:
+def _flags(tables: SamplingTables, features: Feature) -> dict[str, int]:
     """The kernels' compile-time choices; all 0 where logits are taken as they come."""
     return {
         "BIAS_WIDTH": triton.next_power_of_2(tables.bias_ids_SB.shape[1]) if features & Feature.BIAS else 0,
         "STOP_WIDTH": triton.next_power_of_2(tables.stop_ids_SE.shape[1]) if features & Feature.MIN_TOKENS else 0,
-        "MASK": int(mask_NV is not None),
         "PENALTY": int(bool(features & Feature.PENALTY)),
     }
 

@@ -1,11 +1,11 @@
-"""From logits to tokens: biases, masks, penalties, temperature, filters, one counter-based draw.
+"""From logits to tokens: biases, penalties, temperature, filters, one counter-based draw; and token masks before it.
 
-Order: bias, mask, min_tokens, penalties; then greedy rows take the largest logit, the others divide by the
-temperature, filter by top-k, top-p, min-p, typical-p (transformers' order) and draw by Gumbel-max. Everything a
-request asked for lies in tables indexed by slot, so the segment has the same shape whatever the batch wants. Guidance
-(`scoring.guide`) comes before all of it.
+Order: guidance (`scoring.guide`) and masks (`mask_logits`), which are ops of their own; then bias, min_tokens and
+penalties; then greedy rows take the largest logit, the others divide by the temperature, filter by top-k, top-p, min-p,
+typical-p (transformers' order) and draw by Gumbel-max. Everything else that a request asked for lies in tables indexed
+by slot, so the segment has the same shape whatever the batch wants.
 
-Legend: S slots, N rows that sample, V vocabulary, E stop ids, B biased ids.
+Legend: S slots, N rows that sample, V vocabulary, E stop ids, B biased ids, M masked rows, W words of 32 tokens.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ def sample_reference(
     slots_N: Tensor,
     position_N: Tensor,
     features: Feature,
-    mask_NV: Tensor | None = None,
 ) -> Tensor:
     """One token per row, int64 [N]; -1 where all logits are NaN. logits_NV: any float dtype, left as it is. position:
     index of the token to draw.
@@ -83,8 +82,6 @@ def sample_reference(
         for token, bias in zip(tables.bias_ids_SB[slot].tolist(), tables.bias_SB[slot].tolist(), strict=True):
             if token >= 0:
                 logits_V[token] += bias
-        if mask_NV is not None:
-            logits_V[~mask_NV[n]] = -torch.inf
         if position_N[n] < tables.min_len_S[slot]:
             logits_V[[t for t in tables.stop_ids_SE[slot].tolist() if t >= 0]] = -torch.inf
         _penalize(logits_V, tables, slot)
@@ -140,6 +137,21 @@ def _typical(logits_V: Tensor, typical_p: float) -> Tensor:
     return distance_V <= nearest[enough]
 
 
+def mask_reference(logits_NV: Tensor, bits_MW: Tensor, row_M: Tensor) -> None:
+    """Forbid tokens in place: -inf in row row_M[m] wherever bits_MW[m] has no bit. NaN stays NaN, so that a row of
+    nothing else is still known for what it is.
+
+    bits_MW int32: token v is bit v % 32 of word v // 32. row_M int32, none twice.
+    """
+    vocab, device = logits_NV.shape[1], logits_NV.device
+    is_set_B8 = (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)) & 1  # of every byte
+    bound_B8 = torch.where(is_set_B8 == 1, torch.inf, -torch.inf).to(logits_NV.dtype)
+    bound_C8 = torch.empty(4 * bits_MW.shape[1], 8, dtype=logits_NV.dtype, device=device)
+    for bits_W, row in zip(bits_MW, row_M.tolist(), strict=True):
+        torch.index_select(bound_B8, 0, bits_W.view(torch.uint8).int(), out=bound_C8)
+        torch.minimum(logits_NV[row], bound_C8.view(-1)[:vocab], out=logits_NV[row])
+
+
 SAMPLE = Op(
     "sample",
     sample_reference,
@@ -148,6 +160,12 @@ SAMPLE = Op(
         Implementation("torch", "ridgeline.kernels.sampling.batched:sample"),
         Implementation("fixed", "ridgeline.kernels.sampling.gpu:sample_fixed", on_gpu),
     ),
+)
+
+MASK_LOGITS = Op(
+    "mask_logits",
+    mask_reference,
+    (Implementation("triton", "ridgeline.kernels.sampling.mask:mask", on_gpu),),
 )
 
 SCORE_TOKENS = Op(

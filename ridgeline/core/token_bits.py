@@ -1,0 +1,54 @@
+"""Sets of tokens as packed bits: token t is bit t % 32 of word t // 32. 152,000 tokens take 19 KB.
+
+Legend: V vocabulary, W words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+WORD = 32
+
+
+def num_words(vocab_size: int) -> int:
+    """Words that so many tokens take."""
+    return -(-vocab_size // WORD)
+
+
+def packed(members_V: np.ndarray) -> np.ndarray:
+    """uint32 [W] of bool [V]; bits beyond the vocabulary are 0."""
+    padded = np.zeros(num_words(len(members_V)) * WORD, np.bool_)
+    padded[: len(members_V)] = members_V
+    return np.packbits(padded, bitorder="little").view(np.uint32)
+
+
+def unpacked(bits_W: np.ndarray, vocab_size: int) -> np.ndarray:
+    """bool [V] of uint32 [W]."""
+    return np.unpackbits(bits_W.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
+
+
+def is_empty(bits_W: np.ndarray) -> bool:
+    """Whether no bit is set. As bytes, since of these `any` looks no further than it must."""
+    return not bits_W.view(np.bool_).any()
+
+
+class Few:
+    """Some tokens, to be taken out of many sets."""
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        kept: dict[int, int] = {}
+        for token in token_ids:
+            kept[token // WORD] = kept.get(token // WORD, 0xFFFFFFFF) & ~(1 << token % WORD)
+        self._words, self._kept = np.array(list(kept), np.intp), np.array(list(kept.values()), np.uint32)
+
+    def remove(self, bits_W: np.ndarray) -> np.ndarray:
+        """Take them out in place; returns what `restore` wants."""
+        before = bits_W[self._words]
+        bits_W[self._words] = before & self._kept
+        return before
+
+    def restore(self, bits_W: np.ndarray, before: np.ndarray) -> None:
+        """Undo `remove`."""
+        bits_W[self._words] = before
