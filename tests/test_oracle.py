@@ -75,7 +75,9 @@ def check_output(family: str, prompt: Sequence[int], output: CompletionOutput) -
 def check_prompt(family: str, result: RequestOutput) -> None:
     prompt, entries = list(result.prompt_token_ids), result.prompt_logprobs
     expected = oracle_logprobs(family, prompt)
-    assert entries is None if len(prompt) == 1 else len(entries) == len(prompt)
+    assert entries is not None
+    assert len(entries) == len(prompt)
+    assert entries[0] is None
     for position in range(1, len(prompt)):
         reported = entries[position][prompt[position]].logprob
         assert reported == pytest.approx(expected[position - 1, prompt[position]].item(), abs=TOLERANCE)

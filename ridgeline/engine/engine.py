@@ -12,7 +12,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel, Headroom, StepShape
 from ridgeline.core.errors import DeviceLost, InvalidRequest
 from ridgeline.core.plan import StepPlan, StepResult, Worker
-from ridgeline.core.request import Request, RequestStats, SamplingParams, StepEvents
+from ridgeline.core.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
 from ridgeline.engine.masks import constrained
 from ridgeline.engine.scheduler import Scheduler
 
@@ -171,6 +171,12 @@ class Engine:
                     f"context of {limit}.",
                     param="max_tokens",
                 )
+        if len(request.all_stop_ids) > MAX_STOP_IDS:
+            raise InvalidRequest(
+                f"{len(request.all_stop_ids)} token ids end the request, the model's own included; at most "
+                f"{MAX_STOP_IDS} can.",
+                param="stop_token_ids",
+            )
         needed = sum(self.layout.pages_needed(member.max_total_tokens, max_chunk) for member in members)
         if needed > self.layout.num_pages - 1:
             total, name = sum(member.max_total_tokens for member in members), "prompt and max_tokens together"

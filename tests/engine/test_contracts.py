@@ -13,7 +13,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan import Feature
-from ridgeline.core.request import Preemption, Request, TokenEvent
+from ridgeline.core.request import MAX_STOP_IDS, Preemption, Request, TokenEvent
 from ridgeline.engine.engine import Engine
 from tests.engine.desk import Desk, make_request
 from tests.engine.ideal_worker import VOCAB, IdealWorker, alone
@@ -612,3 +612,13 @@ def test_only_plans_that_feed_a_scored_prompt_ask_for_its_logprobs() -> None:
     assert asking.count(True) == 2, "ten tokens in chunks of seven"
     assert asking.count(False) > 8
     assert desk.got["a"] == desk.alone(scored)
+
+
+def test_more_stop_ids_than_the_device_holds_are_refused_before_any_step() -> None:
+    layout = layout_of(((None, 1),), 4, 33)
+    config = EngineConfig(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64)
+    engine = Engine(config, layout, IdealWorker(layout), vocab_size=VOCAB)
+    most = make_request("a", PROMPT, stop_ids=frozenset(range(100, 100 + MAX_STOP_IDS - 1)))  # and the model's own
+    engine.check(most)
+    with pytest.raises(InvalidRequest, match="65 token ids end the request, the model's own included; at most 64 can"):
+        engine.check(replace(most, stop_ids=most.stop_ids | {99}))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from ridgeline.core.request import Request
+from ridgeline.core.request import Preemption, Request
 from ridgeline.core.token_bits import packed
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
@@ -59,7 +59,7 @@ def kinds(vocab: int) -> tuple[dict[str, Any], ...]:
         {"temperature": 1.0, "typical_p": 0.8},
         {"repetition_penalty": 1.2, "presence_penalty": 0.3},
         {"temperature": 0.9, "frequency_penalty": 0.5, "logit_bias": {5: 2.0, 77: -3.0}},
-        {"temperature": 1.0, "min_tokens": 6, "stop_ids": frozenset(range(0, vocab, 50))},
+        {"temperature": 1.0, "min_tokens": 6, "stop_ids": frozenset(range(0, vocab, vocab // 50))},
         {"temperature": 1.0, "allowed_token_ids": list(range(3, vocab, 7)), "bad_words": [[10], [17, 24]]},
         {"temperature": 0.6, "mask": Even(vocab)},
         {"guidance_scale": 1.5},
@@ -121,7 +121,7 @@ def arriving(own: Rig, requests: Iterable[Request], every_step: int, *, preempti
         own.add(*left[:every_step])
         del left[:every_step]
         if preempting and step % 3 == 2 and scheduler._decoding:
-            scheduler._preempt(draw.choice([*scheduler._decoding]).leader)
+            scheduler._preempt(draw.choice([*scheduler._decoding]).leader, Preemption.BLOCKS)
         own.step()
     raise AssertionError
 
@@ -189,7 +189,7 @@ def test_the_comparison_sees_one_changed_bit(tmp_path: Path) -> None:
         alone = one_by_one(own, mixed_requests(13, longest=20, most=7, vocab=320))
     with rig(folder, debug_checks=False, max_num_seqs=16) as own:
         together = arriving(own, mixed_requests(13, longest=20, most=7, vocab=320), 3, preempting=True)
-        assert own.engine.scheduler.num_preemptions > 3
+        assert own.engine.scheduler.preemptions.total() > 3
     assert {name: bits[0] for name, bits in together.items()} == {name: bits[0] for name, bits in alone.items()}
     requests = mixed_requests(13, longest=20, most=7, vocab=320)
     assert len(alone["1"][2]) == len(requests[1].prompt_token_ids) - 1, "its prompt logprobs are compared too"

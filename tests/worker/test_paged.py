@@ -51,7 +51,7 @@ def test_no_logit_depends_on_what_lay_in_the_cache(tiny_model: Callable[[str], P
     """Every cell is NaN beforehand, the null block's too; rows of unequal lengths, stopped ones among them."""
     seen = []
     for value in (0.0, torch.nan):
-        with rig(tiny_model(family), device=device) as own:
+        with rig(tiny_model(family), device=device, kv_cache_memory=1 << 24) as own:
             for tensors in own.runner.segments.state._views.values():
                 for tensor in tensors:
                     tensor.fill_(value)
