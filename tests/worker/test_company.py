@@ -190,7 +190,7 @@ def test_the_comparison_sees_one_changed_bit(tmp_path: Path) -> None:
         alone = one_by_one(own, mixed_requests(13, longest=20, most=7, vocab=320))
     with rig(folder, debug_checks=False, max_num_seqs=16) as own:
         together = arriving(own, mixed_requests(13, longest=20, most=7, vocab=320), 3, preempting=True)
-        assert own.engine.scheduler.preemptions.total() > 3
+        assert own.engine.scheduler.preemptions.total() >= 3
     assert {name: bits[0] for name, bits in together.items()} == {name: bits[0] for name, bits in alone.items()}
     requests = mixed_requests(13, longest=20, most=7, vocab=320)
     assert len(alone["1"][2]) == len(requests[1].prompt_token_ids) - 1, "its prompt logprobs are compared too"
