@@ -86,7 +86,6 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     model = read_model_config(folder)
     dtype, why = choose_dtype(config.dtype, model.dtype, device)
-    logger.info("computing in %s on %s: %s", dtype, device, why)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     check_weights_fit(model.spec, device, dtype=dtype, positions=1)
     if config.load_format != "dummy":
@@ -165,6 +164,7 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     )
     if captured:
         engine.rehearse()
+    logger.info("computing in %s on %s: %s", dtype, device, why)
     return Assembly(engine=engine, worker=worker, model=model, folder=folder, device=device, dtype=dtype, memory=memory)
 
 

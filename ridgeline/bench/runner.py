@@ -28,7 +28,14 @@ ROOT = Path(__file__).parents[2]
 
 
 class BenchmarkFailed(RidgelineError):
-    """The measuring process failed; the sentence says at what, and the tail of its log follows."""
+    """The measuring process failed; the sentence says at what. log: the end of what it printed, shown after that."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self._log = log
+
+    def __str__(self) -> str:
+        return super().__str__() + self._log
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +140,7 @@ def _read(process: subprocess.Popen[str], timeout: float, log: IO[bytes]) -> Ite
             return
         if line is None:
             raise BenchmarkFailed(
-                f"the measuring process ended during {at}, exit code {process.wait()}.{_tail(process, log)}"
+                f"the measuring process ended during {at}, exit code {process.wait()}.", _tail(process, log)
             )
         event = json.loads(line)
         if event["event"] == "done":
@@ -141,7 +148,7 @@ def _read(process: subprocess.Popen[str], timeout: float, log: IO[bytes]) -> Ite
         if event["event"] == "error":
             if event["code"] == 2:
                 raise InvalidConfig(event["message"])
-            raise BenchmarkFailed(f"the measuring process failed during {at}: {event['message']}{_tail(process, log)}")
+            raise BenchmarkFailed(f"the measuring process failed during {at}: {event['message']}", _tail(process, log))
         at = event.get("workload", at)
         yield event
 

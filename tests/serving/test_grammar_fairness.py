@@ -18,6 +18,7 @@ import pytest
 from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.request import SamplingParams
+from ridgeline.core.token_bits import unpacked
 from ridgeline.serving import owner
 from ridgeline.serving.errors import GrammarsBusy
 from ridgeline.serving.fair import FairPool, Full, Job
@@ -233,7 +234,7 @@ def test_completions_of_one_grammar_share_its_compilation_and_nothing_else() -> 
     first, second, *_ = decided(grammars, 4).values()
     letters = first.allowed()
     assert np.array_equal(letters, second.allowed())
-    token = int(np.flatnonzero(letters)[0])
+    token = int(np.flatnonzero(unpacked(letters, 4096))[0])
     for _ in range(3):
         if not np.array_equal(first.allowed(), letters):
             break

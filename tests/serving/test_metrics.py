@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.request import Preemption, SamplingParams
 from ridgeline.serving import metrics
 from ridgeline.serving.bounds import BOUNDS
 from ridgeline.serving.face import Face
@@ -84,6 +84,7 @@ def test_figures_of_known_traffic(socket: Path) -> None:
         "prompt_tokens": 200,
         "generation_tokens": 35,
         "preemptions": 0,
+        **{f"preemptions: {reason}": 0 for reason in Preemption},
         "prefix_cache_queries": 200,
         "prefix_cache_hits": 0,
     }

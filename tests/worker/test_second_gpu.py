@@ -62,7 +62,7 @@ def test_all_of_assembling_has_its_device_current(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     monkeypatch.setattr(assembly, "on_device", entered)
-    monkeypatch.setattr(assembly, "_assemble", lambda config, device, progress: seen.append((device, [*now])))
+    monkeypatch.setattr(assembly, "_assemble", lambda config, device, *_: seen.append((device, [*now])))
     assembly.assemble(LLMConfig(device=asked))
     assert seen == [(torch.device("cuda", wanted), [torch.device("cuda", wanted)])]
     assert not now

@@ -110,7 +110,8 @@ def paged_attention(
 def _work(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv: int) -> Work:
     passes = list(_passes(batch, k_cache_NGPD, window, per_kv))
     most = max((each.blocks_BC.numel() for each in passes), default=0)
-    return Work(passes, k_cache_NGPD.new_empty(2, most, *k_cache_NGPD.transpose(1, 2).shape[1:]))
+    with torch.inference_mode(False):  # or only inference could write there later: a profile repeats single ops
+        return Work(passes, k_cache_NGPD.new_empty(2, most, *k_cache_NGPD.transpose(1, 2).shape[1:]))
 
 
 def _passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv: int) -> Iterator[Pass]:

@@ -12,6 +12,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from ridgeline.serving.bodies import MOST_TOKENS
 from ridgeline.serving.errors import BadRequest
 
+MOST_LEVELS = 100  # of messages in messages: the bound of the library, which reads no deeper
 MOST_FIELDS = 1 << 15  # of a message and of those within it; a list of numbers is one
 INLINE_BYTES = 16 << 10  # that are read without being counted: they hold no more fields than that
 LARGEST_LIST = 5 * MOST_TOKENS  # bytes of a list of numbers, each of which takes at most five
@@ -30,11 +31,13 @@ def check_message(data: bytes, read: Callable[[bytes], Any]) -> None:
         if descriptor is None:
             raise BadRequest(f"the message has {len(data)} bytes, and this method takes at most {INLINE_BYTES}.")
         with suppress(_Malformed):
-            _count(data, 0, len(data), descriptor, MOST_FIELDS)
+            _count(data, 0, len(data), descriptor, MOST_FIELDS, MOST_LEVELS)
 
 
-def _count(data: bytes, at: int, end: int, descriptor: Descriptor, left: int) -> int:
-    """Fields that may still come after those from `at` to `end`."""
+def _count(data: bytes, at: int, end: int, descriptor: Descriptor, left: int, levels: int) -> int:
+    """Fields that may still come after those from `at` to `end`. levels: of messages in messages, that may follow."""
+    if levels < 0:
+        raise BadRequest(f"the message has more than {MOST_LEVELS} levels of messages in messages; send less.")
     while at < end:
         left -= 1
         if left < 0:
@@ -49,14 +52,14 @@ def _count(data: bytes, at: int, end: int, descriptor: Descriptor, left: int) ->
             size, at = _varint(data, at, end)
             if size > end - at:
                 raise _Malformed
-            left = _within(data, at, at + size, descriptor.fields_by_number.get(key >> 3), left)
+            left = _within(data, at, at + size, descriptor.fields_by_number.get(key >> 3), left, levels)
             at += size
         else:  # groups, which no message here has
             raise BadRequest("the message has a group, and this method takes none.")
     return left
 
 
-def _within(data: bytes, at: int, end: int, field: FieldDescriptor | None, left: int) -> int:
+def _within(data: bytes, at: int, end: int, field: FieldDescriptor | None, left: int, levels: int) -> int:
     """The same for a field that has a length: a text, a list of numbers, or a message."""
     if field is None or field.type in (field.TYPE_STRING, field.TYPE_BYTES):
         return left
@@ -69,7 +72,7 @@ def _within(data: bytes, at: int, end: int, field: FieldDescriptor | None, left:
     if field.message_type.full_name == STRUCT and end - at > LARGEST_STRUCT:
         message = f"{field.name} has {end - at} bytes; at most {LARGEST_STRUCT} are taken."
         raise BadRequest(message, param=field.name)
-    return _count(data, at, end, field.message_type, left)
+    return _count(data, at, end, field.message_type, left, levels - 1)
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
