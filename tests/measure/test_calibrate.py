@@ -81,7 +81,7 @@ def test_precision_and_threads_are_restored() -> None:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `calibrate --quick --json` prints, which takes a minute of a core. It keeps its record in a folder of its own."""
+    """What `calibrate --quick --json` prints, which takes a minute of a core."""
     home = tmp_path_factory.mktemp("calibration")
     done = subprocess.run(
         [sys.executable, "-m", "ridgeline", "calibrate", "--quick", "--json", "--device", "cpu"],
