@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from typing import Any
 
 PATHS = (
@@ -133,9 +134,9 @@ def _mutate(draw: random.Random, value: Any) -> None:
         elif isinstance(value, dict) and draw.random() < 0.3:
             value[
                 draw.choice(("n", "best_of", "stop", "stream", "suffix", "user", "x", "logprobs", "seed", "top_p"))
-            ] = draw.choice(VALUES)
+            ] = deepcopy(draw.choice(VALUES))
         else:
-            value[key] = draw.choice(VALUES)
+            value[key] = deepcopy(draw.choice(VALUES))
         return
 
 
