@@ -313,6 +313,8 @@ def main() -> None:
         assembly = assemble(LLMConfig(**settings.options), interactive=True)
     except RidgelineError as error:
         tell_mistake(error)
+    if (target := assembly.engine.config.itl_target) is not None:
+        logger.info("steps with prompts take about %.3g ms at most while requests decode (--itl-target)", 1e3 * target)
     host = EngineHost(assembly, EngineSocket(settings.socket), settings)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     tell_ready()
