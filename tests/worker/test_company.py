@@ -179,7 +179,7 @@ def test_256_requests_in_flight_get_the_bits_they_get_alone(tmp_path: Path) -> N
         if different := report(order, alone, together):
             failed[name] = different
             print(f"{name}: {len(different)} of 256 differ", *different[:12], sep="\n  ")
-    assert {name: len(lines) for name, lines in failed.items()} == {}
+    assert failed == {}, "\n".join(f"{name}:\n  " + "\n  ".join(lines[:12]) for name, lines in failed.items())
 
 
 def test_the_comparison_sees_one_changed_bit(tmp_path: Path) -> None:
