@@ -622,3 +622,38 @@ def test_more_stop_ids_than_the_device_holds_are_refused_before_any_step() -> No
     engine.check(most)
     with pytest.raises(InvalidRequest, match="65 token ids end the request, the model's own included; at most 64 can"):
         engine.check(replace(most, stop_ids=most.stop_ids | {99}))
+
+
+# ---- no row too many, nobody past who is held up --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lookahead", [2, 0])
+def test_a_request_has_a_row_for_each_of_its_tokens_and_none_after_the_last(lookahead: int) -> None:
+    desk = Desk()
+    desk.add(make_request("a", PROMPT, max_tokens=5, lookahead=lookahead), make_request("b", PROMPT, max_tokens=20))
+    rows = 0
+    while desk.scheduler.has_work:
+        while len(desk.scheduler.in_flight) < 2 and desk.submit():
+            rows += sum(seq.id == "a" for seq in desk.scheduler.in_flight[-1].seqs)
+        desk.deliver()
+    assert rows == 5, "the prompt's, and one for each token but the last"
+
+
+def test_nobody_is_admitted_past_a_prompt_that_is_held_up() -> None:
+    """The second prompt goes on by four blocks, and three are free; the third would start with one and two to spare."""
+    desk = Desk(pages=31, budget=16)
+    first, second, third = (
+        make_request("a", (1, 2), max_tokens=30),
+        make_request("b", PROMPT * 3),
+        make_request("c", (3,)),
+    )
+    desk.add(first, second)
+    desk.submit(), desk.deliver()
+    [held] = desk.scheduler.cache.pool.take([desk.scheduler.cache.pool.free_pages - 3])  # as if others had them
+    desk.add(third)
+    desk.submit()
+    assert {seq.id for seq in desk.scheduler.in_flight[-1].seqs} == {"a"}
+    for block in held:
+        desk.scheduler.cache.pool.release(0, block, 0)
+    desk.finish()
+    assert desk.got == {request.id: desk.alone(request) for request in (first, second, third)}

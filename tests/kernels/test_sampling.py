@@ -324,6 +324,12 @@ def test_draws_without_a_sort_follow_the_distribution(device: str, count: int, p
     assert (statistic - freedom) / (2 * freedom) ** 0.5 < 5
 
 
+def test_min_p_keeps_what_is_exactly_as_likely_as_it_asks() -> None:
+    logits_V = torch.tensor([1.0, 3.0, 3.0, 2.0])
+    theirs_V = transformers.MinPLogitsWarper(1.0)(torch.zeros(1, 1, dtype=torch.long), logits_V[None])[0] > -torch.inf
+    assert op._filter(logits_V, 0, 1.0, 1.0).tolist() == theirs_V.tolist() == [False, True, True, False]
+
+
 EDGES = [
     SamplingParams(),
     SamplingParams(temperature=0),

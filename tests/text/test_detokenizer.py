@@ -199,8 +199,9 @@ def test_nothing_comes_after_a_stop(byte_level_tokenizer: Tokenizer) -> None:
     assert (detokenizer.stopped, detokenizer.at_token, detokenizer.num_tokens) == ("b", 2, 2)
 
 
-def test_no_stop_before_min_tokens(byte_level_tokenizer: Tokenizer) -> None:
-    detokenizer = detokenizer_for(byte_level_tokenizer, stop="b", min_tokens=3)
+@pytest.mark.parametrize("min_tokens", [3, 4])
+def test_no_stop_before_min_tokens(byte_level_tokenizer: Tokenizer, min_tokens: int) -> None:
+    detokenizer = detokenizer_for(byte_level_tokenizer, stop="b", min_tokens=min_tokens)
     ids = [byte_level_tokenizer.encode(c, add_special_tokens=False)[0] for c in "ababab"]
     assert "".join(stream(detokenizer, ids)) == "aba"
     assert detokenizer.at_token == 4
