@@ -1,7 +1,7 @@
 """What hostile clients do to a face, and what it does to others: attacks on a server that this starts itself.
 
-    python benchmarks/attacks/http_face.py [ATTACK …]          each attack, one after the other
-    python benchmarks/attacks/http_face.py --cases 50000       mutated requests (benchmarks/attacks/http_cases.py)
+    python -m benchmarks.attacks.http_face [ATTACK …]          each attack, one after the other
+    python -m benchmarks.attacks.http_face --cases 50000       mutated requests (benchmarks/attacks/http_cases.py)
 
 For each attack: the longest that another client waited for /health/live meanwhile (beside that of the quiet server),
 the face's memory before and after, and whether every answer was right. Exits with 1 where the server broke: a process
@@ -20,13 +20,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(1, str(Path(__file__).parent.parent))  # scripts beside this folder
-
-from http_cases import campaign
-from serving_endurance import Served, resident
+from benchmarks.attacks.http_cases import campaign
+from benchmarks.serving_endurance import Served, resident
 
 KEY = "attack-key"
 FLAT = 64 << 20  # bytes that a face may keep after an attack
@@ -204,7 +201,7 @@ def run(server: Served, url: str, names: list[str]) -> int:
         right = answer.startswith(wanted) and not other.failures and after - before < FLAT
         broken += not right
         print(
-            f"{name:22} {max(other.waits):9.3f}s {took:8.2f} {before >> 20:10} {after >> 20:6}  "
+            f"{name:22} {max(other.waits, default=0.0):9.3f}s {took:8.2f} {before >> 20:10} {after >> 20:6}  "
             f"{answer}{'' if right else '   BROKEN'}",
             flush=True,
         )
