@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import fields
@@ -22,7 +23,7 @@ from typing import Any
 import pytest
 
 from benchmarks import serving_endurance as endurance
-from benchmarks.serving_endurance import Served, descriptors
+from benchmarks.serving_endurance import Served, descriptors, resident
 from ridgeline.cli.serve import prepare, read_file, serve
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
@@ -50,6 +51,22 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", file, "-days", "2"]
     subprocess.run([*command, "-subj", "/CN=localhost"], check=True, capture_output=True)
     return key, file
+
+
+def test_a_face_gives_the_memory_of_large_bodies_back(served: Served) -> None:
+    """24 MiB of a tool call's arguments, which are a text in a text: unmended, a face keeps twice that for good."""
+    arguments = json.dumps("[" + "[]," * (6 << 20) + "[]]")
+    call = {"role": "assistant", "content": "x", "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
+    start = json.dumps({"messages": [call]})[: -len("}}]}]}")].encode()
+    body = start + b', "arguments": ' + arguments.encode() + b"}}]}]}"
+    before = max(map(resident, served.faces))
+    for _ in range(4):  # each face gets some
+        request = urllib.request.Request(
+            f"{served.url}/v1/chat/completions", body, {"Content-Type": "application/json"}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(request, timeout=PATIENCE)
+    assert max(map(resident, served.faces)) < before + (32 << 20)
 
 
 def gone(pid: int) -> bool:
