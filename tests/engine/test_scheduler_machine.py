@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan import Finish, StepPlan
 from ridgeline.core.request import Request, SamplingParams, TokenEvent
 from ridgeline.core.token_bits import packed
-from ridgeline.engine.cache.prefix import chain_hash
+from ridgeline.engine.cache.prefix import chain_hash, root_hash
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.scheduler import Scheduler
 from tests.engine.ideal_worker import EOS, VOCAB, IdealWorker, alone
@@ -224,9 +224,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     def deliver(self, times) -> None:
         for _ in range(times):
             if self.scheduler.in_flight:
-                for event in self.scheduler.update(self.worker.collect()):
+                seqs, result = self.scheduler.in_flight[0].seqs, self.worker.collect()
+                for event in self.scheduler.update(result):
                     self._note(event)
+                self._check_withdrawn([seqs[row].request for row in np.flatnonzero(result.finish_R == Finish.NAN)])
                 self._provide_masks()
+
+    def _check_withdrawn(self, lost: list[Request]) -> None:
+        """Nobody finds the prompts of requests whose scores were no numbers."""
+        size = self.layout.block_size
+        for request in lost:
+            node_hash = root_hash(request.cache_salt)
+            for end in range(size, len(request.prompt_token_ids) + 1, size):
+                node_hash = chain_hash(node_hash, request.prompt_token_ids[end - size : end])
+                assert self.scheduler.cache.index.get(node_hash) is None
 
     @rule(times=st.integers(1, 12))
     def run(self, times) -> None:
