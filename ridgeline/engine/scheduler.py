@@ -44,6 +44,7 @@ from ridgeline.engine.slots import SlotTable
 from ridgeline.engine.waiting import WaitingQueue
 
 REASONS = (None, "stop", "length", None)  # by `Finish` code
+LOOK_AGAIN = 16  # plans after which it is looked again for whom the first waiting request could take the place of
 NOT_NUMBERS = "the model's scores are not numbers (NaN): its weights are damaged, or its dtype overflows."
 
 
@@ -64,6 +65,7 @@ class Scheduler:
         self._prefilling: dict[Sequence, None] = {}
         self._decoding: dict[Sequence, None] = {}  # may be planned before their last token is known
         self._paced: dict[Sequence, None] = {}  # decoding with lookahead 0
+        self._looked: tuple[Sequence | None, int, int] = None, 0, 0  # for whom, running then, newest plan then
         self._standing: Standing | None = NOBODY  # rows of _decoding; None when the set changed
         self._prefixes = PrefixGroups(layout, config.max_num_seqs) if config.cascade else None
         self._deltas: list[Delta] = []  # what the next plan tells the worker, in order
@@ -150,11 +152,19 @@ class Scheduler:
     def _make_way_by_rank(self) -> None:
         """Preempt requests that the first waiting one outranks, the last in order first, until it can start.
 
-        Done before any row is drafted, as `_grow_running` is: a preempted request must not be in the plan.
+        Done before any row is drafted, as `_grow_running` is: a preempted request must not be in the plan. Not in every
+        plan for the same request: its prefix is searched each time, which takes milliseconds where it is long.
         """
         seq = self._waiting.head() if self._policy.preempts else None
         if seq is None or seq.last_plan > self._retired:
             return
+        looked_for, running, plan_id = self._looked
+        if seq is looked_for and running <= self._num_seqs and self._plan_id < plan_id + LOOK_AGAIN:
+            return
+        self._take_places(seq)
+        self._looked = seq, self._num_seqs, self._plan_id
+
+    def _take_places(self, seq: Sequence) -> None:
         lower = [s for s in self._running() if self._policy.outranks(seq.request, s.request)]
         lower.sort(key=lambda s: s.order)
         if not lower or not self._could_start(seq, lower):

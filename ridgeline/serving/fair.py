@@ -71,7 +71,7 @@ class FairPool:
                 self._running[job.owner] += 1
             job.run()
             with self._changed:
-                self._running[job.owner] -= 1
+                self._running -= Counter([job.owner])  # leaves none behind that has no more
                 self._changed.notify_all()
 
     def _next(self) -> Job | None:

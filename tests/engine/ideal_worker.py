@@ -8,7 +8,7 @@ request, overwritten too early, never written or seen through a stale table show
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -71,7 +71,11 @@ def visible(tokens: list[int], layout: CacheLayout) -> Iterable[int]:
 
 
 def guided(seen: Iterable[int], negative: Iterable[int], scale: float) -> list[int]:
-    """What a guided request chooses by: other for other scales, or if the two were swapped."""
+    """What a guided request chooses by: other for other scales, or if the two were swapped. No number, if one of the
+    two has none."""
+    seen, negative = list(seen), list(negative)
+    if NAN in seen or NAN in negative:
+        return [NAN]
     return [sum(seen), 3 * sum(negative), int(8 * scale) % 64]
 
 
@@ -99,8 +103,8 @@ class Step:
 class IdealWorker:
     """fail_next: make the next executed plan fail ("early": untouched, "late": after scribbling over its cells).
     poison: seeds of requests that fail every plan that runs them. blamed: seeds of requests that a failed plan ran
-    alone. turns_nan: seeds of requests whose next step computes no numbers. lazy: execute only when a result is
-    collected."""
+    alone. turns_nan: seeds of requests whose next step computes no numbers. told_nan: how often which seed was told
+    so. lazy: execute only when a result is collected."""
 
     def __init__(self, layout: CacheLayout, *, lazy: bool = True) -> None:
         self.layout = layout
@@ -109,6 +113,7 @@ class IdealWorker:
         self.poison: set[int] = set()
         self.blamed: set[int] = set()
         self.turns_nan: set[int] = set()
+        self.told_nan = Counter[int]()
         self.slots: dict[int, Slot] = {}
         self.memory: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._steps: deque[Step] = deque()
@@ -309,6 +314,7 @@ class IdealWorker:
                 continue
             if NAN in seen:
                 finish_R[row], slot.stopped = Finish.NAN, True
+                self.told_nan[slot.form.seed] += 1
                 continue
             token = choose(seen, slot.form.seed, (step.masks or {}).get(row))
             slot.last_token = tokens_RK[row, 0] = token

@@ -92,6 +92,26 @@ def test_nobody_is_preempted_for_a_request_that_could_not_start_even_so() -> Non
     assert desk.got == {request.id: desk.alone(request) for request in [*own, second]}
 
 
+def test_who_cannot_start_is_not_looked_at_in_every_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look searches the cache for the whole prompt. It is looked again at once when somebody has ended."""
+    desk = desk_of(pages=17, slots=4)
+    own = [ranked("high 0", LONG[:36], -10, max_tokens=4), ranked("low", LONG[20:37], 10, max_tokens=20)]
+    desk.add(*own)
+    desk.submit(), desk.deliver()
+    desk.add(second := replace(ranked("high 1", LONG[:40], -10, max_tokens=4), cache_salt="its own"))
+    looks: list[object] = []
+    would_admit = desk.scheduler.cache.would_admit
+    monkeypatch.setattr(desk.scheduler.cache, "would_admit", lambda *a, **k: looks.append(a) or would_admit(*a, **k))
+    while "high 0" not in desk.ended:
+        desk.submit(), desk.deliver()
+    assert len(looks) == 1
+    desk.submit(), desk.deliver()
+    assert desk.got["high 1"], "it takes the place of the lower one as soon as there is one"
+    assert desk.scheduler.preemptions == {Preemption.PRIORITY: 1}
+    desk.finish()
+    assert desk.got == {request.id: desk.alone(request) for request in [*own, second]}
+
+
 @pytest.mark.parametrize(("policy", "priorities"), [("fcfs", (10, -10)), ("priority", (5, 5)), ("priority", (-1, 5))])
 def test_nobody_is_preempted_for_who_does_not_outrank_it(policy: str, priorities: tuple[int, int]) -> None:
     desk = desk_of(policy, slots=1)

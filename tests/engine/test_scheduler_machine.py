@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan import Finish, StepPlan
 from ridgeline.core.request import Request, SamplingParams, TokenEvent
 from ridgeline.core.token_bits import packed
-from ridgeline.engine.cache.prefix import chain_hash
+from ridgeline.engine.cache.prefix import chain_hash, root_hash
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.scheduler import Scheduler
 from tests.engine.ideal_worker import EOS, VOCAB, IdealWorker, alone
@@ -188,6 +188,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def fail(self, fault) -> None:
         self.worker.fail_next = fault
 
+    @precondition(lambda self: any(e.ended is None for e in self.expected.values()))
+    @rule(data=st.data())
+    def compute_no_numbers(self, data) -> None:
+        names = [name for name, expected in self.expected.items() if expected.ended is None]
+        self.worker.turns_nan.add(self.expected[data.draw(st.sampled_from(names))].request.seed)
+
     @rule(times=st.integers(1, 4))
     def schedule(self, times) -> None:
         for _ in range(times):
@@ -218,9 +224,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     def deliver(self, times) -> None:
         for _ in range(times):
             if self.scheduler.in_flight:
-                for event in self.scheduler.update(self.worker.collect()):
+                seqs, result = self.scheduler.in_flight[0].seqs, self.worker.collect()
+                for event in self.scheduler.update(result):
                     self._note(event)
+                self._check_withdrawn([seqs[row].request for row in np.flatnonzero(result.finish_R == Finish.NAN)])
                 self._provide_masks()
+
+    def _check_withdrawn(self, lost: list[Request]) -> None:
+        """Nobody finds the prompts of requests whose scores were no numbers."""
+        size = self.layout.block_size
+        for request in lost:
+            node_hash = root_hash(request.cache_salt)
+            for end in range(size, len(request.prompt_token_ids) + 1, size):
+                node_hash = chain_hash(node_hash, request.prompt_token_ids[end - size : end])
+                assert self.scheduler.cache.index.get(node_hash) is None
 
     @rule(times=st.integers(1, 12))
     def run(self, times) -> None:
@@ -243,7 +260,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         expected.prompt_positions += [entry.logprob for entry in event.prompt_logprobs or []]
         expected.ended = event.finish_reason
         if event.finish_reason == "error":
-            assert expected.may_fail or expected.request.seed in self.worker.blamed, (
+            seed = expected.request.seed
+            assert expected.may_fail or seed in self.worker.blamed or self.worker.told_nan[seed] > 1, (
                 f"an innocent request ended: {event.error}"
             )
             assert event.error

@@ -135,6 +135,18 @@ def test_turns_go_round_and_one_owner_never_holds_every_thread() -> None:
     assert order.index("c") < 6  # not behind all of a's and b's
 
 
+def test_nothing_is_kept_of_owners_that_are_done() -> None:
+    """Their number has no bound: addresses cost nothing."""
+    pool = FairPool(2, "test")
+    for job in [pool.submit(f"owner {number}", lambda: None) for number in range(100)]:
+        job.future.result(20)
+    deadline = time.monotonic() + 20
+    while pool._running and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert not pool._running
+    assert not pool._waiting
+
+
 def test_an_owner_that_queues_without_end_fills_only_its_own_queue() -> None:
     pool, gate = FairPool(2, "test"), threading.Event()
 

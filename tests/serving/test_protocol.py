@@ -137,6 +137,27 @@ def test_what_comes_with_a_body_in_chunks_is_bounded_as_heads_are(address: tuple
     assert b"HTTP/1.1 200" not in answer
 
 
+@pytest.mark.parametrize(("rest", "status"), [(b"5\r\nhello\r\nno size\r\n", b"400"), (b"1\r\na\r\n" * 18_000, b"431")])
+def test_who_is_refused_within_a_body_reads_why(address: tuple[str, int], rest: bytes, status: bytes) -> None:
+    with socket.create_connection(address) as connection:
+        connection.sendall(CHUNKED + rest)
+        answer = read(connection)
+    assert answer.startswith(b"HTTP/1.1 " + status)
+
+
+def test_an_upgrade_loses_no_body_in_silence_and_holds_no_connection(address: tuple[str, int]) -> None:
+    """As some clients ask for HTTP/2 with their first request."""
+    upgrade = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    with socket.create_connection(address) as connection:
+        connection.sendall(LINE + upgrade + b"\r\n")
+        assert read(connection).startswith(b"HTTP/1.1 200")
+    with socket.create_connection(address) as connection:
+        connection.sendall(LINE + upgrade + b"Content-Length: 5\r\n\r\nhello")
+        answer = read(connection)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"Upgrade" in answer
+
+
 def protocol_of(answered: bool = True) -> tuple[BoundedProtocol, list[bytes]]:
     """One that is not on any network, and what it writes; its application answers at once, or never."""
     written: list[bytes] = []

@@ -26,6 +26,7 @@ LINGER_BYTES = 128 << 20  # of it
 UNREAD_TIME = 90.0  # seconds that a client may leave unread what was written
 PRESENCE = 0.05  # seconds until a client that ended its side is looked at, and twice as long each further time
 MOST_PRESENCE = 1.0
+BODY_HEADERS = (b"content-length", b"transfer-encoding")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 TCP_CLOSED = 7  # of the kernel's states of a connection
 
@@ -123,7 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
-            pass  # to nothing that is spoken here: the request is answered as it is
+            self.cycle.keep_alive = False  # to nothing that is spoken here: it is answered as it is, and none after it
         except httptools.HttpParserError:
             self._end(self._failure or BadRequest("the request is not valid HTTP; check its line and headers."))
             return
@@ -151,9 +152,12 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
         self._stop("_late")
-        super().on_headers_complete()
+        if self.parser.should_upgrade() and any(name in BODY_HEADERS for name, _ in self.headers):
+            self._failure = BadRequest("a request with a body cannot ask for another protocol; send no Upgrade header.")
+            raise _Refused  # the parser would read no body
+        super().on_headers_complete()  # raises where the path is none
+        self._in_head = False
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
@@ -187,7 +191,12 @@ class BoundedProtocol(HttpToolsProtocol):
         """Say why, unless the answer to an earlier request is on its way, and close the connection."""
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        cycle = self.cycle
+        reading = self._begun and not self._in_head and not self.pipeline  # then the cycle is of the message at fault
+        if reading and not cycle.response_started:
+            cycle.disconnected, cycle.response_complete = True, True  # nothing more is heard from, nor said by, the app
+            cycle.message_event.set()
+        if cycle is None or cycle.response_complete:
             content = msgspec.json.encode(error_body(failure))
             head = f"HTTP/1.1 {failure.status} \r\ncontent-type: application/json\r\nconnection: close\r\n"
             self.transport.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
