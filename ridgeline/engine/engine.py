@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,7 +17,9 @@ from ridgeline.core.request import MAX_STOP_IDS, Request, RequestStats, Sampling
 from ridgeline.engine.masks import constrained
 from ridgeline.engine.scheduler import Scheduler
 
-FAILED_STEPS = 32  # in a row, without one that went well: it is not a request that is to blame
+# Steps that failed in a row, and seconds without one that went well, after which no request is to blame any more. Both:
+# requests that make a step fail run alone, one after the other, and many of them fail within a moment.
+FAILED_STEPS, FAILING_SECONDS = 32, 5.0
 REHEARSALS = 12  # Python looks at a function for about that many calls before it has made it fast
 
 
@@ -45,7 +48,7 @@ class Engine:
         self._cost_model = cost_model
         self.headroom = Headroom()
         self.last_plan: StepPlan | None = None
-        self._failed_in_a_row = 0
+        self._failed_in_a_row, self._failing_since = 0, 0.0
         self._lost: str | None = None  # why nothing runs any more
 
     def on_finish(self, listener: Callable[[Request, RequestStats], None]) -> None:
@@ -124,9 +127,13 @@ class Engine:
         if result.error is None:
             self._failed_in_a_row *= result.dropped
             return
+        now = time.monotonic()
+        if not self._failed_in_a_row:
+            self._failing_since = now
         self._failed_in_a_row += not result.out_of_memory
-        if result.device_lost or self._failed_in_a_row >= FAILED_STEPS:
-            why = "" if result.device_lost else f"{FAILED_STEPS} steps in a row failed, the last with "
+        failing = self._failed_in_a_row >= FAILED_STEPS and now - self._failing_since >= FAILING_SECONDS
+        if result.device_lost or failing:
+            why = "" if result.device_lost else f"{self._failed_in_a_row} steps in a row failed, the last with "
             self._lost = f"{why}{result.error.splitlines()[0]}"
             self._check_device()
 

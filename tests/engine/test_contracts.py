@@ -11,7 +11,7 @@ import pytest
 from ridgeline.core.cache_spec import NULL_BLOCK
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import Headroom
-from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.errors import DeviceLost, InvalidRequest
 from ridgeline.core.plan import Feature
 from ridgeline.core.request import MAX_STOP_IDS, Preemption, Request, TokenEvent
 from ridgeline.engine.engine import Engine
@@ -657,3 +657,25 @@ def test_nobody_is_admitted_past_a_prompt_that_is_held_up() -> None:
         desk.scheduler.cache.pool.release(0, block, 0)
     desk.finish()
     assert desk.got == {request.id: desk.alone(request) for request in (first, second, third)}
+
+
+def test_forty_requests_that_fail_whatever_step_they_are_in_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are tried one after the other, which is forty failed steps in a row; the device is not to blame."""
+    layout = layout_of(((None, 1),), 4, 999)
+    config = EngineConfig(max_model_len=64, max_num_seqs=64, max_num_batched_tokens=1024)
+    worker = IdealWorker(layout)
+    engine = Engine(config, layout, worker, vocab_size=VOCAB)
+    healthy = make_request("healthy", PROMPT)
+    bad = [make_request(f"bad {n}", (*PROMPT, n % 4)) for n in range(40)]
+    worker.poison = {request.seed for request in bad} - {healthy.seed}
+    for request in (*bad, healthy):
+        engine.add(request)
+    events = [event for _ in range(200) for event in engine.step()]
+    assert {event.request_id for event in events if event.finish_reason == "error"} == {request.id for request in bad}
+    assert [event.token_id for event in events if event.request_id == "healthy"] == alone(healthy, layout)
+    monkeypatch.setattr("ridgeline.engine.engine.FAILING_SECONDS", 0.0)
+    engine.add(replace(bad[0], id="once more"))
+    for request in bad:
+        engine.add(request)
+    with pytest.raises(DeviceLost, match="32 steps in a row failed"):
+        [engine.step() for _ in range(200)]
