@@ -23,7 +23,6 @@ import zmq
 from benchmarks.serving_endurance import Served
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import DeviceLost
-from ridgeline.engine import engine
 from ridgeline.engine.engine import FAILED_STEPS
 from ridgeline.transport.messages import Cancel, Hello, Look, Submit, Welcome, decode_from_engine, encode
 from ridgeline.transport.zmq import LARGEST
@@ -63,7 +62,7 @@ def test_the_offline_api_says_that_the_device_is_lost(error: str, monkeypatch: p
         assert len(llm.generate("a", GREEDY)[0].outputs[0].token_ids) == 4
         raised = eval(LOST[error], {"torch": torch})
         monkeypatch.setattr(Runner, "forward", _raising(raised))
-        monkeypatch.setattr(engine, "FAILING_SECONDS", 0.0)
+        monkeypatch.setattr("ridgeline.engine.engine.FAILING_SECONDS", 0.0)
         told: list[str | None] = []
         with pytest.raises(DeviceLost, match="does no work any more") as lost:
             _ask_for_ever(llm, told)
