@@ -57,7 +57,7 @@ class Assembly:
 
 
 class DtypeChoice(NamedTuple):
-    """What weights and activations are held in, and why."""
+    """The type that weights and activations are held in, and why."""
 
     name: str
     why: str

@@ -115,7 +115,7 @@ def _is_real(value: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What the control plane needs, all resolved. lookahead_depth: plans in flight at once. itl_target:
+    """Resolved settings of the control plane. lookahead_depth: plans in flight at once. itl_target:
     seconds that a step should take at most while requests decode (engine/itl.py). cascade: plans say which rows share
     their first blocks."""
 

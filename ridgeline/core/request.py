@@ -242,7 +242,7 @@ class TokenMask(Protocol):
         """Advance over one emitted token."""
 
     def allowed(self) -> np.ndarray:
-        """What the next token may be: uint32 words of packed bits (`core.token_bits`), as many as the vocabulary takes.
+        """Return what the next token may be: uint32 words of packed bits (`core.token_bits`) for the whole vocabulary.
 
         Bits beyond the vocabulary are 0. The array is good until the next call of `accept` or `allowed`,
         and whoever gets it does not write to it.
@@ -357,7 +357,7 @@ class Preemption(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RequestStats:
-    """Where a request's time went; seconds on the monotonic clock. preempted_for: how often it started over, by why."""
+    """The times of a request; seconds on the monotonic clock. preempted_for: how often it started over, by why."""
 
     arrival: float
     first_scheduled: float | None

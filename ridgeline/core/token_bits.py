@@ -30,7 +30,7 @@ def unpacked(bits_W: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def is_empty(bits_W: np.ndarray) -> bool:
-    """Whether no bit is set. As bytes, since of these `any` looks no further than it must."""
+    """Return whether no bit is set. As bytes, since of these `any` looks no further than it must."""
     return not bits_W.view(np.bool_).any()
 
 

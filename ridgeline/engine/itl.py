@@ -38,7 +38,7 @@ class ItlBound:
         self._ratio = FIRST_GUESS
 
     def prompt_tokens(self, kv_len_R: np.ndarray, start: int, most: int) -> int:
-        """How many prompt tokens may run beside decoding rows that have kv_len_R tokens each; at most `most`.
+        """Return how many prompt tokens may run beside decoding rows that have kv_len_R tokens each; at most `most`.
 
         start: tokens of the first prompt that are cached already: attention to them takes time too.
         """

@@ -26,7 +26,7 @@ Fail = Callable[[Sequence, str], None]
 
 
 class TokenRules:
-    """What a request's parameters leave of the vocabulary, or of what its own mask allows.
+    """Mask of what a request's parameters leave of the vocabulary, or of what its own mask allows.
 
     A bad word of several tokens forbids its last one wherever the others have just come, in the prompt or after it.
     Until min_tokens are out stop ids are forbidden, unless nothing else is left: then the grammar is complete.
@@ -79,7 +79,7 @@ class TokenRules:
         return self._found_W
 
     def _ended_words(self) -> list[int]:
-        """What would end a bad word now."""
+        """Return the tokens that would end a bad word now."""
         if not self._longer:
             return []
         recent = tuple(self._recent)

@@ -173,7 +173,7 @@ class Scheduler:
             self._preempt(lower.pop(), Preemption.PRIORITY)
 
     def _could_start(self, seq: Sequence, without: PySequence[Sequence]) -> bool:
-        """Whether there would be slots and blocks for `seq` if the running requests `without` had none."""
+        """Return whether there would be slots and blocks for `seq` if the running requests `without` had none."""
         leaving = [member for other in without for member in other.members]
         staying = self._num_seqs - len(leaving)
         room = staying + len(seq.members) <= self._pace.rows
@@ -491,7 +491,8 @@ class Scheduler:
     def _distrust(self, seq: Sequence) -> None:
         """A request's scores were no numbers. Nobody may find what it, or whoever it shares with, has in the cache;
         it starts over with blocks of its own, once."""
-        self.cache.withdraw(*seq.members)
+        if not seq.distrusted:  # since then it has shared nothing
+            self.cache.withdraw(*seq.members)
         if seq.status is Status.FINISHED:
             return
         if seq.distrusted:

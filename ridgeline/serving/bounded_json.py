@@ -26,7 +26,7 @@ _Fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Size:
-    """What JSON texts hold together. An upper bound is not enough: a text may be full of brackets, in its strings."""
+    """Count what JSON texts hold together. An upper bound is not enough: strings may be full of brackets."""
 
     def __init__(self) -> None:
         self.containers = self.values = self._quotes = 0
@@ -63,7 +63,7 @@ async def off_loop(size: int, most: int, work: Callable[[], _Result]) -> _Result
 
 
 def decode(data: bytes, size: Size | None = None) -> Any:
-    """What the JSON says. size: also counts others that belong to it. Raises BadRequest."""
+    """Return what the JSON says. size: also counts others that belong to it. Raises BadRequest."""
     (size or Size()).add(data)
     return _checked(msgspec.json.decode, data)
 

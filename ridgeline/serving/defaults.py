@@ -1,4 +1,4 @@
-"""What requests get that leave fields out: the model's own recommendations, from its generation_config.json."""
+"""Values for fields that requests leave out: the model's own recommendations, from its generation_config.json."""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ def check(grammar: Grammar, tokenizer: LLTokenizer = BYTES) -> None:
 
 
 def checker() -> Callable[[dict[str, Any]], str | None]:
-    """What a child of `Confined` does: {kind, text} of a grammar → None, or the sentence why it cannot be used. named,
-    size: as of `Vocabulary`, where the grammar may speak of the model's own tokens."""
+    """Make the work of a child of `Confined`: {kind, text} of a grammar → None, or the sentence why it cannot be used.
+    named, size: as of `Vocabulary`, where the grammar may speak of the model's own tokens."""
 
     def run(asked: dict[str, Any]) -> str | None:
         try:

@@ -110,7 +110,7 @@ class Grammars:
         self.cancel(connection, [number for other, number in self._waiting if other == connection])
 
     def done(self) -> list[tuple[bytes, Submit, TokenMask | Exception]]:
-        """What is decided since the last call."""
+        """Return what is decided since the last call."""
         found: list[tuple[bytes, Submit, TokenMask | Exception]] = []
         for (connection, number), waiting in list(self._waiting.items()):
             if (outcome := self._outcome(waiting)) is not None:

@@ -67,7 +67,7 @@ def _claim(path: Path) -> int:
 
 
 def _left_behind(path: Path) -> bool:
-    """Of this user, a real directory, with a lock that nobody holds."""
+    """Tell a real directory of this user, with a lock that nobody holds."""
     with suppress(OSError):
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -100,7 +100,7 @@ def _empty(path: Path) -> None:
 
 
 def _parents() -> list[Path]:
-    """Where such directories may be, the best first."""
+    """List the places where such directories may be, the best first."""
     wanted = dict.fromkeys((os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"))
     return [
         Path(parent)

@@ -20,7 +20,7 @@ from ridgeline.transport.messages import Grammar
 
 
 async def grammar_of(face: Face, body: GenerationBody) -> Grammar | None:
-    """What the output must be, proven to be usable. Raises BadRequest, InvalidRequest, or Unavailable."""
+    """Return what the output must be, proven to be usable. Raises BadRequest, InvalidRequest, or Unavailable."""
     param = _param(body)
     if param is None:
         return None

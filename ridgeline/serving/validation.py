@@ -211,7 +211,7 @@ def _check_chat(body: ChatBody) -> None:
 
 
 def _check_counts(face: Face, body: GenerationBody) -> None:
-    """Of what is looked at one by one later."""
+    """Check the length of what is looked at one by one later."""
     facts = face.service.facts()
     allowed, negative = len(body.allowed_token_ids or ()), body.negative_prompt
     if allowed > facts.vocab_size:

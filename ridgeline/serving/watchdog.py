@@ -62,6 +62,6 @@ class Watchdog:
 
 
 def _told(frame: FrameType) -> str:
-    """What a thread does, innermost first, in one line."""
+    """Describe what a thread does, innermost first, in one line."""
     summary = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=MOST_FRAMES, lookup_lines=False)
     return " by " + " < ".join(f"{each.name} ({each.filename.rpartition('/')[2]}:{each.lineno})" for each in summary)

@@ -20,7 +20,7 @@ MEMORY = 512 << 20  # bytes; a usual conversation takes a few thousand
 
 
 def template_processes() -> Confined:
-    """Where templates are rendered: whoever wrote them may have meant harm."""
+    """Renderer in a process of its own: whoever wrote them may have meant harm."""
     return Confined("ridgeline.text.sandbox:renderer", seconds=SECONDS, memory=MEMORY)
 
 

@@ -1,4 +1,4 @@
-"""What a tokenizer's files may ask of the library, which ends the process where memory runs out: checked beforehand."""
+"""Checks of what a tokenizer's files ask of the library, which ends the process where memory runs out."""
 
 from __future__ import annotations
 

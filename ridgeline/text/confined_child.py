@@ -1,4 +1,4 @@
-"""What a child of `Confined` runs: limits first, then message after message until its parent is gone.
+"""Run of a child of `Confined`: limits first, then message after message until its parent is gone.
 
 python -m ridgeline.text.confined_child MODULE:FACTORY SECONDS MEMORY
 """

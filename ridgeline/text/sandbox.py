@@ -102,7 +102,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 def renderer() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What a child of `Confined` does: {source, variables} → {text}, or {kind, words} of what went wrong."""
+    """Make the work of a child of `Confined`: {source, variables} → {text}, or {kind, words} of what went wrong."""
     sandbox = TemplateSandbox()
 
     @functools.lru_cache(maxsize=16)
@@ -128,7 +128,7 @@ def renderer() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def looks_into_parts(sandbox: TemplateSandbox, source: str) -> bool:
-    """Whether the template reads `.text` or `["text"]` of anything."""
+    """Return whether the template reads `.text` or `["text"]` of anything."""
     try:
         tree = sandbox.parse(source)
     except TemplateError:

@@ -84,7 +84,7 @@ class TokenStream:
         return piece + self._beyond_half(text)
 
     def _end_run(self) -> str:
-        """What is left of it is half a character. Text that follows is decoded with its last tokens before it."""
+        """End it; what is left of it is half a character. Text that follows is decoded with its last tokens before."""
         assert self._run is not None
         piece = self._beyond_half(self._run.decode(b"", final=True))
         self._in_run = False

@@ -171,7 +171,7 @@ class LocalWorker:
 
 
 def _lost(error: Exception, device: torch.device) -> bool:
-    """Whether the error stays. After one that does, whatever is asked of a GPU fails too, so that is what is tried: by
+    """Tell if the error stays. After one that does, whatever is asked of a GPU fails too, so that is what is tried: by
     their words, a wrong argument of a launch and a context that is gone are the same kind of error."""
     if device.type == "cpu":
         return isinstance(error, torch.AcceleratorError) or str(error).startswith(LOST)

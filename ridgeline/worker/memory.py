@@ -88,7 +88,7 @@ def check_weights_fit(model: ModelSpec, device: torch.device, *, dtype: str, pos
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What the KV cache may take, in bytes, and why no more. weights: not loaded yet; 0 once they are."""
+    """Return what the KV cache may take, in bytes, and why no more. weights: not loaded yet; 0 once they are."""
 
     device: torch.device
     config: LLMConfig
@@ -108,7 +108,7 @@ class Budget:
         return int(_host_memory() * CPU_SHARE)
 
     def __str__(self) -> str:
-        """Who has the memory, and what to do about it."""
+        """Say who has the memory, and what to do about it."""
         step = f"a step's activations take {_size(self.activations)}"
         loading = f", the weights {_size(self.weights)}" if self.weights else ""
         if self.config.kv_cache_memory:

@@ -1,4 +1,4 @@
-"""How arrays come to the device and back without anybody waiting: through page-locked memory, in the stream's order.
+"""Arrays that come to the device and back without anybody waiting, through page-locked memory, in the stream's order.
 
 A copy from or to ordinary memory holds the host until the device has done all that was queued before it.
 """

@@ -61,7 +61,7 @@ class CacheManager:
         return True
 
     def would_admit(self, *seqs: Sequence, reserve_blocks: int, without: PySequence[Sequence]) -> bool:
-        """Whether `admit` would if the sequences `without` had given their blocks back."""
+        """Return whether `admit` would if the sequences `without` had given their blocks back."""
         wanted = self._take_hits(seqs, reserve_blocks)
         freed = [[block for seq in without for block in seq.blocks[g] if block] for g in range(len(self.specs))]
         found = self.pool.can_take(wanted, freed)
@@ -286,7 +286,7 @@ class CacheManager:
 
     @property
     def windowed(self) -> bool:
-        """Whether some group remembers a window only."""
+        """Return whether some group remembers a window only."""
         return bool(self._windowed)
 
     @property

@@ -62,7 +62,7 @@ class BlockPool:
         return len(self._fresh) + len(self._idle)
 
     def can_take(self, wanted: Sequence[int], freed: Sequence[Sequence[int]] = ()) -> bool:
-        """Whether `wanted[g]` blocks could be taken for every group g together; if given, after the blocks `freed[g]`
+        """Tell if `wanted[g]` blocks could be taken for every group g together; if given, after the blocks `freed[g]`
         were released, each as often as it is named."""
         unheld = [len(opened) + len(spare) for opened, spare in zip(self._open, self._spare, strict=True)]
         free_pages = self.free_pages

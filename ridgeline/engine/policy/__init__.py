@@ -19,7 +19,7 @@ class Policy(Protocol):
         """Sort key: smaller is served first. Must differ between requests (end it with arrival_index)."""
 
     def outranks(self, waiting: Request, running: Request) -> bool:
-        """Whether `running` is preempted where `waiting` could not start beside it."""
+        """Return whether `running` is preempted where `waiting` could not start beside it."""
 
 
 POLICIES = Registry(

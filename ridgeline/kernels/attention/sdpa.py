@@ -206,7 +206,7 @@ def _gathered(cache_NGPD: Tensor, blocks_BC: Tensor, unseen_U: Tensor | None, ou
 
 
 def _nearness(tile: Tile, slopes_H: Tensor, per_kv: int) -> Tensor:
-    """What is added to the logits: what they lose by distance, and -inf where nothing is seen."""
+    """Return what is added to the logits: what they lose by distance, and -inf where nothing is seen."""
     distance_BQK = (tile.position_BQ[..., None] - tile.key_BK[:, None]).float()
     lost_BGJK = (slopes_H.view(1, -1, per_kv, 1, 1) * distance_BQK[:, None, None]).flatten(2, 3)
     return -lost_BGJK if tile.seen_BGJK is None else torch.where(tile.seen_BGJK, -lost_BGJK, -torch.inf)

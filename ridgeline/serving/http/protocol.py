@@ -55,8 +55,8 @@ class _Transport:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """What it counts: of the message being read, bytes that are no body (`_extra`), bytes of the body (`_body`) and
-    header fields. A trailer is counted as a header is, and dropped: nothing here reads them."""
+    """Protocol that counts, of the message being read, bytes that are no body (`_extra`), bytes of the body (`_body`)
+    and header fields. A trailer is counted as a header is, and dropped: nothing here reads them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -223,8 +223,8 @@ class BoundedProtocol(HttpToolsProtocol):
     # ---- clients that ended their side ------------------------------------------------------------------------
 
     def _look_for_client(self) -> None:
-        """Whether it has only ended its side or is gone shows as soon as something is sent: who is gone resets the
-        connection. Before an answer an interim response serves for that, which every client of HTTP/1.1 can read."""
+        """Find out if it has only ended its side or is gone, which shows as soon as something is sent: who is gone
+        resets the connection. Before an answer an interim response serves for that, which every client of HTTP/1.1 can read."""
         cycle = self.cycle
         if not cycle.response_started and cycle.scope["http_version"] == "1.1" and not self.pipeline:
             self.transport.write(CONTINUE)
