@@ -224,7 +224,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _look_for_client(self) -> None:
         """Find out if it has only ended its side or is gone, which shows as soon as something is sent: who is gone
-        resets the connection. Before an answer an interim response serves for that, which every client of HTTP/1.1 can read."""
+        resets the connection. Before an answer an interim response serves for that, which every client of HTTP/1.1 can
+        read."""
         cycle = self.cycle
         if not cycle.response_started and cycle.scope["http_version"] == "1.1" and not self.pipeline:
             self.transport.write(CONTINUE)
