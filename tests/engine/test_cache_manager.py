@@ -256,3 +256,33 @@ def test_a_full_context_is_found_again_even_if_it_fills_the_pool() -> None:
         assert manager.extend(seq, len(prompt)) is not None
         manager.publish(seq, len(prompt))
         manager.release(seq, 0)
+
+
+@given(groups=st.sampled_from(GROUPS), data=st.data())
+def test_the_longest_hit_with_gaps_anywhere_is_that_of_trying_every_length(groups: Groups, data: st.DataObject) -> None:
+    """Blocks are given up by group and in any order, so a chain may have holes that later blocks outlive."""
+    size, number = 2, 10
+    layout = layout_of(groups, size, 400)
+    manager = CacheManager(layout, prefix_caching=True, max_chunk=100)
+    params = SamplingParams(max_tokens=1)
+    request = Request(
+        id="a", prompt_token_ids=tuple(range(size * number + 1)), params=params, seed=0, max_total_tokens=99
+    )
+    writer, reader = Sequence(request, len(groups)), Sequence(request, len(groups))
+    assert manager.admit(writer, reserve_blocks=0)
+    assert manager.extend(writer, size * number) is not None
+    manager.publish(writer, size * number)
+    kept = data.draw(
+        st.lists(st.lists(st.booleans(), min_size=number, max_size=number), min_size=len(groups), max_size=len(groups))
+    )
+    for g, blocks in enumerate(writer.blocks):
+        for n, block in enumerate(blocks):
+            if not kept[g][n]:
+                manager.index.drop(g, block)
+                manager.pool.forget(g, block)
+    first = [spec.first_needed for spec in manager.specs]
+    fits = [
+        n for n in range(number + 1) if all(all(kept[g][first[g](n * size) // size : n]) for g in range(len(groups)))
+    ]
+    assert manager.admit(reader, reserve_blocks=0)
+    assert reader.published == max(fits)
