@@ -161,3 +161,15 @@ def test_a_step_that_failed_is_told_as_a_recovery() -> None:
     desk.finish()
     assert desk.scheduler.preemptions == {Preemption.RECOVERY: 1}
     assert desk.got["a"] == desk.alone(request)
+
+
+def test_prompts_under_way_and_waiting_ones_take_turns_by_their_place_alone() -> None:
+    """One under way comes before the one that waits, and one after it."""
+    desk = desk_of(budget=4)
+    requests = [ranked("last", LONG, 5), ranked("first", LONG, 1), ranked("between", LONG, 3)]
+    for request in requests:
+        desk.add(request)
+        desk.submit()
+    assert [[seq.id for seq in record.seqs] for record in desk.scheduler.in_flight] == [["last"], ["first"], ["first"]]
+    desk.finish()
+    assert desk.got == {request.id: desk.alone(request) for request in requests}

@@ -11,7 +11,6 @@ draws from the list. Typical-p is rare: where a row asks for it, `typical` appli
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import triton
@@ -135,7 +134,14 @@ def sample(
     return token_N
 
 
-sample_fixed = partial(sample, config=Config(2048, 4))  # a tile's sums, and so a row's, as in a batch of any size
+def sample_fixed(
+    logits_NV: Tensor, tables: SamplingTables, slots_N: Tensor, position_N: Tensor, features: Feature
+) -> Tensor:
+    """As `sample`; a row's sums are made up in one way, whatever lies beside it: of float32, by tiles of one size, and
+    with the one of the two filters that serves every row."""
+    if features & Feature.FILTER:
+        features |= Feature.TYPICAL
+    return sample(logits_NV.float(), tables, slots_N, position_N, features, Config(2048, 4))
 
 
 def _row_warps(config: Config, random: bool, filtered: bool) -> int:

@@ -23,8 +23,11 @@ def score(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:
 
 
 def score_fixed(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:
-    """As `score`; a row's sums are made up in one way, whatever lies beside it."""
-    return _score(logits_NV, token_N, num_top, 4096)
+    """As `score`; a row's sums are made up in one way, whatever lies beside it.
+
+    Threads share a tile of float32 otherwise than one of bfloat16, and a guided row makes others' logits float32, too.
+    """
+    return _score(logits_NV.float(), token_N, num_top, 4096)
 
 
 def _score(logits_NV: Tensor, token_N: Tensor, num_top: int, tile: int) -> DeviceLogprobs:
