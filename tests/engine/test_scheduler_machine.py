@@ -88,6 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.scheduler = Scheduler(self.config, self.layout)
         self.scheduler._prefixes = PrefixGroups(self.layout, max_num_seqs, min_saved=1)
+        self.distrusted: set[str] = set()
         self.worker = IdealWorker(self.layout, lazy=lazy)
         self.expected: dict[str, Expected] = {}
         self.ended: list[str] = []
@@ -231,9 +232,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self._provide_masks()
 
     def _check_withdrawn(self, lost: list[Request]) -> None:
-        """Nobody finds the prompts of requests whose scores were no numbers."""
+        """Nobody finds the prompts of requests whose scores were no numbers for the first time. The second time they
+        shared nothing, and what is found there is somebody else's."""
         size = self.layout.block_size
-        for request in lost:
+        fresh = [request for request in lost if request.id.partition(" ")[0] not in self.distrusted]
+        self.distrusted |= {request.id.partition(" ")[0] for request in lost}
+        for request in fresh:
             node_hash = root_hash(request.cache_salt)
             for end in range(size, len(request.prompt_token_ids) + 1, size):
                 node_hash = chain_hash(node_hash, request.prompt_token_ids[end - size : end])
