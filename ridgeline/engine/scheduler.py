@@ -246,7 +246,8 @@ class Scheduler:
         """
         under_way = deque(sorted(self._prefilling, key=lambda s: s.order))
         waiting = self._waiting.head()
-        if first := under_way[0] if under_way else waiting:
+        first = under_way[0] if under_way else waiting
+        if first is not None and self._itl.target is not None:  # else its arguments need not be made
             start = int(self.slots.kv_len[first.slot]) if first.slot != NO_SLOT else 0
             draft.budget = self._itl.prompt_tokens(self.slots.kv_len[draft.columns], start, draft.budget)
         while draft.budget > 0 and (under_way or waiting is not None):
@@ -311,14 +312,13 @@ class Scheduler:
 
     def _add_chunk(self, draft: Draft, seq: Sequence) -> bool:
         """Rows for as much of the request's known tokens as the budget allows; False when it, or blocks, are short."""
-        for most in (draft.budget, WINDOW_CHUNK):  # admission made room for no more beside a window
-            chunks = self._chunks(seq.members, min(most, draft.budget))
+        smaller = [WINDOW_CHUNK] if self.cache.windowed and draft.budget > WINDOW_CHUNK else []
+        for most in (draft.budget, *smaller):  # admission made room for no more beside a window
+            chunks = self._chunks(seq.members, most)
             if chunks and all(self._extend(member, count) for member, count in chunks):
                 for member, count in chunks:
                     self._add_row(draft, member, count)
                 return True
-            if not self.cache.windowed or draft.budget <= WINDOW_CHUNK:
-                break
         return False
 
     def _chunks(self, members: tuple[Sequence, ...], budget: int) -> list[tuple[Sequence, int]]:
