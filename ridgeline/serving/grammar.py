@@ -6,7 +6,6 @@ process compiles it once more, next to the steps, and asks it for a mask at ever
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,9 +30,6 @@ def compiled(grammar: Grammar) -> str:
                 return LLMatcher.grammar_from_json_schema(grammar.text or '{"type": "object"}', defaults=WHITESPACE)
             case "regex":
                 return LLMatcher.grammar_from_regex(grammar.text)
-            case "choice":
-                choices = " | ".join(json.dumps(choice) for choice in json.loads(grammar.text))
-                return LLMatcher.grammar_from_lark(f"start: {choices}")
             case "grammar":
                 return LLMatcher.grammar_from_lark(grammar.text)
     except Exception as error:  # the library raises what it likes

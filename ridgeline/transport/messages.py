@@ -24,7 +24,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class Grammar(Message, frozen=True):
     """What the output must be. kind "json": text is a JSON schema, "" for any object."""
 
-    kind: Literal["json", "regex", "choice", "grammar"]
+    kind: Literal["json", "regex", "grammar"]
     text: str
 
 
