@@ -66,7 +66,10 @@ def test_a_face_gives_the_memory_of_large_bodies_back(served: Served) -> None:
         )
         with pytest.raises(urllib.error.HTTPError, match="400"):
             urllib.request.urlopen(request, timeout=PATIENCE)
-    assert max(map(resident, served.faces)) < before + (32 << 20)
+    deadline = time.monotonic() + 30  # a connection that stays open holds its last body for some seconds
+    while (held := max(map(resident, served.faces)) - before) > 16 << 20:
+        assert time.monotonic() < deadline, f"the faces still hold {held} bytes"
+        time.sleep(0.05)
 
 
 def gone(pid: int) -> bool:
@@ -262,13 +265,24 @@ def test_streams_through_two_faces_are_whole(served: Served) -> None:
 
 def test_a_storm_of_aborts_leaves_nothing_behind(served: Served) -> None:
     processes = [served.engine, *served.faces]
-    asyncio.run(endurance.storm(served, requests=20, seed=1))
-    before = [descriptors(pid) for pid in processes]
-    assert asyncio.run(endurance.storm(served, requests=100)) > 20
-    deadline = time.monotonic() + PATIENCE
-    while any(now > then + 1 for now, then in zip(map(descriptors, processes), before, strict=True)):
-        assert time.monotonic() < deadline, "descriptors are left open"
-        time.sleep(0.05)
+
+    def more(than: list[int], seconds: float) -> list[int]:
+        """How many descriptors more than then the processes hold, once it is one each or the seconds have passed."""
+        deadline = time.monotonic() + seconds
+        while max(grown := [now - then for now, then in zip(map(descriptors, processes), than, strict=True)]) > 1:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return grown
+
+    # A process opens some for good when it first needs them, such as the pipes of a child that checks grammars. A leak
+    # goes on: it shows in every storm.
+    for seed in range(4):
+        before = [descriptors(pid) for pid in processes]
+        assert asyncio.run(endurance.storm(served, requests=100, seed=seed)) > 20
+        if max(grown := more(before, 5.0)) <= 1:
+            return
+    pytest.fail(f"the fourth storm left {grown} descriptors open")
 
 
 def test_a_storm_of_aborts_leaves_no_task(server: Server) -> None:
