@@ -79,7 +79,7 @@ def _probe(bench: Bench, dtype: str, m: int, n: int, k: int) -> Probe:
     def run() -> float:
         x_MK, w_NK = operands(dtype, m, n, k, bench.device)
         copies = 1 if m >= MEMORY_BOUND_BELOW else bench.copies(w_NK.nbytes)
-        weights = [w_NK, *(_random(dtype, (n, k), bench.device) for _ in range(copies - 1))]
+        weights = [w_NK, *(w_NK.clone() for _ in range(copies - 1))]
         with precision(dtype) if dtype in ("tf32", "float32") else nullcontext():
             return 2.0 * m * n * k / bench.seconds(*(product(dtype, x_MK, weight) for weight in weights))
 

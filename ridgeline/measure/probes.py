@@ -19,7 +19,7 @@ from torch import Tensor
 from ridgeline.measure.timing import Effort, median_seconds
 
 MIB = 1 << 20
-CACHE_MULTIPLE = 8  # buffer ÷ last-level cache
+TILE = 1 << 22  # random numbers, repeated through a buffer: far more than any cache line or compressor looks at
 MAX_COPIES = 32
 MEMORY_SHARE = 0.1  # of the free memory, the most one buffer takes
 
@@ -54,13 +54,14 @@ class Bench:
 
     def buffer(self) -> Tensor:
         """float32, random, several times the cache; at most a tenth of the free memory."""
-        wanted = max(CACHE_MULTIPLE * self.cache, 256 * MIB if self.device.type == "cpu" else 4096 * MIB)
-        return torch.rand(int(min(wanted, self.free * MEMORY_SHARE)) // 4, device=self.device)
+        wanted = max(self.effort.caches * self.cache, 256 * MIB if self.device.type == "cpu" else 4096 * MIB)
+        tiles = max(1, int(min(wanted, self.free * MEMORY_SHARE)) // (4 * TILE))
+        return torch.rand(TILE, device=self.device).repeat(tiles)
 
     def copies(self, tensor_bytes: int) -> int:
         """How many such tensors to rotate through so that none is still in the cache (small ones may be)."""
         fitting = max(1, int(self.free * 4 * MEMORY_SHARE) // tensor_bytes)
-        return min(MAX_COPIES, fitting, max(1, math.ceil(4 * self.cache / tensor_bytes)))
+        return min(MAX_COPIES, fitting, max(1, math.ceil(self.effort.caches * self.cache / tensor_bytes)))
 
 
 def memory_probes(bench: Bench, threads: int | None = None) -> list[Probe]:

@@ -19,14 +19,18 @@ MAX_REPEATS = 5000
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How long to measure one quantity: at least `seconds` and at least `repeats` batches, after a third as many."""
+    """How long to measure one quantity: at least `seconds` and at least `repeats` batches, after a third as many.
+
+    caches: data a probe of memory goes through ÷ the last-level cache. The more, the less of it the next pass finds.
+    """
 
     seconds: float
     repeats: int
+    caches: int = 4
 
 
 FULL = Effort(seconds=0.4, repeats=15)
-QUICK = Effort(seconds=0.04, repeats=5)
+QUICK = Effort(seconds=0.04, repeats=3, caches=2)
 
 
 def median_seconds(calls: Sequence[Call], device: torch.device, effort: Effort = FULL) -> float:

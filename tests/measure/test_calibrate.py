@@ -54,9 +54,9 @@ def test_a_batch_counts_each_of_its_calls(clock: Clock) -> None:
 def test_buffers_exceed_the_cache_and_hold_no_zeros() -> None:
     bench = Bench.of(CPU, QUICK)
     buffer = bench.buffer()
-    assert min(8 * bench.cache, 0.09 * bench.free) <= buffer.nbytes <= 0.1 * bench.free
+    assert min(1.9 * bench.cache, 0.09 * bench.free) <= buffer.nbytes <= 0.1 * bench.free
     assert buffer.std() > 0.2
-    assert bench.copies(bench.cache) == 4
+    assert bench.copies(bench.cache) == 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
