@@ -16,7 +16,7 @@ import time
 import numpy as np
 import torch
 
-from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 from ridgeline.core.plan import StepPlan, StepResult

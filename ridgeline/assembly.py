@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import torch
 
-from ridgeline.core.cache_spec import DTYPE_BYTES
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, EngineConfig, LLMConfig
 from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.engine.engine import Engine
 from ridgeline.kernels.gemm.prepared import has_vnni
 from ridgeline.kernels.launch import num_multiprocessors, on_device

@@ -41,7 +41,7 @@ def describe(model: str) -> dict[str, object]:
     config = read_model_config(resolve_model(model))
     spec, device = config.spec, choose_device("auto")
     dtype, why = choose_dtype("auto", config.dtype, device)
-    first = spec.layers[0].mixer
+    first = spec.layers[0].attention
     return {
         "architecture": spec.architecture,
         "parameters": count_parameters(spec),
@@ -52,8 +52,8 @@ def describe(model: str) -> dict[str, object]:
         "heads": f"{first.num_heads} query, {first.num_kv_heads} key/value, {first.head_dim} wide",
         "vocabulary": spec.vocab_size,
         "context": spec.max_position_embeddings,
-        "KV bytes per token": sum(layer.mixer.cache.unit_bytes(1, config.dtype) for layer in spec.layers),
-        "windows": sorted({layer.mixer.window for layer in spec.layers if layer.mixer.window is not None}),
+        "KV bytes per token": sum(layer.mixer.state.unit_bytes(1, config.dtype) for layer in spec.layers),
+        "windows": sorted({layer.attention.window for layer in spec.layers if layer.attention.window is not None}),
         "end-of-sequence ids": list(config.eos_token_ids),
     }
 

@@ -7,9 +7,11 @@ into a network. Nothing here knows torch, so the planner and the cost model read
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, Protocol
 
-from ridgeline.core.cache_spec import CacheGroup, CacheSpec, group_layers
+from ridgeline.core.cache_layout import CacheGroup, group_layers
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.state_spec import KVSpec, StateSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,48 @@ class RopeSpec:
     scaling: tuple[tuple[str, RopeNumber], ...] | None = None
 
 
+Products = dict[str, tuple[int, int, bool]]  # name → (inputs, outputs, has a bias) of matrix products, in order
+
+
+class MixerSpec(Protocol):
+    """What moves information between tokens. Hashable data; equal ones are counted together.
+
+    kind: names the module that computes it (`layers/table.py`) and its cost (`perf/parts.py`).
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def rope(self) -> RopeSpec | None:
+        """The rotation whose table it reads."""
+
+    @property
+    def state(self) -> StateSpec:
+        """What it remembers between steps."""
+
+    @property
+    def norms(self) -> tuple[tuple[NormSpec, int], ...]:
+        """Its own norms, each with its width."""
+
+    @property
+    def scratch(self) -> int:
+        """Numbers per token that lie between its first product and its last."""
+
+    def products(self, width: int) -> Products:
+        """Its matrix products, in a model of this width."""
+
+
+class FeedForwardSpec(Protocol):
+    """What computes on each token alone. As `MixerSpec`."""
+
+    kind: ClassVar[str]
+
+    @property
+    def scratch(self) -> int: ...
+
+    def products(self, width: int) -> Products: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """Causal (grouped-query) attention. `scale` multiplies q·k before the softmax.
@@ -49,6 +93,7 @@ class AttentionSpec:
     2108.12409).
     """
 
+    kind: ClassVar[str] = "attention"
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -63,8 +108,25 @@ class AttentionSpec:
     alibi: bool = False
 
     @property
-    def cache(self) -> CacheSpec:
-        return CacheSpec(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window)
+    def state(self) -> KVSpec:
+        return KVSpec(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window)
+
+    @property
+    def norms(self) -> tuple[tuple[NormSpec, int], ...]:
+        if self.qk_norm is None:
+            return ()
+        widths = (self.q_size, self.kv_size) if self.qk_norm_whole else (self.head_dim, self.head_dim)
+        return tuple((self.qk_norm, width) for width in widths)
+
+    @property
+    def scratch(self) -> int:
+        return 2 * self.q_size + 2 * self.kv_size
+
+    def products(self, width: int) -> Products:
+        return {
+            "qkv": (width, self.q_size + 2 * self.kv_size, self.qkv_bias),
+            "out": (self.q_size, width, self.out_bias),
+        }
 
     @property
     def q_size(self) -> int:
@@ -79,10 +141,19 @@ class AttentionSpec:
 class MLPSpec:
     """Feed-forward: gated `down(act(gate(x)) * up(x))`, or plain `down(act(up(x)))`."""
 
+    kind: ClassVar[str] = "mlp"
     intermediate_size: int
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
     gated: bool = True
     bias: bool = False
+
+    @property
+    def scratch(self) -> int:
+        return 3 * self.intermediate_size
+
+    def products(self, width: int) -> Products:
+        first, outputs = ("gate_up", 2 * self.intermediate_size) if self.gated else ("up", self.intermediate_size)
+        return {first: (width, outputs, self.bias), "down": (self.intermediate_size, width, self.bias)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +164,32 @@ class LayerSpec:
     residual_multiplier: of what either adds.
     """
 
-    mixer: AttentionSpec
-    feed_forward: MLPSpec
+    mixer: MixerSpec
+    feed_forward: FeedForwardSpec
     norm: NormSpec
     norms: Literal["before", "after", "both"] = "before"
     parallel: bool = False
     residual_multiplier: float = 1.0
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """The mixer, for those who speak of heads. Raises InvalidConfig where it is of another kind."""
+        if not isinstance(self.mixer, AttentionSpec):
+            raise InvalidConfig(f"this needs layers of attention, and one has a mixer of the kind {self.mixer.kind!r}.")
+        return self.mixer
+
+    @property
+    def mlp(self) -> MLPSpec:
+        """The feed-forward, for those who speak of its width. Raises InvalidConfig where it is of another kind."""
+        if not isinstance(self.feed_forward, MLPSpec):
+            raise InvalidConfig(
+                f"this needs plain feed-forwards, and a layer has one of the kind {self.feed_forward.kind!r}."
+            )
+        return self.feed_forward
+
+    def products(self, width: int) -> Products:
+        """The matrix products of both parts."""
+        return {**self.mixer.products(width), **self.feed_forward.products(width)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +217,7 @@ class ModelSpec:
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        return group_layers([layer.mixer.cache for layer in self.layers])
+        return group_layers([layer.mixer.state for layer in self.layers])
 
 
 @dataclass(frozen=True, kw_only=True)

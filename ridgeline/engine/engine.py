@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel, Headroom, StepShape
 from ridgeline.core.errors import DeviceLost, InvalidRequest

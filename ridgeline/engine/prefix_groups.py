@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.plan import PrefixGroup
 
 MIN_SAVED = 128  # reads of keys that a group must save, in tokens: its rows' partial results cost something too
@@ -37,7 +37,7 @@ class PrefixGroups:
 
     def __init__(self, layout: CacheLayout, num_slots: int, *, min_saved: int = MIN_SAVED) -> None:
         self._block_size, self._min_saved = layout.block_size, min_saved
-        self._full = [g for g, group in enumerate(layout.groups) if group.spec.window is None]
+        self._full = [g for g, group in enumerate(layout.groups) if group.spec.span is None]
         self._ids_FSC = np.zeros((len(self._full), num_slots, 64), np.int32)
         self._count_S = np.zeros(num_slots, np.int32)
 

@@ -25,12 +25,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ridgeline.core.cache_spec import WINDOW_CHUNK, CacheLayout
+from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Assign, Delta, Feature, Finish, Release, Rows, StepPlan, StepResult
 from ridgeline.core.request import Preemption, Request, RequestStats, StepEvents, TokenEvent
+from ridgeline.core.state_spec import WINDOW_CHUNK
 from ridgeline.engine import masks
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.draft import NOBODY, Draft, InFlight, Standing
@@ -323,12 +324,14 @@ class Scheduler:
 
     def _chunks(self, members: tuple[Sequence, ...], budget: int) -> list[tuple[Sequence, int]]:
         """How many tokens of which sequence come next. Each of two keeps its last token until both can have theirs."""
-        left = [len(member.tokens) - int(self.slots.kv_len[member.slot]) for member in members]
-        if len(members) > 1 and sum(left) > budget:
-            left = [count - 1 for count in left]
+        starts = [int(self.slots.kv_len[member.slot]) for member in members]
+        ends = [len(member.tokens) for member in members]
+        whole = sum(ends) - sum(starts) <= budget and ends == list(map(self.cache.chunk_end, starts, ends))
+        if len(members) > 1 and not whole:
+            ends = [end - 1 for end in ends]
         chunks: list[tuple[Sequence, int]] = []
-        for member, count in zip(members, left, strict=True):
-            count = min(count, budget)
+        for member, start, end in zip(members, starts, ends, strict=True):
+            count = self.cache.chunk_end(start, min(end, start + budget)) - start
             budget -= count
             if count:
                 chunks.append((member, count))
@@ -344,8 +347,7 @@ class Scheduler:
         draft.add(seq, end - start, int(complete), np.array(seq.tokens[start:end], np.int32))
         if seq.source:
             draft.copying.append(seq)
-        # A step of single tokens attends in the launch that writes their keys: no row of this plan may read them
-        draft.published += self.cache.publish(seq, end if end - start > 1 else start)
+        draft.published += self.cache.publish_chunk(seq, start, end)
         if complete:
             self._prefilling.pop(seq.leader, None)
             if end < columns.last_kv_len[slot]:
@@ -474,7 +476,7 @@ class Scheduler:
             if finish_R[row] == Finish.NAN:
                 self._distrust(seqs[row])
             elif seqs[row].status is not Status.FINISHED:
-                self._finish(seqs[row])
+                self._finish(seqs[row], stopped=True)
         if plan.rows.features & Feature.MASK:
             for seq, token in zip(seqs, tokens_R, strict=True):
                 masks.accept(seq, token, self._fail)
@@ -510,8 +512,9 @@ class Scheduler:
 
     # ---- leaving ----------------------------------------------------------------------------------------------
 
-    def _leave(self, seq: Sequence) -> None:
-        """Take a running request off its slots and blocks. Plans in flight may still name it."""
+    def _leave(self, seq: Sequence, *, stopped: bool = False) -> None:
+        """Take a running request off its slots and blocks. Plans in flight may still name it. stopped: the device has
+        ended it, so they do nothing for it."""
         self._prefilling.pop(seq, None)
         self._companions -= len(seq.members) - 1
         for member in seq.members:
@@ -520,7 +523,8 @@ class Scheduler:
                 del self._decoding[member]
                 self._standing = None
             member.last_plan = self._plan_id
-            self.cache.release(member, self._plan_id)
+            ahead = int(self.slots.kv_len[member.slot])
+            self.cache.release(member, self._plan_id, member.written if stopped and member is seq else ahead)
             self._deltas.append(Release(member.slot))
             self.slots.release(member)
 
@@ -535,9 +539,9 @@ class Scheduler:
         for seq in [seq for seq in self._by_id.values() if seq.slot != NO_SLOT]:
             self._preempt(seq, reason)
 
-    def _finish(self, seq: Sequence) -> None:
+    def _finish(self, seq: Sequence, *, stopped: bool = False) -> None:
         if seq.slot != NO_SLOT:
-            self._leave(seq)
+            self._leave(seq, stopped=stopped)
         seq.status = Status.FINISHED
         self._suspects.pop(seq, None)
         del self._by_id[seq.request.id]

@@ -23,12 +23,13 @@ class Sequence:
     """Host state of one request. `tokens` holds what is known: the prompt and every accepted output token.
 
     blocks: per cache group, block ids from position 0. hashes: of its full blocks, as far as computed. published:
-    leading blocks the prefix index has been told of. source: per cache group the block that its first plan will copy,
-    held until then; empty if there is none. has_emitted: a token has come since it was admitted. private: runs on
-    without the prefix cache. distrusted: its scores were once no numbers. last_plan: newest plan that may name it,
-    kept when it leaves a slot: it may not be planned again before that plan has retired, since a late token may still
-    arrive. companion: of a guided request, the sequence with which its scores are compared; it runs in the same plans
-    and takes the same tokens. Only its leader is known as a request, whose status, order and times stand for both.
+    leading blocks the prefix index has been told of. passed: per cache group, leading blocks that were let go.
+    source: per cache group the block that its first plan will copy, held until then; empty if there is none.
+    has_emitted: a token has come since it was admitted. private: runs on without the prefix cache. distrusted: its
+    scores were once no numbers. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be
+    planned again before that plan has retired, since a late token may still arrive. companion: of a guided request,
+    the sequence with which its scores are compared; it runs in the same plans and takes the same tokens. Only its
+    leader is known as a request, whose status, order and times stand for both.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class Sequence:
         "last_plan",
         "num_logprobs",
         "order",
+        "passed",
         "preemptions",
         "private",
         "prompt_hit",
@@ -73,6 +75,7 @@ class Sequence:
         self.blocks: list[list[int]] = [[] for _ in range(num_groups)]
         self.hashes: list[bytes] = []
         self.published = 0
+        self.passed = [0] * num_groups
         self.source: list[int] = []
         self.has_emitted = False
         self.private = False

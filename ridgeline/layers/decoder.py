@@ -5,38 +5,42 @@ Legend: T tokens of all sequences of a step in a row, N tokens to score, M model
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ridgeline.core.model_spec import LayerSpec, ModelSpec
 from ridgeline.kernels.ops import Ops
-from ridgeline.layers.attention import Attention, MixerState
+from ridgeline.layers import table
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding
 from ridgeline.layers.linear import Linear
-from ridgeline.layers.mlp import feed_forward
 from ridgeline.layers.norm import Norm
-from ridgeline.layers.rotary import Rotary
+
+
+class LayerStates(Protocol):
+    """What came before, by layer: each mixer is given its own, which offers its kind's operation."""
+
+    def __getitem__(self, layer: int) -> Any: ...
 
 
 class Layer(nn.Module):
     """A mixer and a feed-forward. The norm before each, and the residual addition, happen inside its first product."""
 
-    def __init__(self, index: int, spec: LayerSpec, width: int, rotary: Rotary | None, build: Build) -> None:
+    def __init__(self, spec: LayerSpec, width: int, build: Build) -> None:
         super().__init__()
         before, after = spec.norms in ("before", "both"), spec.norms in ("after", "both")
         self.spec = spec
         self.mixer_norm = Norm(spec.norm, width, build) if before else None
-        self.mixer = Attention(index, spec.mixer, width, rotary, build)
+        self.mixer = table.mixer(spec.mixer, width, build)
         self.mixer_post_norm = Norm(spec.norm, width, build) if after else None
         self.feed_forward_norm = Norm(spec.norm, width, build) if before else None
-        self.feed_forward = feed_forward(spec.feed_forward, width, build)
+        self.feed_forward = table.feed_forward(spec.feed_forward, width, build)
         self.feed_forward_post_norm = Norm(spec.norm, width, build) if after else None
 
     def forward(
-        self, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: MixerState
+        self, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Any
     ) -> tuple[Tensor, Tensor]:
         """(what this layer adds to the residual, the residual before it)."""
         x_TM, residual_TM = self.mixer(self.mixer_norm, x_TM, residual_TM, positions_T, state)
@@ -84,10 +88,7 @@ class Decoder(nn.Module):
         rotary_rows: int | None = None,
     ) -> None:
         super().__init__()
-        build = Build(ops, dtype, device)
-        positions = max_positions or spec.max_position_embeddings
-        ropes = {layer.mixer.rope for layer in spec.layers}
-        rotaries = {rope: Rotary(rope, positions, rotary_rows, build) if rope else None for rope in ropes}
+        build = Build(ops, dtype, device, max_positions or spec.max_position_embeddings, rotary_rows)
         width = spec.hidden_size
         self.spec = spec
         self.ops = ops
@@ -95,9 +96,7 @@ class Decoder(nn.Module):
         self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()  # as models were trained
         self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
         self.position_embed = Embedding(spec.learned_positions, width, build) if spec.learned_positions else None
-        self.layers = nn.ModuleList(
-            Layer(index, layer, width, rotaries[layer.mixer.rope], build) for index, layer in enumerate(spec.layers)
-        )
+        self.layers = nn.ModuleList(Layer(layer, width, build) for layer in spec.layers)
         self.final_norm = Norm(spec.final_norm, width, build)
         tied = self.embed.weight if spec.tie_word_embeddings else None
         self.unembed = Linear(width, (spec.vocab_size,), False, build, tied=tied)
@@ -115,7 +114,7 @@ class Decoder(nn.Module):
         prepared = (m.weight.nbytes for m in self.modules() if isinstance(m, Linear) and "weight" in vars(m))
         return sum(p.nbytes for p in self.parameters()) + sum(prepared)
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, state: MixerState) -> Hidden:
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, states: LayerStates) -> Hidden:
         """The last layer's output, not yet added to its residual: [T, M] each."""
         x_TM = self.embed(token_ids_T)
         if self._embedding_multiplier != 1:
@@ -125,8 +124,8 @@ class Decoder(nn.Module):
         if self.position_embed is not None:
             x_TM = x_TM + self.position_embed(positions_T)
         residual_TM: Tensor | None = None
-        for layer in self.layers:
-            x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, state)
+        for index, layer in enumerate(self.layers):
+            x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index])
         return Hidden(x_TM, residual_TM)
 
     def logits(self, hidden: Hidden) -> Tensor:

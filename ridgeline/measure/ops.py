@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, UntypedStorage, nn
 
-from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE
 from ridgeline.core.cost import StepShape
 from ridgeline.core.model_spec import ModelSpec

@@ -92,8 +92,8 @@ def _gemma(
 
 
 def _layer(layer: LayerSpec, norm: NormSpec, scale: float, softcap: float | None) -> LayerSpec:
-    qk_norm = None if layer.mixer.qk_norm is None else norm
-    mixer = replace(layer.mixer, scale=scale, softcap=softcap, qk_norm=qk_norm)
+    qk_norm = None if layer.attention.qk_norm is None else norm
+    mixer = replace(layer.attention, scale=scale, softcap=softcap, qk_norm=qk_norm)
     return replace(layer, mixer=mixer, norm=norm, norms="both")
 
 

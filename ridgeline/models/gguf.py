@@ -147,7 +147,7 @@ def gguf_weights(gguf: GGUF, weights: WeightMap, spec: ModelSpec) -> WeightMap:
         return replace(source, name=f"blk.{layer[1]}.{parts[layer[2]]}.{kind}", complete=True, interleaved=heads)
 
     def heads_of(source: Source) -> int | None:
-        mixer = spec.layers[0].mixer
+        mixer = spec.layers[0].attention
         if not dialect.interleaved:
             return None
         return {"q_proj": mixer.num_heads, "k_proj": mixer.num_kv_heads}.get(source.name.split(".")[-2])

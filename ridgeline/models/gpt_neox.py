@@ -88,7 +88,7 @@ def block_weights(spec: ModelSpec, blocks: str, parts: Mapping[str, str], others
         add(ours, theirs, True)
     for index, layer in enumerate(spec.layers):
         for ours, theirs in parts.items():
-            bias = {"mixer.qkv": layer.mixer.qkv_bias, "mixer.out": layer.mixer.out_bias}.get(ours, True)
-            heads = layer.mixer.num_heads if ours == "mixer.qkv" else None
+            bias = {"mixer.qkv": layer.attention.qkv_bias, "mixer.out": layer.attention.out_bias}.get(ours, True)
+            heads = layer.attention.num_heads if ours == "mixer.qkv" else None
             add(f"layers.{index}.{ours}", f"{blocks}.{index}.{theirs}", bias, heads)
     return names

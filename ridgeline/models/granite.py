@@ -32,7 +32,7 @@ class Granite:
         )
         scale, residual = values.number("attention_multiplier"), values.number("residual_multiplier")
         layers = (
-            replace(layer, mixer=replace(layer.mixer, scale=scale), residual_multiplier=residual)
+            replace(layer, mixer=replace(layer.attention, scale=scale), residual_multiplier=residual)
             for layer in spec.layers
         )
         return replace(

@@ -108,7 +108,7 @@ def _layer_weights(index: int, layer: LayerSpec) -> WeightMap:
     names: WeightMap = {
         f"{ours}.{norm}.weight": (Source(name=f"{theirs}.{name}.weight"),) for norm, name in NORMS[layer.norms].items()
     }
-    if layer.mixer.qk_norm is not None:
+    if layer.attention.qk_norm is not None:
         for which in ("q_norm", "k_norm"):
             names[f"{ours}.mixer.{which}.weight"] = (Source(name=f"{theirs}.self_attn.{which}.weight"),)
 
@@ -116,8 +116,8 @@ def _layer_weights(index: int, layer: LayerSpec) -> WeightMap:
         for kind in ("weight", "bias") if bias else ("weight",):
             names[f"{ours}.{name}.{kind}"] = tuple(Source(name=f"{theirs}.{part}.{kind}") for part in parts.split())
 
-    fused("mixer.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", layer.mixer.qkv_bias)
-    fused("mixer.out", "self_attn.o_proj", layer.mixer.out_bias)
-    fused("feed_forward.gate_up", "mlp.gate_proj mlp.up_proj", layer.feed_forward.bias)
-    fused("feed_forward.down", "mlp.down_proj", layer.feed_forward.bias)
+    fused("mixer.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", layer.attention.qkv_bias)
+    fused("mixer.out", "self_attn.o_proj", layer.attention.out_bias)
+    fused("feed_forward.gate_up", "mlp.gate_proj mlp.up_proj", layer.mlp.bias)
+    fused("feed_forward.down", "mlp.down_proj", layer.mlp.bias)
     return names

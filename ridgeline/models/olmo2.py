@@ -20,7 +20,7 @@ class Olmo2:
         values = Config(config, DEFAULTS)
         spec = llama_like("Olmo2ForCausalLM", values, attention_bias=values.boolean("attention_bias"), qk_norm=True)
         layers = (
-            replace(layer, mixer=replace(layer.mixer, qk_norm_whole=True), norms="after") for layer in spec.layers
+            replace(layer, mixer=replace(layer.attention, qk_norm_whole=True), norms="after") for layer in spec.layers
         )
         return replace(spec, layers=tuple(layers))
 

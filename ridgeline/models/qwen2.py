@@ -26,7 +26,7 @@ class Qwen2:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         values = Config(config, DEFAULTS)
         spec = llama_like("Qwen2ForCausalLM", values, windows=windows(values))
-        layers = (replace(layer, mixer=replace(layer.mixer, qkv_bias=True)) for layer in spec.layers)
+        layers = (replace(layer, mixer=replace(layer.attention, qkv_bias=True)) for layer in spec.layers)
         return replace(spec, layers=tuple(layers))
 
     weights = staticmethod(Llama.weights)

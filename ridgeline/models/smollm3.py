@@ -34,7 +34,7 @@ class SmolLM3:
             windows=_windows(values, rotated),
         )
         layers = (
-            layer if turns else replace(layer, mixer=replace(layer.mixer, rope=None))
+            layer if turns else replace(layer, mixer=replace(layer.attention, rope=None))
             for layer, turns in zip(spec.layers, rotated, strict=True)
         )
         return replace(spec, layers=tuple(layers))

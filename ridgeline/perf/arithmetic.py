@@ -67,9 +67,7 @@ class MixtureOfExperts:
     def expert(self) -> int:
         """Parameters of one expert in all layers."""
         width = self.base.hidden_size
-        return sum(
-            (3 if m.gated else 2) * width * m.intermediate_size for m in (x.feed_forward for x in self.base.layers)
-        )
+        return sum(i * o for layer in self.base.layers for i, o, _ in layer.feed_forward.products(width).values())
 
     @property
     def shared(self) -> int:

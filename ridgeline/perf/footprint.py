@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ridgeline.core.cache_spec import CacheSpec
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import LayerSpec, ModelSpec, NormSpec
+from ridgeline.core.model_spec import ModelSpec, NormSpec
+from ridgeline.core.state_spec import DTYPE_BYTES, StateSpec
 from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name
 
 
@@ -23,31 +23,15 @@ class Parameters(NamedTuple):
         return sum(self)
 
 
-def layer_products(layer: LayerSpec, width: int) -> dict[str, tuple[int, int, bool]]:
-    """Name → (inputs, outputs, has a bias) of a layer's matrix products, in order."""
-    mixer, mlp = layer.mixer, layer.feed_forward
-    first, outputs = ("gate_up", 2 * mlp.intermediate_size) if mlp.gated else ("up", mlp.intermediate_size)
-    return {
-        "qkv": (width, mixer.q_size + 2 * mixer.kv_size, mixer.qkv_bias),
-        "out": (mixer.q_size, width, mixer.out_bias),
-        first: (width, outputs, mlp.bias),
-        "down": (mlp.intermediate_size, width, mlp.bias),
-    }
-
-
 def parameters(model: ModelSpec) -> Parameters:
     """Every parameter once; tied embeddings are counted under `embed`."""
     width, products, vectors = model.hidden_size, 0, _norm(model.final_norm, model.hidden_size)
     for layer in model.layers:
-        for inputs, outputs, bias in layer_products(layer, width).values():
+        for inputs, outputs, bias in layer.products(width).values():
             products += inputs * outputs
             vectors += outputs * bias
         vectors += (4 if layer.norms == "both" else 2) * _norm(layer.norm, width)
-        mixer = layer.mixer
-        if mixer.qk_norm is not None and mixer.qk_norm_whole:
-            vectors += _norm(mixer.qk_norm, mixer.q_size + mixer.kv_size)
-        elif mixer.qk_norm is not None:
-            vectors += 2 * _norm(mixer.qk_norm, mixer.head_dim)
+        vectors += sum(_norm(norm, norm_width) for norm, norm_width in layer.mixer.norms)
     if model.embed_norm is not None:
         vectors += _norm(model.embed_norm, width)
     table = model.vocab_size * width
@@ -67,20 +51,23 @@ def weight_bytes(model: ModelSpec, precision: Precision) -> float:
 
 def kv_bytes_per_token(model: ModelSpec, kv_dtype: str) -> float:
     """Bytes one more cached token takes in all layers (in those with a window: until the window is full)."""
-    return sum(_token_bytes(layer.mixer.cache, kv_dtype) for layer in model.layers)
+    return sum(_token_bytes(layer.mixer.state, kv_dtype) for layer in model.layers)
 
 
 def kv_bytes(model: ModelSpec, tokens: int, kv_dtype: str, *, block_size: int = 1, max_chunk: int = 1) -> float:
     """Most bytes a request of `tokens` ever holds when at most `max_chunk` tokens run per step, in whole blocks."""
     return sum(
         group.spec.blocks_needed(tokens, max_chunk, block_size)
-        * (block_size * len(group.layers) * _token_bytes(group.spec, kv_dtype))
+        * len(group.layers)
+        * (block_size * grows if (grows := _token_bytes(group.spec, kv_dtype)) else group.spec.unit_bytes(1, "float32"))
         for group in model.cache_groups
     )
 
 
-def _token_bytes(spec: CacheSpec, kv_dtype: str) -> float:
-    return 2 * spec.num_kv_heads * spec.head_dim * ITEM_BYTES[dtype_name(kv_dtype)]
+def _token_bytes(spec: StateSpec, kv_dtype: str) -> float:
+    """One token more takes; 0 for a state that does not grow."""
+    grows = spec.unit_bytes(2, "float32") - spec.unit_bytes(1, "float32")
+    return grows / DTYPE_BYTES["float32"] * ITEM_BYTES[dtype_name(kv_dtype)]
 
 
 def _norm(norm: NormSpec, width: int) -> int:

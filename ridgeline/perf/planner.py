@@ -79,11 +79,12 @@ def shard(model: ModelSpec, tp: int) -> ModelSpec:
         return size // tp
 
     def layer(spec: LayerSpec) -> LayerSpec:
-        kv_heads = spec.mixer.num_kv_heads
+        kv_heads = spec.attention.num_kv_heads
         kv_heads = 1 if tp % kv_heads == 0 else part("key/value heads", kv_heads)
-        mixer = replace(spec.mixer, num_heads=part("attention heads", spec.mixer.num_heads), num_kv_heads=kv_heads)
-        width = part("feed-forward columns", spec.feed_forward.intermediate_size)
-        return replace(spec, mixer=mixer, feed_forward=replace(spec.feed_forward, intermediate_size=width))
+        heads = part("attention heads", spec.attention.num_heads)
+        mixer = replace(spec.attention, num_heads=heads, num_kv_heads=kv_heads)
+        width = part("feed-forward columns", spec.mlp.intermediate_size)
+        return replace(spec, mixer=mixer, feed_forward=replace(spec.mlp, intermediate_size=width))
 
     if tp == 1:
         return model
@@ -199,9 +200,7 @@ class Plan:
     def _activations(self) -> float:
         """Room for one step of chunk tokens: residual, norm, widest projection; and float32 logits of 256 rows."""
         m, item = self.part, self.precision.item
-        widest = max(
-            max(2 * x.mixer.q_size + 2 * x.mixer.kv_size, 3 * x.feed_forward.intermediate_size) for x in m.layers
-        )
+        widest = max(max(layer.mixer.scratch, layer.feed_forward.scratch) for layer in m.layers)
         return self.chunk * (4 * m.hidden_size + widest) * item + 256 * m.vocab_size * 12.0
 
 

@@ -13,21 +13,17 @@ import numpy as np
 
 from ridgeline.core.cost import Cost, OpCost, StepShape
 from ridgeline.core.model_spec import AttentionSpec, LayerSpec, ModelSpec
-from ridgeline.kernels.activation.cost import activation_cost
-from ridgeline.kernels.attention.cost import attention_cost, visible, write_kv_cost
+from ridgeline.kernels.attention.cost import visible
 from ridgeline.kernels.embedding.cost import embedding_cost
 from ridgeline.kernels.gemm.cost import linear_cost
 from ridgeline.kernels.norm.cost import norm_cost
-from ridgeline.kernels.rotary.cost import rope_cost
 from ridgeline.kernels.sampling.cost import sample_cost
-from ridgeline.perf.footprint import layer_products
 from ridgeline.perf.hardware import Hardware
+from ridgeline.perf.parts import FEED_FORWARDS, MIXERS, Priced
 from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name, precision
 
 PRODUCTS = ("qkv", "out", "gate_up", "up", "down")
 SAMPLED = ("unembed", "sample")  # these run for sampled rows alone, the others for every token
-
-Priced = tuple[str, Cost]
 
 
 def step_ops(model: ModelSpec, shape: StepShape, *, dtype: str, kv_dtype: str | None = None) -> list[OpCost]:
@@ -66,54 +62,26 @@ def _layer(
 ) -> Iterator[Priced]:
     products = {
         name: linear_cost(tokens, i, o, itemsize=p.item, weight_itemsize=p.weight, bias=bias)
-        for name, (i, o, bias) in layer_products(layer, width).items()
+        for name, (i, o, bias) in layer.products(width).items()
     }
-    mlp = layer.feed_forward
-    up, activation = ("gate_up", "gated_activation") if mlp.gated else ("up", "activation")
     before, after = layer.norms != "after", layer.norms != "before"
     post_norm = _norm(layer.norm.kind, tokens, width, p, residual=False)
     if before:
         yield "mixer_norm", _norm(layer.norm.kind, tokens, width, p)
-    yield "qkv", products["qkv"]
-    yield from _attention(layer.mixer, shape, tokens, p, kv_item)
-    yield "out", products["out"]
+    *first, last = ((name, products[name]) for name in layer.mixer.products(width))
+    yield from first
+    yield from MIXERS[layer.mixer.kind](layer.mixer, shape, tokens, p, kv_item)
+    yield last
     if after:
         yield "mixer_post_norm", post_norm
     if before:
         yield "feed_forward_norm", _norm(layer.norm.kind, tokens, width, p, residual=not layer.parallel)
-    yield up, products[up]
-    yield (
-        activation,
-        activation_cost(tokens, mlp.intermediate_size, kind=mlp.activation, itemsize=p.item, gated=mlp.gated),
-    )
-    yield "down", products["down"]
+    *first, last = ((name, products[name]) for name in layer.feed_forward.products(width))
+    yield from first
+    yield from FEED_FORWARDS[layer.feed_forward.kind](layer.feed_forward, tokens, p)
+    yield last
     if after:
         yield "feed_forward_post_norm", post_norm
-
-
-def _attention(mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision, kv_item: float) -> Iterator[Priced]:
-    heads, kv_heads, dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
-    if mixer.qk_norm is not None:
-        for name, count in (("q_norm", heads), ("k_norm", kv_heads)):
-            rows, size = (tokens, count * dim) if mixer.qk_norm_whole else (tokens * count, dim)
-            yield name, norm_cost(rows, size, itemsize=p.item, kind=mixer.qk_norm.kind)
-    if mixer.rope is not None:
-        yield "rope", rope_cost(tokens, heads, kv_heads, dim, mixer.rope.rotary_dim, itemsize=p.item)
-    yield "write_kv", write_kv_cost(tokens, kv_heads, dim, itemsize=p.item, kv_itemsize=kv_item)
-    yield (
-        "attention",
-        attention_cost(
-            shape.num_tokens_R,
-            shape.kv_len_R,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=dim,
-            itemsize=p.item,
-            kv_itemsize=kv_item,
-            window=mixer.window,
-            shared=shape.shared,
-        ),
-    )
 
 
 def _head(model: ModelSpec, tokens: int, sampled: int, p: Precision) -> Iterator[Priced]:
@@ -164,7 +132,8 @@ class Roofline:
         pairs = [pair for pair in zip(one, two, strict=True) if pair[0].name != "attention"]
         self._per_token = _Lines([pair for pair in pairs if pair[0].name not in SAMPLED], hardware, p)
         self._per_sample = _Lines([pair for pair in pairs if pair[0].name in SAMPLED], hardware, p)
-        mixers = Counter((m.window, m.num_heads, m.num_kv_heads, m.head_dim) for m in (x.mixer for x in model.layers))
+        attention = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionSpec)]
+        mixers = Counter((m.window, m.num_heads, m.num_kv_heads, m.head_dim) for m in attention)
         self._attention = [
             (
                 window,

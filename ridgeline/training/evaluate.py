@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.layers.attention import DenseCausal
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.dense import DenseCausal
 from ridgeline.text.windows import windows as cut
 from ridgeline.training.tokenizer import SEPARATOR_ID, encode_documents
 

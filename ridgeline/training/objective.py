@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ridgeline.core.model_spec import MLPSpec, ModelSpec
+from ridgeline.core.model_spec import ModelSpec
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import OPS, Ops
-from ridgeline.layers.attention import DenseCausal
 from ridgeline.layers.decoder import Decoder, Hidden
+from ridgeline.layers.dense import DenseCausal
 
 # Plain torch throughout: our fast kernels are made for inference and have no backward pass.
 _TRAINING_OPS = dict.fromkeys(OPS, "reference") | dict.fromkeys(
@@ -66,12 +66,6 @@ def training_flops_per_token(spec: ModelSpec, length: int) -> float:
     """
     per_token = 2.0 * spec.vocab_size * spec.hidden_size
     for layer in spec.layers:
-        mixer, mlp = layer.mixer, layer.feed_forward
-        projections = (2 * mixer.q_size + 2 * mixer.kv_size) * spec.hidden_size
-        per_token += 2 * (projections + _mlp_weights(mlp, spec.hidden_size))
-        per_token += 4 * mixer.q_size * min(length, mixer.window or length) / 2
+        per_token += 2 * sum(i * o for i, o, _ in layer.products(spec.hidden_size).values())
+        per_token += 4 * layer.attention.q_size * min(length, layer.attention.window or length) / 2
     return 3 * per_token
-
-
-def _mlp_weights(mlp: MLPSpec, width: int) -> int:
-    return (3 if mlp.gated else 2) * width * mlp.intermediate_size

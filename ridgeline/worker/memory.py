@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
-from ridgeline.core.cache_spec import DTYPE_BYTES, CacheGroup, CacheLayout
+from ridgeline.core.cache_layout import CacheGroup, CacheLayout
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.kernels.attention.sdpa import WORKSPACE_BYTES
 
 CPU_SHARE = 0.5  # of the free memory, at most: the machine is not ours alone
@@ -41,10 +42,12 @@ class MemoryReport:
         return int((self.layout.num_pages - 1) / pages_per_block) * self.layout.block_size
 
     def __str__(self) -> str:
+        padding = max(self.layout.padding)
         return (
             f"weights {_size(self.weights)}, activations {_size(self.activations)}, KV cache {_size(self.kv_cache)}: "
             f"{self.layout.num_pages - 1:,} blocks of {self.layout.block_size} tokens hold {self.tokens:,} tokens, "
             f"{self.full_requests:,} requests at the full context of {self.max_model_len:,}"
+            f"{f'; up to {padding:.1%} of a page is padding' if padding else ''}"
         )
 
 
@@ -54,22 +57,14 @@ def activation_bytes(model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max
     Per token the widest layer's input, residual, norm, fused projections and attention output; per sampling row three
     float32 copies of the logits; the attention workspace.
     """
-    widest = max(
-        4 * model.hidden_size
-        + max(2 * layer.mixer.q_size + 2 * layer.mixer.kv_size, 3 * layer.feed_forward.intermediate_size)
-        for layer in model.layers
-    )
+    widest = max(4 * model.hidden_size + max(layer.mixer.scratch, layer.feed_forward.scratch) for layer in model.layers)
     sampling_tables = max_seqs * model.vocab_size * 5
     return max_tokens * widest * dtype_bytes + max_seqs * model.vocab_size * 4 * 3 + sampling_tables + WORKSPACE_BYTES
 
 
 def weight_bytes(model: ModelSpec, *, dtype_bytes: int, positions: int) -> int:
     """Least memory the parameters and the rotary table take, in plain numbers: no size is too large to be counted."""
-    matrices = sum(
-        model.hidden_size * (2 * layer.mixer.q_size + 2 * layer.mixer.kv_size)
-        + model.hidden_size * layer.feed_forward.intermediate_size * (3 if layer.feed_forward.gated else 2)
-        for layer in model.layers
-    )
+    matrices = sum(i * o for layer in model.layers for i, o, _ in layer.products(model.hidden_size).values())
     embeddings = model.hidden_size * model.vocab_size * (1 if model.tie_word_embeddings else 2)
     ropes = {layer.mixer.rope for layer in model.layers if layer.mixer.rope is not None}
     tables = sum(positions * rope.rotary_dim * 4 for rope in ropes)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.kernels.aot import Compiled, compiling_for
 from ridgeline.kernels.op import Platform

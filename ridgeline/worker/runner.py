@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Feature, Rows, StepPlan
 from ridgeline.kernels.ops import Ops
@@ -101,7 +101,7 @@ class Runner:
             self.slots.reset()
         self.slots.apply(plan.deltas)
         if plan.copies:
-            self.segments.state.copy(plan.copies)
+            self.segments.states.copy(plan.copies)
         if plan.expected is not None:
             self.slots.check(plan.expected)
         self._check_generations(plan)

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.plan import Feature, StepPlan
-from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.guidance import Guides
@@ -23,7 +22,7 @@ from ridgeline.worker.inputs import StepInputs
 from ridgeline.worker.mailbox import Mailbox
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.slots import Slots
-from ridgeline.worker.state.paged import PagedCache, PagedState
+from ridgeline.worker.state.states import DeviceRows, States
 
 SAMPLING = (  # the kernel's part
     Feature.RANDOM | Feature.FILTER | Feature.TYPICAL | Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS
@@ -84,9 +83,7 @@ class Segments:
         self.slots = slots
         self._ops = ops
         self._block_size = layout.block_size
-        first = [group.layers[0] for group in layout.groups]  # of a group's layers one stands for all
-        self._mixers = [(layer, decoder.spec.layers[layer].mixer) for layer in first]
-        self.state = PagedState(PagedCache(layout, parameter.dtype, parameter.device), ops)
+        self.states = States(layout, decoder.spec, parameter.dtype, parameter.device, ops)
         self.mailbox = Mailbox(Outcome.size(slots.dummy + 1), ops, parameter.device)  # padding may add a row
 
     def inputs(
@@ -114,31 +111,18 @@ class Segments:
             slots.block_tables_SC,
             self._block_size,
         )
-        batches = [
-            RaggedBatch(
-                slots_R=inputs.slots_R,
-                block_table_SC=table_SC,
-                start_R1=inputs.start_R1,
-                kv_len_R=kv_len_R,
-                num_tokens_R=lengths.num_tokens_R if lengths else None,
-                kv_bound_R=lengths.kv_bound_R if lengths else None,
-                schedule=self._ops.attention_schedule(
-                    inputs.start_R1,
-                    kv_len_R,
-                    inputs.slots_R,
-                    num_tokens=inputs.num_tokens,
-                    num_heads=mixer.num_heads,
-                    num_kv_heads=mixer.num_kv_heads,
-                    window=mixer.window,
-                    cache_NGPD=self.state.keys(layer) if mixer.softcap is None and not mixer.alibi else None,
-                    prefix_4R=inputs.prefix_4R,
-                    alibi=mixer.alibi,
-                ),
-            )
-            for table_SC, (layer, mixer) in zip(slots.block_tables_SC, self._mixers, strict=True)
-        ]
-        self.state.begin(batches, places)
-        hidden = self.decoder(token_ids_T, positions_T, self.state)
+        rows = DeviceRows(
+            slots_R=inputs.slots_R,
+            start_R1=inputs.start_R1,
+            kv_len_R=kv_len_R,
+            last_R=last_R,
+            num_tokens=inputs.num_tokens,
+            prefix_4R=inputs.prefix_4R,
+            num_tokens_R=lengths.num_tokens_R if lengths else None,
+            kv_bound_R=lengths.kv_bound_R if lengths else None,
+        )
+        self.states.begin(rows, slots.block_tables_SC, places)
+        hidden = self.decoder(token_ids_T, positions_T, self.states)
         one_each = inputs.num_rows == inputs.num_tokens
         last = hidden if one_each else self._at(hidden, last_R)
         return Scores(active_R, kv_len_R, self.decoder.logits(last), hidden)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_spec import NULL_BLOCK
+from ridgeline.core.cache_layout import NULL_BLOCK
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Assign, Delta, Feature, SetBlocks, features_of
 from ridgeline.core.request import MAX_STOP_IDS

@@ -1,9 +1,10 @@
 """A worker in plain Python that specifies what a device must do, over a simulated paged memory.
 
-Every cell of the memory (unit, offset) holds (position, token, digest), where digest sums up all tokens up to there,
-as keys and values do. The worker reads what a real attention would read and checks it: a block shared with the wrong
-request, overwritten too early, never written or seen through a stale table shows as a `Violation`. The token it
-"samples" follows from everything read, so it must equal `alone(request)`, which needs no memory at all.
+Every cell of the memory holds (position, token, digest), where digest sums up all tokens up to there, as keys and
+values do; a block that is exact is one cell, of the last token that wrote to it. The worker reads what a real
+attention would read and checks it: a block shared with the wrong request, overwritten too early, never written or
+seen through a stale table shows as a `Violation`. The token it "samples" follows from everything read, so it must
+equal `alone(request)`, which needs no memory at all.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from hashlib import blake2b
 
 import numpy as np
 
-from ridgeline.core.cache_spec import NULL_BLOCK, CacheLayout
+from ridgeline.core.cache_layout import NULL_BLOCK, CacheLayout
 from ridgeline.core.plan import Assign, Feature, Finish, Release, SetBlocks, StepLogprobs, StepPlan, StepResult
 from ridgeline.core.request import Request
 from ridgeline.core.token_bits import unpacked
+
+Cell = tuple[int, int, int]  # slab, byte where its unit begins there, place in the unit
 
 VOCAB = 6
 EOS = 0
@@ -67,7 +70,9 @@ def alone(request: Request, layout: CacheLayout, mask: object = None) -> list[in
 def visible(tokens: list[int], layout: CacheLayout) -> Iterable[int]:
     """The digests that the last token's query sees, group by group."""
     known = digests(tokens)
-    return (d for group in layout.groups for d in known[group.spec.first_needed(len(tokens) - 1) :])
+    last = len(tokens) - 1
+    firsts = [last if group.spec.exact else group.spec.first_needed(last) for group in layout.groups]
+    return (d for first in firsts for d in known[first:])
 
 
 def guided(seen: Iterable[int], negative: Iterable[int], scale: float) -> list[int]:
@@ -115,7 +120,8 @@ class IdealWorker:
         self.turns_nan: set[int] = set()
         self.told_nan = Counter[int]()
         self.slots: dict[int, Slot] = {}
-        self.memory: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.memory: dict[Cell, tuple[int, int, int]] = {}
+        self._owner: dict[int, int] = {}  # slab → the group that wrote to it last
         self._steps: deque[Step] = deque()
         self._dropping = True  # until a first reset
         self._ran = 0
@@ -182,6 +188,9 @@ class IdealWorker:
             for position in positions:
                 for cell in self._cells(slot, position):
                     self.memory[cell] = (-7, -7, -7)
+            for g in self._exact:
+                for cell in self._cells(slot, positions[-1], (g,)):
+                    self.memory[cell] = (-7, -7, -7)
         return self._fail(plan)
 
     def _fold(self, plan: StepPlan) -> None:
@@ -198,11 +207,11 @@ class IdealWorker:
     def _copy(self, plan: StepPlan) -> None:
         """What a target then holds, its readers check. (More than one, if the plan's rows fill the block.)"""
         cells = [
-            ((source + layer * self.layout.num_pages, i), (target + layer * self.layout.num_pages, i))
+            pair
             for group, sources, targets in plan.copies
             for source, target in zip(sources, targets, strict=True)
             for layer in range(len(self.layout.groups[group].layers))
-            for i in range(self.layout.block_size)
+            for pair in zip(self.unit(group, source, layer), self.unit(group, target, layer), strict=True)
         ]
         sources, targets = {source for source, _ in cells}, [target for _, target in cells]
         if sources & set(targets) or len(targets) != len(set(targets)):
@@ -210,6 +219,10 @@ class IdealWorker:
         for group, _, ids in plan.copies:
             if not set(ids) <= {block for slot in self.slots.values() for block in slot.tables[group].values()}:
                 raise Violation(f"plan {plan.id} copies onto blocks {ids}, some of which no request has")
+        for group, _, ids in plan.copies:
+            for block in ids:
+                for layer in range(len(self.layout.groups[group].layers)):
+                    self._claim(self.unit(group, block, layer)[0][0], group)
         for source, target in cells:
             self.memory.pop(target, None)
             if source in self.memory:
@@ -246,22 +259,38 @@ class IdealWorker:
                 yield row, slot, positions, spans.get(row, [slot.last_token])
 
     def _forward(self, step: Step) -> None:
-        written: dict[tuple[int, int], int] = {}  # by which row
+        written: dict[Cell, int] = {}  # by which row
+        starts = {
+            (row, g): self._start(slot, at[0], g) for row, slot, at, _ in self._rows(step.plan) for g in self._exact
+        }
+        states: dict[tuple[int, int, int], int] = {}  # (row, group, position) → digest
         for row, slot, positions, tokens in self._rows(step.plan):
             broken = slot.form.seed in self.turns_nan
             self.turns_nan.discard(slot.form.seed)
             if len(tokens) != len(positions) or min(tokens) < 0:
                 raise Violation(f"row {row} runs {len(positions)} tokens and is given {tokens}")
-            for position, token in zip(positions, tokens, strict=True):
-                before = self._read(slot, position - 1, 0)[2] if position else 0
-                for cell in self._cells(slot, position):
-                    if cell in written:
-                        raise Violation(f"two rows of plan {step.plan.id} write to the same place")
-                    written[cell] = row
-                    lost = broken or before == NAN
-                    self.memory[cell] = (position, token, NAN if lost else digest(before, token))
+            for g in range(len(self.layout.groups)):
+                for position, token in zip(positions, tokens, strict=True):
+                    exact = g in self._exact
+                    if not position:
+                        before = 0
+                    elif exact:
+                        before = states.get((row, g, position - 1), starts[row, g])
+                    else:
+                        before = self._read(slot, position - 1, g)[2]
+                    after = NAN if broken or before == NAN else digest(before, token)
+                    if exact:
+                        states[row, g, position] = after
+                        if position < positions[-1]:
+                            continue
+                    for cell in self._cells(slot, position, (g,)):
+                        if cell in written:
+                            raise Violation(f"two rows of plan {step.plan.id} write to the same place")
+                        written[cell] = row
+                        self._claim(cell[0], g)
+                        self.memory[cell] = (position, token, after)
         for row, slot, positions, _ in self._rows(step.plan):
-            seen = [self._visible(slot, position) for position in positions]  # every query reads, not only the last
+            seen = [self._visible(row, slot, query, states) for query in positions]  # every one, not only the last
             step.emits[row] = seen[-1], positions[-1] + 1
             if step.plan.num_tokens == len(step.plan.rows):
                 self._check_apart(row, slot, positions, written)
@@ -270,12 +299,21 @@ class IdealWorker:
         """Rows of one token each are read and written in one go, in any order."""
         for g, group in enumerate(self.layout.groups):
             for position in range(group.spec.first_needed(positions[-1]), positions[-1] + 1):
-                if any(written.get(cell, row) != row for cell in self._cells(slot, position, (g,))):
+                if g not in self._exact and any(
+                    written.get(cell, row) != row for cell in self._cells(slot, position, (g,))
+                ):
                     raise Violation(f"row {row} reads what another row of a step of single tokens writes")
 
-    def _visible(self, slot: Slot, query: int) -> list[int]:
+    def _start(self, slot: Slot, position: int, group: int) -> int:
+        """The digest in the exact block from which a step goes on at `position`. All rows read before any writes."""
+        return self._read(slot, position - 1, group)[2] if position else 0
+
+    def _visible(self, row: int, slot: Slot, query: int, states: Mapping[tuple[int, int, int], int]) -> list[int]:
         found: list[int] = []
         for g, group in enumerate(self.layout.groups):
+            if g in self._exact:
+                found.append(states[row, g, query])
+                continue
             for position in range(group.spec.first_needed(query), query + 1):
                 _, token, value = self._read(slot, position, g)
                 first = position == group.spec.first_needed(query)
@@ -292,14 +330,37 @@ class IdealWorker:
             raise Violation(f"group {group} reads position {position} and finds {cell}, {cells}")
         return cell
 
-    def _cells(self, slot: Slot, position: int, groups: Iterable[int] | None = None) -> Iterable[tuple[int, int]]:
+    @property
+    def _exact(self) -> list[int]:
+        return [g for g, group in enumerate(self.layout.groups) if group.spec.exact]
+
+    def _cells(self, slot: Slot, position: int, groups: Iterable[int] | None = None) -> Iterable[Cell]:
+        """The cell of this position in all layers of the groups, or of all groups that are not exact."""
         size = self.layout.block_size
-        for g in groups if groups is not None else range(len(self.layout.groups)):
+        for g in groups if groups is not None else set(range(len(self.layout.groups))) - set(self._exact):
             block = slot.tables[g].get(position // size, NULL_BLOCK)
             if block == NULL_BLOCK:
                 raise Violation(f"group {g} has no block for position {position}")
             for layer in range(len(self.layout.groups[g].layers)):
-                yield block + layer * self.layout.num_pages, position % size
+                cells = self.unit(g, block, layer)
+                yield cells[0] if g in self._exact else cells[position % size]
+
+    def unit(self, group: int, block: int, layer: int) -> list[Cell]:
+        """The cells of a layer's block: one for each of its tokens, or a single one."""
+        layout = self.layout
+        slab, place = divmod(block, layout.ids_per_slab[group])
+        begin = place * layout.step_bytes[group]
+        if begin % layout.unit_bytes[group] or begin + layout.unit_bytes[group] > layout.slab_bytes:
+            raise Violation(f"group {group} has no block {block}")
+        count = 1 if group in self._exact else layout.block_size
+        return [(slab + layer * layout.num_pages, begin, i) for i in range(count)]
+
+    def _claim(self, slab: int, group: int) -> None:
+        """A group writes to a slab: what others have left there is gone."""
+        if self._owner.get(slab) != group:
+            self._owner[slab] = group
+            for cell in [cell for cell in self.memory if cell[0] == slab]:
+                del self.memory[cell]
 
     def _sample(self, step: Step) -> StepResult:
         plan, rows = step.plan, step.plan.rows

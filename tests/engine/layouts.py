@@ -1,10 +1,28 @@
-"""Cache layouts with several groups, so that pages are split."""
+"""Cache layouts with several groups, so that pages are split, of kinds with other bytes and other rules."""
 
 from __future__ import annotations
 
-from ridgeline.core.cache_spec import CacheGroup, CacheLayout, CacheSpec
+from dataclasses import dataclass
+from typing import ClassVar
 
-Groups = tuple[tuple[int | None, int], ...]  # (window, layers) of each
+from ridgeline.core.cache_layout import CacheGroup, CacheLayout
+from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StateSpec
+
+Groups = tuple[tuple[int | str | None, int], ...]  # (window, or the name of another kind, layers) of each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent(StateSpec):
+    """A vector a token instead of keys and values."""
+
+    kind: ClassVar[str] = "latent"
+    width: int
+
+    def unit_bytes(self, block_size: int, dtype: str) -> int:
+        return 2 * self.width * block_size
+
+
+KINDS: dict[str, StateSpec] = {"state": RecurrentSpec(shape=(16, 8)), "latent": Latent(width=18)}
 
 GROUPS: tuple[Groups, ...] = (
     ((None, 1),),
@@ -15,6 +33,10 @@ GROUPS: tuple[Groups, ...] = (
     ((None, 3), (3, 2)),
     ((None, 1), (3, 2), (7, 3)),
     ((3, 3), (7, 2)),
+    (("state", 2),),
+    ((None, 1), ("state", 2)),
+    ((None, 1), ("state", 2), (4, 1)),
+    (("latent", 2), (None, 1), (5, 2)),
 )
 
 
@@ -23,10 +45,10 @@ def layout_of(groups: Groups, block_size: int, num_pages: int) -> CacheLayout:
     return CacheLayout(
         groups=tuple(
             CacheGroup(
-                spec=CacheSpec(num_kv_heads=1, head_dim=1, window=window),
+                spec=KINDS[kind] if isinstance(kind, str) else KVSpec(num_kv_heads=8, head_dim=4, window=kind),
                 layers=tuple(next(layers) for _ in range(count)),
             )
-            for window, count in groups
+            for kind, count in groups
         ),
         block_size=block_size,
         dtype="float32",

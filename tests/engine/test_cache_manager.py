@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ridgeline.core.cache_spec import NULL_BLOCK
+from ridgeline.core.cache_layout import NULL_BLOCK
 from ridgeline.core.request import Request, SamplingParams
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.cache.prefix import PrefixIndex, Tokens, chain_hash, root_hash
@@ -42,8 +42,7 @@ class CacheMachine(RuleBasedStateMachine):
         found = self.findable()
         for n in range((len(tokens) - 1) // self.size, 0, -1):
             for g, group in enumerate(self.layout.groups):
-                window = group.spec.window
-                first = 0 if window is None else max(0, n * self.size - window + 1) // self.size
+                first = group.spec.first_needed(n * self.size) // self.size
                 if any((g, (salt, tuple(tokens[: (i + 1) * self.size]))) not in found for i in range(first, n)):
                     break
             else:
@@ -52,14 +51,19 @@ class CacheMachine(RuleBasedStateMachine):
 
     def continuations(self, salt: str, tokens: list[int], hit: int) -> tuple[int, int]:
         """How many tokens after the hit a copied block gives: at least, from blocks that are not full, and at most. (A
-        full block found, forgotten and found again is no end.)"""
+        full block found, forgotten and found again is no end.) Exact ones give all their tokens or none; which of two
+        ends is kept, if one begins with the other, does not ask for that."""
         found, start = self.findable(), hit * self.size
+        exact = any(group.spec.exact for group in self.layout.groups)
         limit, fewest, most = min(len(tokens) - 1, start + self.size - 1), 0, 0
         for owner, end in self.ends:
             whole = owner == salt and all((g, (salt, end)) in found for g in range(len(self.layout.groups)))
             if whole and len(end) <= start + self.size and end[:start] == tuple(tokens[:start]):
                 same = [x == y for x, y in zip(end[start:], tokens[start:limit], strict=False)]
                 count = [*same, False].index(False)
+                if exact:
+                    most = max(most, count if start + count == len(end) else 0)
+                    continue
                 fewest, most = max(fewest, count * bool(len(end) % self.size)), max(most, count)
         return fewest, most
 
@@ -122,8 +126,11 @@ class CacheMachine(RuleBasedStateMachine):
             owner, there = self.content[g, sources[0]]
             assert (owner, list(there[:start])) == (salt, seq.tokens[:start])
             assert targets == (seq.blocks[g][start // self.size],)
+            assert len(there) == start or not self.layout.groups[g].spec.exact
+            self.content[g, targets[0]] = salt, there[:start]
         for g, blocks in enumerate(seq.blocks):
-            for n in range(start // self.size, -(-end // self.size)):
+            first = (end - 1 if self.layout.groups[g].spec.exact else start) // self.size
+            for n in range(first, -(-end // self.size)):
                 assert blocks[n] != NULL_BLOCK
                 written = start if fails else end
                 self.content[g, blocks[n]] = salt, tuple(seq.tokens[: min(written, (n + 1) * self.size)])
@@ -135,22 +142,22 @@ class CacheMachine(RuleBasedStateMachine):
             self.manager.unpublish(fresh)
             assert not set(fresh) & set(self.manager.index._nodes)
             while self.running:
-                self.release(self.running.pop()[0])
+                self.release(*self.running.pop())
         elif end == len(seq.tokens):
             seq.has_emitted = True
             seq.tokens.append(data.draw(st.integers(1, 2)))
 
-    def release(self, seq: Sequence) -> None:
+    def release(self, seq: Sequence, ran: int) -> None:
         for length in (seq.num_prompt, seq.written) if seq.has_emitted else ():
             block_end = -(-length // self.size) * self.size
             self.ends.add((seq.request.cache_salt, tuple(seq.tokens[: min(seq.written, block_end)])))
-        self.manager.release(seq, 0)
+        self.manager.release(seq, 0, ran)
         assert not seq.source
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def leave(self, data) -> None:
-        self.release(self.running.pop(data.draw(st.sampled_from(range(len(self.running)))))[0])
+        self.release(*self.running.pop(data.draw(st.sampled_from(range(len(self.running))))))
         if not self.running:
             assert self.manager.pool.free_pages == self.manager.pool.num_pages
 
@@ -277,7 +284,8 @@ def test_the_longest_hit_with_gaps_anywhere_is_that_of_trying_every_length(group
     )
     for g, blocks in enumerate(writer.blocks):
         for n, block in enumerate(blocks):
-            if not kept[g][n]:
+            kept[g][n] = kept[g][n] and block != NULL_BLOCK
+            if not kept[g][n] and block != NULL_BLOCK:
                 manager.index.drop(g, block)
                 manager.pool.forget(g, block)
     first = [spec.first_needed for spec in manager.specs]

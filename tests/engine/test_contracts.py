@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.core.cache_spec import NULL_BLOCK
+from ridgeline.core.cache_layout import NULL_BLOCK
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import DeviceLost, InvalidRequest

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ridgeline.core.cache_spec import NULL_BLOCK
+from ridgeline.core.cache_layout import NULL_BLOCK
 from ridgeline.engine.cache.pool import BlockPool
 from tests.engine.layouts import GROUPS, layout_of
 from tests.engine.profiles import machine_settings
@@ -30,18 +30,24 @@ class PoolMachine(RuleBasedStateMachine):
         self.last_plan: dict[int, int] = {}  # page → newest plan named at a release
         self.clock = 0
 
-    def units(self, block: Block) -> set[int]:
+    def words(self, block: Block) -> set[int]:
+        """The memory of the block's layers, in words of four bytes."""
         g, first = block
-        return {first + layer * self.layout.num_pages for layer in range(len(self.layout.groups[g].layers))}
+        layout, found = self.layout, set[int]()
+        for layer in range(len(layout.groups[g].layers)):
+            start = (first + layer * layout.layer_step(g)) % layout.ids_per_slab[g] * layout.step_bytes[g]
+            start += (first // layout.ids_per_slab[g] + layer * layout.num_pages) * layout.slab_bytes
+            found.update(range(start // 4, (start + layout.unit_bytes[g]) // 4))
+        return found
 
     def busy_pages(self) -> set[int]:
-        return {self.layout.page_of(block) for _, block in self.held}
+        return {self.layout.page_of(group, block) for group, block in self.held}
 
     def pages_short(self, wanted: list[int]) -> int:
         """Pages needed beyond the free ones, counted block by block."""
         pages = 0
         for g, count in enumerate(wanted):
-            mine = {self.layout.page_of(block) for group, block in self.held if group == g}
+            mine = {self.layout.page_of(group, block) for group, block in self.held if group == g}
             reusable = len(mine) * self.layout.blocks_per_page(g) - sum(group == g for group, _ in self.held)
             pages += -(-max(0, count - reusable) // self.layout.blocks_per_page(g))
         return pages - (self.pool.num_pages - len(self.busy_pages()))
@@ -71,8 +77,8 @@ class PoolMachine(RuleBasedStateMachine):
             assert block not in self.held, "a held block lost its content"
             del self.cached[block]
         idle = [page for page in freed_at if page not in self.busy_pages()]
-        gone = {self.layout.page_of(block) for _, block in self.evicted} & set(idle)
-        kept = {self.layout.page_of(block) for _, block in self.cached} & set(idle)
+        gone = {self.layout.page_of(group, block) for group, block in self.evicted} & set(idle)
+        kept = {self.layout.page_of(group, block) for group, block in self.cached} & set(idle)
         if gone and kept:
             assert max(freed_at[page] for page in gone) < min(freed_at[page] for page in kept), "not the oldest first"
 
@@ -81,7 +87,7 @@ class PoolMachine(RuleBasedStateMachine):
     def release(self, data, plan) -> None:
         block = data.draw(st.sampled_from(sorted(self.held)))
         self.pool.release(*block, plan)
-        page = self.layout.page_of(block[1])
+        page = self.layout.page_of(*block)
         self.last_plan[page] = max(self.last_plan.get(page, 0), plan)
         self.held[block] -= 1
         if not self.held[block]:
@@ -150,7 +156,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def no_memory_belongs_to_two(self) -> None:
         if hasattr(self, "pool"):
-            units = [unit for block in {*self.held, *self.cached} for unit in self.units(block)]
+            units = [word for block in {*self.held, *self.cached} for word in self.words(block)]
             assert len(units) == len(set(units))
             assert NULL_BLOCK not in units
 
@@ -191,7 +197,7 @@ def test_content_is_given_up_only_when_a_page_more_would_not_do() -> None:
     pool.release(0, spare, 0)
     [[other], _] = pool.take([1, 0]) or []
     assert evicted == []
-    assert pool.layout.page_of(other) != pool.layout.page_of(held)
+    assert pool.layout.page_of(0, other) != pool.layout.page_of(0, held)
     pool.release(0, other, 0)
     assert pool.free_pages == 2
     assert pool.can_take([1, 2])

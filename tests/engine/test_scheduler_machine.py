@@ -19,7 +19,7 @@ from ridgeline.core.token_bits import packed
 from ridgeline.engine.cache.prefix import chain_hash, root_hash
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.scheduler import Scheduler
-from tests.engine.ideal_worker import EOS, VOCAB, IdealWorker, alone
+from tests.engine.ideal_worker import EOS, VOCAB, IdealWorker, alone, digests
 from tests.engine.layouts import GROUPS, layout_of
 from tests.engine.profiles import machine_settings
 
@@ -218,7 +218,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             forms = [plan.expected[slot] for slot in plan.rows.slots_R[rows].tolist()]
             assert min(form.kv_len for form in forms) >= tokens
             for g, group in enumerate(self.layout.groups):
-                if group.spec.window is None:
+                if group.spec.span is None:
                     assert len({form.blocks[g][: tokens // self.layout.block_size] for form in forms}) == 1
 
     @rule(times=st.integers(1, 4))
@@ -293,15 +293,35 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "expected") or self.scheduler.in_flight or self.scheduler._failed:
             return
         index, pool, size = self.scheduler.cache.index, self.scheduler.cache.pool, self.layout.block_size
+        states = self._states() if any(group.spec.exact for group in self.layout.groups) else {}
         for g, block, node_hash in index.published():
             assert pool.is_cached(g, block)
             for layer in range(len(self.layout.groups[g].layers)):
-                cells = [self.worker.memory.get((block + layer * self.layout.num_pages, i)) for i in range(size)]
+                cells = [self.worker.memory.get(cell) for cell in self.worker.unit(g, block, layer)]
+                if self.layout.groups[g].spec.exact:
+                    assert cells[0] is not None
+                    assert (cells[0][0] + 1, cells[0][2]) in states[node_hash]
+                    continue
                 tokens = [token for _, token, _ in takewhile(bool, cells)]
                 node = index.get(node_hash)
                 lengths = [len(node.end)] if node.end else range(size + 1)
                 assert any(chain_hash(node.parent, tokens[:n]) == node_hash for n in lengths)
                 assert tuple(tokens[: len(node.end or ())]) == (node.end or ())
+
+    def _states(self) -> dict[bytes, set[tuple[int, int]]]:
+        """Hash → what a block that is exact may hold under it: (tokens, their digest)."""
+        found: dict[bytes, set[tuple[int, int]]] = {}
+        size = self.layout.block_size
+        for expected in self.expected.values():
+            request = expected.request
+            for prompt in (request.prompt_token_ids, request.params.negative_prompt or request.prompt_token_ids[-1:]):
+                tokens = [*prompt, *expected.tokens]
+                parent, sums = root_hash(request.cache_salt), digests(tokens)
+                for n in range(len(tokens)):
+                    node_hash = chain_hash(parent, tokens[n // size * size : n + 1])
+                    found.setdefault(node_hash, set()).add((n + 1, sums[n]))
+                    parent = node_hash if (n + 1) % size == 0 else parent
+        return found
 
     def teardown(self) -> None:
         """Without newcomers everything ends within bounds, and nothing is left behind."""

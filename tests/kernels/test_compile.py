@@ -81,7 +81,7 @@ def test_an_argument_without_a_type_is_named() -> None:
 
 
 def test_a_model_compiled_ahead_is_found_by_the_next_process(tmp_path: Path) -> None:
-    """Two processes compile, also what only a Hopper GPU runs: kernels in Gluon, and those of rows that share blocks."""
+    """Two processes compile, also what only a Hopper GPU runs: kernels in Gluon, and for rows that share blocks."""
     command = ("ridgeline", "compile", "ridgeline/assets/embedded", "--arch", "sm_90", "--json", "--dtype", "bfloat16")
     size = ("--max-num-seqs", "16", "--max-num-batched-tokens", "256", "--max-model-len", "512", "--processes")
     (first,) = lines_of(*command, *size, "2", TRITON_CACHE_DIR=str(tmp_path))

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
-from ridgeline.layers.attention import DenseCausal
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.dense import DenseCausal
 from ridgeline.models.config import ModelConfig
 from ridgeline.worker.loader import load_weights, read_model_config
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.model_spec import WeightMap
-from ridgeline.layers.attention import DenseCausal
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.dense import DenseCausal
 from ridgeline.layers.norm import Norm
 from ridgeline.worker.loader import export_checkpoint, load_weights, read_model_config
 from tests import tiny_models

@@ -12,8 +12,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, normalizers
 
-from ridgeline.layers.attention import DenseCausal
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.dense import DenseCausal
 from ridgeline.training.evaluate import bits_per_byte, windows, xz_bits_per_byte
 from ridgeline.training.export import read_model, write_model
 from tests.training.conftest import TEXTS

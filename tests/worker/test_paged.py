@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from ridgeline.core.cache_spec import CacheGroup, CacheLayout, CacheSpec
+from ridgeline.core.cache_layout import CacheGroup, CacheLayout
 from ridgeline.core.plan import CopyBlocks
-from ridgeline.worker.state.paged import PagedCache
+from ridgeline.core.state_spec import KVSpec
+from ridgeline.worker.state.memory import StateMemory
 from tests.driving import ask, rig
 
 
@@ -19,15 +21,22 @@ from tests.driving import ask, rig
 def test_blocks_are_copied_in_all_layers_of_their_group_and_nothing_else_changes(
     device: str, dtype: torch.dtype
 ) -> None:
-    specs = [CacheSpec(num_kv_heads=2, head_dim=8, window=window) for window in (None, 5)]
+    specs = [KVSpec(num_kv_heads=2, head_dim=8, window=window) for window in (None, 5)]
     groups = tuple(
         CacheGroup(spec=spec, layers=layers) for spec, layers in zip(specs, [(1, 3), (0, 2, 4)], strict=True)
     )
-    layout = CacheLayout(groups=groups, block_size=4, dtype="float32", num_pages=6)
-    cache = PagedCache(layout, dtype, torch.device(device))
-    for tensors in cache.views().values():
-        for tensor in tensors:
-            tensor.copy_(torch.randn(tensor.shape))
+    layout = CacheLayout(groups=groups, block_size=4, dtype=str(dtype).removeprefix("torch."), num_pages=6)
+    memory = StateMemory(layout, torch.device(device))
+
+    def views() -> dict[int, Tensor]:
+        """Layer → its units."""
+        return {
+            layer: memory.view(g, index, dtype, (2, 2, 4, 8))
+            for g, group in enumerate(groups)
+            for index, layer in enumerate(group.layers)
+        }
+
+    memory._bytes.view(dtype).normal_()
     # Pages 1 and 2 are the first group's, 3 to 5 the second's; each page has blocks of its own
     first = [layout.block_id(0, page, index) for page in (1, 2) for index in range(3)]
     second = [layout.block_id(1, page, index) for page in (3, 4, 5) for index in range(2)]
@@ -35,14 +44,13 @@ def test_blocks_are_copied_in_all_layers_of_their_group_and_nothing_else_changes
         CopyBlocks(0, (first[0], first[0], first[4]), (first[1], first[3], first[5])),
         CopyBlocks(1, (second[5], second[2]), (second[0], second[3])),
     ]
-    before = {layer: [tensor.clone() for tensor in tensors] for layer, tensors in cache.views().items()}
-    cache.copy(copies)
+    before = {layer: tensor.clone() for layer, tensor in views().items()}
+    memory.copy(copies)
     for (group, sources, targets), others in zip(copies, (first, second), strict=True):
         came_from = dict(zip(others, others, strict=True)) | dict(zip(targets, sources, strict=True))
         for layer in layout.groups[group].layers:
-            for now, then in zip(cache.views()[layer], before[layer], strict=True):
-                for block, source in came_from.items():
-                    assert torch.equal(now[block], then[source])
+            for block, source in came_from.items():
+                assert torch.equal(views()[layer][block], before[layer][source])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -52,9 +60,8 @@ def test_no_logit_depends_on_what_lay_in_the_cache(tiny_model: Callable[[str], P
     seen = []
     for value in (0.0, torch.nan):
         with rig(tiny_model(family), device=device, kv_cache_memory=1 << 24) as own:
-            for tensors in own.runner.segments.state._views.values():
-                for tensor in tensors:
-                    tensor.fill_(value)
+            parameter = next(own.runner.decoder.parameters())
+            own.runner.segments.states.memory._bytes.view(parameter.dtype).fill_(value)
             prompts = [tuple(3 + (7 * i + n) % 90 for i in range(n)) for n in (37, 3, 9, 21)]
             requests = [ask(f"r{n}", p, max_tokens=4 + 3 * n, logprobs=1) for n, p in enumerate(prompts)]
             own.run(*requests)

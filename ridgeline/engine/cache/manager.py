@@ -1,12 +1,13 @@
 """What the scheduler asks of the cache: hits, growth, publication, release. Ties pool, prefix index and specs.
 
-Every group follows one rule, given by its spec: a query at position p needs the keys from `first_needed(p)` on. It
+Every group follows one rule, given by its spec: a token at position p needs the state from `first_needed(p)` on. It
 says which blocks a window lets go, and where a prefix hit can resume: at n blocks, if the blocks from
 `first_needed(n * block_size)` to n are cached. Full attention is the case where the first needed position is 0.
 
 A hit may go on into a block that is not full, or of which only the first tokens are the same: the sequence gets a
 block of its own, and its first plan copies the other one into it (copy on write). This is done with the index's ends:
-the blocks in which sequences, or their prompts, ended.
+the blocks in which sequences, or their prompts, ended. Where some group's blocks are exact (`core.state_spec`), all
+tokens of such an end must be the same.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as PySequence
 
-from ridgeline.core.cache_spec import NULL_BLOCK, CacheLayout
+from ridgeline.core.cache_layout import NULL_BLOCK, CacheLayout
 from ridgeline.core.plan import CopyBlocks, SetBlocks
 from ridgeline.engine.cache.pool import BlockPool
-from ridgeline.engine.cache.prefix import Hash, PrefixIndex, chain_hash, root_hash
+from ridgeline.engine.cache.prefix import Hash, Node, PrefixIndex, chain_hash, root_hash
 from ridgeline.engine.sequence import Sequence
 
 
@@ -31,7 +32,8 @@ class CacheManager:
         self.layout = layout
         self.block_size = layout.block_size
         self.specs = [group.spec for group in layout.groups]
-        self._windowed = [(g, spec) for g, spec in enumerate(self.specs) if spec.window is not None]
+        self._forgetful = [(g, spec) for g, spec in enumerate(self.specs) if spec.span is not None]
+        self._exact = any(spec.exact for spec in self.specs)
         self.index = PrefixIndex(len(self.specs))
         self.pool = BlockPool(layout, on_evict=self.index.drop)
         self.prefix_caching = prefix_caching
@@ -88,12 +90,13 @@ class CacheManager:
                 if block != NULL_BLOCK:
                     self.pool.share(g, block)
         seq.published = hit
+        seq.passed = [0] * len(self.specs)
         seq.cached_tokens = hit * self.block_size
 
     def _longest_hit(self, seq: Sequence) -> int:
         """Largest number of leading blocks at which every group can resume."""
         best, size = 0, self.block_size
-        bounded = int(self.specs[0].window is None)  # full attention ends every hit where its own run from 0 ends
+        bounded = int(self.specs[0].span is None)  # full attention ends every hit where its own run from 0 ends
         others = list(enumerate(self.specs))[bounded:]
         runs = [0] * len(self.specs)  # consecutive cached blocks of the group, ending here
         end = seq.may_skip // size
@@ -125,8 +128,7 @@ class CacheManager:
         """
         size, hit = self.block_size, seq.published
         tokens = tuple(seq.tokens[hit * size : min(seq.may_skip, (hit + 1) * size - 1)])
-        count, end = self.index.nearest_end(self._parent(seq, hit), tokens) if tokens else (0, None)
-        node = self.index.get(end) if count and end is not None else None
+        count, node = self._best_end(self._parent(seq, hit), tokens) if tokens else (0, None)
         if node is None:
             return
         seq.source = [block for block in node.blocks if block is not None]
@@ -139,6 +141,14 @@ class CacheManager:
         for blocks, new in zip(seq.blocks, taken, strict=True):
             blocks += new
         seq.cached_tokens += count
+
+    def _best_end(self, parent: Hash, tokens: tuple[int, ...]) -> tuple[int, Node | None]:
+        """The end after `parent` to begin with, and for how many of these tokens it serves."""
+        count, end = self.index.nearest_end(parent, tokens)
+        node = self.index.get(end) if count and end is not None else None
+        if node is None or (self._exact and count < len(node.end or ())):
+            return 0, None
+        return count, node
 
     def copies(self, seqs: PySequence[Sequence], plan: int) -> tuple[CopyBlocks, ...]:
         """What `plan`, the first of these sequences, must copy. Later plans may overwrite the sources."""
@@ -159,32 +169,39 @@ class CacheManager:
     # ---- growth -----------------------------------------------------------------------------------------------
 
     def let_go(self, seq: Sequence, kv_len: int, last_plan: int) -> list[SetBlocks]:
-        """Release the blocks no query at kv_len or later can see; returns the changes to the slot's block tables."""
+        """Release the blocks no token at kv_len or later needs; returns the changes to the slot's block tables."""
         changes: list[SetBlocks] = []
-        for g, spec in self._windowed:
-            blocks = seq.blocks[g]
-            start = end = min(spec.first_needed(kv_len) // self.block_size, len(blocks))
-            while start > 0 and blocks[start - 1] != NULL_BLOCK:
-                start -= 1
-                self.pool.release(g, blocks[start], last_plan)
-                blocks[start] = NULL_BLOCK
-            if start < end:
-                changes.append(SetBlocks(seq.slot, g, start, (NULL_BLOCK,) * (end - start)))
+        for g, spec in self._forgetful:
+            blocks, start = seq.blocks[g], seq.passed[g]
+            end = seq.passed[g] = max(start, min(spec.first_needed(kv_len) // self.block_size, len(blocks)))
+            for n in range(start, end):
+                if blocks[n] != NULL_BLOCK:
+                    self.pool.release(g, blocks[n], last_plan)
+                    blocks[n] = NULL_BLOCK
+                    changes.append(SetBlocks(seq.slot, g, n, (NULL_BLOCK,)))
         return changes
 
     def extend(self, seq: Sequence, new_len: int) -> list[SetBlocks] | None:
         """Make room for positions below new_len. Returns the changes, or None (nothing done) if blocks are short."""
         end = -(-new_len // self.block_size)
-        wanted = [end - len(blocks) for blocks in seq.blocks]
-        taken = self.pool.take(wanted)
+        wanted = [self._lacking(g, blocks, end) for g, blocks in enumerate(seq.blocks)]
+        taken = self.pool.take([len(places) for places in wanted])
         if taken is None:
             return None
         changes: list[SetBlocks] = []
-        for g, (blocks, new) in enumerate(zip(seq.blocks, taken, strict=True)):
-            if new:
-                changes.append(SetBlocks(seq.slot, g, len(blocks), tuple(new)))
-                blocks += new
+        for g, (blocks, places, new) in enumerate(zip(seq.blocks, wanted, taken, strict=True)):
+            if not new:
+                continue
+            first = min(len(blocks), places.start)
+            blocks += [NULL_BLOCK] * (end - len(blocks))
+            blocks[places.start : places.stop] = new
+            changes.append(SetBlocks(seq.slot, g, first, tuple(blocks[first:end])))
         return changes
+
+    def _lacking(self, group: int, blocks: PySequence[int], end: int) -> range:
+        """Which of the first `end` blocks must still get memory for a step that ends in the last of them."""
+        written = self.specs[group].written(len(blocks), end)
+        return range(0) if written and written.start < len(blocks) and blocks[written.start] else written
 
     def add_block(self, seqs: PySequence[Sequence]) -> list[SetBlocks] | None:
         """One more block per group for each of `seqs`, or None (nothing done) if blocks are short for all of them."""
@@ -199,10 +216,28 @@ class CacheManager:
                 blocks.append(block)
         return changes
 
+    def chunk_end(self, start: int, end: int) -> int:
+        """Where a chunk should end that begins at `start` and could go on to `end`: where it leaves a block that is
+        exact, if it can."""
+        boundary = end // self.block_size * self.block_size
+        return boundary if self._exact and boundary > start else end
+
     # ---- publication ------------------------------------------------------------------------------------------
 
+    def publish_chunk(self, seq: Sequence, start: int, end: int) -> list[Hash]:
+        """As `publish`, for a plan that is about to run the sequence's known tokens from `start` to `end`.
+
+        Rows of one plan attend to each other's keys once all are written, but in a step of single tokens each attends
+        in the launch that writes its own. Exact blocks are read before any is written. What this plan may not read is
+        matchable later.
+        """
+        return self.publish(seq, start if self._exact or end - start == 1 else end)
+
     def publish(self, seq: Sequence, kv_len: int) -> list[Hash]:
-        """Make the sequence's full blocks below kv_len matchable; returns the hashes that are new to the index."""
+        """Make the sequence's full blocks below kv_len matchable; returns the hashes that are new to the index.
+
+        kv_len: tokens that the blocks hold the state of, once what is submitted has run.
+        """
         end = kv_len // self.block_size
         if not self._shares(seq) or end <= seq.published:
             return []
@@ -210,8 +245,10 @@ class CacheManager:
         fresh: list[Hash] = []
         for n in range(seq.published, end):
             parent = hashes[n - 1] if n else self._root(seq)
-            for g, blocks in enumerate(seq.blocks):
-                if blocks[n] != NULL_BLOCK and self.index.publish(hashes[n], parent, g, blocks[n]):
+            holds = (n + 1) * self.block_size == kv_len
+            for g, (spec, blocks) in enumerate(zip(self.specs, seq.blocks, strict=True)):
+                matchable = blocks[n] != NULL_BLOCK and (holds or not spec.exact)
+                if matchable and self.index.publish(hashes[n], parent, g, blocks[n]):
                     self.pool.mark_cached(g, blocks[n])
                     if not fresh or fresh[-1] != hashes[n]:
                         fresh.append(hashes[n])
@@ -245,11 +282,12 @@ class CacheManager:
 
     # ---- release ----------------------------------------------------------------------------------------------
 
-    def release(self, seq: Sequence, last_plan: int) -> None:
-        """Give all blocks back, the last first, so that it is evicted before what it continues."""
+    def release(self, seq: Sequence, last_plan: int, kv_len: int = 0) -> None:
+        """Give all blocks back, the last first, so that it is evicted before what it continues. kv_len: tokens that
+        they will hold the state of when all that is submitted has run."""
         if seq.written > 0 and self._shares(seq):
             for n in sorted({(length - 1) // self.block_size for length in (seq.num_prompt, seq.written)}):
-                self._leave_end(seq, n)
+                self._leave_end(seq, n, kv_len)
         self._release_source(seq, last_plan)
         for g, blocks in enumerate(seq.blocks):
             for block in reversed(blocks):
@@ -258,8 +296,9 @@ class CacheManager:
         seq.blocks = [[] for _ in self.specs]
         seq.published = 0
 
-    def _leave_end(self, seq: Sequence, n: int) -> None:
-        """Let others begin like the sequence's block n, as far as it is written."""
+    def _leave_end(self, seq: Sequence, n: int, kv_len: int) -> None:
+        """Let others begin like the sequence's block n, as far as it is written; where a group's blocks are exact, only
+        if that is as far as its state has come."""
         size, index = self.block_size, self.index
         tokens, parent = tuple(seq.tokens[n * size : min(seq.written, (n + 1) * size)]), self._parent(seq, n)
         if not tokens or index.is_covered(parent, tokens):
@@ -269,6 +308,8 @@ class CacheManager:
             blocks = [ids[n] for ids in seq.blocks]
             if n < seq.published or NULL_BLOCK in blocks:
                 return  # the caller takes the block's last tokens back, or a window has passed
+            if self._exact and n * size + len(tokens) != kv_len:
+                return
             for g, block in enumerate(blocks):
                 if index.publish(node_hash, parent, g, block):
                     self.pool.mark_cached(g, block)
@@ -286,8 +327,8 @@ class CacheManager:
 
     @property
     def windowed(self) -> bool:
-        """Return whether some group remembers a window only."""
-        return bool(self._windowed)
+        """Return whether some group remembers the last tokens only."""
+        return bool(self._forgetful)
 
     @property
     def usage(self) -> float:

@@ -1,6 +1,6 @@
 """The block pool: who holds which block of the KV cache. Every operation is O(1) in the number of blocks.
 
-A *page* belongs to one cache group at a time and is cut into that group's blocks (`core.cache_spec` has the picture).
+A *page* belongs to one cache group at a time and is cut into that group's blocks (`core.cache_layout` has the picture).
 With a single group a page is a block. A page is fresh (no group owns it), busy (some of its blocks are held) or idle
 (none is held, some content is worth keeping). A block of a busy page is in one of three states:
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
-from ridgeline.core.cache_spec import CacheLayout
+from ridgeline.core.cache_layout import CacheLayout
 
 
 class _Block:
@@ -68,7 +68,7 @@ class BlockPool:
         free_pages = self.free_pages
         for g, blocks in enumerate(freed):
             let_go = [block for block, refs in Counter(blocks).items() if self._blocks[g][block].refs == refs]
-            for page, count in Counter(map(self.layout.page_of, let_go)).items():
+            for page, count in Counter(self.layout.page_of(g, block) for block in let_go).items():
                 whole = self._busy[page] == count
                 free_pages += whole
                 unheld[g] += count - whole * self._per_page[g]  # a free page's other blocks are no group's any more
@@ -84,7 +84,7 @@ class BlockPool:
 
     def is_quiet(self, group: int, block: int, retired_plan: int) -> bool:
         """True when nobody holds the block and no plan still in flight names it (other streams may touch it)."""
-        return self.refs(group, block) == 0 and self._last_plan[self.layout.page_of(block)] <= retired_plan
+        return self.refs(group, block) == 0 and self._last_plan[self.layout.page_of(group, block)] <= retired_plan
 
     def _pages_for(self, wanted: Sequence[int], at_hand: Sequence[int]) -> int:
         """Pages to take for `wanted` blocks beyond the `at_hand` ones."""
@@ -104,14 +104,14 @@ class BlockPool:
         """One more reference to a block that is held or cached (a prefix hit)."""
         state = self._blocks[group][block]
         if state.refs == 0:
-            self._wake(group, self.layout.page_of(block))
+            self._wake(group, self.layout.page_of(group, block))
             self._hold(group, block)
         else:
             state.refs += 1
 
     def release(self, group: int, block: int, last_plan: int) -> None:
         """Drop one reference. `last_plan`: newest plan that may name the block."""
-        state, page = self._blocks[group][block], self.layout.page_of(block)
+        state, page = self._blocks[group][block], self.layout.page_of(group, block)
         if state.refs == 0:
             raise AssertionError(f"block {block} of group {group} released twice")
         state.refs -= 1
@@ -130,7 +130,7 @@ class BlockPool:
 
     def forget(self, group: int, block: int) -> None:
         """The block's content is worthless from now on (evicted, or written by a plan that failed)."""
-        state, page = self._blocks[group][block], self.layout.page_of(block)
+        state, page = self._blocks[group][block], self.layout.page_of(group, block)
         if self._busy[page] == 0:
             state.cached = False
             self._dissolve_if_worthless(group, page)
@@ -158,7 +158,7 @@ class BlockPool:
         """First reference to a block of a busy page, or of a page about to be."""
         del self._unheld(group, block)[block]
         self._blocks[group][block].refs = 1
-        self._busy[self.layout.page_of(block)] += 1
+        self._busy[self.layout.page_of(group, block)] += 1
 
     def _unheld(self, group: int, block: int) -> OrderedDict[int, None]:
         return self._spare[group] if self._blocks[group][block].cached else self._open[group]

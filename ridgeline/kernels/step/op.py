@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_spec import NULL_BLOCK
+from ridgeline.core.cache_layout import NULL_BLOCK
 from ridgeline.core.plan import Finish
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 

@@ -1,113 +1,115 @@
-"""Device memory and rules behind `CacheSpec`: paged keys and values.
+"""Paged keys and values, for attention with and without a window.
 
-One buffer, seen by every layer as an ordinary paged cache [blocks, kv heads, block size, head dim] (the picture is in
-`core.cache_spec`). Legend: N blocks, G kv heads, P tokens per block, D head dim, T tokens of the step, H query heads.
+Legend:
+    N  block ids
+    G  key/value heads
+    P  tokens per block
+    D  head width
+    T  tokens of the step
+    H  query heads
+    X  (H + 2 G) D, columns of the fused projection
+    S  slots
+    C  columns of a block table
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import attrgetter
-
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_spec import CacheLayout
-from ridgeline.core.plan import CopyBlocks
+from ridgeline.core.model_spec import AttentionSpec, ModelSpec
+from ridgeline.core.state_spec import KVSpec
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.ops import Ops
-from ridgeline.layers.attention import Attention
-from ridgeline.worker.upload import staging
+from ridgeline.layers.heads import Heads
+from ridgeline.worker.state.memory import StateMemory
+from ridgeline.worker.state.states import DeviceRows
 
-COPIED_AT_ONCE = 32 << 20  # bytes: what is read lies beside the cache until it is written
 
-
-class PagedCache:
-    """The memory. What a row does not see may hold anything, NaN included, and never shows in its output: every
-    implementation of the attention ops keeps to that (`kernels.attention.op.RaggedBatch`). So blocks are handed from
-    one request to the next as they are, and nothing need be zeroed; it is, once, so that equal runs have equal memory.
+class PagedKV:
+    """A `GroupState`: writes the step's keys and values, then attends to all that is cached.
 
     A GPU reads a block head by head, so a head's tokens lie together there. A CPU copies whole blocks beside each other
     before it attends: with a token's heads together, that gives the keys of all heads without a transposition.
     """
 
-    def __init__(self, layout: CacheLayout, dtype: torch.dtype, device: torch.device) -> None:
-        self.layout = layout
-        spec = layout.groups[0].spec
-        units = layout.units_per_page * layout.num_pages
-        if device.type == "cpu":
-            tokens_first = (units, 2, layout.block_size, spec.num_kv_heads, spec.head_dim)
-            self._memory = torch.zeros(tokens_first, dtype=dtype)
-            self._units = self._memory.transpose(2, 3)
-        else:
-            heads_first = (units, 2, spec.num_kv_heads, layout.block_size, spec.head_dim)
-            self._units = self._memory = torch.zeros(heads_first, dtype=dtype, device=device)
+    batch: RaggedBatch
+    place_T: Tensor
 
-    def views(self) -> dict[int, tuple[Tensor, Tensor]]:
-        """Layer → its keys and its values, each [N, G, P, D], indexed by the ids in its group's block table."""
-        views = {}
-        for group in self.layout.groups:
-            for index, layer in enumerate(group.layers):
-                units = self._units[index * self.layout.num_pages :]
-                views[layer] = units[:, 0], units[:, 1]
-        return views
+    def __init__(self, memory: StateMemory, group: int, model: ModelSpec, dtype: torch.dtype, ops: Ops) -> None:
+        own, spec = memory.layout.groups[group], memory.layout.groups[group].spec
+        mixer = model.layers[own.layers[0]].mixer  # of a group's layers one stands for all
+        assert isinstance(spec, KVSpec)
+        assert isinstance(mixer, AttentionSpec)
+        self.ops, self._mixer = ops, mixer
+        heads, tokens, width = spec.num_kv_heads, memory.layout.block_size, spec.head_dim
+        self.views: list[tuple[Tensor, Tensor]] = []  # by layer: keys and values, [N, G, P, D]
+        for index in range(len(own.layers)):
+            if ops.platform.device_type == "cpu":
+                units = memory.view(group, index, dtype, (2, tokens, heads, width)).transpose(2, 3)
+            else:
+                units = memory.view(group, index, dtype, (2, heads, tokens, width))
+            self.views.append((units[:, 0], units[:, 1]))
 
-    def copy(self, copies: Sequence[CopyBlocks]) -> None:
-        """Blocks onto others, in every layer of their group."""
-        num_pages, layers = self.layout.num_pages, [len(group.layers) for group in self.layout.groups]
-        places = [
-            [block + layer * num_pages for copy in copies for layer in range(layers[copy.group]) for block in ids(copy)]
-            for ids in (attrgetter("sources"), attrgetter("targets"))
-        ]
-        staged = staging(2 * len(places[0]), self._memory.device)
-        staged.numpy()[:] = [*places[0], *places[1]]
-        places_2N = staged.to(self._memory.device, non_blocking=True).long().view(2, -1)
-        for sources_N, targets_N in places_2N.split(max(1, COPIED_AT_ONCE // self.layout.unit_bytes), dim=1):
-            self._memory.index_copy_(0, targets_N, self._memory.index_select(0, sources_N))
+    def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
+        mixer = self._mixer
+        self.place_T = place_T
+        self.batch = RaggedBatch(
+            slots_R=rows.slots_R,
+            block_table_SC=block_table_SC,
+            start_R1=rows.start_R1,
+            kv_len_R=rows.kv_len_R,
+            num_tokens_R=rows.num_tokens_R,
+            kv_bound_R=rows.kv_bound_R,
+            schedule=self.ops.attention_schedule(
+                rows.start_R1,
+                rows.kv_len_R,
+                rows.slots_R,
+                num_tokens=rows.num_tokens,
+                num_heads=mixer.num_heads,
+                num_kv_heads=mixer.num_kv_heads,
+                window=mixer.window,
+                cache_NGPD=self.views[0][0] if mixer.softcap is None and not mixer.alibi else None,
+                prefix_4R=rows.prefix_4R,
+                alibi=mixer.alibi,
+            ),
+        )
+
+    def layer(self, index: int) -> PagedLayer:
+        return PagedLayer(self, *self.views[index])
 
 
-class PagedState:
-    """`MixerState` of one step: writes the step's keys and values, then attends to all that is cached."""
+class PagedLayer:
+    """One layer's keys and values, a `layers.attention.Attends`."""
 
-    def __init__(self, cache: PagedCache, ops: Ops) -> None:
-        self.copy = cache.copy
-        self._views = cache.views()
-        self._group_of = {layer: g for g, group in enumerate(cache.layout.groups) for layer in group.layers}
-        self._ops = ops
-        self._batches: Sequence[RaggedBatch] = ()
-        self._places: Sequence[Tensor] = ()
+    def __init__(self, group: PagedKV, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor) -> None:
+        self._group, self._k, self._v = group, k_cache_NGPD, v_cache_NGPD
 
-    def keys(self, layer: int) -> Tensor:
-        """A layer's keys: [N, G, P, D]."""
-        return self._views[layer][0]
-
-    def begin(self, batches: Sequence[RaggedBatch], places: Sequence[Tensor]) -> None:
-        """The step to come: per cache group, the ragged batch and the place of each token (int64 [T])."""
-        self._batches, self._places = batches, places
-
-    def attend(self, mixer: Attention, qkv_TX: Tensor, positions_T: Tensor) -> Tensor:
-        spec, group = mixer.spec, self._group_of[mixer.layer]
-        k_cache, v_cache = self._views[mixer.layer]
-        batch, ops = self._batches[group], self._ops
+    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
+        """[T, H * D]."""
+        group, spec = self._group, heads.spec
+        batch, ops = group.batch, group.ops
         projected = (
             qkv_TX,
-            *mixer.head_norms,
-            mixer.rotary.cos_sin_PR if mixer.rotary is not None else None,
+            heads.q_norm_D,
+            heads.k_norm_D,
+            heads.eps,
+            heads.cos_sin_PR,
             positions_T,
-            k_cache,
-            v_cache,
-            self._places[group],
+            self._k,
+            self._v,
+            group.place_T,
             spec.num_heads,
             spec.num_kv_heads,
         )
         options: dict[str, object] = {"scale": spec.scale, "window": spec.window}
         if spec.softcap is not None:
             options["softcap"] = spec.softcap
-        if mixer.slopes_H is not None:
-            options["slopes_H"] = mixer.slopes_H
+        if heads.slopes_H is not None:
+            options["slopes_H"] = heads.slopes_H
         if len(qkv_TX) == len(batch.slots_R):  # every row has one token
             out_THD = ops.decode_attention(*projected, batch, **options)
         else:
             q_THD = ops.rope_kv(*projected)
-            out_THD = ops.paged_attention(q_THD, k_cache, v_cache, batch, **options)
+            out_THD = ops.paged_attention(q_THD, self._k, self._v, batch, **options)
         return out_THD.flatten(1)

@@ -28,7 +28,7 @@ def products_cost(model: ModelSpec, shape: StepShape, dtype: str) -> Cost:
 def attention_cost(model: ModelSpec, shape: StepShape, kv_dtype: str) -> Cost:
     """All cached keys and values a row can see, read once; four FLOPs per visible pair and query dimension."""
     total = Cost(0.0, 0.0)
-    for mixer in (layer.mixer for layer in model.layers):
+    for mixer in (layer.attention for layer in model.layers):
         pairs, keys = visible(shape.num_tokens_R, shape.kv_len_R, mixer.window, shape.shared)
         total += Cost(2 * keys * mixer.kv_size * ITEM_BYTES[dtype_name(kv_dtype)], 4.0 * mixer.q_size * pairs)
     return total

@@ -1,0 +1,74 @@
+"""Whole sequences at once, without memory: what training and tests give the decoder for a state.
+
+Legend:
+    T  tokens of all sequences, B * S
+    B  sequences
+    S  tokens per sequence
+    H  query heads
+    G  key/value heads
+    D  head width
+    X  (H + 2 G) D, columns of the fused projection
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ridgeline.core.model_spec import AttentionSpec
+from ridgeline.layers.heads import Heads
+
+
+class DenseCausal:
+    """The states of all layers without memory: T is `batch` sequences of equal length, run from their beginning. It
+    offers every kind's operation, so it stands for any layer's state. For training and tests."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def __getitem__(self, layer: int) -> DenseCausal:
+        return self
+
+    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
+        """As `layers.attention.Attends`."""
+        q_BHSD, k_BGSD, v_BGSD = (
+            x.unflatten(0, (self.batch, -1)).transpose(1, 2) for x in heads.split(qkv_TX, positions_T)
+        )
+        spec = heads.spec
+        if spec.softcap is not None or spec.alibi:
+            return _scored(q_BHSD, k_BGSD, v_BGSD, spec, heads.slopes_H).transpose(1, 2).flatten(0, 1).flatten(1)
+        length = q_BHSD.shape[2]
+        plain = spec.window is None or spec.window >= length
+        mask_SS = None if plain else _seen(length, spec.window, q_BHSD.device)
+        out_BHSD = F.scaled_dot_product_attention(
+            q_BHSD,
+            k_BGSD,
+            v_BGSD,
+            attn_mask=mask_SS,
+            is_causal=mask_SS is None,
+            scale=spec.scale,
+            enable_gqa=spec.num_heads != spec.num_kv_heads,
+        )
+        return out_BHSD.transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+def _scored(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, spec: AttentionSpec, slopes_H: Tensor | None) -> Tensor:
+    """Attention whose scores change before the softmax, in float32."""
+    per_kv, length = spec.num_heads // spec.num_kv_heads, q_BHSD.shape[2]
+    k_BHSD, v_BHSD = (x.repeat_interleave(per_kv, dim=1) for x in (k_BGSD, v_BGSD))
+    scores_BHSS = spec.scale * (q_BHSD.float() @ k_BHSD.float().transpose(-1, -2))
+    if spec.softcap is not None:
+        scores_BHSS = spec.softcap * torch.tanh(scores_BHSS / spec.softcap)
+    if slopes_H is not None:
+        position_S = torch.arange(length, device=q_BHSD.device)
+        scores_BHSS = scores_BHSS + slopes_H[:, None, None] * (position_S - position_S[:, None])
+    seen_SS = _seen(length, spec.window, q_BHSD.device)
+    weights_BHSS = scores_BHSS.masked_fill(~seen_SS, -torch.inf).softmax(-1)
+    return (weights_BHSS @ v_BHSD.float()).to(q_BHSD.dtype)
+
+
+def _seen(length: int, window: int | None, device: torch.device) -> Tensor:
+    """bool [length, length], True where a query (row) may see a key."""
+    causal_SS = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return causal_SS if window is None else causal_SS.triu(1 - window)

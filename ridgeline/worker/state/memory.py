@@ -1,0 +1,59 @@
+"""The pool of memory behind all cache groups, as views that layers read and write.
+
+Legend:
+    N  block ids, as `core.cache_layout` counts them
+    U  bytes of a unit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.core.plan import CopyBlocks
+from ridgeline.worker.upload import staging
+
+COPIED_AT_ONCE = 32 << 20  # bytes: what is read lies beside the cache until it is written
+
+
+class StateMemory:
+    """What a row does not see may hold anything, NaN included, and never shows in its output: every op that reads state
+    keeps to that. So blocks are handed from one request to the next as they are, and nothing need be zeroed; it is,
+    once, so that equal runs have equal memory.
+    """
+
+    def __init__(self, layout: CacheLayout, device: torch.device) -> None:
+        self.layout = layout
+        num_bytes = layout.num_pages * layout.page_bytes
+        self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+
+    def view(self, group: int, index: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+        """The units of the group's `index`-th layer by block id: [N, *shape]. Ids that are none of the group's blocks
+        name bytes that overlap those of others."""
+        layout, size = self.layout, dtype.itemsize
+        start = index * layout.num_pages * layout.slab_bytes
+        unit, step = prod(shape) * size, layout.step_bytes[group]
+        ids = (len(self._bytes) - start - unit) // step + 1
+        inner = [prod(shape[i + 1 :]) for i in range(len(shape))]
+        return self._bytes.view(dtype).as_strided((ids, *shape), (step // size, *inner), start // size)
+
+    def copy(self, copies: Sequence[CopyBlocks]) -> None:
+        """Blocks onto others, in every layer of their group."""
+        for group, sources, targets in copies:
+            layers = range(len(self.layout.groups[group].layers))
+            places = [
+                [block + layer * self.layout.layer_step(group) for layer in layers for block in ids]
+                for ids in (sources, targets)
+            ]
+            staged = staging(2 * len(places[0]), self._bytes.device)
+            staged.numpy()[:] = [*places[0], *places[1]]
+            places_2N = staged.to(self._bytes.device, non_blocking=True).long().view(2, -1)
+            unit = self.layout.unit_bytes[group]
+            words = torch.int64 if unit % 8 == self.layout.step_bytes[group] % 8 == 0 else torch.uint8
+            units_NU = self.view(group, 0, words, (unit // words.itemsize,))
+            for sources_N, targets_N in places_2N.split(max(1, COPIED_AT_ONCE // unit), dim=1):
+                units_NU.index_copy_(0, targets_N, units_NU.index_select(0, sources_N))

@@ -1,0 +1,84 @@
+"""The state of all layers on one device: memory, and one class for each cache group that knows its kind's operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.plan import CopyBlocks
+from ridgeline.core.registry import Registry
+from ridgeline.kernels.ops import Ops
+from ridgeline.worker.state.memory import StateMemory
+
+# Kind of a state spec → the class that serves it
+KINDS = Registry(
+    "kind of state",
+    {"kv": "ridgeline.worker.state.paged:PagedKV", "recurrent": "ridgeline.worker.state.recurrent:Recurrent"},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRows:
+    """A step's rows as the states need them, on the device: slots_R; start_R1 (first token of each row, then their
+    number); kv_len_R (tokens cached after the step, 1 for stopped rows, 0 for rows without tokens); last_R (each row's
+    last token). prefix_4R: which rows share their first blocks, as kernels/attention/cascade.py has it.
+
+    num_tokens: of the step. num_tokens_R, kv_bound_R: what the host knows of the rows; None inside a captured graph.
+    """
+
+    slots_R: Tensor
+    start_R1: Tensor
+    kv_len_R: Tensor
+    last_R: Tensor
+    num_tokens: int
+    prefix_4R: Tensor | None = None
+    num_tokens_R: np.ndarray | None = None
+    kv_bound_R: np.ndarray | None = None
+
+
+class GroupState(Protocol):
+    """The state of the layers of one cache group."""
+
+    def __init__(self, memory: StateMemory, group: int, model: ModelSpec, dtype: torch.dtype, ops: Ops) -> None: ...
+
+    def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
+        """The step to come. place_T: where each token's state goes, block * block_size + offset; in the null block for
+        rows that the device has stopped."""
+
+    def layer(self, index: int) -> Any:
+        """What the group's `index`-th layer calls its operation on."""
+
+
+class States:
+    """The states of all layers; `states[layer]` is what that layer's mixer is given."""
+
+    def __init__(
+        self, layout: CacheLayout, model: ModelSpec, dtype: torch.dtype, device: torch.device, ops: Ops
+    ) -> None:
+        self.memory = StateMemory(layout, device)
+        kinds = [KINDS[group.spec.kind] for group in layout.groups]
+        self.groups: list[GroupState] = [kind(self.memory, g, model, dtype, ops) for g, kind in enumerate(kinds)]
+        self._layers = {
+            layer: self.groups[g].layer(index)
+            for g, group in enumerate(layout.groups)
+            for index, layer in enumerate(group.layers)
+        }
+
+    def __getitem__(self, layer: int) -> Any:
+        return self._layers[layer]
+
+    def begin(self, rows: DeviceRows, block_tables: Sequence[Tensor], places: Sequence[Tensor]) -> None:
+        """The step to come. block_tables [S, C], places [T]: one by cache group."""
+        for group, table_SC, place_T in zip(self.groups, block_tables, places, strict=True):
+            group.begin(rows, table_SC, place_T)
+
+    def copy(self, copies: Sequence[CopyBlocks]) -> None:
+        """Blocks onto others, in every layer of their group."""
+        self.memory.copy(copies)

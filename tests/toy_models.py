@@ -1,0 +1,142 @@
+"""A model with a mixer of its own: a gated running sum beside attention. It shows what a new kind of state needs.
+
+Legend:
+    T  tokens
+    M  model width
+    R  rows
+    W  width of the running sum
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline import assembly
+from ridgeline.core.model_spec import LayerSpec, ModelSpec, Products
+from ridgeline.core.request import Request
+from ridgeline.core.state_spec import RecurrentSpec
+from ridgeline.layers import table
+from ridgeline.layers.build import Build
+from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.dense import DenseCausal
+from ridgeline.layers.linear import Linear
+from ridgeline.layers.norm import Norm
+from ridgeline.perf import parts
+from ridgeline.worker.loader import read_model_config
+from ridgeline.worker.state.recurrent import RecurrentLayer
+from tests.driving import Rig, rig
+
+SPREAD = 0.3  # of the weights: tokens then vary, and no argmax hangs on a rounding
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedSumSpec:
+    """h[t] = sigmoid(g[t]) * h[t - 1] + v[t], by channel."""
+
+    kind: ClassVar[str] = "gated_sum"
+    width: int
+    rope: None = None
+    norms: tuple[()] = ()
+
+    @property
+    def state(self) -> RecurrentSpec:
+        return RecurrentSpec(shape=(self.width,))
+
+    @property
+    def scratch(self) -> int:
+        return 3 * self.width
+
+    def products(self, width: int) -> Products:
+        return {"gate_value": (width, 2 * self.width, False), "out": (self.width, width, False)}
+
+
+def gated_sum(gate_TW: Tensor, value_TW: Tensor, start_R1: list[int], before_RW: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums [T, W] of rows that begin at start_R1, and those after each row's last token [R, W]."""
+    sums_TW, after_RW = torch.zeros_like(value_TW), before_RW.clone()
+    for row in range(len(before_RW)):
+        for token in range(start_R1[row], start_R1[row + 1]):
+            after_RW[row] = gate_TW[token].sigmoid() * after_RW[row] + value_TW[token]
+            sums_TW[token] = after_RW[row]
+    return sums_TW, after_RW
+
+
+class GatedSum(nn.Module):
+    def __init__(self, spec: GatedSumSpec, width: int, build: Build) -> None:
+        super().__init__()
+        self.gate_value = Linear(width, (spec.width, spec.width), False, build)
+        self.out = Linear(spec.width, (width,), False, build)
+
+    def forward(
+        self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: RecurrentLayer
+    ) -> tuple[Tensor, Tensor]:
+        y_TW, residual_TM = self.gate_value.normed(norm, x_TM, residual_TM)
+        gate_TW, value_TW = y_TW.float().chunk(2, dim=-1)
+        sums_TW, after_RW = gated_sum(gate_TW, value_TW, state.turns.start_R1.tolist(), state.load())
+        state.store(after_RW)
+        return self.out(sums_TW.to(x_TM.dtype)), residual_TM
+
+
+def no_ops(*arguments: Any) -> Iterator[tuple[str, Any]]:
+    return iter(())
+
+
+def with_sums(spec: ModelSpec, layers: str) -> ModelSpec:
+    """The model with these layers: s, a running sum; f, attention; w, attention with a window of 7."""
+    plain = spec.layers[0]
+
+    def layer(kind: str) -> LayerSpec:
+        if kind == "s":
+            return replace(plain, mixer=GatedSumSpec(width=48))
+        return replace(plain, mixer=replace(plain.attention, window=7 if kind == "w" else None))
+
+    return replace(spec, layers=tuple(map(layer, layers)))
+
+
+@contextmanager
+def toy_rig(llama: Path, layers: str, **settings: Any) -> Iterator[Rig]:
+    """An engine for a tiny llama's shape with other layers, and weights that depend on nothing else."""
+    config = read_model_config(llama)
+    model = replace(config, spec=with_sums(config.spec, layers))
+    table.MIXERS.register("gated_sum", "tests.toy_models:GatedSum")
+    parts.MIXERS.register("gated_sum", "tests.toy_models:no_ops")
+    with (
+        patch.object(assembly, "read_model_config", lambda folder: model),
+        rig(llama, load_format="dummy", **settings) as own,
+    ):
+        generator = torch.Generator().manual_seed(0)
+        with torch.inference_mode():
+            for name, parameter in own.runner.decoder.named_parameters():
+                parameter.normal_(generator=generator).mul_(SPREAD).add_(1.0 if "norm" in name else 0.0)
+        yield own
+
+
+class Whole(DenseCausal):
+    """The states of one sequence run at once: sums begin with zeros and are kept by nobody."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(1)
+        self.turns = SimpleNamespace(start_R1=torch.tensor([0, tokens]))
+
+    def load(self) -> Tensor:
+        return torch.zeros(1, 48)
+
+    def store(self, states_RW: Tensor) -> None: ...
+
+
+@torch.inference_mode()
+def greedy(decoder: Decoder, request: Request) -> list[int]:
+    """Its tokens by the decoder alone, which runs everything again for each."""
+    tokens = list(request.prompt_token_ids)
+    while len(tokens) < request.max_total_tokens:
+        hidden = decoder(torch.tensor(tokens), torch.arange(len(tokens)), Whole(len(tokens)))
+        tokens.append(int(decoder.logits(hidden.at(slice(-1, None))).argmax()))
+    return tokens[len(request.prompt_token_ids) :]
