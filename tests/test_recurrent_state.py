@@ -1,4 +1,4 @@
-"""States that every token replaces, beside attention with and without windows: one engine, every way a request can go."""
+"""States that every token replaces, beside attention with and without windows: every way that a request can go."""
 
 from __future__ import annotations
 

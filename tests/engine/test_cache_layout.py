@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -60,7 +61,7 @@ def test_blocks_of_a_group_share_no_byte_and_those_of_other_pages_share_none_wit
                 found += (parts := list(bytes_of(layout, g, page, index)))
                 by_page.setdefault(page, []).extend(parts)
         ordered = sorted(found)
-        assert all(end <= begin for (_, end), (begin, _) in zip(ordered, ordered[1:], strict=False))
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(ordered))
         assert ordered[0][0] == 0
         assert ordered[-1][1] <= total
     slabs = [{begin // layout.slab_bytes for begin, _ in parts} for parts in by_page.values()]
