@@ -207,6 +207,22 @@ def test_a_conversation_goes_on_from_its_last_token_and_branches_off_anywhere_in
     assert all(desk.got[request.id] == desk.alone(request) for request in (goes_on, same, branches))
 
 
+@pytest.mark.parametrize(("length", "max_tokens"), [(4, 9), (8, 1), (8, 5)])
+def test_a_block_that_an_end_filled_exactly_is_branched_off_too(length: int, max_tokens: int) -> None:
+    desk, prompt = Desk(), PROMPT[:length]
+    desk.add(make_request("a", prompt, max_tokens=max_tokens))
+    desk.finish()
+    known = (*prompt, *desk.got["a"])
+    written = len(known) - 1
+    assert written % 4 == 0
+    for name, kept in (("b", written - 2), ("c", length - 1)):
+        desk.add(branch := make_request(name, (*known[:kept], known[kept] % 3 + 1, 1)))
+        desk.submit()
+        assert cached(desk, name) == kept
+        desk.finish()
+        assert desk.got[name] == desk.alone(branch)
+
+
 def test_a_block_is_not_copied_across_salts_nor_without_the_prefix_cache() -> None:
     desk, other = Desk(), make_request("b", PROMPT, salt="b")
     desk.add(make_request("a", PROMPT))
