@@ -582,6 +582,17 @@ def test_a_rehearsal_leaves_nothing_behind(block_size: int) -> None:
     assert {event.request_id for event in events} == {"a"}
 
 
+@pytest.mark.parametrize(("context", "outputs"), [(2, []), (3, [2] * 12), (10, [2] * 12), (64, [2] * 12)])
+def test_a_rehearsal_fits_any_context_and_decodes(context: int, outputs: list[int]) -> None:
+    """A first token comes from a prompt, a second from a step of another kind."""
+    layout = layout_of(((None, 1),), 4, 33)
+    config = EngineConfig(max_model_len=context, max_num_seqs=4, max_num_batched_tokens=64)
+    engine, ended = Engine(config, layout, IdealWorker(layout), vocab_size=VOCAB), list[int]()
+    engine.on_finish(lambda _, stats: ended.append(stats.output_tokens))
+    engine.rehearse()
+    assert ended == outputs
+
+
 # ---- scored prompts, windows ----------------------------------------------------------------------------------------
 
 

@@ -122,6 +122,8 @@ def test_what_is_not_text_is_refused(tokenizer: Tokenizer, text: Any) -> None:
 
 def test_ids_outside_the_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([-1, 10**6, 2**32, 2**70]) == ""
+    inside = [0, tokenizer.vocab_size - 1]
+    assert tokenizer.decode([-1, *inside, 2**32], False) == tokenizer.decode(inside, False) != ""
     assert tokenizer.convert_ids_to_tokens([-1, 2**70]) == ["", ""]
     assert tokenizer.token_bytes(-1) == b""
 
