@@ -310,6 +310,17 @@ def test_a_request_is_admitted_where_its_tokens_the_next_one_and_the_reserve_hav
         assert manager.admit(seq, reserve_blocks=reserve) == bool(spare), (length, reserve)
 
 
+def test_what_is_gone_already_does_not_keep_the_rest_from_being_withdrawn() -> None:
+    manager = CacheManager(layout_of(((None, 1),), 4, 40), prefix_caching=True, max_chunk=64)
+    seq = Sequence(plain_request(12), 1)
+    assert manager.admit(seq, reserve_blocks=0)
+    assert manager.extend(seq, 12) is not None
+    written = manager.publish(seq, 12)
+    manager.unpublish(written[:1])
+    manager.unpublish(written)
+    assert len(manager.index) == 0
+
+
 def test_what_lies_behind_a_gap_is_withdrawn_too() -> None:
     """Its first blocks were given up, as a window's are, so its later ones hang from nothing that is still there."""
     manager = CacheManager(layout_of(((3, 1),), 4, 40), prefix_caching=True, max_chunk=64)

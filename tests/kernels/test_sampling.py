@@ -177,6 +177,7 @@ def test_stop_ids_are_forbidden_until_min_tokens_are_out(draw) -> None:
     params, stops = GREEDY.replace(min_tokens=2), frozenset([V - 1, V - 2])
     drawn = [draw(params, output=(3,) * n, stop_ids=stops) for n in range(4)]
     assert drawn == [V - 3, V - 3, V - 1, V - 1]
+    assert draw(params, logits=-RISING, stop_ids=frozenset([0, 1])) == 2, "token 0 is one like others"
 
 
 def test_logit_bias_adds_to_its_tokens(draw) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from ridgeline.serving.bodies import ChatBody, CompletionBody, DetokenizeBody
 from ridgeline.serving.defaults import GenerationDefaults
 from ridgeline.serving.errors import BadRequest, TooLong
 from ridgeline.serving.validation import _params, _request, _ruled, _token_id, parse
+from ridgeline.text.requests import RequestLimits, make_requests
 
 TEXT: dict[str, Any] = {"prompt": "hi"}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -158,6 +160,32 @@ def test_offline_too_lists_have_lengths_and_ids_are_none_below_0(name: str, fits
     with pytest.raises(InvalidRequest) as refused:
         SamplingParams(**{name: beyond})
     assert refused.value.param == name
+    if len(fits) > 1:
+        assert f" {len(fits)} " in str(refused.value), "it says how many may be"
+
+
+def test_what_is_left_out_is_as_in_vllm() -> None:
+    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "guidance_scale": 1.0}
+    penalties = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    none = ("best_of", "logit_bias", "allowed_token_ids", "bad_words", "stop", "stop_token_ids", "logprobs")
+    none += ("prompt_logprobs", "seed", "negative_prompt")
+    numbers = {"n": 1, "max_tokens": 16, "min_tokens": 0, "prompt_logprobs_start": 0}
+    flags = {"ignore_eos": False, "include_stop_str_in_output": False, "skip_special_tokens": True, "detokenize": True}
+    assert asdict(SamplingParams()) == neutral | penalties | dict.fromkeys(none) | numbers | flags
+    assert by_http() == SamplingParams(max_tokens=None)
+
+
+def test_completions_of_a_prompt_have_seeds_of_their_own_and_the_first_the_one_that_was_given() -> None:
+    limits = RequestLimits(max_model_len=20, vocab_size=10, eos_ids=frozenset())
+
+    def seeds(params: SamplingParams, seed: int) -> list[int]:
+        return [request.seed for request in make_requests("x", [1, 2], params, limits, seed=seed)]
+
+    several = seeds(SamplingParams(n=4), 7)
+    assert several[0] == 7
+    assert len(set(several)) == 4
+    assert seeds(SamplingParams(n=2, best_of=4, seed=7), 3) == several
+    assert not set(several) & set(seeds(SamplingParams(n=4), 8)), "one seed's are no other's"
 
 
 def test_token_ids_have_32_bits() -> None:
