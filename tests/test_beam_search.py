@@ -11,6 +11,7 @@ import torch
 
 from ridgeline import LLM, BeamSearchParams
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.text.beams import BeamSearch
 from tests import tiny_models
 
 PROMPTS = [[5, 6, 7], list(range(10, 43))]
@@ -171,3 +172,14 @@ def test_wrong_parameters_are_named(wrong: dict, param: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         BeamSearchParams(**wrong)
     assert raised.value.param == param
+
+
+@pytest.mark.parametrize(("last", "goes_on"), [(-0.85, True), (-1.4, False)])
+def test_a_search_ends_when_the_best_beam_would_rank_below_all_that_ended(last: float, goes_on: bool) -> None:
+    """Token 9 ends. One sequence has after a token the score -1, one after two the score -1.9 / 2; the best beam has
+    by then the logprob -1.1 + last."""
+    search = BeamSearch(BeamSearchParams(beam_width=2, max_tokens=10), {9}, 10)
+    search.advance([{9: -1.0, 1: -1.1, 2: -5.0}])
+    search.advance([{9: -0.8, 3: last}, {3: -1.0, 9: -2.0}])
+    assert [ended.score for ended in search.ended] == pytest.approx([-0.95, -1.0])
+    assert bool(search.running) == goes_on == ((-1.1 + last) / 2 > -1.0)

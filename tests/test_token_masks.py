@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.core.request import MASK_FAILED
 from ridgeline.core.token_bits import packed, unpacked
 from ridgeline.engine.masks import constrained, due
 from ridgeline.engine.sequence import Sequence
@@ -36,10 +37,14 @@ class Alternating:
         self.count += 1
 
     def allowed(self) -> np.ndarray:
-        if self.count == 2 and self.fault in ("allowed", "nothing", "too short"):
+        if self.count == 2 and self.fault in ("allowed", "nothing", "too short", "too long", "signed"):
             if self.fault == "allowed":
                 raise RuntimeError("the grammar broke")
-            return packed(np.zeros(VOCAB, np.bool_) if self.fault == "nothing" else np.ones(3, np.bool_))
+            if self.fault == "signed":
+                return packed(np.ones(VOCAB, np.bool_)).view(np.int32)
+            if self.fault == "nothing":
+                return packed(np.zeros(VOCAB, np.bool_))
+            return packed(np.ones(3 if self.fault == "too short" else VOCAB + 32, np.bool_))
         return packed(np.arange(VOCAB) % 2 == self.count % 2)
 
 
@@ -65,7 +70,7 @@ def test_masked_rows_obey_and_their_neighbours_are_as_alone(
         assert own.errors == []
 
 
-@pytest.mark.parametrize("fault", ["accept", "allowed", "nothing", "too short"])
+@pytest.mark.parametrize("fault", ["accept", "allowed", "nothing", "too short", "too long", "signed"])
 def test_a_mask_that_fails_ends_its_own_request_only(tiny_model: Callable[[str], Path], fault: str) -> None:
     folder = tiny_model("qwen3")
     free = ask("a", PROMPT, max_tokens=10)
@@ -73,6 +78,7 @@ def test_a_mask_that_fails_ends_its_own_request_only(tiny_model: Callable[[str],
     with rig(folder) as own:
         outcomes = own.run(free, ask("x", PROMPT, mask=Alternating(fault)), ask("y", PROMPT, mask=Alternating()))
         assert outcomes["x"].finish_reason == "error"
+        assert str(outcomes["x"].error).startswith(MASK_FAILED)
         assert len(outcomes["x"].tokens) == 2 + (fault == "accept")
         assert outcomes["a"].tokens == expected
         assert parities(outcomes["y"].tokens) == [0, 1] * 4

@@ -53,10 +53,9 @@ class PrefixGroups:
 
     def find(self, slots_R: np.ndarray) -> tuple[PrefixGroup, ...]:
         """Disjoint groups, those that save most first as far as that is cheap to say. The slots' requests decode."""
-        count_R = self._count_S[slots_R]
-        if not self._full or len(slots_R) < 2 or count_R.max() == 0:
+        if not self._full:
             return ()
-        groups: list[PrefixGroup] = []
+        count_R, groups = self._count_S[slots_R], list[PrefixGroup]()
         left_R = np.flatnonzero(count_R > 0)
         while len(left_R) > 1 and len(groups) < MAX_GROUPS:
             group = self._largest(slots_R[left_R], count_R[left_R])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -294,3 +298,47 @@ def test_the_longest_hit_with_gaps_anywhere_is_that_of_trying_every_length(group
     ]
     assert manager.admit(reader, reserve_blocks=0)
     assert reader.published == max(fits)
+
+
+def plain_request(num_tokens: int, name: str = "a") -> Request:
+    """Of distinct tokens, so that nothing of it is found in another's."""
+    prompt = tuple(range(1, num_tokens + 1))
+    return Request(
+        id=name, prompt_token_ids=prompt, params=SamplingParams(), seed=0, max_total_tokens=99, cache_salt=name
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_a_request_is_admitted_where_its_tokens_the_next_one_and_the_reserve_have_room(size: int) -> None:
+    for length, reserve, spare in itertools.product(range(1, 10), range(3), (0, 1)):
+        needed = math.ceil((length + 1) / size) + reserve
+        manager = CacheManager(layout_of(((None, 1),), size, 1 + needed - 1 + spare), prefix_caching=True, max_chunk=64)
+        seq = Sequence(plain_request(length), 1)
+        assert manager.would_admit(seq, reserve_blocks=reserve, without=()) == bool(spare), (length, reserve)
+        assert manager.admit(seq, reserve_blocks=reserve) == bool(spare), (length, reserve)
+
+
+def test_what_is_gone_already_does_not_keep_the_rest_from_being_withdrawn() -> None:
+    manager = CacheManager(layout_of(((None, 1),), 4, 40), prefix_caching=True, max_chunk=64)
+    seq = Sequence(plain_request(12), 1)
+    assert manager.admit(seq, reserve_blocks=0)
+    assert manager.extend(seq, 12) is not None
+    written = manager.publish(seq, 12)
+    manager.unpublish(written[:1])
+    manager.unpublish(written)
+    assert len(manager.index) == 0
+
+
+def test_what_lies_behind_a_gap_is_withdrawn_too() -> None:
+    """Its first blocks were given up, as a window's are, so its later ones hang from nothing that is still there."""
+    manager = CacheManager(layout_of(((3, 1),), 4, 40), prefix_caching=True, max_chunk=64)
+    seq = Sequence(plain_request(18), 1)
+    assert manager.admit(seq, reserve_blocks=0)
+    assert manager.extend(seq, 18) is not None
+    manager.publish(seq, 18)
+    for block in seq.blocks[0][:2]:
+        manager.index.drop(0, block)
+        manager.pool.forget(0, block)
+    assert len(manager.index) == 2
+    manager.withdraw(seq)
+    assert len(manager.index) == 0

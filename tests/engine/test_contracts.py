@@ -207,6 +207,22 @@ def test_a_conversation_goes_on_from_its_last_token_and_branches_off_anywhere_in
     assert all(desk.got[request.id] == desk.alone(request) for request in (goes_on, same, branches))
 
 
+@pytest.mark.parametrize(("length", "max_tokens"), [(4, 9), (8, 1), (8, 5)])
+def test_a_block_that_an_end_filled_exactly_is_branched_off_too(length: int, max_tokens: int) -> None:
+    desk, prompt = Desk(), PROMPT[:length]
+    desk.add(make_request("a", prompt, max_tokens=max_tokens))
+    desk.finish()
+    known = (*prompt, *desk.got["a"])
+    written = len(known) - 1
+    assert written % 4 == 0
+    for name, kept in (("b", written - 2), ("c", length - 1)):
+        desk.add(branch := make_request(name, (*known[:kept], known[kept] % 3 + 1, 1)))
+        desk.submit()
+        assert cached(desk, name) == kept
+        desk.finish()
+        assert desk.got[name] == desk.alone(branch)
+
+
 def test_a_block_is_not_copied_across_salts_nor_without_the_prefix_cache() -> None:
     desk, other = Desk(), make_request("b", PROMPT, salt="b")
     desk.add(make_request("a", PROMPT))
@@ -249,6 +265,19 @@ def test_tokens_that_the_caller_takes_back_are_not_taken_over() -> None:
     assert desk.got["b"] == desk.alone(followed)
     index = desk.scheduler.cache.index
     assert len(list(index.published())) == len(index), "every block has one name"
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_a_request_that_its_caller_ends_has_given_the_tokens_the_caller_keeps(kept: int) -> None:
+    desk, request = Desk(), make_request("a", PROMPT, max_tokens=12)
+    counted: list[int] = []
+    desk.scheduler.on_finish = lambda _, stats: counted.append(stats.output_tokens)
+    desk.add(request)
+    for _ in range(4):
+        desk.submit(), desk.deliver()
+    assert desk.scheduler.abort("a", at_token=kept)
+    assert counted == [kept]
+    desk.finish()
 
 
 def test_what_a_preempted_request_has_not_written_again_is_not_taken_over() -> None:
@@ -336,12 +365,17 @@ def test_a_freed_block_is_not_quiet_until_the_last_plan_naming_it_has_retired() 
 # ---- lookahead ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize(("lookahead", "in_flight"), [(0, 1), (1, 2), (2, 2)])
-def test_lookahead_bounds_how_far_a_request_runs_ahead(lookahead: int, in_flight: int) -> None:
+def test_lookahead_bounds_how_far_a_request_runs_ahead(lookahead: int, in_flight: int, before: int) -> None:
+    """before: plans of its neighbour's alone."""
     desk, neighbour = Desk(), make_request("b", PROMPT[:5], max_tokens=12)
     mask = Alternating() if lookahead == 1 else None
     request = make_request("a", PROMPT, lookahead=lookahead, mask=mask)
-    desk.add(request, neighbour)
+    desk.add(neighbour)
+    for _ in range(before):
+        desk.submit(), desk.deliver()
+    desk.add(request)
     most = 0
     while desk.scheduler.has_work:
         while len(desk.scheduler.in_flight) < 2 and desk.submit():
@@ -548,6 +582,17 @@ def test_a_rehearsal_leaves_nothing_behind(block_size: int) -> None:
     assert {event.request_id for event in events} == {"a"}
 
 
+@pytest.mark.parametrize(("context", "outputs"), [(2, []), (3, [2] * 12), (10, [2] * 12), (64, [2] * 12)])
+def test_a_rehearsal_fits_any_context_and_decodes(context: int, outputs: list[int]) -> None:
+    """A first token comes from a prompt, a second from a step of another kind."""
+    layout = layout_of(((None, 1),), 4, 33)
+    config = EngineConfig(max_model_len=context, max_num_seqs=4, max_num_batched_tokens=64)
+    engine, ended = Engine(config, layout, IdealWorker(layout), vocab_size=VOCAB), list[int]()
+    engine.on_finish(lambda _, stats: ended.append(stats.output_tokens))
+    engine.rehearse()
+    assert ended == outputs
+
+
 # ---- scored prompts, windows ----------------------------------------------------------------------------------------
 
 
@@ -614,6 +659,14 @@ def test_only_plans_that_feed_a_scored_prompt_ask_for_its_logprobs() -> None:
     assert desk.got["a"] == desk.alone(scored)
 
 
+def test_a_scored_prompt_asks_no_more_once_it_is_fed_even_where_nothing_else_is_asked() -> None:
+    desk = Desk()
+    desk.add(make_request("a", PROMPT, temperature=0, prompt_logprobs=0))
+    plans = [desk.submit(), desk.submit()]
+    assert [plan.rows.features for plan in plans if plan] == [Feature.PROMPT_LOGPROBS, Feature.NONE]
+    desk.finish()
+
+
 def test_more_stop_ids_than_the_device_holds_are_refused_before_any_step() -> None:
     layout = layout_of(((None, 1),), 4, 33)
     config = EngineConfig(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64)
@@ -657,6 +710,28 @@ def test_nobody_is_admitted_past_a_prompt_that_is_held_up() -> None:
         desk.scheduler.cache.pool.release(0, block, 0)
     desk.finish()
     assert desk.got == {request.id: desk.alone(request) for request in (first, second, third)}
+
+
+def test_who_found_no_room_is_not_tried_again_before_somebody_gave_something_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each try searches the cache for the whole prompt."""
+    desk = Desk(pages=17)
+    running = [make_request("a", PROMPT * 3, max_tokens=6), make_request("b", PROMPT[::-1] * 2, max_tokens=9)]
+    desk.add(*running)
+    desk.submit(), desk.deliver()
+    desk.add(waiting := make_request("c", (3, *PROMPT * 3)))
+    tries: list[object] = []
+    admit = desk.scheduler.cache.admit
+    monkeypatch.setattr(desk.scheduler.cache, "admit", lambda *a, **k: tries.append(a) or admit(*a, **k))
+    while "a" not in desk.ended:
+        desk.submit(), desk.deliver()
+    assert len(tries) == 1
+    desk.submit(), desk.deliver()
+    assert desk.got["c"], "it starts as soon as there is room"
+    assert len(tries) == 2
+    desk.finish()
+    assert desk.got == {request.id: desk.alone(request) for request in (*running, waiting)}
 
 
 def test_forty_requests_that_fail_whatever_step_they_are_in_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:

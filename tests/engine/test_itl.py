@@ -55,6 +55,30 @@ def test_a_step_fills_its_time_and_exceeds_it_only_to_keep_prompts_alive(
     assert tokens == most or seconds(min(most, tokens + LEAST + 256)) > allowed, "more than a tile is left unused"
 
 
+class Asked:
+    """A device of which only the steps it was asked about are of interest; tokens cost time."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[list[int], list[int], int]] = []
+
+    def step_limit(self, shape: StepShape) -> float:
+        num_tokens, kv_len = (np.asarray(counts).astype(int).tolist() for counts in shape[:2])
+        self.shapes.append((num_tokens, kv_len, shape.num_sampled))
+        return 1e-3 * sum(num_tokens)
+
+
+@pytest.mark.parametrize("kv_len", [[7, 3000, 9], [5, 6]])
+def test_the_model_is_asked_about_steps_that_could_run(kv_len: list[int]) -> None:
+    """Every decoding row samples, and so may the prompt's row, if there is one."""
+    model = Asked()
+    tokens = ItlBound(0.2, model).prompt_tokens(np.array(kv_len), 40, 1000)
+    ones, prompts = [1] * len(kv_len), [counts[-1] for counts, _, sampled in model.shapes if sampled > len(kv_len)]
+    assert model.shapes[0] == (ones, kv_len, len(kv_len))
+    assert model.shapes[1:] == [([*ones, n], [*kv_len, 40 + n], len(kv_len) + 1) for n in prompts]
+    assert LEAST < tokens < 1000
+    assert len(prompts) > 2
+
+
 def test_without_a_target_or_without_rows_that_decode_nothing_is_bounded() -> None:
     model = Linear(1.0, 1.0, 1.0)
     assert ItlBound(None, model).prompt_tokens(np.ones(9), 0, 16_384) == 16_384

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 import pytest
 from hypothesis import strategies as st
@@ -43,21 +44,21 @@ class PoolMachine(RuleBasedStateMachine):
     def busy_pages(self) -> set[int]:
         return {self.layout.page_of(group, block) for group, block in self.held}
 
-    def pages_short(self, wanted: list[int]) -> int:
-        """Pages needed beyond the free ones, counted block by block."""
+    def pages_short(self, wanted: list[int], held: Collection[Block]) -> int:
+        """Pages needed beyond the free ones while `held` are held, counted block by block."""
         pages = 0
         for g, count in enumerate(wanted):
-            mine = {self.layout.page_of(group, block) for group, block in self.held if group == g}
-            reusable = len(mine) * self.layout.blocks_per_page(g) - sum(group == g for group, _ in self.held)
+            mine = {self.layout.page_of(group, block) for group, block in held if group == g}
+            reusable = len(mine) * self.layout.blocks_per_page(g) - sum(group == g for group, _ in held)
             pages += -(-max(0, count - reusable) // self.layout.blocks_per_page(g))
-        return pages - (self.pool.num_pages - len(self.busy_pages()))
+        return pages - (self.pool.num_pages - len({self.layout.page_of(group, block) for group, block in held}))
 
     # ---- rules ------------------------------------------------------------------------------------------------
 
     @rule(data=st.data())
     def take(self, data) -> None:
         wanted = [data.draw(st.sampled_from([0, 1, 1, 2, 5])) for _ in self.layout.groups]
-        fits = self.pages_short(wanted) <= 0
+        fits = self.pages_short(wanted, self.held) <= 0
         before = dict(self.freed_at)
         assert self.pool.can_take(wanted) == fits
         self.evicted.clear()
@@ -70,6 +71,19 @@ class PoolMachine(RuleBasedStateMachine):
                 assert (g, block) not in self.held
                 assert (g, block) not in self.cached, "its content was not given up first"
                 self.held[g, block] = 1
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def ask_what_could_be_taken_after_a_release(self, data) -> None:
+        """Of any references, to the same block too."""
+        wanted = [data.draw(st.sampled_from([0, 1, 2, 3, 5])) for _ in self.layout.groups]
+        given = {block: data.draw(st.integers(0, refs)) for block, refs in sorted(self.held.items())}
+        left = [block for block, refs in self.held.items() if given[block] < refs]
+        freed = [
+            [block for (group, block), count in given.items() if group == g for _ in range(count)]
+            for g in range(len(wanted))
+        ]
+        assert self.pool.can_take(wanted, freed) == (self.pages_short(wanted, left) <= 0)
 
     def check_eviction_order(self, freed_at: dict[int, int]) -> None:
         for block in self.evicted:

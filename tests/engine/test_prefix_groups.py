@@ -89,6 +89,13 @@ def test_a_short_beginning_of_all_does_not_hide_long_ones_of_some() -> None:
     assert found == [(list(range(1, 20, 2)), 41), (list(range(0, 20, 2)), 31)]
 
 
+def test_one_common_block_is_found_where_nothing_is_shared_halfway_along() -> None:
+    """Beside a row that has nothing in common with them."""
+    rows: Tables = [(list(range(2, 82)),)]
+    rows += [([1, *range(100 * row, 100 * row + 60)],) for row in range(1, 6)]
+    assert [(group.rows.tolist(), group.tokens) for group in find(rows)] == [([1, 2, 3, 4, 5], BLOCK_SIZE)]
+
+
 def test_windows_are_not_looked_at() -> None:
     rows: Tables = [([1, 2, 3], [4, 5, 6]), ([1, 2, 3], [0, 7, 8]), ([1, 2, 3], [0, 0, 9])]
     assert [group.tokens for group in find(rows, ((None, 1), (70, 1)))] == [3 * BLOCK_SIZE]

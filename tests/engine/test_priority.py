@@ -8,6 +8,7 @@ import pytest
 
 from ridgeline.core.request import Preemption, Request, RequestStats
 from ridgeline.engine.scheduler import Scheduler
+from ridgeline.engine.sequence import Status
 from tests.engine.desk import Desk, make_request
 from tests.engine.ideal_worker import IdealWorker
 
@@ -136,6 +137,18 @@ def test_for_want_of_blocks_the_last_in_order_gives_way(policy: str) -> None:
     assert ended[last].preempted_for == {Preemption.BLOCKS: ended[last].preemptions}
     assert ended[last].preemptions > 0
     assert desk.got == {request.id: desk.alone(request) for request in requests}
+
+
+def test_who_gave_way_to_others_finds_its_beginning_in_the_cache() -> None:
+    """Nine blocks: both grow to six. Only a request that is short of blocks alone has to do without the cache."""
+    desk = desk_of("fcfs", pages=10)
+    desk.add(make_request("a", SHORT, max_tokens=20), last := make_request("b", (*SHORT, 1), max_tokens=20))
+    seq = desk.scheduler._by_id["b"]
+    while not seq.preemptions or seq.status is not Status.RUNNING:
+        desk.submit(), desk.deliver()
+    assert seq.cached_tokens >= 4
+    desk.finish()
+    assert desk.got["b"] == desk.alone(last)
 
 
 def test_who_was_preempted_comes_back_before_prompts_that_came_later() -> None:

@@ -15,6 +15,7 @@ from ridgeline.core.plan import Feature
 from ridgeline.core.request import SamplingParams
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.sampling import batched, gpu, logprobs, op
+from ridgeline.kernels.sampling.philox import gumbel
 from ridgeline.kernels.sampling.scoring import score
 from tests.engine.profiles import quick_settings
 from tests.kernels.sampling_tables import Row, sampling_of
@@ -176,6 +177,7 @@ def test_stop_ids_are_forbidden_until_min_tokens_are_out(draw) -> None:
     params, stops = GREEDY.replace(min_tokens=2), frozenset([V - 1, V - 2])
     drawn = [draw(params, output=(3,) * n, stop_ids=stops) for n in range(4)]
     assert drawn == [V - 3, V - 3, V - 1, V - 1]
+    assert draw(params, logits=-RISING, stop_ids=frozenset([0, 1])) == 2, "token 0 is one like others"
 
 
 def test_logit_bias_adds_to_its_tokens(draw) -> None:
@@ -378,6 +380,28 @@ def test_padding_rows_may_hold_anything() -> None:
             assert -1 <= drawn[row] < V
             others = [n for n in range(3) if n != row]
             assert drawn[others].tolist() == expected[others].tolist()
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_a_row_without_numbers_gives_no_token_and_others_theirs(name: str) -> None:
+    logits = RISING.repeat(4, 1)
+    logits[[0, 2]] = torch.nan
+    batch = [Row(GREEDY), Row(GREEDY.replace(logit_bias={3: 100.0})), Row(SamplingParams(top_p=0.9)), Row(GREEDY)]
+    assert choose(name)(logits, *sampling_of(batch, V)).tolist() == [-1, 3, -1, V - 1]
+
+
+def test_slots_that_nobody_filled_are_greedy_and_change_no_logit() -> None:
+    """Those of temperature 1 draw from all tokens as they are, whatever was seen before."""
+    tables = op.SamplingTables.empty(2, V, torch.device("cpu"))
+    tables.temperature_S[1] = 1
+    tables.prompt_seen_SV[:, ::2] = True
+    tables.output_count_SV[:, ::3] = 7
+    slots_N, position_N = torch.tensor([0, 1]).repeat(40), torch.arange(80)
+    tokens = op.sample_reference(RISING.expand(80, V), tables, slots_N, position_N, Feature.NONE).view(40, 2)
+    noise = gumbel(tables.seed_S[slots_N], position_N, V)[1::2]
+    assert tokens[:, 0].tolist() == [V - 1] * 40
+    assert tokens[:, 1].tolist() == (RISING + noise).argmax(1).tolist()
+    assert len(tokens[:, 1].unique()) > 10
 
 
 REAL = [

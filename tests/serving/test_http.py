@@ -17,7 +17,7 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.assembly import EMBEDDED_MODEL
-from ridgeline.serving.bodies import ChatBody, CompletionBody
+from ridgeline.serving.bodies import ChatBody, CompletionBody, DetokenizeBody
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.http import answers
 from ridgeline.serving.http.shapes import finite
@@ -691,11 +691,14 @@ MANY = 300_000
         (CHAT | {"messages": [{"role": "user", "content": 5}] * MANY}, "messages.0.content"),
         (CHAT | {"messages": [{"role": "user", "content": "x"}] * MANY}, "messages"),
         (CHAT | {"tools": [1] * MANY}, "tools.0"),
+        (CHAT | {"documents": [1] * MANY}, "documents.0"),
+        (CHAT | {"messages": [{"role": "user", "tool_calls": [1] * MANY}]}, "messages.0.tool_calls.0"),
+        ({"tokens": ["a"] * MANY}, "tokens.0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_body_that_is_wrong_many_times_costs_no_more_than_once(body: Any, param: str) -> None:
-    model: Any = ChatBody if "messages" in body else CompletionBody
+    model: Any = ChatBody if "messages" in body else DetokenizeBody if "tokens" in body else CompletionBody
     began = time.process_time()
     with pytest.raises(BadRequest) as refused:
         parse(model, body)

@@ -104,8 +104,10 @@ def test_byte_level_ids_and_text_are_the_original_s(way: str, tmp_path: Path) ->
     check()
 
 
-@pytest.mark.parametrize("prefix", [True, False])
-def test_sentencepiece_ids_are_sentencepiece_s(prefix: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", [True, False, None])
+def test_sentencepiece_ids_are_sentencepiece_s(said: bool | None, tmp_path: Path) -> None:
+    """said: whether a text begins with a space; a file that does not say means that it does."""
+    prefix = said is not False
     spm = pytest.importorskip("sentencepiece")
     written = io.BytesIO()
     spm.SentencePieceTrainer.train(
@@ -121,7 +123,7 @@ def test_sentencepiece_ids_are_sentencepiece_s(prefix: bool, tmp_path: Path) -> 
         ggml__tokens=[oracle.id_to_piece(i) for i in every],
         ggml__scores=[oracle.get_score(i) for i in every],
         ggml__token_type=types,
-        ggml__add_space_prefix=prefix,
+        **({} if said is None else {"ggml__add_space_prefix": said}),
     )
     ours = Tokenizer.from_folder(path)
     assert ours.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

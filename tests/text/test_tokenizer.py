@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
-from ridgeline.text.tokenizer import Tokenizer, fallback_byte
+from ridgeline.text.tokenizer import Tokenizer, fallback_byte, reraise_unless_failed
 from tests.text.sample_tokenizers import byte_level, write_folder
 
 TEXTS = [
@@ -122,6 +122,8 @@ def test_what_is_not_text_is_refused(tokenizer: Tokenizer, text: Any) -> None:
 
 def test_ids_outside_the_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([-1, 10**6, 2**32, 2**70]) == ""
+    inside = [0, tokenizer.vocab_size - 1]
+    assert tokenizer.decode([-1, *inside, 2**32], False) == tokenizer.decode(inside, False) != ""
     assert tokenizer.convert_ids_to_tokens([-1, 2**70]) == ["", ""]
     assert tokenizer.token_bytes(-1) == b""
 
@@ -141,3 +143,15 @@ def test_token_bytes_of_fallback_bytes_and_spaces(byte_fallback_tokenizer: Token
 def test_special_ids_are_what_decoding_skips(tokenizer: Tokenizer) -> None:
     assert {"<s>", "</s>", "<|im_end|>"} <= set(tokenizer.convert_ids_to_tokens(sorted(tokenizer.special_ids)))
     assert tokenizer.decode(sorted(tokenizer.special_ids)) == ""
+
+
+def test_only_the_librarys_own_failures_are_taken_for_such() -> None:
+    class Leave(BaseException):
+        """Of some framework, as trio's Cancelled is."""
+
+    panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+    for failure in (ValueError("no"), panic("index out of range")):
+        reraise_unless_failed(failure)
+    for other in (Leave(), KeyboardInterrupt(), SystemExit(2)):
+        with pytest.raises(type(other)):
+            reraise_unless_failed(other)

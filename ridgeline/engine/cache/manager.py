@@ -271,14 +271,10 @@ class CacheManager:
         and values there may be no numbers, and whoever attended to them wrote more of the same."""
         known: set[Hash] = set()
         for seq in seqs:
-            ends = {(length - 1) // self.block_size for length in (seq.num_prompt, len(seq.tokens) - 1) if length > 0}
-            known.update(self._hashes(seq, max(ends)), *(self._end_hashes(seq, n) for n in ends))
+            first = seq.tokens[: self.block_size]
+            known.update(chain_hash(self._root(seq), first[:count]) for count in range(1, len(first) + 1))
+            known.update(seq.hashes)  # ends of later blocks continue these
         self.unpublish(self.index.with_continuations(known))
-
-    def _end_hashes(self, seq: Sequence, n: int) -> list[Hash]:
-        """All that the sequence's block n may be known by as an end."""
-        tokens, parent = seq.tokens[n * self.block_size : (n + 1) * self.block_size], self._parent(seq, n)
-        return [chain_hash(parent, tokens[:count]) for count in range(1, len(tokens) + 1)]
 
     # ---- release ----------------------------------------------------------------------------------------------
 
