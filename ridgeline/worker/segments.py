@@ -2,7 +2,7 @@
 advanced); token masks are applied between them. They read and write device memory alone and never look at a value, so
 each can be captured as a graph.
 
-Legend: T tokens of the step, R rows, V vocabulary.
+Legend: T tokens of the step, R rows, V vocabulary, G cache groups, S slots, C columns of a block table.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ class Segments:
     def forward(self, inputs: StepInputs, lengths: HostLengths | None = None) -> Scores:
         """Run the network and score every row's last token."""
         slots = self.slots
-        token_ids_T, positions_T, places, kv_len_R, last_R, active_R = self._ops.step_inputs(
+        token_ids_T, positions_T, places_GT, kv_len_R, last_R, active_R = self._ops.step_inputs(
             inputs.slots_R,
             inputs.start_R1,
             inputs.override_T,
             slots.kv_len_S,
             slots.last_token_S,
             slots.stopped_S,
-            slots.block_tables_SC,
+            slots.block_tables_GSC,
             self._block_size,
         )
         batches = [
@@ -135,9 +135,9 @@ class Segments:
                     alibi=mixer.alibi,
                 ),
             )
-            for table_SC, (layer, mixer) in zip(slots.block_tables_SC, self._mixers, strict=True)
+            for table_SC, (layer, mixer) in zip(slots.block_tables_GSC.unbind(), self._mixers, strict=True)
         ]
-        self.state.begin(batches, places)
+        self.state.begin(batches, places_GT.unbind())
         hidden = self.decoder(token_ids_T, positions_T, self.state)
         one_each = inputs.num_rows == inputs.num_tokens
         last = hidden if one_each else self._at(hidden, last_R)
