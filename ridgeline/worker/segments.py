@@ -19,7 +19,7 @@ from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.guidance import Guides
-from ridgeline.worker.inputs import StepInputs
+from ridgeline.worker.inputs import Shape, StepInputs
 from ridgeline.worker.mailbox import Mailbox
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.slots import Slots
@@ -87,19 +87,18 @@ class Segments:
         first = [group.layers[0] for group in layout.groups]  # of a group's layers one stands for all
         self._mixers = [(layer, decoder.spec.layers[layer].mixer) for layer in first]
         self.state = PagedState(PagedCache(layout, parameter.dtype, parameter.device), ops)
-        self.mailbox = Mailbox(Outcome.size(slots.dummy + 1), ops, parameter.device)  # padding may add a row
+        self.mailbox = Mailbox(Outcome.size(slots.dummy), ops, parameter.device)
 
     def inputs(
         self,
-        num_rows: int,
-        num_tokens: int,
+        shape: Shape,
         device: torch.device,
         plan: StepPlan | None = None,
         *,
         cascade: bool = False,
     ) -> StepInputs:
         """Of a step of this size. cascade: they say which rows share their first blocks."""
-        return StepInputs(num_rows, num_tokens, self.slots.dummy, device, plan, cascade=cascade)
+        return StepInputs(shape, self.slots.dummy, device, plan, cascade=cascade)
 
     def forward(self, inputs: StepInputs, lengths: HostLengths | None = None) -> Scores:
         """Run the network and score every row's last token."""
@@ -120,6 +119,7 @@ class Segments:
                 block_table_SC=table_SC,
                 start_R1=inputs.start_R1,
                 kv_len_R=kv_len_R,
+                tokens_each=inputs.tokens_each,
                 num_tokens_R=lengths.num_tokens_R if lengths else None,
                 kv_bound_R=lengths.kv_bound_R if lengths else None,
                 schedule=self._ops.attention_schedule(
@@ -127,6 +127,7 @@ class Segments:
                     kv_len_R,
                     inputs.slots_R,
                     num_tokens=inputs.num_tokens,
+                    tokens_each=inputs.tokens_each,
                     num_heads=mixer.num_heads,
                     num_kv_heads=mixer.num_kv_heads,
                     window=mixer.window,
@@ -139,8 +140,7 @@ class Segments:
         ]
         self.state.begin(batches, places_GT.unbind())
         hidden = self.decoder(token_ids_T, positions_T, self.state)
-        one_each = inputs.num_rows == inputs.num_tokens
-        last = hidden if one_each else self._at(hidden, last_R)
+        last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
         return Scores(active_R, kv_len_R, self.decoder.logits(last), hidden)
 
     def _at(self, hidden: Hidden, index_R: Tensor) -> Hidden:

@@ -105,7 +105,7 @@ class PagedState:
             options["softcap"] = spec.softcap
         if mixer.slopes_H is not None:
             options["slopes_H"] = mixer.slopes_H
-        if len(qkv_TX) == len(batch.slots_R):  # every row has one token
+        if batch.tokens_each == 1:
             out_THD = ops.decode_attention(*projected, batch, **options)
         else:
             q_THD = ops.rope_kv(*projected)
