@@ -95,6 +95,7 @@ class Bench:
         result = StepResult(
             plan_id=plan.id,
             tokens_RK=outcome.token_R.cpu().numpy()[:, None],
+            emitted_R=(outcome.token_R >= 0).int().cpu().numpy(),
             finish_R=outcome.finish_R.cpu().numpy(),
         )
         started = time.perf_counter()

@@ -54,6 +54,7 @@ def steps(parts: list[list[int]], window: int | None, dtype: torch.dtype) -> lis
             block_table_SC=table_SC,
             start_R1=torch.arange(count + 1),
             kv_len_R=torch.tensor(lengths[rows]),
+            tokens_each=1,
             num_tokens_R=np.ones(count, np.int32),
             kv_bound_R=np.array(lengths[rows], np.int32),
         )

@@ -12,14 +12,14 @@ Who owns what
 Slots change by deltas. `Assign` is the full form: it rebuilds a slot from nothing. After a failure the worker answers
 every plan with `dropped` until one has `reset`; then it forgets all slots, and the plan's `Assign`s rebuild them.
 
-Legend: R rows of the plan, K tokens a row may emit, L likeliest tokens reported, P prompt positions.
+Legend: R rows of the plan, K tokens that some row of it may emit, L likeliest tokens reported, P prompt positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntFlag
+from enum import IntEnum, IntFlag
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -41,6 +41,14 @@ class Feature(IntFlag):
     MASK = 128  # waits for token masks
     TYPICAL = 256  # typical-p among the filters
     GUIDANCE = 512  # some rows' scores are made of two rows' (`Rows.guided`)
+
+
+class RowKind(IntEnum):
+    """Where a row's input tokens come from, and what they are good for."""
+
+    TOKEN = 0  # the slot's last token, from which the next one is drawn
+    VERIFY = 1  # that token and the drafts behind it: as many tokens are emitted as turn out right, and one more
+    CHUNK = 2  # known tokens, given as a span
 
 
 class PrefixGroup(NamedTuple):
@@ -67,16 +75,21 @@ class Rows:
     """The rows of a plan, a struct of arrays. While the set does not change, plans share one object (`is`), so a
     steady decode step uploads nothing.
 
-    num_tokens_R: tokens to run at most. num_logits_R: trailing positions whose logits are sampled (0: a chunk that
-    does not reach the end of what is known; 1: emits a token). prefixes: rows that share blocks, each in one group at
-    most; a hint to read them together, and there may be more. guided: of the rows that sample, those that do it in
-    pairs.
+    kinds_R: `RowKind`s, int8. num_tokens_R: tokens to run at most. num_logits_R: trailing positions whose logits are
+    sampled, which bounds the tokens that the row emits (0: a chunk that does not reach the end of what is known).
+    tokens_each: how many tokens every row brings, if that is the same for all of them: 1 in a decode step, k + 1 where
+    all rows verify k drafts. 0: rows differ, or there are chunks of more than one token. (A chunk of one token runs
+    like any other row of one token; only where its token comes from differs.) prefixes: rows that share blocks, each in
+    one group at most; a hint to read them together, and there may be more. guided: of the rows that sample, those that
+    do it in pairs.
     """
 
     slots_R: np.ndarray
     generations_R: np.ndarray
+    kinds_R: np.ndarray
     num_tokens_R: np.ndarray
     num_logits_R: np.ndarray
+    tokens_each: int
     features: Feature
     num_logprobs: int
     prefixes: tuple[PrefixGroup, ...] = ()
@@ -146,8 +159,10 @@ class StepPlan:
     """One step. Deltas apply, and blocks are copied, before the rows run.
 
     copies: no block, nor any memory that two groups share, is both a source and a target, or a target twice.
-    kv_bound_R: at most this many tokens are in the cache after the row ran (exact unless the device stopped the row).
-    expected: the full form of every row's slot, when the engine runs with debug checks; else None.
+    kv_bound_R: at most this many tokens are in the cache after the row ran (exact unless the device stopped the row, or
+    an earlier plan in flight, or this one, emits fewer of its tokens than it may).
+    expected: the full form of the slot of every row whose length is known for certain (all but those that verify), when
+    the engine runs with debug checks; else None.
     """
 
     id: int
@@ -172,7 +187,8 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class StepLogprobs:
-    """Of the emitted tokens: logprob_R float32, rank_R (1 = likeliest), top_ids_RL, top_logprobs_RL."""
+    """Of the emitted tokens: logprob_R float32, rank_R (1 = likeliest), top_ids_RL, top_logprobs_RL. Where rows may
+    emit K tokens the entry of row r's token k is r * K + k."""
 
     logprob_R: np.ndarray
     rank_R: np.ndarray
@@ -182,8 +198,11 @@ class StepLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a plan gave. tokens_RK is -1 where nothing was emitted; finish_R is a `Finish` code.
+    """What a plan gave.
 
+    emitted_R: how many tokens a row emitted, int32, at most its `Rows.num_logits_R`. tokens_RK: these tokens in their
+    order, then -1; K is at least the largest bound of the plan's rows, and 1. finish_R: `Finish` codes, which belong to
+    the row's last token (NAN: to the one that could not be drawn): no row emits anything behind its end.
     error: the plan failed with this message. out_of_memory: because the device had too little of it.
     device_lost: because the device works no more, and no later plan will run either. dropped: an earlier plan failed,
     this one was not run.
@@ -194,6 +213,7 @@ class StepResult:
 
     plan_id: int
     tokens_RK: np.ndarray = field(default_factory=lambda: np.empty((0, 1), np.int32))
+    emitted_R: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     finish_R: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))
     logprobs: StepLogprobs | None = None
     prompt_logprobs: Mapping[int, StepLogprobs] = field(default_factory=dict)

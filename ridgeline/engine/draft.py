@@ -8,40 +8,46 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ridgeline.core.plan import Feature, Guided, Rows, Span, StepPlan
+from ridgeline.core.plan import Feature, Guided, RowKind, Rows, Span, StepPlan
 from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
 
 
-def build_rows(seqs: list[Sequence], num_tokens: list[int], num_logits: list[int], fed: list[Sequence]) -> Rows:
-    """Rows of running sequences, as a struct of arrays. A guided request's two sample together or not at all. fed:
-    those that are given tokens. Only they can have a prompt to score."""
+def build_rows(
+    seqs: list[Sequence], kinds_R: np.ndarray, num_tokens_R: np.ndarray, num_logits_R: np.ndarray, tokens_each: int
+) -> Rows:
+    """Rows of running sequences, as a struct of arrays. A guided request's two sample together or not at all. Only
+    chunks can have a prompt to score."""
     features = Feature(reduce(or_, {seq.features for seq in seqs}, 0))
-    if features & Feature.PROMPT_LOGPROBS and not any(seq.features & Feature.PROMPT_LOGPROBS for seq in fed):
-        features &= ~Feature.PROMPT_LOGPROBS
+    if features & Feature.PROMPT_LOGPROBS:
+        chunks = (kinds_R == RowKind.CHUNK).nonzero()[0].tolist()
+        if not any(seqs[row].features & Feature.PROMPT_LOGPROBS for row in chunks):
+            features &= ~Feature.PROMPT_LOGPROBS
     return Rows(
         slots_R=np.array([seq.slot for seq in seqs], np.int32),
         generations_R=np.array([seq.generation for seq in seqs], np.int32),
-        num_tokens_R=np.array(num_tokens, np.int32),
-        num_logits_R=np.array(num_logits, np.int32),
+        kinds_R=kinds_R,
+        num_tokens_R=num_tokens_R,
+        num_logits_R=num_logits_R,
+        tokens_each=tokens_each,
         features=features,
         num_logprobs=max([seq.num_logprobs for seq in seqs], default=0),
-        guided=_guided(seqs, num_logits) if features & Feature.GUIDANCE else (),
+        guided=_guided(seqs, num_logits_R) if features & Feature.GUIDANCE else (),
     )
 
 
-def _guided(seqs: list[Sequence], num_logits: list[int]) -> tuple[Guided, ...]:
+def _guided(seqs: list[Sequence], num_logits_R: np.ndarray) -> tuple[Guided, ...]:
     row_of = {seq: row for row, seq in enumerate(seqs)}
     return tuple(
         Guided(row, row_of[seq.companion], seq.request.params.guidance_scale)
         for row, seq in enumerate(seqs)
-        if seq.companion is not None and num_logits[row]
+        if seq.companion is not None and num_logits_R[row]
     )
 
 
 class Standing(NamedTuple):
-    """The decoding set: rows that run one token each and sample. columns_R: where `SlotTable` has them, as numpy wants
-    its indices. last_kv_len_R: from there; it does not change while the request keeps its slot.
+    """The decoding set: rows that all run as many tokens and sample. columns_R: where `SlotTable` has them, as numpy
+    wants its indices. last_kv_len_R: from there; it does not change while the request keeps its slot.
     """
 
     seqs: list[Sequence]
@@ -50,9 +56,13 @@ class Standing(NamedTuple):
     last_kv_len_R: np.ndarray
 
     @staticmethod
-    def of(seqs: list[Sequence], slots: SlotTable) -> Standing:
-        ones = [1] * len(seqs)
-        rows = build_rows(seqs, ones, ones, fed=[])
+    def of(seqs: list[Sequence], slots: SlotTable, tokens_each: int = 1) -> Standing:
+        """More than one token each: rows that verify drafts, of which all but the first token are."""
+        kind, counts_R = (
+            RowKind.TOKEN if tokens_each == 1 else RowKind.VERIFY,
+            np.full(len(seqs), tokens_each, np.int32),
+        )
+        rows = build_rows(seqs, np.full(len(seqs), kind, np.int8), counts_R, counts_R, tokens_each)
         columns_R = rows.slots_R.astype(np.intp)
         return Standing(seqs, rows, columns_R, slots.last_kv_len[columns_R])
 
@@ -97,9 +107,17 @@ class Draft:
             return seqs, rows, ()
         first = len(seqs)
         spans = tuple(Span(first + i, ids) for i, ids in enumerate(self._spans) if ids is not None)
-        fed = [seq for seq, ids in zip(self._seqs, self._spans, strict=True) if ids is not None]
-        extra = build_rows(self._seqs, self._num_tokens, self._num_logits, fed)
-        return seqs + self._seqs, _concatenate(rows, extra), spans
+        return seqs + self._seqs, _concatenate(rows, self._rows()), spans
+
+    def _rows(self) -> Rows:
+        """Those besides the standing ones."""
+        return build_rows(
+            self._seqs,
+            np.array([int(RowKind.TOKEN if ids is None else RowKind.CHUNK) for ids in self._spans], np.int8),
+            np.array(self._num_tokens, np.int32),
+            np.array(self._num_logits, np.int32),
+            tokens_each=int(max(self._num_tokens) == 1),  # longer ones are chunks
+        )
 
 
 def _concatenate(a: Rows, b: Rows) -> Rows:
@@ -108,8 +126,10 @@ def _concatenate(a: Rows, b: Rows) -> Rows:
     return Rows(
         slots_R=np.concatenate([a.slots_R, b.slots_R]),
         generations_R=np.concatenate([a.generations_R, b.generations_R]),
+        kinds_R=np.concatenate([a.kinds_R, b.kinds_R]),
         num_tokens_R=np.concatenate([a.num_tokens_R, b.num_tokens_R]),
         num_logits_R=np.concatenate([a.num_logits_R, b.num_logits_R]),
+        tokens_each=a.tokens_each if a.tokens_each == b.tokens_each else 0,
         features=a.features | b.features,
         num_logprobs=max(a.num_logprobs, b.num_logprobs),
         prefixes=a.prefixes,  # the standing rows come first; no others have any

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel, Headroom, StepShape
@@ -146,7 +144,7 @@ class Engine:
         if self._cost_model is None:
             return 0.0
         rows = plan.rows
-        shape = StepShape(rows.num_tokens_R, plan.kv_bound_R, int(np.count_nonzero(rows.num_logits_R)))
+        shape = StepShape(rows.num_tokens_R, plan.kv_bound_R, int(rows.num_logits_R.sum()))
         return self._cost_model.step_limit(shape)
 
     def _provide_masks(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from ridgeline.core.cost import CostModel, StepShape
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan import RowKind, StepPlan
 
 DECODE_STEPS = 3  # at this many, the balance of prompts and decodes of a server at its limit is not disturbed
 LEAST = 64  # prompt tokens that every step may run
@@ -56,12 +56,12 @@ class ItlBound:
 
     def note(self, plan: StepPlan, elapsed: float) -> None:
         """A step took `elapsed` seconds (0: not known). Those with prompt tokens beside decoding rows are compared."""
-        num_tokens_R = plan.rows.num_tokens_R
-        if self.target is None or elapsed <= 0 or not 1 == num_tokens_R.min() < num_tokens_R.max():
+        rows = plan.rows
+        if self.target is None or elapsed <= 0 or rows.tokens_each:
             return
-        limit = self._model.step_limit(
-            StepShape(num_tokens_R, plan.kv_bound_R, int(np.count_nonzero(plan.rows.num_logits_R)))
-        )
+        if not rows.kinds_R.min() < rows.kinds_R.max() == RowKind.CHUNK:
+            return
+        limit = self._model.step_limit(StepShape(rows.num_tokens_R, plan.kv_bound_R, int(rows.num_logits_R.sum())))
         self._ratio += MEMORY * (min(MOST, elapsed / limit) - self._ratio)
 
     def _seconds(self, kv_len_R: np.ndarray, start: int, tokens: int) -> float:

@@ -13,14 +13,16 @@ Entries = tuple[TokenLogprobs | None, list[TokenLogprobs] | None]
 NO_ENTRIES: Entries = (None, None)
 
 
-def row_entries(record: InFlight, result: StepResult) -> Iterable[Entries]:
-    """Per row (the new token's entry, entries of prompt tokens). Where nobody asked, NO_ENTRIES without end."""
+def row_entries(record: InFlight, result: StepResult, k: int) -> Iterable[Entries]:
+    """Per row (its token k's entry, entries of prompt tokens, which come with token 0). Where nobody asked, NO_ENTRIES
+    without end."""
     if not record.plan.rows.features & (Feature.LOGPROBS | Feature.PROMPT_LOGPROBS):
         return repeat(NO_ENTRIES)
+    width, prompts = result.tokens_RK.shape[1], result.prompt_logprobs if k == 0 else {}
     return [
         (
-            _entry(result.logprobs, row, seq.request.params.logprobs),
-            _prompt_entries(record, result.prompt_logprobs[row], row) if row in result.prompt_logprobs else None,
+            _entry(result.logprobs, row * width + k, seq.request.params.logprobs),
+            _prompt_entries(record, prompts[row], row) if row in prompts else None,
         )
         for row, seq in enumerate(record.seqs)
     ]

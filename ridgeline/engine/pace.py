@@ -12,10 +12,11 @@ GOOD_STEPS = 1024  # after so many the step may double again
 
 
 class Pace:
-    """tokens: of one step at most. rows: sequences running at once at most."""
+    """tokens: of one step at most. rows: sequences running at once at most. tokens_each: that a decoding one brings."""
 
-    def __init__(self, max_tokens: int, max_rows: int) -> None:
+    def __init__(self, max_tokens: int, max_rows: int, tokens_each: int = 1) -> None:
         self._full = max_tokens, max_rows
+        self._each = tokens_each
         self.tokens, self.rows = self._full
         self._good = 0
         self._least = 1
@@ -23,15 +24,16 @@ class Pace:
     def keep_room(self, rows: int) -> None:
         """Some request runs so many rows in one step, so steps never become smaller than that."""
         self._least = max(self._least, rows)
-        self.tokens, self.rows = max(self.tokens, self._least), max(self.rows, self._least)
+        self.tokens, self.rows = max(self.tokens, self._least * self._each), max(self.rows, self._least)
 
     def shrink(self, plan: StepPlan) -> bool:
         """The plan did not fit into the device's memory: plan half of it from now on. False if that cannot be."""
-        if plan.num_tokens <= self._least:
+        least = self._least * self._each
+        if plan.num_tokens <= least:
             return False
         self._good = 0
-        self.tokens = max(self._least, plan.num_tokens // 2)
-        self.rows = min(self.rows, self.tokens)
+        self.tokens = max(least, plan.num_tokens // 2)
+        self.rows = min(self.rows, self.tokens // self._each)
         logger.warning(
             "the device ran out of memory in a step of %d tokens; its requests start over in steps of at most %d",
             plan.num_tokens,

@@ -2,9 +2,9 @@
 
 A running request is *prefilling* while it has known tokens to feed (its prompt, what a prefix hit left of it,
 everything again after a preemption) and *decoding* when its next input is the token it just sampled. Decoding requests
-advance by one token per plan as one standing set of rows, whose object successive plans share until the set changes:
-a steady step costs a few vector operations. Counts are optimistic: the next plan is made before the last result is
-in, and `update` corrects.
+advance by one token per plan (or several, `Scheduler`) as one standing set of rows, whose object successive plans share
+until the set changes: a steady step costs a few vector operations. Counts are optimistic: the next plan is made before
+the last result is in, and `update` corrects.
 
 When a plan fails, nothing it promised is trusted: the plans in flight drain, the blocks they published are withdrawn,
 every running request is preempted and the next plan resets the worker. The requests of the failed plan are suspects
@@ -28,8 +28,8 @@ import numpy as np
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel
-from ridgeline.core.errors import ContractViolation
-from ridgeline.core.plan import Assign, Delta, Feature, Finish, Release, Rows, StepPlan, StepResult
+from ridgeline.core.errors import ContractViolation, InvalidConfig
+from ridgeline.core.plan import Assign, Delta, Feature, Finish, Release, RowKind, Rows, StepPlan, StepResult
 from ridgeline.core.request import Preemption, Request, RequestStats, StepEvents, TokenEvent
 from ridgeline.core.state_spec import WINDOW_CHUNK
 from ridgeline.engine import masks
@@ -50,10 +50,25 @@ NOT_NUMBERS = "the model's scores are not numbers (NaN): its weights are damaged
 
 
 class Scheduler:
-    """The requests of one engine. `schedule` makes plans; `update` takes their results in the same order."""
+    """The requests of one engine. `schedule` makes plans; `update` takes their results in the same order.
 
-    def __init__(self, config: EngineConfig, layout: CacheLayout, cost_model: CostModel | None = None) -> None:
+    tokens_each: of a decoding row. More than one: its last token and drafts to verify, and as many may be emitted.
+    Blocks are had for all of them, so a request's cache may come to hold tokens_each - 1 positions more than
+    `max_total_tokens`; steps of more than one token a row share no reading (`cascade`).
+    """
+
+    def __init__(
+        self, config: EngineConfig, layout: CacheLayout, cost_model: CostModel | None = None, *, tokens_each: int = 1
+    ) -> None:
+        if config.max_num_seqs * tokens_each > config.max_num_batched_tokens:
+            raise InvalidConfig(
+                f"{config.max_num_seqs} sequences of {tokens_each} tokens each make steps of more than "
+                f"max_num_batched_tokens ({config.max_num_batched_tokens}); lower max_num_seqs or raise that."
+            )
         self.config = config
+        if tokens_each > 1 and any(group.spec.exact for group in layout.groups):
+            raise InvalidConfig("drafts cannot be taken back from a state that every token replaces; verify none.")
+        self._each = tokens_each
         self.cache = CacheManager(
             layout, prefix_caching=config.enable_prefix_caching, max_chunk=config.max_num_batched_tokens
         )
@@ -68,10 +83,10 @@ class Scheduler:
         self._paced: dict[Sequence, None] = {}  # decoding with lookahead 0
         self._looked: tuple[Sequence | None, int, int] = None, 0, 0  # for whom, running then, newest plan then
         self._standing: Standing | None = NOBODY  # rows of _decoding; None when the set changed
-        self._prefixes = PrefixGroups(layout, config.max_num_seqs) if config.cascade else None
+        self._prefixes = PrefixGroups(layout, config.max_num_seqs) if config.cascade and tokens_each == 1 else None
         self._deltas: list[Delta] = []  # what the next plan tells the worker, in order
         self._suspects: dict[Sequence, None] = {}
-        self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs)
+        self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs, tokens_each)
         self._itl = ItlBound(config.itl_target, cost_model)
         self._failed: list[InFlight] = []
         self._unsent: list[TokenEvent] = []  # ends that no result brought
@@ -181,16 +196,16 @@ class Scheduler:
         return room and self.cache.would_admit(*seq.members, reserve_blocks=staying, without=leaving)
 
     def _grow_running(self) -> None:
-        """Give a block to every request whose next token has none, preempting the last in order if need be."""
+        """Give blocks to every request whose next tokens have none, preempting the last in order if need be."""
         standing, kv_len, capacity = self._standing_rows(), self.slots.kv_len, self.slots.capacity
-        full_R = kv_len[standing.columns_R] >= capacity[standing.columns_R]
+        full_R = kv_len[standing.columns_R] > capacity[standing.columns_R] - self._each
         full = [standing.seqs[i] for i in full_R.nonzero()[0].tolist()]
         full += [seq for seq in self._due() if kv_len[seq.slot] >= capacity[seq.slot]]
         if not full:
             return
         for seq in full:
-            self._deltas += self.cache.let_go(seq, int(kv_len[seq.slot]), self._plan_id)
-        changes = self.cache.add_block(full)
+            self._deltas += self.cache.let_go(seq, self._certain(seq), self._plan_id)
+        changes = self.cache.add_block(full) if self._each <= self.cache.block_size else None
         if changes is not None:
             self._deltas += changes
             capacity[[seq.slot for seq in full]] += self.cache.block_size
@@ -204,8 +219,8 @@ class Scheduler:
         return [seq for seq in self._paced if seq.last_plan <= self._retired]
 
     def _grow(self, seq: Sequence) -> bool:
-        """Room for one more token; False when the request itself had to give way."""
-        while not self._extend(seq, 1):
+        """Room for a row's tokens; False when the request itself had to give way."""
+        while not self._extend(seq, self._each):
             victim = max(self._running(), key=lambda s: s.order)
             self._make_way(victim)
             if victim is seq.leader:
@@ -225,11 +240,11 @@ class Scheduler:
 
     def _advance_decoding(self, draft: Draft) -> None:
         seqs, _, columns_R, last_kv_len_R = draft.standing = self._standing_rows()
-        draft.budget -= len(seqs)
-        kv_len_R = self.slots.kv_len[columns_R] + 1
+        draft.budget -= len(seqs) * self._each
+        kv_len_R = self.slots.kv_len[columns_R] + self._each
         self.slots.kv_len[columns_R] = kv_len_R
         for i in (kv_len_R >= last_kv_len_R).nonzero()[0].tolist():
-            del self._decoding[seqs[i]]  # its last token is on the way
+            del self._decoding[seqs[i]]  # its last token is on the way, if every row emits what it may
             self._standing = None
 
     def _advance_paced(self, draft: Draft) -> None:
@@ -364,18 +379,22 @@ class Scheduler:
                 self._prefixes.note(seq.slot, seq.blocks, int(self.slots.kv_len[seq.slot]))
 
     def _extend(self, seq: Sequence, num_tokens: int) -> bool:
-        kv_len = int(self.slots.kv_len[seq.slot])
-        self._deltas += self.cache.let_go(seq, kv_len, self._plan_id)
-        changes = self.cache.extend(seq, kv_len + num_tokens)
+        self._deltas += self.cache.let_go(seq, self._certain(seq), self._plan_id)
+        changes = self.cache.extend(seq, int(self.slots.kv_len[seq.slot]) + num_tokens)
         if changes is None:
             return False
         self._deltas += changes
         self.slots.capacity[seq.slot] = len(seq.blocks[0]) * self.cache.block_size
         return True
 
+    def _certain(self, seq: Sequence) -> int:
+        """The position from which on it goes on at the earliest: plans in flight may emit nothing where they verify."""
+        uncertain = self._each if self._each > 1 else 0
+        return int(self.slots.kv_len[seq.slot]) - len(self.in_flight) * uncertain
+
     def _standing_rows(self) -> Standing:
         if self._standing is None:
-            self._standing = Standing.of(list(self._decoding), self.slots) if self._decoding else NOBODY
+            self._standing = Standing.of(list(self._decoding), self.slots, self._each) if self._decoding else NOBODY
             if self._prefixes is not None and self._decoding:
                 rows = replace(self._standing.rows, prefixes=self._prefixes.find(self._standing.columns_R))
                 self._standing = self._standing._replace(rows=rows)
@@ -419,7 +438,8 @@ class Scheduler:
         """Full forms as they must stand on the device after the plan's deltas and before its rows."""
         return {
             seq.slot: replace(self._full_form(seq), kv_len=int(self.slots.kv_len[seq.slot] - n), last_token=None)
-            for seq, n in zip(seqs, rows.num_tokens_R, strict=True)
+            for seq, kind, n in zip(seqs, rows.kinds_R, rows.num_tokens_R, strict=True)
+            if kind != RowKind.VERIFY
         }
 
     # ---- taking a result --------------------------------------------------------------------------------------
@@ -443,33 +463,38 @@ class Scheduler:
     def _accept(self, record: InFlight, result: StepResult) -> StepEvents:
         """Append the accepted tokens and tell of them. The one loop over all rows of a step: it does little per row."""
         events, finished = StepEvents(), Status.FINISHED
-        tokens_R, finish_R = result.tokens_RK[:, 0].tolist(), result.finish_R
+        tokens_KR, finish_R = result.tokens_RK.T.tolist(), result.finish_R
         if record.plan.rows.guided:
-            finish_R = _hand_over(record, tokens_R, finish_R)
-        for seq, token, finish, entries in zip(  # noqa: B905
-            record.seqs, tokens_R, finish_R.tolist(), row_entries(record, result)
-        ):
-            if seq.status is finished or (token < 0 and entries[1] is None):
-                continue
-            if token >= 0:
-                seq.tokens.append(token)
-            if finish or entries is not NO_ENTRIES:
-                events.events.append(TokenEvent(seq.id, token, REASONS[finish], *entries))
-            else:
-                events.ids.append(seq.id)
-                events.token_ids.append(token)
-        self._settle(record, tokens_R, finish_R)
+            finish_R = _hand_over(record, tokens_KR, finish_R)
+        for k, tokens_R in enumerate(tokens_KR):  # one column, unless rows verify drafts
+            ends_R = finish_R if len(tokens_KR) == 1 else finish_R * (np.maximum(result.emitted_R, 1) == k + 1)
+            for seq, token, finish, entries in zip(  # noqa: B905
+                record.seqs, tokens_R, ends_R.tolist(), row_entries(record, result, k)
+            ):
+                if seq.status is finished or (token < 0 and entries[1] is None):
+                    continue
+                if token >= 0:
+                    seq.tokens.append(token)
+                if finish or entries is not NO_ENTRIES:
+                    events.events.append(TokenEvent(seq.id, token, REASONS[finish], *entries))
+                else:
+                    events.ids.append(seq.id)
+                    events.token_ids.append(token)
+        self._settle(record, result.emitted_R, tokens_KR, finish_R)
         return events
 
-    def _settle(self, record: InFlight, tokens_R: list[int], finish_R: np.ndarray) -> None:
+    def _settle(
+        self, record: InFlight, emitted_R: np.ndarray, tokens_KR: list[list[int]], finish_R: np.ndarray
+    ) -> None:
         """What follows from a plan's tokens for the few rows to which something happened."""
         seqs, plan, block_size = record.seqs, record.plan, self.cache.block_size
         full_R = plan.kv_bound_R % block_size == 0  # a block is full, and its keys are written
+        if len(tokens_KR) > 1:
+            full_R |= plan.rows.kinds_R == RowKind.VERIFY  # where they end is known only now
         for row in full_R.nonzero()[0].tolist():
             if seqs[row].slot != NO_SLOT:
-                self.cache.publish(seqs[row], int(plan.kv_bound_R[row]))
-        emitted = [seqs[span.row] for span in plan.spans if tokens_R[span.row] >= 0]
-        for seq in emitted:
+                self.cache.publish(seqs[row], min(int(plan.kv_bound_R[row]), len(seqs[row].tokens) - 1))
+        for seq in [seqs[span.row] for span in plan.spans if emitted_R[span.row]]:
             seq.has_emitted, seq.first_token = True, seq.first_token or time.monotonic()
             self._suspects.pop(seq, None)
         for row in finish_R.nonzero()[0].tolist():
@@ -477,9 +502,24 @@ class Scheduler:
                 self._distrust(seqs[row])
             elif seqs[row].status is not Status.FINISHED:
                 self._finish(seqs[row], stopped=True)
+        if len(tokens_KR) > 1:
+            self._correct_lengths(record, emitted_R)
         if plan.rows.features & Feature.MASK:
-            for seq, token in zip(seqs, tokens_R, strict=True):
-                masks.accept(seq, token, self._fail)
+            for tokens_R in tokens_KR:
+                for seq, token in zip(seqs, tokens_R, strict=True):
+                    masks.accept(seq, token, self._fail)
+
+    def _correct_lengths(self, record: InFlight, emitted_R: np.ndarray) -> None:
+        """Take back what rows did not emit of what they might have; who was thought to have ended by it goes on."""
+        rows = record.plan.rows
+        spare_R = np.where(rows.kinds_R == RowKind.VERIFY, rows.num_logits_R - emitted_R, 0)
+        for row in spare_R.nonzero()[0].tolist():
+            seq, slot = record.seqs[row], record.seqs[row].slot
+            if slot == NO_SLOT:
+                continue
+            self.slots.kv_len[slot] -= spare_R[row]
+            if seq not in self._decoding and self.slots.kv_len[slot] < self.slots.last_kv_len[slot]:
+                self._begin_decoding(seq)
 
     def masks_due(self) -> tuple[int, dict[int, np.ndarray]] | None:
         """Masks for the oldest plan in flight if it waits for them: (plan id, row → packed bits)."""
@@ -581,13 +621,15 @@ def _make_private(seq: Sequence) -> None:
         member.private = True
 
 
-def _hand_over(record: InFlight, tokens_R: list[int], finish_R: np.ndarray) -> np.ndarray:
+def _hand_over(record: InFlight, tokens_KR: list[list[int]], finish_R: np.ndarray) -> np.ndarray:
     """Append their tokens to companions, then take them out of the lists: nobody is told of them. Returns finish_R
     without theirs."""
     finish_R = finish_R.copy()
     for _, row, _ in record.plan.rows.guided:
-        if tokens_R[row] >= 0:
-            record.seqs[row].tokens.append(tokens_R[row])
-            record.seqs[row].has_emitted = True
-        tokens_R[row], finish_R[row] = -1, Finish.NONE
+        for tokens_R in tokens_KR:
+            if tokens_R[row] >= 0:
+                record.seqs[row].tokens.append(tokens_R[row])
+                record.seqs[row].has_emitted = True
+            tokens_R[row] = -1
+        finish_R[row] = Finish.NONE
     return finish_R

@@ -21,7 +21,7 @@ from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE
 from ridgeline.core.cost import StepShape
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.plan import Assign, Feature, Rows, Span, StepPlan
+from ridgeline.core.plan import Assign, Feature, RowKind, Rows, Span, StepPlan
 from ridgeline.core.request import SamplingParams
 from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.op import Platform
@@ -169,8 +169,10 @@ def _plan(spec: ModelSpec, shape: StepShape, layout: CacheLayout) -> StepPlan:
     rows = Rows(
         slots_R=np.arange(len(counts_R), dtype=np.int32),
         generations_R=np.ones(len(counts_R), np.int32),
+        kinds_R=np.full(len(counts_R), RowKind.CHUNK, np.int8),
         num_tokens_R=counts_R,
         num_logits_R=(np.arange(len(counts_R)) < shape.num_sampled).astype(np.int32),
+        tokens_each=int((counts_R == 1).all()),
         features=Feature.NONE,
         num_logprobs=0,
     )

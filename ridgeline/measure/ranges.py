@@ -81,7 +81,7 @@ def _ranged_op(function: Callable[..., Any], op: str, weights: dict[int, str]) -
 def _noting(forward: Callable[..., Any], shapes: list[StepShape]) -> Callable[..., Any]:
     def call(plan: StepPlan) -> Any:
         rows = plan.rows
-        shapes.append(StepShape(rows.num_tokens_R, plan.kv_bound_R, int((rows.num_logits_R > 0).sum())))
+        shapes.append(StepShape(rows.num_tokens_R, plan.kv_bound_R, int(rows.num_logits_R.sum())))
         return forward(plan)
 
     return call

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ridgeline.core.cost import Headroom
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan import RowKind, StepPlan
 from ridgeline.core.request import Preemption, Request, RequestStats
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.serving.bounds import BOUNDS
@@ -57,7 +57,7 @@ class EngineStats:
     def note_step(self, now: float, spent: Headroom, plan: StepPlan) -> None:
         """A step's result is in."""
         rows, tokens = len(plan.rows), plan.num_tokens
-        prefills = int(np.count_nonzero(plan.rows.num_tokens_R > 1))
+        prefills = int(np.count_nonzero(plan.rows.kinds_R == RowKind.CHUNK))
         shape = StepShape(
             at=now,
             seconds=spent.elapsed,

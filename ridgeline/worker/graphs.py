@@ -1,8 +1,9 @@
 """Segments captured as CUDA graphs, one pair per bucket of rows and tokens: a step then costs the host two launches.
 
 A decode bucket has one token for each of R rows. A mixed bucket has T tokens for up to R rows, prompts and decodes
-beside each other. A plan runs in the smallest bucket that holds it; what is missing is padding (see inputs.py). How
-work is split inside attention is decided on the device, so nothing here depends on lengths.
+beside each other; it serves whatever its sizes hold. A plan runs in the smallest bucket that holds it; what is missing
+is padding (see inputs.py). How work is split inside attention is decided on the device, so nothing here depends on
+lengths.
 
 All graphs share one pool of memory: they run one at a time, and what a graph leaves is used up before the next starts.
 """
@@ -14,13 +15,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ridgeline.core.plan import Feature, StepPlan
 from ridgeline.layers.decoder import Hidden
+from ridgeline.worker.inputs import Shape
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.segments import SAMPLING, Outcome, Scores, Segments
 
@@ -39,7 +41,7 @@ class Graph:
     """One bucket. cascade: for steps of which rows share their first blocks."""
 
     def __init__(self, segments: Segments, shape: Shape, device: torch.device, *, cascade: bool = False) -> None:
-        self.inputs = segments.inputs(*shape, device, cascade=cascade)
+        self.inputs = segments.inputs(shape, device, cascade=cascade)
         self._segments = segments
         self._forward, self._samples = torch.cuda.CUDAGraph(), dict[Feature, tuple[torch.cuda.CUDAGraph, Outcome]]()
         self._scores: Scores | None = None
@@ -75,13 +77,6 @@ class Graph:
         return outcome
 
 
-class Shape(NamedTuple):
-    """Of a bucket; rows == tokens says one token each."""
-
-    rows: int
-    tokens: int
-
-
 class Buckets:
     """The shapes that are captured, and which of them a step runs in."""
 
@@ -89,35 +84,39 @@ class Buckets:
         self._max_rows = max_rows
         self._rows = row_buckets(max_rows)
         self._tokens = [tokens for tokens in MIXED_TOKENS if tokens <= max_tokens]
-        decode = {Shape(rows, rows) for rows in self._rows}
+        decode = {_decode(rows) for rows in self._rows}
         self.shapes = decode | {shape for tokens in self._tokens for shape in self._mixed(tokens)}
 
-    def find(self, rows: int, tokens: int) -> Shape | None:
-        """The smallest that holds a step of so many rows and tokens; None if none does."""
-        if rows == tokens:
+    def find(self, rows: int, tokens: int, each: int) -> Shape | None:
+        """The smallest that holds a step of so many rows and tokens, `each` of every row (0: rows differ); None if none
+        does."""
+        if each == 1:
             bucket = _at_least(self._rows, rows)
-            return Shape(bucket, bucket) if bucket else None
+            return _decode(bucket) if bucket else None
         bucket = _at_least(self._tokens, tokens)
         return next((shape for shape in self._mixed(bucket) if shape.rows >= rows), None) if bucket else None
 
     @property
     def sharing(self) -> list[Shape]:
         """Decode buckets whose rows may share their first blocks."""
-        return [Shape(rows, rows) for rows in self._rows if rows % SHARING_ROWS == 0]
+        return [_decode(rows) for rows in self._rows if rows % SHARING_ROWS == 0]
 
     def share(self, rows: int) -> Shape:
         """The one of them for so many rows, if there is one."""
-        rows = -(-rows // SHARING_ROWS) * SHARING_ROWS
-        return Shape(rows, rows)
+        return _decode(-(-rows // SHARING_ROWS) * SHARING_ROWS)
 
     def uncaptured(self, rows: int, tokens: int) -> Shape:
         """What a step without a bucket is padded to: kernels are compiled for a number of rows, so there are few."""
-        return next((shape for shape in self._mixed(tokens) if shape.rows >= rows), Shape(rows, tokens))
+        return next((shape for shape in self._mixed(tokens) if shape.rows >= rows), Shape(rows, tokens, 0))
 
     def _mixed(self, tokens: int) -> list[Shape]:
-        """For few rows and for as many as there can be. As many rows as tokens would mean one token each."""
+        """For few rows and for as many as there can be."""
         counts = sorted({min(FEW_ROWS, self._max_rows), min(self._max_rows, tokens)})
-        return [Shape(rows + (rows == tokens), tokens) for rows in counts]
+        return [Shape(rows, tokens, 0) for rows in counts]
+
+
+def _decode(rows: int) -> Shape:
+    return Shape(rows, rows, 1)
 
 
 class Graphs:
@@ -149,8 +148,8 @@ class Graphs:
 
     def _warm_up(self) -> None:
         """Run the largest steps, which are not captured: kernels are compiled and memory is found before it matters."""
-        for rows in {FEW_ROWS, self._max_rows}:
-            inputs = self._segments.inputs(*self._buckets.uncaptured(rows, self._max_tokens), self._device)
+        for rows in {1, self._max_rows}:
+            inputs = self._segments.inputs(self._buckets.uncaptured(rows, self._max_tokens), self._device)
             scores = self._segments.forward(inputs)
             for features in CAPTURED_FEATURES:
                 self._segments.sample(inputs, scores, features)
@@ -162,10 +161,10 @@ class Graphs:
 
     def find(self, plan: StepPlan) -> Graph | None:
         """The smallest bucket that holds the plan."""
-        rows, tokens = len(plan.rows), plan.num_tokens
-        if plan.rows.prefixes and rows == tokens and (graph := self._graphs.get((self._buckets.share(rows), True))):
+        rows, each = len(plan.rows), plan.rows.tokens_each
+        if plan.rows.prefixes and each == 1 and (graph := self._graphs.get((self._buckets.share(rows), True))):
             return graph
-        shape = self._buckets.find(rows, tokens)
+        shape = self._buckets.find(rows, plan.num_tokens, each)
         return self._graphs[shape, False] if shape is not None else None
 
 

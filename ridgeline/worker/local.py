@@ -61,9 +61,11 @@ class Expected:
         sampled = self._sampled
         plan, packed = sampled.forwarded.plan, runner.segments.mailbox.open(sampled.letter)
         rows, finish_at = len(plan.rows), 4 * (len(packed) // 5)  # as in `Outcome`
+        tokens_R1 = packed[:finish_at].view(np.int32)[:rows, None]
         return StepResult(
             plan_id=plan.id,
-            tokens_RK=packed[:finish_at].view(np.int32)[:rows, None],
+            tokens_RK=tokens_R1,
+            emitted_R=(tokens_R1[:, 0] >= 0).astype(np.int32),
             finish_R=packed[finish_at:].view(np.int8)[:rows],
             logprobs=_arrived(self._logprobs) if self._logprobs else None,
             prompt_logprobs={row: _arrived(scores) for row, scores in self._prompts.items()},

@@ -24,7 +24,6 @@ from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
-from ridgeline.worker.inputs import StepInputs
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.runner import Runner
 
@@ -92,8 +91,8 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
         groups = kernels.spec.cache_groups
         layout = CacheLayout(groups=groups, block_size=kernels.block_size, dtype=kernels.dtype, num_pages=1024)
         runner = Runner(decoder, ops, layout, num_slots=kernels.max_seqs, max_model_len=longest)
-        for (rows, tokens), cascade in shapes:
-            inputs = StepInputs(rows, tokens, runner.slots.dummy, meta, cascade=cascade)
+        for shape, cascade in shapes:
+            inputs = runner.segments.inputs(shape, meta, cascade=cascade)
             scores = runner.segments.forward(inputs)
             for features in CAPTURED_FEATURES:
                 runner.segments.sample(inputs, scores, features)

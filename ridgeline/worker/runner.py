@@ -22,7 +22,7 @@ from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.graphs import Graph, Graphs, Progress
 from ridgeline.worker.guidance import Guides
-from ridgeline.worker.inputs import StepInputs
+from ridgeline.worker.inputs import Shape, StepInputs
 from ridgeline.worker.mailbox import Letter
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.segments import HostLengths, Outcome, Scores, Segments
@@ -109,9 +109,11 @@ class Runner:
     def inputs(self, plan: StepPlan) -> StepInputs:
         """The plan's rows on the device, for a step that runs op by op."""
         if self._inputs is None or not self._inputs.holds(plan):
-            shape = (len(plan.rows), plan.num_tokens) if self._graphs is None else self._graphs.uncaptured(plan)
-            shared = self._cascade and self._graphs is None and bool(plan.rows.prefixes)
-            self._inputs = self.segments.inputs(*shape, self.device, plan, cascade=shared)
+            rows = plan.rows
+            exact = Shape(len(rows), plan.num_tokens, rows.tokens_each)
+            shape = exact if self._graphs is None else self._graphs.uncaptured(plan)
+            shared = self._cascade and self._graphs is None and bool(rows.prefixes)
+            self._inputs = self.segments.inputs(shape, self.device, plan, cascade=shared)
         return self._inputs
 
     @torch.inference_mode()

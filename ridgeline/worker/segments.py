@@ -2,7 +2,7 @@
 advanced); token masks are applied between them. They read and write device memory alone and never look at a value, so
 each can be captured as a graph.
 
-Legend: T tokens of the step, R rows, V vocabulary.
+Legend: T tokens of the step, R rows, V vocabulary, G cache groups, S slots, C columns of a block table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ridgeline.core.plan import Feature, StepPlan
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.guidance import Guides
-from ridgeline.worker.inputs import StepInputs
+from ridgeline.worker.inputs import Shape, StepInputs
 from ridgeline.worker.mailbox import Mailbox
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.slots import Slots
@@ -84,31 +84,30 @@ class Segments:
         self._ops = ops
         self._block_size = layout.block_size
         self.states = States(layout, decoder.spec, parameter.dtype, parameter.device, ops)
-        self.mailbox = Mailbox(Outcome.size(slots.dummy + 1), ops, parameter.device)  # padding may add a row
+        self.mailbox = Mailbox(Outcome.size(slots.dummy), ops, parameter.device)
 
     def inputs(
         self,
-        num_rows: int,
-        num_tokens: int,
+        shape: Shape,
         device: torch.device,
         plan: StepPlan | None = None,
         *,
         cascade: bool = False,
     ) -> StepInputs:
         """Of a step of this size. cascade: they say which rows share their first blocks."""
-        return StepInputs(num_rows, num_tokens, self.slots.dummy, device, plan, cascade=cascade)
+        return StepInputs(shape, self.slots.dummy, device, plan, cascade=cascade)
 
     def forward(self, inputs: StepInputs, lengths: HostLengths | None = None) -> Scores:
         """Run the network and score every row's last token."""
         slots = self.slots
-        token_ids_T, positions_T, places, kv_len_R, last_R, active_R = self._ops.step_inputs(
+        token_ids_T, positions_T, places_GT, kv_len_R, last_R, active_R = self._ops.step_inputs(
             inputs.slots_R,
             inputs.start_R1,
             inputs.override_T,
             slots.kv_len_S,
             slots.last_token_S,
             slots.stopped_S,
-            slots.block_tables_SC,
+            slots.block_tables_GSC,
             self._block_size,
         )
         rows = DeviceRows(
@@ -117,14 +116,14 @@ class Segments:
             kv_len_R=kv_len_R,
             last_R=last_R,
             num_tokens=inputs.num_tokens,
+            tokens_each=inputs.tokens_each,
             prefix_4R=inputs.prefix_4R,
             num_tokens_R=lengths.num_tokens_R if lengths else None,
             kv_bound_R=lengths.kv_bound_R if lengths else None,
         )
-        self.states.begin(rows, slots.block_tables_SC, places)
+        self.states.begin(rows, slots.block_tables_GSC.unbind(), places_GT.unbind())
         hidden = self.decoder(token_ids_T, positions_T, self.states)
-        one_each = inputs.num_rows == inputs.num_tokens
-        last = hidden if one_each else self._at(hidden, last_R)
+        last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
         return Scores(active_R, kv_len_R, self.decoder.logits(last), hidden)
 
     def _at(self, hidden: Hidden, index_R: Tensor) -> Hidden:

@@ -1,7 +1,7 @@
 """The device's side of the slot table: everything a running request is, indexed by slot.
 
 The host writes it only through a plan's deltas; the step itself advances kv_len, last_token, stopped and the output
-counts. Legend: S slots, C columns of a block table, V vocabulary.
+counts. Legend: S slots, G cache groups, C columns of a block table, V vocabulary.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class Slots:
         tables |= {name: words.column(table, torch.float32) for table, name in enumerate(_FLOATS.values(), _NUM_INTS)}
         tables["stop_ids_SE"] = words.rows(_FIRST_BLOCKS - 1, torch.int64)
         self.stopped_S = words.column(_FIRST_BLOCKS - 2, torch.int32).fill_(1)
-        groups = range(_FIRST_BLOCKS, _FIRST_BLOCKS + num_groups)
-        self.block_tables_SC = [words.rows(table, torch.int32).fill_(NULL_BLOCK) for table in groups]
+        self.block_tables_GSC = words.int32_tables(_FIRST_BLOCKS, num_groups).fill_(NULL_BLOCK)
         empty = SamplingTables.empty(num_slots, vocab_size, device)
         for name, table in tables.items():
             table.copy_(getattr(empty, name))
@@ -142,7 +141,7 @@ class Slots:
             if not self.stopped_S[slot]:
                 have["kv_len"], want["kv_len"] = int(self.kv_len_S[slot]), form.kv_len
             for group, ids in enumerate(form.blocks):
-                have[f"blocks of group {group}"] = tuple(self.block_tables_SC[group][slot, : len(ids)].tolist())
+                have[f"blocks of group {group}"] = tuple(self.block_tables_GSC[group, slot, : len(ids)].tolist())
                 want[f"blocks of group {group}"] = ids
             self._note_sampling(slot, form, have, want)
             for field, value in want.items():

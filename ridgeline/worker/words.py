@@ -31,6 +31,12 @@ class Words:
         """A table of several numbers per slot, [S, …]."""
         return self._part(table).view(dtype).view(self.num_slots, -1)
 
+    def int32_tables(self, first: int, count: int) -> Tensor:
+        """Tables of equal widths that follow each other, as one tensor, [count, S, …]."""
+        apart, width = self.starts[first + 1] - self.starts[first], self.widths[first]
+        assert self.widths[first : first + count] == [width] * count
+        return self.array_W.as_strided((count, self.num_slots, width), (apart, width, 1), self.starts[first])
+
     def place(self, table: int, slot: int, word: int = 0) -> int:
         """Index of a word in `array_W`."""
         return self.starts[table] + slot * self.widths[table] + word

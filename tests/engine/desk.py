@@ -50,10 +50,11 @@ class Desk:
         pages: int = 33,
         slots: int = 4,
         budget: int = 64,
+        tokens_each: int = 1,
     ) -> None:
         self.layout = layout_of(groups, block_size, pages)
         config = EngineConfig(max_model_len=64, max_num_seqs=slots, max_num_batched_tokens=budget, debug_checks=True)
-        self.scheduler = Scheduler(config, self.layout)
+        self.scheduler = Scheduler(config, self.layout, tokens_each=tokens_each)
         self.worker = IdealWorker(self.layout)
         self.got: dict[str, list[int]] = {}
         self.ended: dict[str, tuple[str, str | None]] = {}

@@ -10,17 +10,28 @@ equal `alone(request)`, which needs no memory at all.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
 
 from ridgeline.core.cache_layout import NULL_BLOCK, CacheLayout
-from ridgeline.core.plan import Assign, Feature, Finish, Release, SetBlocks, StepLogprobs, StepPlan, StepResult
+from ridgeline.core.plan import (
+    Assign,
+    Feature,
+    Finish,
+    Release,
+    RowKind,
+    SetBlocks,
+    StepLogprobs,
+    StepPlan,
+    StepResult,
+)
 from ridgeline.core.request import Request
 from ridgeline.core.token_bits import unpacked
 
+States = dict[tuple[int, int, int], int]  # (row, group, position) → digest
 Cell = tuple[int, int, int]  # slab, byte where its unit begins there, place in the unit
 
 VOCAB = 6
@@ -97,11 +108,12 @@ class Slot:
 
 @dataclass
 class Step:
-    """A submitted plan. masks: None while it waits for them."""
+    """A submitted plan. masks: None while it waits for them. chances: by row, for each token that it may emit, the
+    digests seen and kv_len then."""
 
     plan: StepPlan
     masks: Mapping[int, np.ndarray] | None
-    emits: dict[int, tuple[list[int], int]] = field(default_factory=dict)  # row → digests seen, new kv_len
+    chances: dict[int, list[tuple[list[int], int]]] = field(default_factory=dict)
     result: StepResult | None = None
 
 
@@ -109,7 +121,9 @@ class IdealWorker:
     """fail_next: make the next executed plan fail ("early": untouched, "late": after scribbling over its cells).
     poison: seeds of requests that fail every plan that runs them. blamed: seeds of requests that a failed plan ran
     alone. turns_nan: seeds of requests whose next step computes no numbers. told_nan: how often which seed was told
-    so. lazy: execute only when a result is collected."""
+    so. lazy: execute only when a result is collected. script: how many tokens a row emits that verifies drafts, by its
+    request's seed, how many such rows it has had, and their bound: so many of its drafts are right, the others wrong.
+    """
 
     def __init__(self, layout: CacheLayout, *, lazy: bool = True) -> None:
         self.layout = layout
@@ -119,6 +133,8 @@ class IdealWorker:
         self.blamed: set[int] = set()
         self.turns_nan: set[int] = set()
         self.told_nan = Counter[int]()
+        self.script: Callable[[int, int, int], int] = lambda seed, turn, bound: bound
+        self._turns = Counter[int]()
         self.slots: dict[int, Slot] = {}
         self.memory: dict[Cell, tuple[int, int, int]] = {}
         self._owner: dict[int, int] = {}  # slab → the group that wrote to it last
@@ -232,14 +248,22 @@ class IdealWorker:
         rows = plan.rows
         if len(set(rows.slots_R.tolist())) != len(rows) or not len(rows) or (rows.num_tokens_R < 1).any():
             raise Violation("a plan needs rows, each of another slot, each with a token")
+        given = {span.row: len(span.token_ids) for span in plan.spans}
+        if {row for row, kind in enumerate(rows.kinds_R) if kind == RowKind.CHUNK} != set(given):
+            raise Violation(f"rows {list(given)} are given tokens, the kinds are {rows.kinds_R}")
+        counts, kinds = {*rows.num_tokens_R.tolist()}, {*rows.kinds_R.tolist()}
+        alike = len(counts) == 1 and (counts == {1} or kinds == {RowKind.VERIFY})
+        if rows.tokens_each != (counts.pop() if alike else 0):
+            raise Violation(f"rows of {rows.num_tokens_R} tokens are said to bring {rows.tokens_each} each")
         for row, slot_id in enumerate(rows.slots_R.tolist()):
             slot = self.slots.get(slot_id)
             if slot is None or slot.form.generation != rows.generations_R[row]:
                 raise Violation(f"row {row} names slot {slot_id} under a generation that it does not hold")
             bound = slot.kv_len + rows.num_tokens_R[row]
-            if plan.kv_bound_R[row] < bound or (plan.kv_bound_R[row] > bound and not slot.stopped):
+            exact = not slot.stopped and rows.kinds_R[row] != RowKind.VERIFY
+            if plan.kv_bound_R[row] < bound or (plan.kv_bound_R[row] > bound and exact):
                 raise Violation(f"kv_bound is {plan.kv_bound_R[row]}, the row ends at {bound}")
-            if plan.expected is not None:
+            if plan.expected is not None and rows.kinds_R[row] != RowKind.VERIFY:
                 self._compare(slot, plan.expected[slot_id])
 
     def _compare(self, slot: Slot, form: Assign) -> None:
@@ -250,7 +274,7 @@ class IdealWorker:
                 raise Violation(f"blocks fold to {table}, the full form says {blocks}")
 
     def _rows(self, plan: StepPlan) -> Iterable[tuple[int, Slot, range, list[int]]]:
-        """(row, slot, positions, input tokens) of the rows that are not stopped."""
+        """(row, slot, positions, input tokens but for drafts) of the rows that are not stopped."""
         spans = {span.row: span.token_ids.tolist() for span in plan.spans}
         for row, slot_id in enumerate(plan.rows.slots_R.tolist()):
             slot = self.slots[slot_id]
@@ -260,42 +284,92 @@ class IdealWorker:
 
     def _forward(self, step: Step) -> None:
         written: dict[Cell, int] = {}  # by which row
-        starts = {
-            (row, g): self._start(slot, at[0], g) for row, slot, at, _ in self._rows(step.plan) for g in self._exact
+        states: States = {
+            (row, g, at[0] - 1): self._start(slot, at[0], g)
+            for row, slot, at, _ in self._rows(step.plan)
+            for g in self._exact
         }
-        states: dict[tuple[int, int, int], int] = {}  # (row, group, position) → digest
         for row, slot, positions, tokens in self._rows(step.plan):
             broken = slot.form.seed in self.turns_nan
             self.turns_nan.discard(slot.form.seed)
+            if step.plan.rows.kinds_R[row] == RowKind.VERIFY:
+                step.chances[row] = list(self._verify(step, row, slot, positions, broken, written, states))
+                continue
             if len(tokens) != len(positions) or min(tokens) < 0:
                 raise Violation(f"row {row} runs {len(positions)} tokens and is given {tokens}")
-            for g in range(len(self.layout.groups)):
-                for position, token in zip(positions, tokens, strict=True):
-                    exact = g in self._exact
-                    if not position:
-                        before = 0
-                    elif exact:
-                        before = states.get((row, g, position - 1), starts[row, g])
-                    else:
-                        before = self._read(slot, position - 1, g)[2]
-                    after = NAN if broken or before == NAN else digest(before, token)
-                    if exact:
-                        states[row, g, position] = after
-                        if position < positions[-1]:
-                            continue
-                    for cell in self._cells(slot, position, (g,)):
-                        if cell in written:
-                            raise Violation(f"two rows of plan {step.plan.id} write to the same place")
-                        written[cell] = row
-                        self._claim(cell[0], g)
-                        self.memory[cell] = (position, token, after)
+            for position, token in zip(positions, tokens, strict=True):
+                self._write(row, slot, position, position == positions[-1], token, broken, written, states)
         for row, slot, positions, _ in self._rows(step.plan):
+            if row in step.chances:
+                continue
             seen = [self._visible(row, slot, query, states) for query in positions]  # every one, not only the last
-            step.emits[row] = seen[-1], positions[-1] + 1
-            if step.plan.num_tokens == len(step.plan.rows):
+            step.chances[row] = [(seen[-1], positions[-1] + 1)]
+            if step.plan.rows.tokens_each == 1:
                 self._check_apart(row, slot, positions, written)
 
-    def _check_apart(self, row: int, slot: Slot, positions: range, written: Mapping[tuple[int, int], int]) -> None:
+    def _write(
+        self,
+        row: int,
+        slot: Slot,
+        position: int,
+        last: bool,
+        token: int,
+        broken: bool,
+        written: dict[Cell, int],
+        states: States,
+    ) -> None:
+        """One token of a row, into every group. states: those of exact groups, which are stored after the last."""
+        for g in range(len(self.layout.groups)):
+            exact = g in self._exact
+            if not position:
+                before = 0
+            elif exact:
+                before = states[row, g, position - 1]
+            else:
+                before = self._read(slot, position - 1, g)[2]
+            after = NAN if broken or before == NAN else digest(before, token)
+            if exact:
+                states[row, g, position] = after
+                if not last:
+                    continue
+            for cell in self._cells(slot, position, (g,)):
+                if cell in written:
+                    raise Violation("two rows of a plan write to the same place")
+                written[cell] = row
+                self._claim(cell[0], g)
+                self.memory[cell] = (position, token, after)
+
+    def _verify(
+        self,
+        step: Step,
+        row: int,
+        slot: Slot,
+        positions: range,
+        broken: bool,
+        written: dict[Cell, int],
+        states: States,
+    ) -> Iterable[tuple[list[int], int]]:
+        """The row's chances. What it reads lies in its own blocks since earlier plans, so it can read as it writes; it
+        writes all its drafts, wrong ones too."""
+        form, bound = slot.form, int(step.plan.rows.num_logits_R[row])
+        if bound != len(positions) or slot.last_token < 0:
+            raise Violation(f"row {row} verifies {len(positions) - 1} drafts, may emit {bound} tokens")
+        count = self.script(form.seed, self._turns[form.seed], bound)
+        self._turns[form.seed] += 1
+        if any(row in pair[:2] for pair in step.plan.rows.guided) or row in (step.masks or {}):
+            count = 1  # a pair must agree, and a mask is that of one token
+        token = slot.last_token
+        for i, position in enumerate(positions):
+            self._write(row, slot, position, i + 1 == len(positions), token, broken, written, states)
+            if i >= count:
+                token = (token + 1) % VOCAB
+                continue
+            seen = self._visible(row, slot, position, states)
+            yield seen, position + 1
+            right = choose(seen, form.seed, None) if NAN not in seen else 0
+            token = right if i + 1 < count else (right + 1) % VOCAB
+
+    def _check_apart(self, row: int, slot: Slot, positions: range, written: Mapping[Cell, int]) -> None:
         """Rows of one token each are read and written in one go, in any order."""
         for g, group in enumerate(self.layout.groups):
             for position in range(group.spec.first_needed(positions[-1]), positions[-1] + 1):
@@ -308,7 +382,7 @@ class IdealWorker:
         """The digest in the exact block from which a step goes on at `position`. All rows read before any writes."""
         return self._read(slot, position - 1, group)[2] if position else 0
 
-    def _visible(self, row: int, slot: Slot, query: int, states: Mapping[tuple[int, int, int], int]) -> list[int]:
+    def _visible(self, row: int, slot: Slot, query: int, states: States) -> list[int]:
         found: list[int] = []
         for g, group in enumerate(self.layout.groups):
             if g in self._exact:
@@ -364,26 +438,32 @@ class IdealWorker:
 
     def _sample(self, step: Step) -> StepResult:
         plan, rows = step.plan, step.plan.rows
-        tokens_RK = np.full((len(rows), 1), -1, np.int32)
-        finish_R = np.zeros(len(rows), np.int8)
+        tokens_RK = np.full((len(rows), max(1, rows.num_logits_R.max())), -1, np.int32)
+        emitted_R, finish_R = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int8)
         self._guide(step)
-        prompts = {row: scores for row in step.emits if (scores := self._prompt_scores(plan, row)) is not None}
-        for row, (seen, kv_len) in step.emits.items():
+        prompts = {row: scores for row in step.chances if (scores := self._prompt_scores(plan, row)) is not None}
+        for row, chances in step.chances.items():
             slot = self.slots[int(rows.slots_R[row])]
-            slot.kv_len = kv_len
-            if not rows.num_logits_R[row]:
-                continue
-            if NAN in seen:
-                finish_R[row], slot.stopped = Finish.NAN, True
-                self.told_nan[slot.form.seed] += 1
-                continue
-            token = choose(seen, slot.form.seed, (step.masks or {}).get(row))
-            slot.last_token = tokens_RK[row, 0] = token
-            full = kv_len + 1 >= slot.form.max_total_tokens
-            stop = token in slot.form.stop_ids
-            finish_R[row] = Finish.STOP if stop else Finish.LENGTH if full else Finish.NONE
-            slot.stopped = bool(finish_R[row])
-        return StepResult(plan_id=plan.id, tokens_RK=tokens_RK, finish_R=finish_R, prompt_logprobs=prompts)
+            for k, (seen, kv_len) in enumerate(chances):
+                slot.kv_len = kv_len
+                if not rows.num_logits_R[row]:
+                    continue
+                if NAN in seen:
+                    finish_R[row], slot.stopped = Finish.NAN, True
+                    self.told_nan[slot.form.seed] += 1
+                    break
+                token = choose(seen, slot.form.seed, (step.masks or {}).get(row))
+                slot.last_token = tokens_RK[row, k] = token
+                emitted_R[row] += 1
+                full = kv_len + 1 >= slot.form.max_total_tokens
+                stop = token in slot.form.stop_ids
+                finish_R[row] = Finish.STOP if stop else Finish.LENGTH if full else Finish.NONE
+                slot.stopped = bool(finish_R[row])
+                if slot.stopped:
+                    break
+        return StepResult(
+            plan_id=plan.id, tokens_RK=tokens_RK, emitted_R=emitted_R, finish_R=finish_R, prompt_logprobs=prompts
+        )
 
     def _guide(self, step: Step) -> None:
         """Both rows of a pair choose by what both see, and as the first one chooses."""
@@ -396,11 +476,12 @@ class IdealWorker:
         ):
             raise Violation(f"rows {list(wanted)} are guided, the plan says {pairs}")
         for row, negative, scale in pairs:
-            if not rows.num_logits_R[negative] or (row in step.emits) != (negative in step.emits):
+            if not rows.num_logits_R[negative] or (row in step.chances) != (negative in step.chances):
                 raise Violation(f"row {negative} does not sample with row {row}")
-            if row in step.emits:
-                seen = guided(step.emits[row][0], step.emits[negative][0], scale)
-                step.emits[row], step.emits[negative] = (seen, step.emits[row][1]), (seen, step.emits[negative][1])
+            if row in step.chances:
+                [(own, end)], [(other, negative_end)] = step.chances[row], step.chances[negative]
+                seen = guided(own, other, scale)
+                step.chances[row], step.chances[negative] = [(seen, end)], [(seen, negative_end)]
                 if step.masks and row in step.masks:
                     step.masks = {**step.masks, negative: step.masks[row]}
 

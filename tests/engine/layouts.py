@@ -40,6 +40,10 @@ GROUPS: tuple[Groups, ...] = (
 )
 
 
+# Those whose tokens can be taken back
+REVOCABLE = tuple(groups for groups in GROUPS if "state" not in dict(groups))
+
+
 def layout_of(groups: Groups, block_size: int, num_pages: int) -> CacheLayout:
     layers = iter(range(100))
     return CacheLayout(

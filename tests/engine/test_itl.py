@@ -13,7 +13,7 @@ from ridgeline.assembly import choose_itl_target
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.plan import Feature, Rows, StepPlan
+from ridgeline.core.plan import Feature, RowKind, Rows, StepPlan
 from ridgeline.engine.itl import DECODE_STEPS, FIRST_GUESS, LEAST, ItlBound
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline
@@ -99,7 +99,8 @@ def test_what_steps_took_corrects_what_the_model_says(model: Linear | None) -> N
 
 def _plan(rows: int, tokens: int) -> StepPlan:
     counts = np.array([1] * rows + [tokens], np.int32)
-    made = Rows(counts, counts, counts, np.ones_like(counts), Feature.NONE, 0)
+    kinds = np.array([RowKind.TOKEN] * rows + [RowKind.CHUNK], np.int8)
+    made = Rows(counts, counts, kinds, counts, np.ones_like(counts), 0, Feature.NONE, 0)
     return StepPlan(1, made, np.array([100] * rows + [tokens], np.int32))
 
 

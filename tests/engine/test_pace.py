@@ -11,7 +11,7 @@ from ridgeline.engine.pace import GOOD_STEPS, Pace
 def failed(tokens: int) -> StepPlan:
     """A plan of one row."""
     ones = np.ones(1, np.int32)
-    return StepPlan(1, Rows(ones, ones, tokens * ones, ones, Feature.NONE, 0), tokens * ones)
+    return StepPlan(1, Rows(ones, ones, ones, tokens * ones, ones, 0, Feature.NONE, 0), tokens * ones)
 
 
 def after(pace: Pace, good_steps: int) -> tuple[int, int]:

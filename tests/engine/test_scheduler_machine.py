@@ -20,7 +20,7 @@ from ridgeline.engine.cache.prefix import chain_hash, root_hash
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.scheduler import Scheduler
 from tests.engine.ideal_worker import EOS, VOCAB, IdealWorker, alone, digests
-from tests.engine.layouts import GROUPS, layout_of
+from tests.engine.layouts import GROUPS, REVOCABLE, layout_of
 from tests.engine.profiles import machine_settings
 
 MAX_LEN = 22
@@ -71,10 +71,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority"]),
         caching=st.sampled_from([True, True, True, False]),
         lazy=st.booleans(),
+        each=st.sampled_from([1, 1, 1, 2, 3]),
     )
-    def start(self, groups, block_size, extra_pages, max_num_seqs, extra_tokens, depth, policy, caching, lazy) -> None:
-        budget = max_num_seqs + extra_tokens
-        needed = layout_of(groups, block_size, 2).pages_needed(MAX_LEN, budget)
+    def start(
+        self, groups, block_size, extra_pages, max_num_seqs, extra_tokens, depth, policy, caching, lazy, each
+    ) -> None:
+        """each: tokens of a decoding row, of which the device takes any number."""
+        each = each if groups in REVOCABLE else 1
+        budget = max_num_seqs * each + extra_tokens
+        self.each = each
+        needed = layout_of(groups, block_size, 2).pages_needed(MAX_LEN + each - 1, budget)
         self.layout = layout_of(groups, block_size, 1 + needed + extra_pages)
         self.config = EngineConfig(
             max_model_len=MAX_LEN,
@@ -86,10 +92,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             cascade=True,
             debug_checks=True,
         )
-        self.scheduler = Scheduler(self.config, self.layout)
-        self.scheduler._prefixes = PrefixGroups(self.layout, max_num_seqs, min_saved=1)
+        self.scheduler = Scheduler(self.config, self.layout, tokens_each=each)
+        if each == 1:
+            self.scheduler._prefixes = PrefixGroups(self.layout, max_num_seqs, min_saved=1)
         self.distrusted: set[str] = set()
         self.worker = IdealWorker(self.layout, lazy=lazy)
+        self.worker.script = lambda seed, turn, bound: (7 * seed + turn * (turn + 3)) % 11 % (bound + 1)
         self.expected: dict[str, Expected] = {}
         self.ended: list[str] = []
         self.scheduler.on_finish = lambda request, stats: self.ended.append(request.id)
@@ -158,7 +166,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _holds(self, *lengths: int) -> bool:
         """Whether a guided request of such sequences could run alone, as `Engine.check` asks."""
         budget = self.config.max_num_batched_tokens
-        pages = sum(self.layout.pages_needed(length, budget) for length in lengths)
+        pages = sum(self.layout.pages_needed(length + self.each - 1, budget) for length in lengths)
         return min(self.config.max_num_seqs, budget) > 1 and pages < self.layout.num_pages
 
     @precondition(lambda self: self.expected)
@@ -286,6 +294,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _ended_unheard(self) -> set[str]:
         """Requests whose token mask failed: they end at once, and the next result tells."""
         return {event.request_id for event in self.scheduler._unsent}
+
+    @invariant()
+    def lengths_are_the_devices_once_all_results_are_in(self) -> None:
+        if hasattr(self, "expected") and not self.scheduler.in_flight and not self.scheduler._failed:
+            for seq in (*self.scheduler._decoding, *self.scheduler._paced):
+                assert self.scheduler.slots.kv_len[seq.slot] == len(seq.tokens) - 1
 
     @invariant()
     def cached_blocks_hold_what_the_index_says(self) -> None:

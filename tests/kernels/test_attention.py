@@ -179,6 +179,7 @@ def test_layers_share_a_schedule(window: int | None, device: str) -> None:
         batch.kv_len_R,
         batch.slots_R,
         num_tokens=len(q_THD),
+        tokens_each=0,
         num_heads=case.num_heads,
         num_kv_heads=case.num_kv_heads,
         window=window,
@@ -228,6 +229,7 @@ def test_items_and_tiles_cover_every_row_once(device: str) -> None:
         lengths.to(device),
         slots.to(device),
         num_tokens=int(start[-1]) + 7,
+        tokens_each=0,
         num_heads=8,
         num_kv_heads=2,
     )

@@ -122,6 +122,7 @@ def schedule_of(batch: Batch, ragged: RaggedBatch, prefix_4R: Tensor | None = No
         ragged.slots_R,
         **{
             "num_tokens": sum(new for new, _ in case.rows),
+            "tokens_each": ragged.tokens_each,
             "num_heads": case.num_heads,
             "num_kv_heads": case.num_kv_heads,
             "prefix_4R": prefix_4R,

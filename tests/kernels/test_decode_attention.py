@@ -90,7 +90,9 @@ def test_layers_share_a_schedule(device: str) -> None:
     case = DecodeCase(lengths=(900, 1, 700))
     *projected, batch = case.inputs(torch.float32, torch.device(device))
     expected = run("triton", (*projected, batch), case.options(torch.float32, torch.device(device)))
-    schedule = make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=3, num_heads=4, num_kv_heads=2)
+    schedule = make_schedule(
+        batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=3, tokens_each=1, num_heads=4, num_kv_heads=2
+    )
     for _ in range(2):
         arguments = (*projected, replace(batch, schedule=schedule))
         assert torch.equal(run("triton", arguments, case.options(torch.float32, torch.device(device))), expected)
@@ -119,7 +121,7 @@ def test_schedules_of_other_kernels_are_run_by_them(kind: str, device: str) -> N
     make = fixed_schedule if kind == "fixed" else make_schedule
     batch = ours[-1]
     schedule = make(
-        batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=3, num_heads=4, num_kv_heads=2,
+        batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=3, tokens_each=1, num_heads=4, num_kv_heads=2,
         prefix_4R=torch.zeros(4, 3, dtype=torch.int32, device=device),
     )  # fmt: skip
     assert schedule.fixed == (kind == "fixed")
@@ -132,7 +134,14 @@ def test_a_schedule_for_something_else_is_refused() -> None:
     case = DecodeCase(lengths=(300, 290, 77))
     *projected, batch = case.inputs(torch.float32, torch.device("cpu"))
     schedule = make_schedule(
-        batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=3, num_heads=4, num_kv_heads=2, window=9
+        batch.start_R1,
+        batch.kv_len_R,
+        batch.slots_R,
+        num_tokens=3,
+        tokens_each=1,
+        num_heads=4,
+        num_kv_heads=2,
+        window=9,
     )
     with pytest.raises(ValueError, match="window None"):
         run("triton", (*projected, replace(batch, schedule=schedule)), case.options(torch.float32, torch.device("cpu")))

@@ -65,7 +65,14 @@ def test_every_row_is_a_tile_however_short(device: str, window: int | None, alib
     case = Case(rows=((1, 3), (1, 150), (70, 90), (2, 2)), head_dim=32, window=window, alibi=alibi)
     q, k, v, batch = make_case(case, torch.float16, torch.device(device))
     schedule = fixed_schedule(
-        batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=len(q), num_heads=4, num_kv_heads=2, window=window
+        batch.start_R1,
+        batch.kv_len_R,
+        batch.slots_R,
+        num_tokens=len(q),
+        tokens_each=0,
+        num_heads=4,
+        num_kv_heads=2,
+        window=window,
     )
     assert schedule.counts_2.tolist() == [0, 1 + 1 + 2 + 1]
     again = type(batch)(**{**vars(batch), "schedule": schedule})

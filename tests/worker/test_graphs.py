@@ -11,21 +11,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.core.plan import Feature, PrefixGroup, Rows, Span, StepPlan
+from ridgeline.core.errors import ContractViolation
+from ridgeline.core.plan import Feature, PrefixGroup, RowKind, Rows, Span, StepPlan
 from ridgeline.worker import graphs
 from ridgeline.worker.graphs import MIXED_TOKENS, Buckets, row_buckets
-from ridgeline.worker.inputs import StepInputs
+from ridgeline.worker.inputs import Shape, StepInputs
 
 DUMMY = 99
 
 
 def plan(tokens: list[int], spans: dict[int, list[int]] | None = None, features: Feature = Feature.NONE) -> StepPlan:
     count = len(tokens)
+    alike = len(set(tokens)) == 1 and (tokens[0] == 1 or not spans)
     rows = Rows(
         slots_R=np.arange(count, dtype=np.int32) + 10,
         generations_R=np.ones(count, np.int32),
+        kinds_R=np.array([RowKind.CHUNK if row in (spans or {}) else RowKind.TOKEN for row in range(count)], np.int8),
         num_tokens_R=np.array(tokens, np.int32),
         num_logits_R=(np.arange(count) % 2 == 0).astype(np.int32),
+        tokens_each=tokens[0] if alike else 0,
         features=features,
         num_logprobs=0,
     )
@@ -40,17 +44,18 @@ def plan(tokens: list[int], spans: dict[int, list[int]] | None = None, features:
 )
 def test_a_bucket_holds_its_plan_and_wastes_little(max_rows: int, tokens: list[int], max_tokens: int) -> None:
     tokens = tokens[:max_rows]
-    shape = Buckets(max_rows, max_tokens).find(len(tokens), sum(tokens))
-    if len(tokens) == sum(tokens):
+    one_each = len(tokens) == sum(tokens)
+    shape = Buckets(max_rows, max_tokens).find(len(tokens), sum(tokens), int(one_each))
+    if one_each:
         assert shape is not None
-        assert shape.rows == shape.tokens
+        assert (shape.rows, shape.each) == (shape.tokens, 1)
         assert len(tokens) <= shape.rows <= min(max_rows, len(tokens) + 7)
     elif sum(tokens) > min(max_tokens, MIXED_TOKENS[-1]):
         assert shape is None
     elif shape is not None:
         assert shape.rows >= len(tokens)
         assert shape.tokens >= sum(tokens)
-        assert shape.rows != shape.tokens, "that would say one token each"
+        assert shape.each == 0
         assert shape in Buckets(max_rows, max_tokens).shapes
 
 
@@ -61,7 +66,7 @@ def test_row_buckets_end_at_the_most_rows() -> None:
 
 
 def test_inputs_of_a_mixed_step_with_padding() -> None:
-    inputs = StepInputs(5, 16, DUMMY, torch.device("cpu"))
+    inputs = StepInputs(Shape(5, 16, 0), DUMMY, torch.device("cpu"))
     inputs.load(plan([3, 1, 2], {0: [7, 8, 9], 2: [5, 6]}))
     assert inputs.slots_R.tolist() == [10, 11, 12, DUMMY, DUMMY]
     assert inputs.start_R1.tolist() == [0, 3, 4, 6, 6, 6]
@@ -70,27 +75,59 @@ def test_inputs_of_a_mixed_step_with_padding() -> None:
 
 
 def test_inputs_of_a_decode_step_give_padding_rows_a_token() -> None:
-    inputs = StepInputs(4, 4, DUMMY, torch.device("cpu"))
+    inputs = StepInputs(Shape(4, 4, 1), DUMMY, torch.device("cpu"))
     inputs.load(plan([1, 1]))
     assert inputs.slots_R.tolist() == [10, 11, DUMMY, DUMMY]
     assert inputs.start_R1.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_inputs_of_a_mixed_step_of_as_many_tokens_as_rows_give_padding_rows_none() -> None:
+    inputs = StepInputs(Shape(4, 4, 0), DUMMY, torch.device("cpu"))
+    inputs.load(plan([1, 2], {1: [7, 8]}))
+    assert inputs.slots_R.tolist() == [10, 11, DUMMY, DUMMY]
+    assert inputs.start_R1.tolist() == [0, 1, 3, 3, 3]
+
+
+def test_inputs_of_a_step_of_several_tokens_each_give_padding_rows_as_many() -> None:
+    inputs = StepInputs(Shape(4, 12, 3), DUMMY, torch.device("cpu"))
+    inputs.load(plan([3, 3]))
+    assert inputs.slots_R.tolist() == [10, 11, DUMMY, DUMMY]
+    assert inputs.start_R1.tolist() == [0, 3, 6, 9, 12]
+    for each in (0, 1, 3):  # without a plan: padding only
+        empty = StepInputs(Shape(4, 12, each), DUMMY, torch.device("cpu"))
+        assert empty.start_R1.tolist() == [0, each, 2 * each, 3 * each, 4 * each]
+
+
+@pytest.mark.parametrize(("each", "tokens"), [(1, [3, 1]), (1, [2, 2]), (3, [3, 2]), (3, [1, 1])])
+def test_inputs_refuse_rows_of_other_numbers_of_tokens(each: int, tokens: list[int]) -> None:
+    inputs = StepInputs(Shape(4, 12, each), DUMMY, torch.device("cpu"))
+    with pytest.raises(ContractViolation, match=f"{each} tokens a row"):
+        inputs.load(plan(tokens))
+
+
+def test_inputs_refuse_rows_that_verify_drafts() -> None:
+    """The worker has nobody who makes drafts, and takes one token of a row."""
+    made = plan([3, 3])
+    made = replace(made, rows=replace(made.rows, num_logits_R=np.array([3, 3], np.int32)))
+    with pytest.raises(ContractViolation, match="verifies no drafts"):
+        StepInputs(Shape(2, 6, 3), DUMMY, torch.device("cpu"), made)
 
 
 def test_inputs_rank_the_rows_of_prefix_groups() -> None:
     steady = plan([1, 1, 1, 1, 1])
     groups = PrefixGroup(np.array([1, 4]), 32), PrefixGroup(np.array([0, 2]), 16)
     steady = replace(steady, rows=replace(steady.rows, prefixes=groups))
-    inputs = StepInputs(6, 6, DUMMY, torch.device("cpu"), steady, cascade=True)
+    inputs = StepInputs(Shape(6, 6, 1), DUMMY, torch.device("cpu"), steady, cascade=True)
     assert inputs.prefix_4R is not None
     assert inputs.prefix_4R[:, [1, 4]].tolist() == [[0, 1], [0, 0], [2, 2], [32, 32]]
     assert inputs.prefix_4R[:, [0, 2]].tolist() == [[2, 3], [2, 2], [4, 4], [16, 16]]
     assert inputs.prefix_4R[3, [3, 5]].tolist() == [0, 0]
     assert inputs.slots_R.tolist() == [10, 11, 12, 13, 14, DUMMY]
-    assert StepInputs(6, 6, DUMMY, torch.device("cpu"), steady).prefix_4R is None
+    assert StepInputs(Shape(6, 6, 1), DUMMY, torch.device("cpu"), steady).prefix_4R is None
 
 
 def test_the_same_rows_are_not_loaded_twice_but_spans_are() -> None:
-    inputs = StepInputs(2, 2, DUMMY, torch.device("cpu"))
+    inputs = StepInputs(Shape(2, 2, 1), DUMMY, torch.device("cpu"))
     steady = plan([1, 1])
     inputs.load(steady)
     assert inputs.holds(steady)
@@ -135,14 +172,37 @@ def test_a_borrowed_tensor_is_the_same_memory() -> None:
         assert not other.any()
 
 
-@pytest.mark.parametrize(("rows", "tokens", "padded"), [(1, 9000, 8), (8, 9000, 8), (9, 9000, 48), (48, 48, 49)])
+@pytest.mark.parametrize(("rows", "tokens", "padded"), [(1, 9000, 8), (8, 9000, 8), (9, 9000, 48), (48, 48, 48)])
 def test_steps_that_are_not_captured_come_with_few_numbers_of_rows(rows: int, tokens: int, padded: int) -> None:
-    assert Buckets(48, 16_384).uncaptured(rows, tokens) == (padded, tokens)
+    assert Buckets(48, 16_384).uncaptured(rows, tokens) == (padded, tokens, 0)
 
 
 @pytest.mark.parametrize(("rows", "shared"), [(1, 16), (16, 16), (17, 32), (40, 48)])
 def test_rows_that_share_their_first_blocks_have_decode_buckets_of_their_own(rows: int, shared: int) -> None:
     buckets = Buckets(48, 2048)
-    assert buckets.share(rows) == (shared, shared)
+    assert buckets.share(rows) == (shared, shared, 1)
     assert buckets.share(rows) in buckets.sharing
     assert set(buckets.sharing) <= buckets.shapes
+
+
+@pytest.mark.parametrize("max_rows", [1, 4, 16, 20, 256])
+def test_no_bucket_has_more_rows_than_there_are_slots(max_rows: int) -> None:
+    buckets = Buckets(max_rows, 2048)
+    warm = {buckets.uncaptured(rows, 2048) for rows in (1, max_rows)}
+    assert max(shape.rows for shape in buckets.shapes | warm) == max_rows
+
+
+@given(tokens=st.lists(st.integers(1, 9), min_size=1, max_size=40), max_rows=st.sampled_from([16, 40]))
+def test_a_bucket_takes_its_plan_over(tokens: list[int], max_rows: int) -> None:
+    """Rows that verify three tokens each run where mixed rows do, as long as there are no buckets of their own."""
+    for counts in (tokens[:max_rows], [1] * len(tokens[:max_rows]), [3] * len(tokens[:max_rows])):
+        made = plan(counts)
+        shape = Buckets(max_rows, 2048).find(len(counts), sum(counts), made.rows.tokens_each)
+        assert shape is not None
+        inputs = StepInputs(shape, DUMMY, torch.device("cpu"), made)
+        starts = inputs.start_R1.tolist()
+        assert starts[: len(counts) + 1] == [0, *np.cumsum(counts).tolist()]
+        assert starts[-1] <= shape.tokens
+        padding = set(np.diff(starts[len(counts) :]).tolist())
+        assert padding <= {shape.each}
+        assert inputs.tokens_each == (1 if made.rows.tokens_each == 1 else 0)

@@ -73,11 +73,13 @@ def decode_attention(
     """As `decode_op.decode_attention`; what no query sees may be NaN. The caches as `triton.paged_attention` wants
     them. Returns a contiguous [T, H, D]."""
     num_rows, head_dim = len(batch.slots_R), k_cache_NGPD.shape[3]
+    if batch.tokens_each != 1:
+        raise ValueError(f"decode attention: one token a row expected, got {batch.tokens_each or 'different numbers'}")
     schedule, options = batch.schedule, launch_options(qkv_TX.device)
     if schedule is None:
         schedule = make_schedule(
             batch.start_R1, batch.kv_len_R, batch.slots_R,
-            num_tokens=num_rows, num_heads=num_heads, num_kv_heads=num_kv_heads, window=window,
+            num_tokens=num_rows, tokens_each=1, num_heads=num_heads, num_kv_heads=num_kv_heads, window=window,
         )  # fmt: skip
         if options["PDL"]:  # made just now, it must be complete before the kernel starts: the same kernel (without PDL
             options["launch_pdl"] = False  # the compiler's error comes back that `held` avoids), launched strictly
@@ -87,9 +89,9 @@ def decode_attention(
             k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
             scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
         )  # fmt: skip
-    if len(qkv_TX) != num_rows or schedule.few != 1 or schedule.window != window:
+    if schedule.few != 1 or schedule.window != window:
         raise ValueError(
-            f"decode attention: {len(qkv_TX)} tokens of {num_rows} rows, window {window}; "
+            f"decode attention: one token a row, window {window}; "
             f"the schedule was made for up to {schedule.few} tokens a row and window {schedule.window}"
         )
     if k_cache_NGPD.stride() != v_cache_NGPD.stride() or k_cache_NGPD.stride(3) != 1 or qkv_TX.stride(1) != 1:

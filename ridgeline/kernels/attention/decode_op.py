@@ -38,7 +38,8 @@ def decode_attention(
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
 ) -> Tensor:
-    """Everything between the projection and the output product, where row r has token r and no other: [T, H, D].
+    """Everything between the projection and the output product, where row r has token r and no other (tokens_each is
+    1): [T, H, D].
 
     The arguments are those of `rope_kv`, then those of `paged_attention`; token r is at position kv_len_R[r] - 1. Its
     place holds the row's newest key afterwards, and is not read before. No row reads what another row of the step

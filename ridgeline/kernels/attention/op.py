@@ -91,9 +91,9 @@ class RaggedBatch:
     included: those behind its last position or before its window, in blocks of other rows or of nobody, and in the
     null block, where rows that the device has stopped write. So a mask alone is not enough, since 0 · NaN is NaN.
 
-    Host: num_tokens_R, and kv_bound_R ≥ kv_len_R to size work by. Both are None where the host cannot know (a captured
-    graph); then T == R means that every row has one token, and otherwise rows may have none, tokens from start_R1[R]
-    on belong to no row, and their outputs are undefined.
+    Host: tokens_each, how many tokens every row brings. 0: rows differ; then a row may have none, tokens from
+    start_R1[R] on belong to no row, and their outputs are undefined. num_tokens_R, and kv_bound_R ≥ kv_len_R to size
+    work by; both are None where the host cannot know (a captured graph).
 
     derived: what an implementation has made of all this, for the step's other layers, by a key of its own.
     """
@@ -102,6 +102,7 @@ class RaggedBatch:
     block_table_SC: Tensor
     start_R1: Tensor
     kv_len_R: Tensor
+    tokens_each: int
     num_tokens_R: np.ndarray | None = None
     kv_bound_R: np.ndarray | None = None
     schedule: Schedule | None = None
@@ -196,6 +197,8 @@ CASES = (
     Case(rows=((20, 90), (1, 33), (5, 5)), softcap=3.0, window=30),
     Case(rows=((1, 130), (40, 75), (1, 1), (3, 200)), num_heads=6, num_kv_heads=6, alibi=True),
     Case(rows=((1, 150), (33, 90), (3, 200)), num_heads=6, alibi=True, window=40),
+    Case(rows=((3, 150), (3, 9), (3, 300)), num_heads=8),
+    Case(rows=((4, 100), (4, 4)), window=30),
 )
 WIDE_CASES = (  # what the plain implementation need not do: sinks, soft caps; shapes of real models, other head dims
     Case(rows=((1, 700), (1, 1), (1, 1300)), num_heads=6, head_dim=80),
@@ -244,6 +247,7 @@ def make_case(case: Case, dtype: torch.dtype, device: torch.device, seed: int = 
         block_table_SC=table_SC.to(device),
         start_R1=torch.tensor([0, *np.cumsum(counts).tolist()], device=device),
         kv_len_R=torch.tensor(lengths, device=device),
+        tokens_each=counts[0] if len(set(counts)) == 1 else 0,
         num_tokens_R=np.array(counts, np.int32),
         kv_bound_R=np.array(lengths, np.int32),
     )

@@ -37,6 +37,7 @@ def make_schedule(
     slots_R: Tensor,
     *,
     num_tokens: int,
+    tokens_each: int,
     num_heads: int,
     num_kv_heads: int,
     window: int | None = None,
@@ -47,19 +48,20 @@ def make_schedule(
 ) -> Schedule:
     """Some small kernels: what the layers with these heads and this window will work through.
 
-    num_tokens is T. cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
-    prefix_4R: which rows share their first blocks, int32, as cascade.py has it; no use is made of it with a window.
-    alibi: for layers with slopes.
+    num_tokens is T, padding included; tokens_each as in `RaggedBatch`. cache_NGPD: one layer's keys, whose shape and
+    type decide which kernel the long rows get. prefix_4R: which rows share their first blocks, int32, as cascade.py has
+    it; no use is made of it with a window. alibi: for layers with slopes.
     """
     device, num_rows = kv_len_R.device, len(slots_R)
     group = num_heads // num_kv_heads
-    decode_only = num_tokens == num_rows
-    few = 0 if fixed else 1 if decode_only else max(1, DOT_ROWS // group)
+    few = 0 if fixed else max(1, DOT_ROWS // group)
+    all_short = 0 < tokens_each <= few
+    few = tokens_each if all_short else few
     tile_tokens = max(1, (FEW_ROWS if num_tokens < FEW_TOKENS and not fixed else TILE_ROWS) // group)
     target = item_target(num_rows, num_kv_heads, device)
     max_items = target + num_rows
     hopper = None
-    if cache_NGPD is not None and not decode_only and not fixed and hopper_is_faster(num_tokens, cache_NGPD):
+    if cache_NGPD is not None and not all_short and not fixed and hopper_is_faster(num_tokens, cache_NGPD):
         from ridgeline.kernels.attention.hopper import prefill_items, tile_shape
 
         row_bytes = 2 * num_kv_heads * cache_NGPD.shape[3] * cache_NGPD.element_size()
@@ -67,11 +69,7 @@ def make_schedule(
         hopper = prefill_items(
             start_R1, kv_len_R, slots_R, num_tokens, kv_row_bytes=row_bytes, few=few, queries=queries, pack=pack
         )
-    max_tiles = (
-        0
-        if (decode_only and not fixed) or hopper
-        else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
-    )
+    max_tiles = 0 if all_short or hopper else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
     cascade = None
     if prefix_4R is not None and window is None and not fixed:
         cascade = make_cascade(

@@ -78,6 +78,7 @@ def paged_attention(
             batch.kv_len_R,
             batch.slots_R,
             num_tokens=num_tokens,
+            tokens_each=batch.tokens_each,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             window=window,

@@ -1,15 +1,14 @@
 """What a step does beside the network: inputs from the slots before it, slots advanced and the outcome posted after it.
 
 The ops read nothing back and depend on shapes alone, so they can be captured with the step. Rows and tokens may be
-padded: rows beyond the batch name a stopped slot that no request uses and have no tokens; tokens beyond the last row's
-belong to nobody.
+padded: rows beyond the batch name a stopped slot that no request uses, and have tokens or none; tokens beyond the last
+row's belong to nobody.
 
-Legend: T tokens, R rows, S slots, C columns of a block table, E stop ids of a slot, V vocabulary.
+Legend: T tokens, R rows, S slots, G cache groups, C columns of a block table, E stop ids of a slot, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,11 +23,11 @@ HEADER = 8  # bytes of a ring's row before the outcome
 
 
 class StepInputs(NamedTuple):
-    """token_ids_T, positions_T, places (one [T] per table), kv_len_R and last_R are int64; active_R is bool."""
+    """token_ids_T, positions_T, places_GT, kv_len_R and last_R are int64; active_R is bool."""
 
     token_ids_T: Tensor
     positions_T: Tensor
-    places: list[Tensor]
+    places_GT: Tensor
     kv_len_R: Tensor
     last_R: Tensor
     active_R: Tensor
@@ -41,15 +40,16 @@ def step_inputs(
     kv_len_S: Tensor,
     last_token_S: Tensor,
     stopped_S: Tensor,
-    block_tables: Sequence[Tensor],
+    block_tables_GSC: Tensor,
     block_size: int,
 ) -> StepInputs:
     """Row r owns tokens start_R1[r] … start_R1[r + 1] - 1 and goes on where its slot's cache ends.
 
     slots_R, start_R1, override_T, stopped_S: int32. A token's id is its override; where that is negative, the slot's
-    last token. place = block * block_size + offset by each of `block_tables` ([S, C] int32). kv_len_R: tokens cached
-    after it, last_R: its last token; 0 for rows without tokens. Stopped rows write to the null block, from position 0,
-    and have kv_len 1, so that their attention stays defined. Tokens of no row: token 0, position 0, place 0.
+    last token. place = block * block_size + offset by each group's block table (int32, whose columns lie side by side).
+    kv_len_R: tokens cached after it, last_R: its last token; 0 for rows without tokens. Stopped rows write to the null
+    block, from position 0, and have kv_len 1, so that their attention stays defined. Tokens of no row: token 0,
+    position 0, place 0.
     """
     slots_R = slots_R.long()
     starts_R, counts_R = start_R1[:-1].long(), start_R1.diff().long()
@@ -61,15 +61,12 @@ def step_inputs(
     live_T = owned_T & active_R[row_T]
     positions_T = torch.where(live_T, length_R[row_T] + token_T - starts_R[row_T], 0)
     given_T = torch.where(override_T >= 0, override_T.long(), last_token_S[slots_R[row_T]])
-    places = []
-    for table_SC in block_tables:
-        block_T = torch.where(live_T, table_SC[slots_R[row_T], positions_T // block_size], NULL_BLOCK)
-        places.append(block_T * block_size + positions_T % block_size)
+    block_GT = torch.where(live_T, block_tables_GSC[:, slots_R[row_T], positions_T // block_size], NULL_BLOCK)
     kv_len_R = torch.where(active_R, length_R + counts_R, 1)
     return StepInputs(
         torch.where(owned_T, given_T, 0),
         positions_T,
-        places,
+        block_GT.long() * block_size + positions_T % block_size,
         torch.where(counts_R > 0, kv_len_R, 0),
         torch.where(counts_R > 0, starts_R + counts_R - 1, 0),
         active_R,
@@ -178,14 +175,12 @@ class Case:
         single = starts[:-1][torch.tensor(counts) > 0]
         override_T[single[torch.rand(len(single), generator=generator) < 0.5]] = -1
         columns = -(-(100 + max(counts)) // self.block_size)
-        block_tables = [
-            torch.randint(1, 9999, (dummy + 1, columns), generator=generator, dtype=torch.int32).to(device)
-            for _ in range(self.groups)
-        ]
+        tables_GSC = torch.randint(1, 9999, (self.groups, dummy + 2, columns + 3), generator=generator).int().to(device)
+        tables_GSC = tables_GSC[:, :-1, :columns]  # neither tables nor their rows need lie close to each other
         slots = torch.tensor(slots_R + [dummy] * self.padded_rows, dtype=torch.int32, device=device)
         names = ("kv_len_S", "last_token_S", "stopped_S")
         return tables, [
-            slots, starts.int().to(device), override_T.to(device), *(tables[n] for n in names), block_tables,
+            slots, starts.int().to(device), override_T.to(device), *(tables[n] for n in names), tables_GSC,
             self.block_size,
         ]  # fmt: skip
 
@@ -194,7 +189,8 @@ CASES = (
     Case(counts=(1,)),
     Case(counts=(1, 1, None, 1), padded_rows=4, padded_tokens=4),
     Case(counts=(7, 0, 40, 1, None, 300), groups=2, block_size=4),
-    Case(counts=(33, 1, 1), padded_rows=13, padded_tokens=29, groups=3),
+    Case(counts=(33, 1, 1), padded_rows=13, padded_tokens=29, groups=4),
+    Case(counts=(4, None, 1, 60), padded_rows=2, padded_tokens=9, groups=7, block_size=8),
     Case(counts=(None, None), padded_tokens=1),
 )
 

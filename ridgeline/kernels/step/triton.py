@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -13,27 +11,19 @@ from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.step.op import HEADER, StepInputs
 
-MAX_GROUPS = 4  # cache groups; a kernel's arguments are fixed, so each group has its own
 TOGETHER = 4  # rows that a program advances
 
 
-@triton.jit
-def _place(table_ptr, place_ptr, slot, stride, position, live, token, mask, P: tl.constexpr):
-    block = tl.load(table_ptr + slot * stride + position // P, mask=live, other=0).to(tl.int64)
-    tl.store(place_ptr + token, block * P + position % P, mask=mask)
-
-
 # What is packed into one buffer lies at any multiple of 4 bytes: one compilation serves all.
-_PACKED_INPUTS = ["slots_ptr", "start_ptr", "override_ptr", "token_ids_ptr", "positions_ptr", "last_ptr"]
-_PACKED_INPUTS += [f"place{group}_ptr" for group in range(MAX_GROUPS)]
+_PACKED_INPUTS = ["slots_ptr", "start_ptr", "override_ptr", "token_ids_ptr", "positions_ptr", "places_ptr", "last_ptr"]
 _PACKED_OUTCOME = ["token_ptr", "samples_ptr", "slots_ptr", "out_token_ptr", "out_finish_ptr"]
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens"], do_not_specialize_on_alignment=_PACKED_INPUTS)
 def _step_inputs(
     slots_ptr, start_ptr, override_ptr, kv_len_ptr, last_token_ptr, stopped_ptr,
-    table0_ptr, table1_ptr, table2_ptr, table3_ptr, stride0, stride1, stride2, stride3,
-    token_ids_ptr, positions_ptr, place0_ptr, place1_ptr, place2_ptr, place3_ptr, new_len_ptr, last_ptr, active_ptr,
+    tables_ptr, stride_group, stride_slot,
+    token_ids_ptr, positions_ptr, places_ptr, new_len_ptr, last_ptr, active_ptr,
     num_rows, num_tokens,
     P: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -68,13 +58,10 @@ def _step_inputs(
         live = token < tl.where(active, end, start)
         position = tl.where(live, length + (token - start), 0)
         tl.store(positions_ptr + token, position, mask=mask)
-        _place(table0_ptr, place0_ptr, slot, stride0, position, live, token, mask, P)
-        if GROUPS > 1:
-            _place(table1_ptr, place1_ptr, slot, stride1, position, live, token, mask, P)
-        if GROUPS > 2:
-            _place(table2_ptr, place2_ptr, slot, stride2, position, live, token, mask, P)
-        if GROUPS > 3:
-            _place(table3_ptr, place3_ptr, slot, stride3, position, live, token, mask, P)
+        entry = slot * stride_slot + position // P
+        for group in tl.static_range(GROUPS):
+            block = tl.load(tables_ptr + group * stride_group + entry, mask=live, other=0).to(tl.int64)
+            tl.store(places_ptr + group * num_tokens + token, block * P + position % P, mask=mask)
 
 
 def inputs_config(rows: int, tokens: int) -> tuple[int, int]:
@@ -91,27 +78,23 @@ def step_inputs(
     kv_len_S: Tensor,
     last_token_S: Tensor,
     stopped_S: Tensor,
-    block_tables: Sequence[Tensor],
+    block_tables_GSC: Tensor,
     block_size: int,
 ) -> StepInputs:
-    """Raises ValueError for more than MAX_GROUPS block tables."""
-    groups, rows, tokens = len(block_tables), len(slots_R), len(override_T)
-    if not 1 <= groups <= MAX_GROUPS:
-        raise ValueError(f"{groups} block tables; from 1 to {MAX_GROUPS} are supported")
-    by_token = torch.empty(2 + groups, tokens, dtype=torch.int64, device=slots_R.device).unbind()
-    token_ids_T, positions_T, *places = by_token
+    groups, rows, tokens = len(block_tables_GSC), len(slots_R), len(override_T)
+    by_token = torch.empty(2 + groups, tokens, dtype=torch.int64, device=slots_R.device)
+    token_ids_T, positions_T, places_GT = by_token[0], by_token[1], by_token[2:]
     kv_len_R, last_R = torch.empty(2, rows, dtype=torch.int64, device=slots_R.device)
     active_R = torch.empty(rows, dtype=torch.bool, device=slots_R.device)
-    tables = (*block_tables, *[block_tables[0]] * (MAX_GROUPS - groups))
     block, programs = inputs_config(rows, tokens)
     _step_inputs[(rows + 1, programs)](
         slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S,
-        *tables, *(table.stride(0) for table in tables),
-        token_ids_T, positions_T, *places, *[places[0]] * (MAX_GROUPS - groups), kv_len_R, last_R, active_R,
+        block_tables_GSC, *block_tables_GSC.stride()[:2],
+        token_ids_T, positions_T, places_GT, kv_len_R, last_R, active_R,
         rows, tokens, P=block_size, GROUPS=groups, BLOCK=block,
         num_warps=max(1, block // 128), **launch_options(slots_R.device),
     )  # fmt: skip
-    return StepInputs(token_ids_T, positions_T, places, kv_len_R, last_R, active_R)
+    return StepInputs(token_ids_T, positions_T, places_GT, kv_len_R, last_R, active_R)
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_PACKED_OUTCOME)
@@ -204,12 +187,10 @@ def step_post(packed_B: Tensor, ring_KW: Tensor, turn_1: Tensor) -> None:
 
 def _aot_inputs(groups: int, rows: int, tokens: int) -> AotKernel:
     block, _ = inputs_config(rows, tokens)
-    rows_of = ("table{}_ptr", "stride{}", "place{}_ptr")
-    tables, strides, places = ([name.format(i) for i in range(MAX_GROUPS)] for name in rows_of)
     signature = {"slots_ptr": "*i32", "start_ptr": "*i32", "override_ptr": "*i32"}
     signature |= {"kv_len_ptr": "*i64", "last_token_ptr": "*i64", "stopped_ptr": "*i32"}
-    signature |= dict.fromkeys(tables, "*i32") | dict.fromkeys(strides, "i32")
-    signature |= dict.fromkeys(("token_ids_ptr", "positions_ptr", *places, "new_len_ptr", "last_ptr"), "*i64")
+    signature |= {"tables_ptr": "*i32", "stride_group": "i32", "stride_slot": "i32"}
+    signature |= dict.fromkeys(("token_ids_ptr", "positions_ptr", "places_ptr", "new_len_ptr", "last_ptr"), "*i64")
     signature |= {"active_ptr": "*i1", "num_rows": "i32", "num_tokens": "i32"}
     constants = {"P": 16, "GROUPS": groups, "BLOCK": block}
     return AotKernel(_step_inputs, signature, constants, num_warps=max(1, block // 128), hot=True)
@@ -236,7 +217,7 @@ def _aot_post() -> AotKernel:
 
 AOT = (
     _aot_inputs(1, 256, 256),
-    _aot_inputs(2, 8, 8192),
+    _aot_inputs(7, 8, 8192),
     _aot_advance(count=False),
     _aot_advance(count=True),
     _aot_post(),

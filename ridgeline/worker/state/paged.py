@@ -59,6 +59,7 @@ class PagedKV:
             block_table_SC=block_table_SC,
             start_R1=rows.start_R1,
             kv_len_R=rows.kv_len_R,
+            tokens_each=rows.tokens_each,
             num_tokens_R=rows.num_tokens_R,
             kv_bound_R=rows.kv_bound_R,
             schedule=self.ops.attention_schedule(
@@ -66,6 +67,7 @@ class PagedKV:
                 rows.kv_len_R,
                 rows.slots_R,
                 num_tokens=rows.num_tokens,
+                tokens_each=rows.tokens_each,
                 num_heads=mixer.num_heads,
                 num_kv_heads=mixer.num_kv_heads,
                 window=mixer.window,
@@ -107,7 +109,7 @@ class PagedLayer:
             options["softcap"] = spec.softcap
         if heads.slopes_H is not None:
             options["slopes_H"] = heads.slopes_H
-        if len(qkv_TX) == len(batch.slots_R):  # every row has one token
+        if batch.tokens_each == 1:
             out_THD = ops.decode_attention(*projected, batch, **options)
         else:
             q_THD = ops.rope_kv(*projected)

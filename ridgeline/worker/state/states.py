@@ -30,7 +30,8 @@ class DeviceRows:
     number); kv_len_R (tokens cached after the step, 1 for stopped rows, 0 for rows without tokens); last_R (each row's
     last token). prefix_4R: which rows share their first blocks, as kernels/attention/cascade.py has it.
 
-    num_tokens: of the step. num_tokens_R, kv_bound_R: what the host knows of the rows; None inside a captured graph.
+    num_tokens: of the step. tokens_each: how many every row brings, 0 where they differ. num_tokens_R, kv_bound_R: what
+    the host knows of the rows; None inside a captured graph.
     """
 
     slots_R: Tensor
@@ -38,6 +39,7 @@ class DeviceRows:
     kv_len_R: Tensor
     last_R: Tensor
     num_tokens: int
+    tokens_each: int
     prefix_4R: Tensor | None = None
     num_tokens_R: np.ndarray | None = None
     kv_bound_R: np.ndarray | None = None
