@@ -39,8 +39,8 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.spec = spec
-        self.qkv = Linear(width, (spec.q_size, spec.kv_size, spec.kv_size), spec.qkv_bias, build)
-        self.out = Linear(spec.q_size, (width,), spec.out_bias, build)
+        self.qkv = Linear(width, (spec.q_size, spec.kv_size, spec.kv_size), spec.qkv_bias, build.within("qkv"))
+        self.out = Linear(spec.q_size, (width,), spec.out_bias, build.within("out"))
         widths = (spec.q_size, spec.kv_size) if spec.qk_norm_whole else (spec.head_dim, spec.head_dim)
         self.q_norm, self.k_norm = (Norm(spec.qk_norm, w, build) if spec.qk_norm else None for w in widths)
         self.rotary = rotary

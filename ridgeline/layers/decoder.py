@@ -19,6 +19,7 @@ from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import feed_forward
 from ridgeline.layers.norm import Norm
 from ridgeline.layers.rotary import Rotary
+from ridgeline.quantization.scheme import SchemeOf, everywhere, scheme
 
 
 class Layer(nn.Module):
@@ -29,10 +30,10 @@ class Layer(nn.Module):
         before, after = spec.norms in ("before", "both"), spec.norms in ("after", "both")
         self.spec = spec
         self.mixer_norm = Norm(spec.norm, width, build) if before else None
-        self.mixer = Attention(index, spec.mixer, width, rotary, build)
+        self.mixer = Attention(index, spec.mixer, width, rotary, build.within("mixer"))
         self.mixer_post_norm = Norm(spec.norm, width, build) if after else None
         self.feed_forward_norm = Norm(spec.norm, width, build) if before else None
-        self.feed_forward = feed_forward(spec.feed_forward, width, build)
+        self.feed_forward = feed_forward(spec.feed_forward, width, build.within("feed_forward"))
         self.feed_forward_post_norm = Norm(spec.norm, width, build) if after else None
 
     def forward(
@@ -69,6 +70,7 @@ class Hidden(NamedTuple):
 class Decoder(nn.Module):
     """Parameters are uninitialised. `max_positions`: the longest context of this run, by which some rotations are
     scaled (default: the model's own maximum). `rotary_rows`: of the table of angles, where memory holds fewer.
+    `scheme_of`: how the weight of a linear map is held, by its name (default: plain).
 
     Cast by building with another `dtype`, not with `.to(dtype)`, which would round the float32 rotary table.
     """
@@ -82,9 +84,10 @@ class Decoder(nn.Module):
         device: torch.device,
         max_positions: int | None = None,
         rotary_rows: int | None = None,
+        scheme_of: SchemeOf = everywhere(scheme(None)),
     ) -> None:
         super().__init__()
-        build = Build(ops, dtype, device)
+        build = Build(ops, dtype, device, scheme_of)
         positions = max_positions or spec.max_position_embeddings
         ropes = {layer.mixer.rope for layer in spec.layers}
         rotaries = {rope: Rotary(rope, positions, rotary_rows, build) if rope else None for rope in ropes}
@@ -96,14 +99,15 @@ class Decoder(nn.Module):
         self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
         self.position_embed = Embedding(spec.learned_positions, width, build) if spec.learned_positions else None
         self.layers = nn.ModuleList(
-            Layer(index, layer, width, rotaries[layer.mixer.rope], build) for index, layer in enumerate(spec.layers)
+            Layer(index, layer, width, rotaries[layer.mixer.rope], build.within(f"layers.{index}"))
+            for index, layer in enumerate(spec.layers)
         )
         self.final_norm = Norm(spec.final_norm, width, build)
         tied = self.embed.weight if spec.tie_word_embeddings else None
-        self.unembed = Linear(width, (spec.vocab_size,), False, build, tied=tied)
+        self.unembed = Linear(width, (spec.vocab_size,), False, build.within("unembed"), tied=tied)
 
     def prepare(self) -> None:
-        """After loading, where nothing is to be trained: let every linear map's weight be what the ops read fastest."""
+        """After loading, where nothing is to be trained: hold every linear map's weight as its scheme has it."""
         self.requires_grad_(False)
         for module in self.modules():
             if isinstance(module, Linear):
@@ -112,7 +116,7 @@ class Decoder(nn.Module):
     @property
     def weight_bytes(self) -> int:
         """Memory of the parameters, prepared ones included."""
-        prepared = (m.weight.nbytes for m in self.modules() if isinstance(m, Linear) and "weight" in vars(m))
+        prepared = (module.prepared_bytes for module in self.modules() if isinstance(module, Linear))
         return sum(p.nbytes for p in self.parameters()) + sum(prepared)
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, state: MixerState) -> Hidden:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ridgeline.core.plan import Feature
 from ridgeline.core.request import SamplingParams
 from ridgeline.kernels.op import Platform
-from ridgeline.kernels.sampling import batched, gpu, logprobs, op
+from ridgeline.kernels.sampling import gpu, logprobs, op, torch_ops
 from ridgeline.kernels.sampling.scoring import score
 from tests.engine.profiles import quick_settings
 from tests.kernels.sampling_tables import Row, sampling_of
@@ -124,8 +124,8 @@ def test_the_kept_tokens_are_those_transformers_keeps(seed, top_k, top_p, min_p,
     kept &= op._typical(warm.masked_fill(~kept, -torch.inf), typical_p)
     assert kept.tolist() == expected.tolist()
     tables, slots_N, _, _ = sampling_of([Row(p)], V)
-    filtered = batched._filter(logits[None] / temperature, tables, slots_N)
-    assert batched._typical(filtered, tables.typical_p_S[:1, None])[0].isfinite().tolist() == expected.tolist()
+    filtered = torch_ops._filter(logits[None] / temperature, tables, slots_N)
+    assert torch_ops._typical(filtered, tables.typical_p_S[:1, None])[0].isfinite().tolist() == expected.tolist()
 
 
 @quick_settings(80)
@@ -145,7 +145,7 @@ def test_penalties_are_transformers_and_the_formula(seed, prompt, output, repeti
     expected = processor(torch.tensor([prompt + output]), logits.clone())[0]
     for token in set(output):
         expected[token] -= presence + frequency * output.count(token)
-    penalized = batched._penalize(logits, sampling.tables, sampling.slots_N)[0]
+    penalized = torch_ops._penalize(logits, sampling.tables, sampling.slots_N)[0]
     reference = logits[0].double()
     op._penalize(reference, sampling.tables, 0)
     assert torch.allclose(penalized, expected, atol=1e-5)
@@ -213,7 +213,7 @@ def test_an_unfiltered_row_keeps_its_whole_tail_beside_a_filtered_one() -> None:
     logits[:, 0] = 20
     tables, slots_N, _, features = sampling_of([Row(SamplingParams()), Row(SamplingParams(top_p=0.5))], V)
     assert features & Feature.FILTER
-    kept = batched._filter(logits, tables, slots_N).isfinite().sum(1)
+    kept = torch_ops._filter(logits, tables, slots_N).isfinite().sum(1)
     assert kept.tolist() == [V, 1]
 
 

@@ -250,8 +250,25 @@ def make_case(case: Case, dtype: torch.dtype, device: torch.device, seed: int = 
     return (*(x.to(device, dtype) for x in (q_THD, k, v)), batch)
 
 
-def no_schedule(*tensors: Tensor, **shape: Any) -> None:
-    """For implementations that need none."""
+def no_schedule(
+    start_R1: Tensor,
+    kv_len_R: Tensor,
+    slots_R: Tensor,
+    *,
+    num_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    window: int | None = None,
+    cache_NGPD: Tensor | None = None,
+    prefix_4R: Tensor | None = None,
+    alibi: bool = False,
+) -> Schedule | None:
+    """How the step's attention is cut into pieces of work; None for implementations that need to know nothing.
+
+    num_tokens: T. cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
+    prefix_4R: which rows share their first blocks, int32, as cascade.py has it. alibi: for layers with slopes.
+    """
+    return None
 
 
 WRITE_KV = Op("write_kv", write_kv_reference)
@@ -260,7 +277,7 @@ ATTENTION_SCHEDULE = Op(
     no_schedule,
     (
         Implementation("triton", "ridgeline.kernels.attention.schedule:make_schedule", on_gpu),
-        Implementation("fixed", "ridgeline.kernels.attention.schedule:fixed_schedule", on_gpu),
+        Implementation("batch_invariant", "ridgeline.kernels.attention.schedule:fixed_schedule", on_gpu),
     ),
 )
 PAGED_ATTENTION = Op(

@@ -169,7 +169,7 @@ ROPE_KV = Op(
     rope_kv,
     (
         Implementation("triton", "ridgeline.kernels.rotary.triton:rope_kv", on_gpu),
-        Implementation("torch", "ridgeline.kernels.rotary.native:rope_kv"),
-        Implementation("fixed", "ridgeline.kernels.rotary.triton:rope_kv_fixed", on_gpu),
+        Implementation("torch", "ridgeline.kernels.rotary.torch_ops:rope_kv"),
+        Implementation("batch_invariant", "ridgeline.kernels.rotary.triton:rope_kv_fixed", on_gpu),
     ),
 )

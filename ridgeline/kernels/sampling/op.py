@@ -157,8 +157,8 @@ SAMPLE = Op(
     sample_reference,
     (
         Implementation("triton", "ridgeline.kernels.sampling.gpu:sample", on_gpu),
-        Implementation("torch", "ridgeline.kernels.sampling.batched:sample"),
-        Implementation("fixed", "ridgeline.kernels.sampling.gpu:sample_fixed", on_gpu),
+        Implementation("torch", "ridgeline.kernels.sampling.torch_ops:sample"),
+        Implementation("batch_invariant", "ridgeline.kernels.sampling.gpu:sample_fixed", on_gpu),
     ),
 )
 
@@ -173,6 +173,6 @@ SCORE_TOKENS = Op(
     score,
     (
         Implementation("triton", "ridgeline.kernels.sampling.logprobs:score", on_gpu),
-        Implementation("fixed", "ridgeline.kernels.sampling.logprobs:score_fixed", on_gpu),
+        Implementation("batch_invariant", "ridgeline.kernels.sampling.logprobs:score_fixed", on_gpu),
     ),
 )

@@ -100,14 +100,14 @@ class PagedState:
             spec.num_heads,
             spec.num_kv_heads,
         )
-        options: dict[str, object] = {"scale": spec.scale, "window": spec.window}
-        if spec.softcap is not None:
-            options["softcap"] = spec.softcap
-        if mixer.slopes_H is not None:
-            options["slopes_H"] = mixer.slopes_H
+        scale, window, softcap, slopes_H = spec.scale, spec.window, spec.softcap, mixer.slopes_H
         if len(qkv_TX) == len(batch.slots_R):  # every row has one token
-            out_THD = ops.decode_attention(*projected, batch, **options)
+            out_THD = ops.decode_attention(
+                *projected, batch, scale=scale, window=window, softcap=softcap, slopes_H=slopes_H
+            )
         else:
             q_THD = ops.rope_kv(*projected)
-            out_THD = ops.paged_attention(q_THD, k_cache, v_cache, batch, **options)
+            out_THD = ops.paged_attention(
+                q_THD, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap, slopes_H=slopes_H
+            )
         return out_THD.flatten(1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention.op import write_kv_reference
-from ridgeline.kernels.norm.native import rms_norm
+from ridgeline.kernels.norm.torch_ops import rms_norm
 from ridgeline.kernels.rotary.op import rotate, split_heads
 
 
