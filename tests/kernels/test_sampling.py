@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ridgeline.core.plan import Feature
 from ridgeline.core.request import SamplingParams
 from ridgeline.kernels.op import Platform
-from ridgeline.kernels.sampling import gpu, logprobs, op, torch_ops
+from ridgeline.kernels.sampling import op, torch_ops, triton_logprobs
+from ridgeline.kernels.sampling import triton as gpu
 from ridgeline.kernels.sampling.scoring import score
 from tests.engine.profiles import quick_settings
 from tests.kernels.sampling_tables import Row, sampling_of
@@ -243,19 +244,19 @@ def test_logprobs_by_one_read_are_the_references(count: int, vocab: int, dtype: 
     logits[0, logits[0].argmin()] = -torch.inf
     if vocab > 10:
         logits[-1, 5:12] = 30.0  # ties
-    expected, got = score(logits, chosen, 4), logprobs.score(logits, chosen, 4)
+    expected, got = score(logits, chosen, 4), triton_logprobs.score(logits, chosen, 4)
     assert got.top_ids_NL.sort().values.diff().min() > 0, "no token is reported twice"
     assert got.rank_N.tolist() == expected.rank_N.tolist()
     assert torch.allclose(got.logprob_N, expected.logprob_N, atol=1e-5)
     assert torch.allclose(got.top_logprobs_NL, expected.top_logprobs_NL, atol=1e-5)
     assert torch.equal(logits.gather(1, got.top_ids_NL), logits.gather(1, expected.top_ids_NL))
-    assert torch.equal(logprobs.score_fixed(logits, chosen, 4).rank_N, expected.rank_N)
-    assert logprobs.score(logits, chosen, 0).top_ids_NL.shape == (count, 0)
+    assert torch.equal(triton_logprobs.score_batch_invariant(logits, chosen, 4).rank_N, expected.rank_N)
+    assert triton_logprobs.score(logits, chosen, 0).top_ids_NL.shape == (count, 0)
 
 
 def test_all_of_a_small_vocabulary_may_be_reported() -> None:
     logits = torch.tensor([[0.0, -torch.inf, 2.0, 2.0, -torch.inf]])
-    got = logprobs.score(logits, torch.tensor([2]), 9)
+    got = triton_logprobs.score(logits, torch.tensor([2]), 9)
     assert got.top_ids_NL.tolist() == [[2, 3, 0, 1, 4]]
     assert torch.allclose(got.top_logprobs_NL, logits.log_softmax(-1).gather(1, got.top_ids_NL))
 

@@ -1,4 +1,4 @@
-"""Paged attention over a ragged batch: write new keys and values, then attend to everything cached.
+"""Paged attention over a ragged batch: every query attends to everything cached of its row.
 
 Legend: T tokens of the step, R rows, S slots, N cache blocks, P tokens per block, H query heads, G key/value heads,
 D head dim, C columns of the block table.
@@ -106,16 +106,6 @@ class RaggedBatch:
     kv_bound_R: np.ndarray | None = None
     schedule: Schedule | None = None
     derived: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
-
-
-def write_kv_reference(
-    k_TGD: Tensor, v_TGD: Tensor, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, place_T: Tensor
-) -> None:
-    """Store each token's key and value at place = block * P + offset, in place."""
-    block_size = k_cache_NGPD.shape[2]
-    block_T, offset_T = place_T // block_size, place_T % block_size
-    k_cache_NGPD[block_T, :, offset_T] = k_TGD
-    v_cache_NGPD[block_T, :, offset_T] = v_TGD
 
 
 def paged_attention_reference(
@@ -271,7 +261,6 @@ def no_schedule(
     return None
 
 
-WRITE_KV = Op("write_kv", write_kv_reference)
 ATTENTION_SCHEDULE = Op(
     "attention_schedule",
     no_schedule,
