@@ -16,7 +16,6 @@ from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.engine.engine import Engine
-from ridgeline.kernels.gemm.prepared import has_vnni
 from ridgeline.kernels.launch import num_multiprocessors, on_device
 from ridgeline.kernels.op import Platform, on_gpu
 from ridgeline.kernels.ops import DETERMINISTIC, Ops
@@ -24,6 +23,7 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.measure.machine import hardware_of
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.roofline import Roofline
+from ridgeline.quantization.scheme import everywhere, scheme
 from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.folder import EMBEDDED_MODEL as EMBEDDED_MODEL
 from ridgeline.worker.loader import Progress, check_files, load_weights, read_model_config, resolve_model
@@ -83,6 +83,8 @@ def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive
 
 
 def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None, interactive: bool) -> Assembly:
+    weights = scheme(config.quantization)
+    weights.check(Platform.of(device))
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     model = read_model_config(folder)
     dtype, why = choose_dtype(config.dtype, model.dtype, device)
@@ -92,7 +94,7 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
         check_files(folder, model)
     max_seqs, max_tokens = _limits(config, device)
     memory_for = partial(plan_memory, model.spec, config, device, dtype=dtype, max_seqs=max_seqs, max_chunk=max_tokens)
-    least = weight_bytes(model.spec, dtype_bytes=1 if config.quantization else DTYPE_BYTES[dtype], positions=1)
+    least = weight_bytes(model.spec, dtype_bytes=weights.weight_bytes or DTYPE_BYTES[dtype], positions=1)
     longest = memory_for(weights=least, loaded=False, longest=wanted_len).max_model_len
     check_weights_fit(model.spec, device, dtype=dtype, positions=longest)
     overrides = _kernels(config, device)
@@ -119,6 +121,7 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
             device=device,
             max_positions=wanted_len,
             rotary_rows=longest,
+            scheme_of=everywhere(weights),
         )
         load_weights(
             decoder, folder, model.weights, load_format=config.load_format, seed=config.seed, progress=progress
@@ -172,12 +175,7 @@ def _kernels(config: LLMConfig, device: torch.device) -> dict[str, str]:
     """Op → implementation where it is not the platform's first. Raises InvalidConfig where there is no such."""
     if config.deterministic and device.type != "cuda":
         raise InvalidConfig(f"deterministic needs a GPU's kernels, and the device is {device}; leave it out.")
-    if config.quantization and device.type != "cpu":
-        raise InvalidConfig(f"quantization {config.quantization} runs on a CPU only, and the device is {device}.")
-    if config.quantization == "w8a8" and not has_vnni():
-        raise InvalidConfig("quantization w8a8 needs a CPU with VNNI, which this one has not; use int8.")
-    quantized = dict.fromkeys(("linear", "norm_linear"), config.quantization) if config.quantization else {}
-    return {**(DETERMINISTIC if config.deterministic else {}), **quantized, **config.kernels}
+    return {**(DETERMINISTIC if config.deterministic else {}), **config.kernels}
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -16,7 +16,7 @@ import transformers
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan import Feature
-from ridgeline.kernels.sampling import batched
+from ridgeline.kernels.sampling import torch_ops
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.text.outputs import CompletionOutput
 from tests import tiny_models
@@ -248,7 +248,7 @@ def test_a_neighbours_float32_changes_no_draw() -> None:
     tables.temperature_S.fill_(1)
     slots_N, position_N = torch.zeros(4096, dtype=torch.int64), torch.arange(4096)
     found = [
-        batched.sample(each, tables, slots_N, position_N, Feature.RANDOM) for each in (logits_NV, logits_NV.float())
+        torch_ops.sample(each, tables, slots_N, position_N, Feature.RANDOM) for each in (logits_NV, logits_NV.float())
     ]
     assert found[0].tolist() == found[1].tolist()
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.config import QUANTIZATIONS
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.gemm.prepared import has_vnni
+from ridgeline.kernels.op import Platform
+from ridgeline.quantization import SCHEMES
 
+QUANTIZATIONS = [name for name in SCHEMES if name != "plain"]
 TEXT = inspect.getsource(textwrap)[2000:4000]  # the embedded model writes Python
 
 
@@ -33,8 +34,8 @@ def negative_log_likelihood(**options: object) -> tuple[float, int]:
 def test_rounding_keeps_the_embedded_models_perplexity(quantization: str) -> None:
     """A weight errs by up to 1/254 of its row's largest, about 1 % of a typical one, at random: far below what moves a
     perplexity by 2 %. So does an activation, of its token's."""
-    if quantization == "w8a8" and not has_vnni():
-        pytest.skip("no VNNI")
+    if not SCHEMES[quantization].supports(Platform(device_type="cpu")):
+        pytest.skip(f"this machine has not what {quantization} needs")
     plain, _ = negative_log_likelihood()
     rounded, _ = negative_log_likelihood(quantization=quantization)
     assert rounded != plain
@@ -43,7 +44,7 @@ def test_rounding_keeps_the_embedded_models_perplexity(quantization: str) -> Non
 
 def test_w8a8_is_refused_where_it_would_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    with pytest.raises(InvalidConfig, match="VNNI"):
+    with pytest.raises(InvalidConfig, match=r"VNNI, and the device \(cpu\) is none; use int8"):
         LLM(quantization="w8a8", device="cpu")
 
 

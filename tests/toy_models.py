@@ -72,8 +72,8 @@ def gated_sum(gate_TW: Tensor, value_TW: Tensor, start_R1: list[int], before_RW:
 class GatedSum(nn.Module):
     def __init__(self, spec: GatedSumSpec, width: int, build: Build) -> None:
         super().__init__()
-        self.gate_value = Linear(width, (spec.width, spec.width), False, build)
-        self.out = Linear(spec.width, (width,), False, build)
+        self.gate_value = Linear(width, (spec.width, spec.width), False, build.within("gate_value"))
+        self.out = Linear(spec.width, (width,), False, build.within("out"))
 
     def forward(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: RecurrentLayer

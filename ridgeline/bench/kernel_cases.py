@@ -22,6 +22,8 @@ from ridgeline.kernels.embedding import op as embedding
 from ridgeline.kernels.embedding.cost import embedding_cost
 from ridgeline.kernels.gemm import op as gemm
 from ridgeline.kernels.gemm.cost import linear_cost, norm_linear_cost
+from ridgeline.kernels.int8_gemm import op as int8
+from ridgeline.kernels.int8_gemm.cost import int8_linear_cost
 from ridgeline.kernels.norm import op as norm
 from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.kernels.op import Op
@@ -31,7 +33,7 @@ from ridgeline.kernels.sampling import op as sampling
 from ridgeline.kernels.sampling.cost import sample_cost
 
 # Limited by the rate of the matrix units too; the others by memory alone
-MATRIX_OPS = ("linear", "norm_linear", "paged_attention", "decode_attention")
+MATRIX_OPS = ("linear", "norm_linear", "int8_linear", "paged_attention", "decode_attention")
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ REAL: Mapping[str, Sequence[Any]] = {
     "linear": [gemm.Case(t, i, o) for i, o in PROJECTIONS for t in (1, 8, 64, 256, 8192)]
     + [gemm.Case(t, 4096, 128_256) for t in (1, 64)],
     "norm_linear": [gemm.NormCase(t, i, o, gate="silu") for i, o in ((4096, 14_336), (1024, 3072)) for t in (1, 8, 64)],
+    "int8_linear": [int8.Case(t, i, o) for i, o in PROJECTIONS for t in (1, 8, 64)],
     "norm": [norm.Case(t, 4096, residual=True) for t in (1, 64, 256, 8192)],
     "rope": [rotary.Case(t, 32, 8, 128, 128, table_rows=32_768) for t in (1, 64, 256, 8192)],
     "rope_kv": [
@@ -121,6 +124,9 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
     for c in cases("norm_linear", gemm.NORM_CASES):
         label = f"{c.tokens}x{c.out_width}x{c.in_width} {c.gate or ''}".rstrip() + (" bias" if c.bias else "")
         yield Subject(gemm.NORM_LINEAR, label, c.inputs, _norm_linear(c), slack=16 * c.in_width, epsilons=16)
+    for c in cases("int8_linear", int8.CASES):
+        label = f"{c.tokens}x{c.out_width}x{c.in_width}" + (" bias" if c.bias else "")
+        yield Subject(int8.INT8_LINEAR, label, c.inputs, _int8_linear(c), slack=c.in_width)
     for c in cases("norm", norm.CASES):
         yield Subject(norm.RMS_NORM, _norm_label(c), c.inputs, _norm(c, "rms"))
     for c in norm.CASES:
@@ -152,6 +158,10 @@ def _embedding(c: embedding.Case) -> Callable[[int], Cost]:
 
 def _linear(c: gemm.Case) -> Callable[[int], Cost]:
     return lambda item: linear_cost(c.tokens, c.in_width, c.out_width, itemsize=item, bias=c.bias)
+
+
+def _int8_linear(c: int8.Case) -> Callable[[int], Cost]:
+    return lambda item: int8_linear_cost(c.tokens, c.in_width, c.out_width, itemsize=item, bias=c.bias)
 
 
 def _norm_linear(c: gemm.NormCase) -> Callable[[int], Cost]:

@@ -9,7 +9,6 @@ from typing import Literal
 
 from ridgeline.core.errors import InvalidConfig
 
-QUANTIZATIONS = ("int8", "w8a8")
 DTYPES = ("float32", "bfloat16", "float16")
 
 # Tokens per cache block where the user does not say. Kernels read larger blocks faster; smaller ones match prefixes
@@ -65,8 +64,6 @@ class LLMConfig:
             raise InvalidConfig(f"unknown dtype {self.dtype!r}; use auto, {', '.join(DTYPES)}.")
         if self.load_format not in ("auto", "safetensors", "dummy"):
             raise InvalidConfig(f"unknown load_format {self.load_format!r}; use auto, safetensors or dummy.")
-        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
-            raise InvalidConfig(f"unknown quantization {self.quantization!r}; use {', '.join(QUANTIZATIONS)}.")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidConfig(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r}."

@@ -1,7 +1,8 @@
 """An op is a contract; its implementations compete to keep it.
 
-Each op has a folder: `op.py` holds the signature, the plain reference and the cases that tests and benchmarks share;
-every other file is one implementation. Which one runs is chosen once, when the model is built, from the platform.
+Each op has a folder: `op.py` holds the signature, the plain reference and the cases that tests and benchmarks share,
+`cost.py` the least work; the other files are implementations, named by what they run on. Which one runs is chosen once,
+when the model is built, from the platform.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar, cast, overload
 
 import torch
-from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+Overrides = Mapping[str, str]  # op → the implementation wanted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +42,9 @@ def anywhere(platform: Platform) -> bool:
     return True
 
 
-def by_name_only(platform: Platform) -> bool:
-    """For implementations that change results by more than rounding: nobody gets them unasked."""
-    return False
+def on_cpu(platform: Platform) -> bool:
+    """For what torch has for CPUs alone."""
+    return platform.device_type == "cpu"
 
 
 def on_gpu(platform: Platform) -> bool:
@@ -51,65 +54,56 @@ def on_gpu(platform: Platform) -> bool:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to run an op: `target` is "module:function", imported only when chosen.
-
-    prepare: "module:function" that makes of a loaded weight the form this implementation reads fastest; the op takes
-    either. "": weights are best as they are.
-    """
+    """One way to run an op: `target` is "module:function", imported only when chosen. The function takes what the
+    op's reference takes, by the same names and in the same order; it may take more, with defaults."""
 
     name: str
     target: str
     supports: Callable[[Platform], bool] = anywhere
-    prepare: str = ""
 
     def load(self) -> Callable[..., Any]:
-        return _attribute(self.target)
+        module, _, attribute = self.target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+REFERENCE = "reference"
 
 
 @dataclass(frozen=True)
-class Op:
-    """`implementations` are in order of preference; the reference is the last resort and the oracle."""
+class Op(Generic[F]):
+    """`implementations` are in order of preference; the reference is the last resort and the oracle.
+
+    The reference's signature is the op's type. As an attribute of `Ops` an op stands for the function chosen, so that
+    every call is checked against that signature.
+    """
 
     name: str
-    reference: Callable[..., Any]
+    reference: F
     implementations: tuple[Implementation, ...] = ()
 
-    def choose(self, platform: Platform, wanted: str | None = None) -> Callable[..., Any]:
-        """The first implementation that supports `platform`, or the one named `wanted`, wherever that may run."""
-        chosen = self._chosen(platform, wanted)
-        return chosen.load() if chosen is not None else self.reference
+    def choose(self, platform: Platform, wanted: str | None = None) -> F:
+        """The function of the implementation that `chosen` names."""
+        name = self.chosen(platform, wanted)
+        if name == REFERENCE:
+            return self.reference
+        return cast("F", next(i for i in self.implementations if i.name == name).load())
 
-    def preparation(self, platform: Platform, wanted: str | None = None) -> str:
-        """How the implementation that `choose` chooses wants its weights prepared; "": not at all."""
-        chosen = self._chosen(platform, wanted)
-        return chosen.prepare if chosen is not None else ""
+    def chosen(self, platform: Platform, wanted: str | None = None) -> str:
+        """The first implementation that supports `platform`, or `wanted`, wherever that may run.
 
-    def _chosen(self, platform: Platform, wanted: str | None) -> Implementation | None:
-        """None: the reference."""
-        if wanted == "reference":
-            return None
-        for implementation in self.implementations:
-            if wanted == implementation.name or (wanted is None and implementation.supports(platform)):
-                return implementation
-        if wanted is not None:
-            known = ", ".join(["reference", *(i.name for i in self.implementations)])
-            raise InvalidConfig(f"op {self.name} has no implementation {wanted!r}; known: {known}.")
-        return None
+        Raises InvalidConfig where there is no `wanted`.
+        """
+        if wanted is None:
+            return next((i.name for i in self.implementations if i.supports(platform)), REFERENCE)
+        known = [REFERENCE, *(i.name for i in self.implementations)]
+        if wanted not in known:
+            raise InvalidConfig(f"op {self.name} has no implementation {wanted!r}; known: {', '.join(known)}.")
+        return wanted
 
-
-def load_op(target: str) -> Op:
-    """The `Op` at "module:ATTRIBUTE"."""
-    return _attribute(target)
-
-
-def preparation(target: str) -> Callable[[Tensor], Any]:
-    """The function at "module:function", or for "" one that leaves weights as they are."""
-    return _attribute(target) if target else lambda weight: weight
-
-
-def _attribute(target: str) -> Any:
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
-Overrides = Mapping[str, str]
+    @overload
+    def __get__(self, instance: None, owner: type) -> Op[F]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> F: ...
+    def __get__(self, instance: object, owner: type) -> Op[F] | F:
+        """Not reached on an instance of `Ops`, which holds the function itself."""
+        return self if instance is None else self.reference

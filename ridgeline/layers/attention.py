@@ -39,8 +39,8 @@ class Attention(nn.Module):
         super().__init__()
         self.spec = spec
         self.ops = build.ops
-        self.qkv = Linear(width, (spec.q_size, spec.kv_size, spec.kv_size), spec.qkv_bias, build)
-        self.out = Linear(spec.q_size, (width,), spec.out_bias, build)
+        self.qkv = Linear(width, (spec.q_size, spec.kv_size, spec.kv_size), spec.qkv_bias, build.within("qkv"))
+        self.out = Linear(spec.q_size, (width,), spec.out_bias, build.within("out"))
         norms = [Norm(norm, norm_width, build) for norm, norm_width in spec.norms]
         self.q_norm: Norm | None = norms[0] if norms else None
         self.k_norm: Norm | None = norms[1] if norms else None

@@ -17,6 +17,7 @@ from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
+from ridgeline.quantization.scheme import SchemeOf, everywhere, scheme
 
 
 class LayerStates(Protocol):
@@ -33,10 +34,10 @@ class Layer(nn.Module):
         before, after = spec.norms in ("before", "both"), spec.norms in ("after", "both")
         self.spec = spec
         self.mixer_norm = Norm(spec.norm, width, build) if before else None
-        self.mixer = table.mixer(spec.mixer, width, build)
+        self.mixer = table.mixer(spec.mixer, width, build.within("mixer"))
         self.mixer_post_norm = Norm(spec.norm, width, build) if after else None
         self.feed_forward_norm = Norm(spec.norm, width, build) if before else None
-        self.feed_forward = table.feed_forward(spec.feed_forward, width, build)
+        self.feed_forward = table.feed_forward(spec.feed_forward, width, build.within("feed_forward"))
         self.feed_forward_post_norm = Norm(spec.norm, width, build) if after else None
 
     def forward(
@@ -73,6 +74,7 @@ class Hidden(NamedTuple):
 class Decoder(nn.Module):
     """Parameters are uninitialised. `max_positions`: the longest context of this run, by which some rotations are
     scaled (default: the model's own maximum). `rotary_rows`: of the table of angles, where memory holds fewer.
+    `scheme_of`: how the weight of a linear map is held, by its name (default: plain).
 
     Cast by building with another `dtype`, not with `.to(dtype)`, which would round the float32 rotary table.
     """
@@ -86,9 +88,11 @@ class Decoder(nn.Module):
         device: torch.device,
         max_positions: int | None = None,
         rotary_rows: int | None = None,
+        scheme_of: SchemeOf = everywhere(scheme(None)),
     ) -> None:
         super().__init__()
-        build = Build(ops, dtype, device, max_positions or spec.max_position_embeddings, rotary_rows)
+        positions = max_positions or spec.max_position_embeddings
+        build = Build(ops, dtype, device, scheme_of, positions, rotary_rows)
         width = spec.hidden_size
         self.spec = spec
         self.ops = ops
@@ -96,13 +100,15 @@ class Decoder(nn.Module):
         self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()  # as models were trained
         self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
         self.position_embed = Embedding(spec.learned_positions, width, build) if spec.learned_positions else None
-        self.layers = nn.ModuleList(Layer(layer, width, build) for layer in spec.layers)
+        self.layers = nn.ModuleList(
+            Layer(layer, width, build.within(f"layers.{index}")) for index, layer in enumerate(spec.layers)
+        )
         self.final_norm = Norm(spec.final_norm, width, build)
         tied = self.embed.weight if spec.tie_word_embeddings else None
-        self.unembed = Linear(width, (spec.vocab_size,), False, build, tied=tied)
+        self.unembed = Linear(width, (spec.vocab_size,), False, build.within("unembed"), tied=tied)
 
     def prepare(self) -> None:
-        """After loading, where nothing is to be trained: let every linear map's weight be what the ops read fastest."""
+        """After loading, where nothing is to be trained: hold every linear map's weight as its scheme has it."""
         self.requires_grad_(False)
         for module in self.modules():
             if isinstance(module, Linear):
@@ -111,7 +117,7 @@ class Decoder(nn.Module):
     @property
     def weight_bytes(self) -> int:
         """Memory of the parameters, prepared ones included."""
-        prepared = (m.weight.nbytes for m in self.modules() if isinstance(m, Linear) and "weight" in vars(m))
+        prepared = (module.prepared_bytes for module in self.modules() if isinstance(module, Linear))
         return sum(p.nbytes for p in self.parameters()) + sum(prepared)
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, states: LayerStates) -> Hidden:

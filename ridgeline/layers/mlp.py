@@ -16,8 +16,9 @@ class GatedMLP(nn.Module):
     def __init__(self, spec: MLPSpec, width: int, build: Build) -> None:
         super().__init__()
         self.kind = spec.activation
-        self.gate_up = Linear(width, (spec.intermediate_size, spec.intermediate_size), spec.bias, build)
-        self.down = Linear(spec.intermediate_size, (width,), spec.bias, build)
+        both = (spec.intermediate_size, spec.intermediate_size)
+        self.gate_up = Linear(width, both, spec.bias, build.within("gate_up"))
+        self.down = Linear(spec.intermediate_size, (width,), spec.bias, build.within("down"))
 
     def forward(self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
         y_TF, residual_TM = self.gate_up.normed(norm, x_TM, residual_TM, gate=self.kind)
@@ -31,8 +32,8 @@ class MLP(nn.Module):
         super().__init__()
         self.kind = spec.activation
         self.ops = build.ops
-        self.up = Linear(width, (spec.intermediate_size,), spec.bias, build)
-        self.down = Linear(spec.intermediate_size, (width,), spec.bias, build)
+        self.up = Linear(width, (spec.intermediate_size,), spec.bias, build.within("up"))
+        self.down = Linear(spec.intermediate_size, (width,), spec.bias, build.within("down"))
 
     def forward(self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
         y_TF, residual_TM = self.up.normed(norm, x_TM, residual_TM)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.onednn import address, num_bytes
+
 HISTORY = 100_000  # allocations remembered, with the Python lines that made them
 
 
@@ -54,12 +56,11 @@ def tensors(device: torch.device) -> list[dict[str, Any]]:
     for thing in gc.get_objects():
         if type(thing) not in (Tensor, torch.nn.Parameter) or thing.device.type != device.type:
             continue
-        memory = thing.untyped_storage()
-        if memory.data_ptr() not in seen:
-            seen.add(memory.data_ptr())
+        if address(thing) not in seen:
+            seen.add(address(thing))
             key = str(thing.dtype).removeprefix("torch."), tuple(thing.shape)
             groups[key] += 1
-            sizes[key] += memory.nbytes()
+            sizes[key] += num_bytes(thing)
     return [
         {"dtype": dtype, "shape": list(shape), "count": groups[dtype, shape], "bytes": size}
         for (dtype, shape), size in sizes.most_common()

@@ -5,15 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ridgeline.core.cost import StepShape
 from ridgeline.core.plan import StepPlan
 from ridgeline.engine.engine import Engine
 from ridgeline.kernels.ops import OPS
+from ridgeline.layers.linear import Linear
 from ridgeline.measure.ops import step_name
+from ridgeline.perf.explain import JOINT
+from ridgeline.quantization.scheme import Weight
 from ridgeline.worker.local import LocalWorker
 
 HOST, SEGMENT, LAYER, OP = "engine ", "segment ", "layer ", "op "  # prefixes of the names of ranges
@@ -42,9 +47,12 @@ def named_ranges(engine: Engine, worker: LocalWorker) -> Iterator[list[StepShape
         _replace(undo, runner, "forward", _noting(runner.forward, shapes))
         for index, layer in enumerate(runner.decoder.layers):
             _replace(undo, layer, "forward", _ranged(layer.forward, f"{LAYER}{index}", cuda))
-        weights = {id(parameter): name for name, parameter in runner.decoder.named_parameters()}
+        named = _OpRanges({id(parameter): name for name, parameter in runner.decoder.named_parameters()})
         for op in OPS:
-            _replace(undo, runner.decoder.ops, op, _ranged_op(getattr(runner.decoder.ops, op), op, weights))
+            _replace(undo, runner.decoder.ops, op, named.op(getattr(runner.decoder.ops, op), op))
+        for name, module in runner.decoder.named_modules():
+            if isinstance(module, Linear):
+                _replace(undo, module, "matrix", _NamedWeight(module.matrix, name.rpartition(".")[2], named))
         yield shapes
 
 
@@ -70,12 +78,67 @@ def _ranged(function: Callable[..., Any], label: str, cuda: bool) -> Callable[..
     return call
 
 
-def _ranged_op(function: Callable[..., Any], op: str, weights: dict[int, str]) -> Callable[..., Any]:
-    def call(*arguments: Any, **options: Any) -> Any:
-        with torch.profiler.record_function(OP + step_name(op, arguments, weights)):
-            return function(*arguments, **options)
+class _OpRanges:
+    """Ranges for ops by their names in the cost model. What an op does by other ops is a part of it.
 
-    return call
+    weights: id of a decoder's parameter → its name.
+    """
+
+    def __init__(self, weights: dict[int, str]) -> None:
+        self.weights = weights
+        self._inside = False
+
+    def op(self, function: Callable[..., Any], op: str) -> Callable[..., Any]:
+        """`function` with a range around every call."""
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            with self.around(lambda: step_name(op, arguments, self.weights)):
+                return function(*arguments, **options)
+
+        return call
+
+    @contextmanager
+    def around(self, name: Callable[[], str]) -> Iterator[None]:
+        """A range of that name, unless there is one already."""
+        if self._inside:
+            yield
+            return
+        self._inside = True
+        try:
+            with torch.profiler.record_function(OP + name()):
+                yield
+        finally:
+            self._inside = False
+
+
+@dataclass(frozen=True)
+class _NamedWeight:
+    """A linear map's weight, in whatever form, whose products are ranges under the map's name. I: its inputs."""
+
+    weight: Weight
+    name: str
+    ranges: _OpRanges
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        with self.ranges.around(lambda: self.name):
+            return self.weight.linear(x_TI, bias_O)
+
+    def norm_linear(
+        self,
+        x_TI: Tensor,
+        residual_TI: Tensor | None,
+        norm_weight_I: Tensor,
+        eps: float,
+        bias_O: Tensor | None,
+        gate: str | None,
+    ) -> tuple[Tensor, Tensor]:
+        norm = self.ranges.weights[id(norm_weight_I)].split(".")[-2]
+        with self.ranges.around(lambda: JOINT.join([norm, self.name, *(["gated_activation"] if gate else [])])):
+            return self.weight.norm_linear(x_TI, residual_TI, norm_weight_I, eps, bias_O, gate)
 
 
 def _noting(forward: Callable[..., Any], shapes: list[StepShape]) -> Callable[..., Any]:

@@ -11,7 +11,6 @@ from ridgeline.kernels.attention.op import (
     CASES,
     PAGED_ATTENTION,
     WIDE_CASES,
-    WRITE_KV,
     Case,
     make_case,
     options_of,
@@ -244,20 +243,3 @@ def test_items_and_tiles_cover_every_row_once(device: str) -> None:
         tokens = sorted(t + i for s, t, n, _ in tiles if s == slot for i in range(n))
         assert tokens == (list(range(first, first + count)) if count > schedule.few else [])
         assert all(position - token == length - count - first for s, token, _, position in tiles if s == slot)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["reference", *(i.name for i in WRITE_KV.implementations)])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_written_keys_lie_at_their_places_and_nothing_else_changes(name: str, dtype: torch.dtype, device: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    k, v = (torch.randn(5, 2, 8, generator=generator).to(device, dtype) for _ in "kv")
-    caches = [torch.randn(6, 2, 4, 8, generator=generator).to(device, dtype) for _ in "kv"]
-    before = [cache.clone() for cache in caches]
-    places = [9, 4, 23, 10, 20]
-    WRITE_KV.choose(Platform.of(torch.device(device)), name)(k, v, *caches, torch.tensor(places, device=device))
-    for written, cache, old in zip((k, v), caches, before, strict=True):
-        for token, place in enumerate(places):
-            assert torch.equal(cache[place // 4, :, place % 4], written[token])
-            old[place // 4, :, place % 4] = written[token]
-        assert torch.equal(cache, old)

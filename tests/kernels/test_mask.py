@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ridgeline.core import token_bits
 from ridgeline.core.request import SamplingParams
 from ridgeline.kernels.op import Platform
-from ridgeline.kernels.sampling import mask as kernel
 from ridgeline.kernels.sampling import op
+from ridgeline.kernels.sampling import triton_mask as kernel
 from ridgeline.worker.masks import Masks
 from tests.engine.profiles import quick_settings
 from tests.kernels.sampling_tables import Row, sampling_of

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ridgeline.core.plan import Feature
 from ridgeline.core.request import SamplingParams
 from ridgeline.kernels.op import Platform
-from ridgeline.kernels.sampling import batched, gpu, logprobs, op
+from ridgeline.kernels.sampling import op, torch_ops, triton_logprobs
+from ridgeline.kernels.sampling import triton as gpu
 from ridgeline.kernels.sampling.philox import gumbel
 from ridgeline.kernels.sampling.scoring import score
 from tests.engine.profiles import quick_settings
@@ -125,8 +126,8 @@ def test_the_kept_tokens_are_those_transformers_keeps(seed, top_k, top_p, min_p,
     kept &= op._typical(warm.masked_fill(~kept, -torch.inf), typical_p)
     assert kept.tolist() == expected.tolist()
     tables, slots_N, _, _ = sampling_of([Row(p)], V)
-    filtered = batched._filter(logits[None] / temperature, tables, slots_N)
-    assert batched._typical(filtered, tables.typical_p_S[:1, None])[0].isfinite().tolist() == expected.tolist()
+    filtered = torch_ops._filter(logits[None] / temperature, tables, slots_N)
+    assert torch_ops._typical(filtered, tables.typical_p_S[:1, None])[0].isfinite().tolist() == expected.tolist()
 
 
 @quick_settings(80)
@@ -146,7 +147,7 @@ def test_penalties_are_transformers_and_the_formula(seed, prompt, output, repeti
     expected = processor(torch.tensor([prompt + output]), logits.clone())[0]
     for token in set(output):
         expected[token] -= presence + frequency * output.count(token)
-    penalized = batched._penalize(logits, sampling.tables, sampling.slots_N)[0]
+    penalized = torch_ops._penalize(logits, sampling.tables, sampling.slots_N)[0]
     reference = logits[0].double()
     op._penalize(reference, sampling.tables, 0)
     assert torch.allclose(penalized, expected, atol=1e-5)
@@ -215,7 +216,7 @@ def test_an_unfiltered_row_keeps_its_whole_tail_beside_a_filtered_one() -> None:
     logits[:, 0] = 20
     tables, slots_N, _, features = sampling_of([Row(SamplingParams()), Row(SamplingParams(top_p=0.5))], V)
     assert features & Feature.FILTER
-    kept = batched._filter(logits, tables, slots_N).isfinite().sum(1)
+    kept = torch_ops._filter(logits, tables, slots_N).isfinite().sum(1)
     assert kept.tolist() == [V, 1]
 
 
@@ -245,19 +246,19 @@ def test_logprobs_by_one_read_are_the_references(count: int, vocab: int, dtype: 
     logits[0, logits[0].argmin()] = -torch.inf
     if vocab > 10:
         logits[-1, 5:12] = 30.0  # ties
-    expected, got = score(logits, chosen, 4), logprobs.score(logits, chosen, 4)
+    expected, got = score(logits, chosen, 4), triton_logprobs.score(logits, chosen, 4)
     assert got.top_ids_NL.sort().values.diff().min() > 0, "no token is reported twice"
     assert got.rank_N.tolist() == expected.rank_N.tolist()
     assert torch.allclose(got.logprob_N, expected.logprob_N, atol=1e-5)
     assert torch.allclose(got.top_logprobs_NL, expected.top_logprobs_NL, atol=1e-5)
     assert torch.equal(logits.gather(1, got.top_ids_NL), logits.gather(1, expected.top_ids_NL))
-    assert torch.equal(logprobs.score_fixed(logits, chosen, 4).rank_N, expected.rank_N)
-    assert logprobs.score(logits, chosen, 0).top_ids_NL.shape == (count, 0)
+    assert torch.equal(triton_logprobs.score_batch_invariant(logits, chosen, 4).rank_N, expected.rank_N)
+    assert triton_logprobs.score(logits, chosen, 0).top_ids_NL.shape == (count, 0)
 
 
 def test_all_of_a_small_vocabulary_may_be_reported() -> None:
     logits = torch.tensor([[0.0, -torch.inf, 2.0, 2.0, -torch.inf]])
-    got = logprobs.score(logits, torch.tensor([2]), 9)
+    got = triton_logprobs.score(logits, torch.tensor([2]), 9)
     assert got.top_ids_NL.tolist() == [[2, 3, 0, 1, 4]]
     assert torch.allclose(got.top_logprobs_NL, logits.log_softmax(-1).gather(1, got.top_ids_NL))
 

@@ -56,6 +56,30 @@ def test_rope_kv(name: str, case: rotary.FusedCase, dtype: torch.dtype, device: 
     assert torch.equal(ours[0], inputs[0])
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["reference", *(i.name for i in rotary.ROPE_KV.implementations)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_written_keys_lie_at_their_places_and_nothing_else_changes(name: str, dtype: torch.dtype, device: str) -> None:
+    """Without norms and rotation, bit for bit."""
+    generator = torch.Generator().manual_seed(0)
+    qkv_TX = torch.randn(5, 8 * (3 + 2 * 2), generator=generator).to(device, dtype)
+    _, k, v = qkv_TX.view(5, 7, 8).split((3, 2, 2), dim=1)
+    units = torch.randn(6, 2, 2, 4, 8, generator=generator).to(device, dtype)
+    caches = [units[:, 0], units[:, 1]]
+    before = [cache.clone() for cache in caches]
+    places = [9, 4, 23, 10, 20]
+    rope_kv = rotary.ROPE_KV.choose(Platform.of(torch.device(device)), name)
+    rope_kv(
+        qkv_TX, None, None, 0.0, None, torch.zeros(5, dtype=torch.int64, device=device),
+        *caches, torch.tensor(places, device=device), 3, 2,
+    )  # fmt: skip
+    for written, cache, old in zip((k, v), caches, before, strict=True):
+        for token, place in enumerate(places):
+            assert torch.equal(cache[place // 4, :, place % 4], written[token])
+            old[place // 4, :, place % 4] = written[token]
+        assert torch.equal(cache, old)
+
+
 NORM_CASES = (
     *norm.CASES,
     norm.Case(1, 8192, residual=True),

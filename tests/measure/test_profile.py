@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from ridgeline.kernels.op import Platform
 from ridgeline.measure.flame import Sampler, collapsed, svg
 from ridgeline.measure.memory import tensors
 from ridgeline.measure.ncu import parse, table
 from ridgeline.measure.profile import profile, summary
 from ridgeline.measure.ranges import named_ranges
 from ridgeline.measure.tables import merged, overlap
+from ridgeline.quantization import SCHEMES
 from tests.driving import Rig, ask, rig
 
 PROMPT = tuple(range(5, 15))
@@ -76,6 +78,23 @@ def test_ranges_leave_no_trace(tiny_model: Callable[[str], Path]) -> None:
             10,
             2,
         ]  # the second one found eight tokens of the first in the cache
+
+
+@pytest.mark.parametrize("quantization", [n for n in SCHEMES if SCHEMES[n].supports(Platform(device_type="cpu"))])
+def test_products_have_their_names_and_weights_their_memory_in_every_form(
+    tiny_model: Callable[[str], Path], tmp_path: Path, quantization: str
+) -> None:
+    """Packed and rounded weights are no parameters, and only oneDNN can read the memory of some."""
+    with rig(tiny_model("llama"), dtype="bfloat16", debug_checks=False, quantization=quantization) as own:
+        report = profile(own.engine, own.worker, lambda: run(own), tmp_path)
+        assert not own.errors
+        calls = {row.name: row.calls for row in report.ops}
+        assert calls["mixer_norm + qkv"] == calls["out"] == calls["down"] == 2 * report.steps
+        assert calls["feed_forward_norm + gate_up + gated_activation"] == 2 * report.steps
+        assert calls["final_norm + unembed"] == report.steps
+        assert not {"linear", "norm_linear", "rms_norm", "gated_activation", f"{quantization}_linear"} & set(calls)
+        alive = json.loads((tmp_path / "memory.json").read_text())["tensors"]
+        assert sum(entry["bytes"] for entry in alive) > own.runner.decoder.weight_bytes
 
 
 def test_the_sampler_sees_where_time_goes() -> None:

@@ -58,7 +58,7 @@ ACTIVATION = Op(
     activation,
     (
         Implementation("triton", "ridgeline.kernels.activation.triton:activation", on_gpu),
-        Implementation("torch", "ridgeline.kernels.activation.native:activation"),
+        Implementation("torch", "ridgeline.kernels.activation.torch_ops:activation"),
     ),
 )
 GATED_ACTIVATION = Op(
@@ -66,6 +66,6 @@ GATED_ACTIVATION = Op(
     gated_activation,
     (
         Implementation("triton", "ridgeline.kernels.activation.triton:gated_activation", on_gpu),
-        Implementation("torch", "ridgeline.kernels.activation.native:gated_activation"),
+        Implementation("torch", "ridgeline.kernels.activation.torch_ops:gated_activation"),
     ),
 )

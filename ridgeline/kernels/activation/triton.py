@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.kernels.activation import native
+from ridgeline.kernels.activation import torch_ops
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.launch import launch_options
 
@@ -73,14 +73,14 @@ def _launch(x: Tensor, kind: str, gated: bool) -> Tensor:
 def activation(x_TF: Tensor, kind: str) -> Tensor:
     """Where a gradient is wanted, torch's own kernels run: these have none."""
     if torch.is_grad_enabled() and x_TF.requires_grad:
-        return native.activation(x_TF, kind)
+        return torch_ops.activation(x_TF, kind)
     return _launch(x_TF, kind, gated=False)
 
 
 def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
     """As `activation`."""
     if torch.is_grad_enabled() and x_T2F.requires_grad:
-        return native.gated_activation(x_T2F, kind)
+        return torch_ops.gated_activation(x_T2F, kind)
     return _launch(x_T2F, kind, gated=True)
 
 

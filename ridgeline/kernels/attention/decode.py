@@ -16,12 +16,12 @@ from ridgeline.kernels.attention.triton import COMBINED, decode_config, paged_at
 from ridgeline.kernels.attention.triton_common import LOG2E
 from ridgeline.kernels.attention.triton_fused import fused_kernel
 from ridgeline.kernels.launch import launch_options
-from ridgeline.kernels.rotary.triton import rope_kv, rope_kv_fixed
+from ridgeline.kernels.rotary.triton import rope_kv, rope_kv_batch_invariant
 
 MANY_ROWS = 64  # beyond, reading keys decides, and the plain kernel keeps more programs on a multiprocessor
 
 in_two_launches = composed(rope_kv, paged_attention)
-decode_attention_fixed = composed(rope_kv_fixed, paged_attention)
+decode_attention_fixed = composed(rope_kv_batch_invariant, paged_attention)
 
 
 @dataclass(frozen=True)

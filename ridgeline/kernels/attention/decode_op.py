@@ -45,12 +45,9 @@ def decode_attention(
     place holds the row's newest key afterwards, and is not read before. No row reads what another row of the step
     writes.
     """
-    q_THD = rope_kv(
+    return _plain(
         qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,
-        k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads,
-    )  # fmt: skip
-    return paged_attention_reference(
-        q_THD, k_cache_NGPD, v_cache_NGPD, batch,
+        k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
         scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
     )  # fmt: skip
 
@@ -58,11 +55,39 @@ def decode_attention(
 def composed(rope_kv: Callable[..., Tensor], paged_attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The op as one implementation each of the two that it is made of."""
 
-    def decode_attention(*arguments: object, **options: object) -> Tensor:
-        *projected, batch = arguments
-        return paged_attention(rope_kv(*projected), *projected[6:8], batch, **options)
+    def decode_attention(
+        qkv_TX: Tensor,
+        q_norm_D: Tensor | None,
+        k_norm_D: Tensor | None,
+        eps: float,
+        cos_sin_PR: Tensor | None,
+        positions_T: Tensor,
+        k_cache_NGPD: Tensor,
+        v_cache_NGPD: Tensor,
+        place_T: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        batch: RaggedBatch,
+        *,
+        scale: float,
+        window: int | None = None,
+        sinks_H: Tensor | None = None,
+        softcap: float | None = None,
+        slopes_H: Tensor | None = None,
+    ) -> Tensor:
+        q_THD = rope_kv(
+            qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,
+            k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads,
+        )  # fmt: skip
+        return paged_attention(
+            q_THD, k_cache_NGPD, v_cache_NGPD, batch,
+            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
+        )  # fmt: skip
 
     return decode_attention
+
+
+_plain = composed(rope_kv, paged_attention_reference)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +190,6 @@ DECODE_ATTENTION = Op(
     (
         Implementation("triton", "ridgeline.kernels.attention.decode:decode_attention", on_gpu),
         Implementation("torch", "ridgeline.kernels.attention.decode_native:decode_attention"),
-        Implementation("fixed", "ridgeline.kernels.attention.decode:decode_attention_fixed", on_gpu),
+        Implementation("batch_invariant", "ridgeline.kernels.attention.decode:decode_attention_fixed", on_gpu),
     ),
 )

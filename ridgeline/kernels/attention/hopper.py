@@ -30,8 +30,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.attention.gluon_names import load_tile, viewed
 from ridgeline.kernels.attention.op import PrefillItems, RaggedBatch
+from ridgeline.kernels.gluon_names import load_tile, viewed
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
 PANEL = gl.constexpr(64)  # columns in one swizzled panel of shared memory: 128 bytes of a 16-bit type

@@ -1,4 +1,4 @@
-"""Paged attention over a ragged batch: write new keys and values, then attend to everything cached.
+"""Paged attention over a ragged batch: every query attends to everything cached of its row.
 
 Legend: T tokens of the step, R rows, S slots, N cache blocks, P tokens per block, H query heads, G key/value heads,
 D head dim, C columns of the block table.
@@ -107,16 +107,6 @@ class RaggedBatch:
     kv_bound_R: np.ndarray | None = None
     schedule: Schedule | None = None
     derived: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
-
-
-def write_kv_reference(
-    k_TGD: Tensor, v_TGD: Tensor, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, place_T: Tensor
-) -> None:
-    """Store each token's key and value at place = block * P + offset, in place."""
-    block_size = k_cache_NGPD.shape[2]
-    block_T, offset_T = place_T // block_size, place_T % block_size
-    k_cache_NGPD[block_T, :, offset_T] = k_TGD
-    v_cache_NGPD[block_T, :, offset_T] = v_TGD
 
 
 def paged_attention_reference(
@@ -254,17 +244,35 @@ def make_case(case: Case, dtype: torch.dtype, device: torch.device, seed: int = 
     return (*(x.to(device, dtype) for x in (q_THD, k, v)), batch)
 
 
-def no_schedule(*tensors: Tensor, **shape: Any) -> None:
-    """For implementations that need none."""
+def no_schedule(
+    start_R1: Tensor,
+    kv_len_R: Tensor,
+    slots_R: Tensor,
+    *,
+    num_tokens: int,
+    tokens_each: int,
+    num_heads: int,
+    num_kv_heads: int,
+    window: int | None = None,
+    cache_NGPD: Tensor | None = None,
+    prefix_4R: Tensor | None = None,
+    alibi: bool = False,
+) -> Schedule | None:
+    """How the step's attention is cut into pieces of work; None for implementations that need to know nothing.
+
+    num_tokens: T, padding included; tokens_each as in `RaggedBatch`. cache_NGPD: one layer's keys, whose shape and type
+    decide which kernel the long rows get. prefix_4R: which rows share their first blocks, int32, as cascade.py has it.
+    alibi: for layers with slopes.
+    """
+    return None
 
 
-WRITE_KV = Op("write_kv", write_kv_reference)
 ATTENTION_SCHEDULE = Op(
     "attention_schedule",
     no_schedule,
     (
         Implementation("triton", "ridgeline.kernels.attention.schedule:make_schedule", on_gpu),
-        Implementation("fixed", "ridgeline.kernels.attention.schedule:fixed_schedule", on_gpu),
+        Implementation("batch_invariant", "ridgeline.kernels.attention.schedule:fixed_schedule", on_gpu),
     ),
 )
 PAGED_ATTENTION = Op(

@@ -11,7 +11,7 @@ Legend: R rows, I items, J tiles, T tokens.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 import triton
@@ -132,9 +132,8 @@ def make_schedule(
     return schedule
 
 
-def fixed_schedule(*tensors: Tensor, **shape: Any) -> Schedule:
-    """As `make_schedule`; what a query gets does not depend on what runs beside it."""
-    return make_schedule(*tensors, **shape, fixed=True)
+# What a query gets does not depend on what runs beside it
+fixed_schedule = partial(make_schedule, fixed=True)
 
 
 def hopper_is_faster(num_tokens: int, cache_NGPD: Tensor) -> bool:

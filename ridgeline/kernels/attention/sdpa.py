@@ -77,10 +77,13 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    sinks_H: Tensor | None = None,
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
 ) -> Tensor:
-    """As `op.paged_attention_reference`, but for sinks."""
+    """As `op.paged_attention_reference`, but for sinks: raises NotImplementedError where there are any."""
+    if sinks_H is not None:
+        raise NotImplementedError("torch's attention has no sinks; choose another implementation of paged_attention.")
     per_kv = q_THD.shape[1] // k_cache_NGPD.shape[1]
     key = window, per_kv, k_cache_NGPD.shape[1:]
     if key not in batch.derived:

@@ -31,8 +31,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ridgeline.kernels.activation.triton import activate
 from ridgeline.kernels.aot import AotKernel
-from ridgeline.kernels.attention.gluon_names import load_tile, viewed
 from ridgeline.kernels.gemm.choose import Stream
+from ridgeline.kernels.gluon_names import load_tile, viewed
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed; of one partition's threads

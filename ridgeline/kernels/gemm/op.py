@@ -5,15 +5,15 @@ Legend: T tokens, I inputs, O outputs, F outputs of a gated pair.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.activation.op import gated_activation
-from ridgeline.kernels.gemm.prepared import has_onednn
 from ridgeline.kernels.norm.op import rms_norm
-from ridgeline.kernels.op import Implementation, Op, by_name_only, on_gpu
+from ridgeline.kernels.op import Implementation, Op, Platform, on_gpu
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -42,6 +42,32 @@ def norm_linear(
     n_TI, _ = rms_norm(s_TI.float(), None, norm_weight_I, eps)
     y_TO = linear(n_TI, weight_OI, bias_O)
     return (gated_activation(y_TO, gate) if gate else y_TO).to(x_TI.dtype), s_TI
+
+
+NormLinear = Callable[[Tensor, Tensor | None, Tensor, float, Tensor, Tensor | None, str | None], tuple[Tensor, Tensor]]
+
+
+def in_three(
+    rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]],
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    gated_activation: Callable[[Tensor, str], Tensor],
+) -> NormLinear:
+    """`norm_linear` of three functions one after the other, rounding between them."""
+
+    def norm_linear(
+        x_TI: Tensor,
+        residual_TI: Tensor | None,
+        norm_weight_I: Tensor,
+        eps: float,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        gate: str | None,
+    ) -> tuple[Tensor, Tensor]:
+        n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
+        y_TO = linear(n_TI, weight_OI, bias_O)
+        return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
+
+    return norm_linear
 
 
 @dataclass(frozen=True)
@@ -116,20 +142,22 @@ NORM_CASES = (
     NormCase(300, 64, 64, gate="silu"),
 )
 
-PACK = "ridgeline.kernels.gemm.prepared:pack"
-QUANTIZE = "ridgeline.kernels.gemm.prepared:quantize"
-QUANTIZE_BOTH = "ridgeline.kernels.gemm.prepared:quantize_both"
+
+def has_onednn(platform: Platform) -> bool:
+    """On a CPU, where torch was built with oneDNN and has the functions used here."""
+    functions = ("_reorder_linear_weight", "_linear_pointwise", "_nbytes", "data_ptr")
+    built = platform.device_type == "cpu" and torch.backends.mkldnn.is_available()
+    return built and all(hasattr(torch.ops.mkldnn, name) for name in functions)
+
 
 LINEAR = Op(
     "linear",
     linear,
     (
         Implementation("triton", "ridgeline.kernels.gemm.triton:linear", on_gpu),
-        Implementation("onednn", "ridgeline.kernels.gemm.prepared:linear", has_onednn, PACK),
-        Implementation("torch", "ridgeline.kernels.gemm.prepared:linear"),
-        Implementation("int8", "ridgeline.kernels.gemm.prepared:linear", by_name_only, QUANTIZE),
-        Implementation("w8a8", "ridgeline.kernels.gemm.prepared:linear", by_name_only, QUANTIZE_BOTH),
-        Implementation("fixed", "ridgeline.kernels.gemm.fixed:linear", on_gpu),
+        Implementation("onednn", "ridgeline.kernels.gemm.onednn:linear", has_onednn),
+        Implementation("torch", "ridgeline.kernels.gemm.torch_ops:linear"),
+        Implementation("batch_invariant", "ridgeline.kernels.gemm.batch_invariant:linear", on_gpu),
     ),
 )
 NORM_LINEAR = Op(
@@ -137,10 +165,8 @@ NORM_LINEAR = Op(
     norm_linear,
     (
         Implementation("triton", "ridgeline.kernels.gemm.triton:norm_linear", on_gpu),
-        Implementation("onednn", "ridgeline.kernels.gemm.prepared:norm_linear", has_onednn, PACK),
-        Implementation("torch", "ridgeline.kernels.gemm.prepared:norm_linear"),
-        Implementation("int8", "ridgeline.kernels.gemm.prepared:norm_linear", by_name_only, QUANTIZE),
-        Implementation("w8a8", "ridgeline.kernels.gemm.prepared:norm_linear", by_name_only, QUANTIZE_BOTH),
-        Implementation("fixed", "ridgeline.kernels.gemm.fixed:norm_linear", on_gpu),
+        Implementation("onednn", "ridgeline.kernels.gemm.onednn:norm_linear", has_onednn),
+        Implementation("torch", "ridgeline.kernels.gemm.torch_ops:norm_linear"),
+        Implementation("batch_invariant", "ridgeline.kernels.gemm.batch_invariant:norm_linear", on_gpu),
     ),
 )

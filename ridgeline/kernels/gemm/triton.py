@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.activation.triton import gated_activation
-from ridgeline.kernels.gemm import prepared
+from ridgeline.kernels.gemm import torch_ops
 from ridgeline.kernels.gemm.choose import Rows, Stream, Tiles, choose
 from ridgeline.kernels.gemm.rows import laps_kernel, rows_kernel
 from ridgeline.kernels.gemm.tiles import tiles_kernel
@@ -53,7 +53,7 @@ def norm_linear(
 ) -> tuple[Tensor, Tensor]:
     """As `ridgeline.kernels.gemm.op.norm_linear`."""
     if _needs_gradient(x_TI, residual_TI, norm_weight_I, weight_OI, bias_O):
-        return prepared.norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
+        return torch_ops.norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
     plan = _plan(x_TI, weight_OI, norm=True, gated=gate is not None)
     if isinstance(plan, Rows) and _packed(x_TI) and _packed(residual_TI):
         return launch_rows(plan, x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)

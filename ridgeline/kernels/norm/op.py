@@ -78,7 +78,7 @@ RMS_NORM = Op(
     rms_norm,
     (
         Implementation("triton", "ridgeline.kernels.norm.triton:rms_norm", on_gpu),
-        Implementation("torch", "ridgeline.kernels.norm.native:rms_norm"),
+        Implementation("torch", "ridgeline.kernels.norm.torch_ops:rms_norm"),
     ),
 )
 LAYER_NORM = Op(
@@ -86,6 +86,6 @@ LAYER_NORM = Op(
     layer_norm,
     (
         Implementation("triton", "ridgeline.kernels.norm.triton:layer_norm", on_gpu),
-        Implementation("torch", "ridgeline.kernels.norm.native:layer_norm"),
+        Implementation("torch", "ridgeline.kernels.norm.torch_ops:layer_norm"),
     ),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.launch import launch_options
-from ridgeline.kernels.norm import native
+from ridgeline.kernels.norm import torch_ops
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -96,7 +96,7 @@ def _needs_gradient(*tensors: Tensor | None) -> bool:
 def rms_norm(x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Where a gradient is wanted, torch's own kernels run: these have none."""
     if _needs_gradient(x_TM, residual_TM, weight_M):
-        return native.rms_norm(x_TM, residual_TM, weight_M, eps)
+        return torch_ops.rms_norm(x_TM, residual_TM, weight_M, eps)
     return _launch(x_TM, residual_TM, weight_M, None, eps)
 
 
@@ -105,7 +105,7 @@ def layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """As `rms_norm`."""
     if _needs_gradient(x_TM, residual_TM, weight_M, bias_M):
-        return native.layer_norm(x_TM, residual_TM, weight_M, bias_M, eps)
+        return torch_ops.layer_norm(x_TM, residual_TM, weight_M, bias_M, eps)
     return _launch(x_TM, residual_TM, weight_M, bias_M, eps)
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention.op import write_kv_reference
 from ridgeline.kernels.norm.op import rms_norm
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 
@@ -87,8 +86,16 @@ def rope_kv(
         q_THD, k_TGD = rms_norm(q_THD, None, q_norm_D, eps)[0], rms_norm(k_TGD, None, k_norm_D, eps)[0]
     if cos_sin_PR is not None:
         q_THD, k_TGD = rope(q_THD, k_TGD, cos_sin_PR, positions_T)
-    write_kv_reference(k_TGD, v_TGD, k_cache_NGPD, v_cache_NGPD, place_T)
+    write_kv(k_TGD, v_TGD, k_cache_NGPD, v_cache_NGPD, place_T)
     return q_THD.contiguous()
+
+
+def write_kv(k_TGD: Tensor, v_TGD: Tensor, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, place_T: Tensor) -> None:
+    """Store each token's key and value at place = block * P + offset, in place."""
+    block_size = k_cache_NGPD.shape[2]
+    block_T, offset_T = place_T // block_size, place_T % block_size
+    k_cache_NGPD[block_T, :, offset_T] = k_TGD
+    v_cache_NGPD[block_T, :, offset_T] = v_TGD
 
 
 def split_heads(qkv_TX: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,7 +176,7 @@ ROPE_KV = Op(
     rope_kv,
     (
         Implementation("triton", "ridgeline.kernels.rotary.triton:rope_kv", on_gpu),
-        Implementation("torch", "ridgeline.kernels.rotary.native:rope_kv"),
-        Implementation("fixed", "ridgeline.kernels.rotary.triton:rope_kv_fixed", on_gpu),
+        Implementation("torch", "ridgeline.kernels.rotary.torch_ops:rope_kv"),
+        Implementation("batch_invariant", "ridgeline.kernels.rotary.triton:rope_kv_batch_invariant", on_gpu),
     ),
 )

@@ -143,7 +143,7 @@ def rope_kv(
     return q_THD
 
 
-rope_kv_fixed = partial(rope_kv, fixed=True)
+rope_kv_batch_invariant = partial(rope_kv, fixed=True)
 
 
 def _aot(

@@ -9,8 +9,8 @@ from ridgeline.kernels.aot import ARCHS, AotKernel
 from ridgeline.kernels.sampling.bracket import bracket_kernel, stats_kernel
 from ridgeline.kernels.sampling.draw import draw_kernel
 from ridgeline.kernels.sampling.finish import finish_kernel
-from ridgeline.kernels.sampling.logprobs import combine_kernel, score_kernel, top_kernel
-from ridgeline.kernels.sampling.mask import mask_kernel
+from ridgeline.kernels.sampling.triton_logprobs import combine_kernel, score_kernel, top_kernel
+from ridgeline.kernels.sampling.triton_mask import mask_kernel
 from ridgeline.kernels.sampling.typical import typical_kernel
 
 _INT64 = {

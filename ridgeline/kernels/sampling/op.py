@@ -156,23 +156,23 @@ SAMPLE = Op(
     "sample",
     sample_reference,
     (
-        Implementation("triton", "ridgeline.kernels.sampling.gpu:sample", on_gpu),
-        Implementation("torch", "ridgeline.kernels.sampling.batched:sample"),
-        Implementation("fixed", "ridgeline.kernels.sampling.gpu:sample_fixed", on_gpu),
+        Implementation("triton", "ridgeline.kernels.sampling.triton:sample", on_gpu),
+        Implementation("torch", "ridgeline.kernels.sampling.torch_ops:sample"),
+        Implementation("batch_invariant", "ridgeline.kernels.sampling.triton:sample_batch_invariant", on_gpu),
     ),
 )
 
 MASK_LOGITS = Op(
     "mask_logits",
     mask_reference,
-    (Implementation("triton", "ridgeline.kernels.sampling.mask:mask", on_gpu),),
+    (Implementation("triton", "ridgeline.kernels.sampling.triton_mask:mask", on_gpu),),
 )
 
 SCORE_TOKENS = Op(
     "score_tokens",
     score,
     (
-        Implementation("triton", "ridgeline.kernels.sampling.logprobs:score", on_gpu),
-        Implementation("fixed", "ridgeline.kernels.sampling.logprobs:score_fixed", on_gpu),
+        Implementation("triton", "ridgeline.kernels.sampling.triton_logprobs:score", on_gpu),
+        Implementation("batch_invariant", "ridgeline.kernels.sampling.triton_logprobs:score_batch_invariant", on_gpu),
     ),
 )

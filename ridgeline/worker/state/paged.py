@@ -104,14 +104,14 @@ class PagedLayer:
             spec.num_heads,
             spec.num_kv_heads,
         )
-        options: dict[str, object] = {"scale": spec.scale, "window": spec.window}
-        if spec.softcap is not None:
-            options["softcap"] = spec.softcap
-        if heads.slopes_H is not None:
-            options["slopes_H"] = heads.slopes_H
+        scale, window, softcap, slopes_H = spec.scale, spec.window, spec.softcap, heads.slopes_H
         if batch.tokens_each == 1:
-            out_THD = ops.decode_attention(*projected, batch, **options)
+            out_THD = ops.decode_attention(
+                *projected, batch, scale=scale, window=window, softcap=softcap, slopes_H=slopes_H
+            )
         else:
             q_THD = ops.rope_kv(*projected)
-            out_THD = ops.paged_attention(q_THD, self._k, self._v, batch, **options)
+            out_THD = ops.paged_attention(
+                q_THD, self._k, self._v, batch, scale=scale, window=window, softcap=softcap, slopes_H=slopes_H
+            )
         return out_THD.flatten(1)

@@ -22,7 +22,7 @@ def score(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:
     return _score(logits_NV, token_N, num_top, 1024 if logits_NV.numel() < 2**20 else 4096)
 
 
-def score_fixed(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:
+def score_batch_invariant(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:
     """As `score`; a row's sums are made up in one way, whatever lies beside it.
 
     Threads share a tile of float32 otherwise than one of bfloat16, and a guided row makes others' logits float32, too.

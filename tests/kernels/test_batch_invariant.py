@@ -16,26 +16,26 @@ from tests.driving import ask, rig
 pytest.importorskip("triton")
 from ridgeline.kernels.attention.schedule import fixed_schedule
 from ridgeline.kernels.attention.triton import paged_attention
-from ridgeline.kernels.gemm import fixed
+from ridgeline.kernels.gemm import batch_invariant
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", gemm.CASES[:7], ids=str)
-def test_fixed_products_are_products(case: gemm.Case, device: str) -> None:
+def test_batch_invariant_products_are_products(case: gemm.Case, device: str) -> None:
     arguments = case.inputs(torch.float16, torch.device(device))
     wanted = gemm.linear(*arguments).float()
     tolerance = 2 * torch.finfo(torch.float16).eps * (1 + wanted.abs()) + case.in_width * 2.0**-24
-    assert ((fixed.linear(*arguments).float() - wanted).abs() <= tolerance).all()
+    assert ((batch_invariant.linear(*arguments).float() - wanted).abs() <= tolerance).all()
 
 
 def test_a_tile_leaves_enough_programs_or_is_the_smallest() -> None:
-    assert fixed.choose(1, 2048).rows == 16
-    assert fixed.choose(64, 128_256).rows == 128
-    assert fixed.choose(1024, 2048) == fixed.ALONE
-    assert fixed.choose(8192, 2048) == fixed.HOPPER[0]
-    assert fixed.choose(1, 16) == fixed.HOPPER[-1]
+    assert batch_invariant.choose(1, 2048).rows == 16
+    assert batch_invariant.choose(64, 128_256).rows == 128
+    assert batch_invariant.choose(1024, 2048) == batch_invariant.ALONE
+    assert batch_invariant.choose(8192, 2048) == batch_invariant.HOPPER[0]
+    assert batch_invariant.choose(1, 16) == batch_invariant.HOPPER[-1]
 
 
 @pytest.mark.gpu
@@ -43,20 +43,20 @@ def test_a_tile_leaves_enough_programs_or_is_the_smallest() -> None:
 @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 528), (1000, 520), (72, 130)])
 def test_no_bit_depends_on_the_tile(inputs: int, outputs: int, dtype: torch.dtype) -> None:
     x_TI, weight_OI, bias_O = gemm.Case(300, inputs, outputs, bias=True).inputs(dtype, torch.device("cuda"))
-    expected = fixed.linear(x_TI, weight_OI, bias_O, fixed.ANY)
-    for tile in (fixed.ALONE, *fixed.HOPPER):
+    expected = batch_invariant.linear(x_TI, weight_OI, bias_O, batch_invariant.ANY)
+    for tile in (batch_invariant.ALONE, *batch_invariant.HOPPER):
         for tokens in (1, 5, 64, 65, 300):
-            assert torch.equal(fixed.linear(x_TI[:tokens], weight_OI, bias_O, tile), expected[:tokens])
-            assert torch.equal(fixed.linear(x_TI[-tokens:], weight_OI, bias_O, tile), expected[-tokens:])
+            assert torch.equal(batch_invariant.linear(x_TI[:tokens], weight_OI, bias_O, tile), expected[:tokens])
+            assert torch.equal(batch_invariant.linear(x_TI[-tokens:], weight_OI, bias_O, tile), expected[-tokens:])
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("tile", [fixed.ALONE, *fixed.HOPPER], ids=str)
-def test_every_tile_multiplies(tile: fixed.Tile, device: str) -> None:
+@pytest.mark.parametrize("tile", [batch_invariant.ALONE, *batch_invariant.HOPPER], ids=str)
+def test_every_tile_multiplies(tile: batch_invariant.Tile, device: str) -> None:
     x_TI, weight_OI, bias_O = gemm.Case(130, 1000, 260, bias=True).inputs(torch.float16, torch.device(device))
     wanted = gemm.linear(x_TI, weight_OI, bias_O).float()
     tolerance = 2 * torch.finfo(torch.float16).eps * (1 + wanted.abs()) + 1000 * 2.0**-24
-    assert ((fixed.linear(x_TI, weight_OI, bias_O, tile).float() - wanted).abs() <= tolerance).all()
+    assert ((batch_invariant.linear(x_TI, weight_OI, bias_O, tile).float() - wanted).abs() <= tolerance).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)

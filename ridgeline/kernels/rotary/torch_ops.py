@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention.op import write_kv_reference
-from ridgeline.kernels.norm.native import rms_norm
-from ridgeline.kernels.rotary.op import rotate, split_heads
+from ridgeline.kernels.norm.torch_ops import rms_norm
+from ridgeline.kernels.rotary.op import rotate, split_heads, write_kv
 
 
 def rope_kv(
@@ -29,5 +28,5 @@ def rope_kv(
     if cos_sin_PR is not None:
         heads_TYD = torch.cat((q_THD, k_TGD), dim=1)
         q_THD, k_TGD = rotate(heads_TYD, cos_sin_PR, positions_T).split((num_heads, num_kv_heads), dim=1)
-    write_kv_reference(k_TGD, v_TGD, k_cache_NGPD, v_cache_NGPD, place_T)
+    write_kv(k_TGD, v_TGD, k_cache_NGPD, v_cache_NGPD, place_T)
     return q_THD.contiguous()

@@ -134,7 +134,7 @@ def sample(
     return token_N
 
 
-def sample_fixed(
+def sample_batch_invariant(
     logits_NV: Tensor, tables: SamplingTables, slots_N: Tensor, position_N: Tensor, features: Feature
 ) -> Tensor:
     """As `sample`; a row's sums are made up in one way, whatever lies beside it: of float32, by tiles of one size, and

@@ -2,8 +2,8 @@
 
 An output is one chain of products in the order of the inputs, never split: each step of the matrix units adds the next
 16 to the sum so far (in float32: one). A tile only says which outputs a program computes, so it may follow the number
-of tokens, and no bit does: tests/kernels/test_fixed.py compares all of Hopper's. Other GPUs may step differently for
-other tiles, so there one tile serves all.
+of tokens, and no bit does: tests/kernels/test_batch_invariant.py compares all of Hopper's. Other GPUs may step
+differently for other tiles, so there one tile serves all.
 
 Legend: T tokens, I inputs, O outputs; N tokens, R weight rows, B inputs of a tile.
 """
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ridgeline.kernels.activation.triton import gated_activation
 from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.gemm.op import in_three
 from ridgeline.kernels.launch import INTERPRETED, compute_capability, launch_options
 from ridgeline.kernels.norm.triton import rms_norm
 
@@ -57,7 +58,7 @@ def choose(tokens: int, outputs: int) -> Tile:
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def fixed_kernel(
+def batch_invariant_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, x_stride, tokens, outputs, inputs,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
     WIDE: tl.constexpr, PDL: tl.constexpr,
@@ -105,7 +106,7 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tile: Tile | 
     if tile is None:
         tuned = x_TI.element_size() == 2 and compute_capability(x_TI.device) == (9, 0)
         tile = choose(tokens, outputs) if tuned else ANY
-    fixed_kernel[(triton.cdiv(tokens, tile.tokens) * triton.cdiv(outputs, tile.rows),)](
+    batch_invariant_kernel[(triton.cdiv(tokens, tile.tokens) * triton.cdiv(outputs, tile.rows),)](
         x_TI, weight_OI.contiguous(), weight_OI if bias_O is None else bias_O, y_TO, x_TI.stride(0), tokens, outputs,
         inputs, **_constants(tile), BIAS=bias_O is not None, EVEN=inputs % tile.block == 0,
         WIDE=INTERPRETED and x_TI.dtype == torch.bfloat16, num_warps=tile.warps, num_stages=tile.stages,
@@ -114,19 +115,7 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tile: Tile | 
     return y_TO
 
 
-def norm_linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor,
-    eps: float,
-    weight_OI: Tensor,
-    bias_O: Tensor | None,
-    gate: str | None,
-) -> tuple[Tensor, Tensor]:
-    """As `op.norm_linear`, one kernel after the other."""
-    y_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-    y_TO = linear(y_TI, weight_OI, bias_O)
-    return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
+norm_linear = in_three(rms_norm, linear, gated_activation)
 
 
 def _constants(tile: Tile) -> dict[str, int]:
@@ -138,7 +127,7 @@ def _aot(tile: Tile, **options: Any) -> AotKernel:
     signature |= dict.fromkeys(("x_stride", "outputs", "inputs"), "i32:16") | {"tokens": "i32"}
     constants = {**_constants(tile), "BIAS": False, "EVEN": True, "WIDE": False}
     shape = {"num_warps": tile.warps, "num_stages": tile.stages}
-    return AotKernel(fixed_kernel, signature, constants, **shape, hot=True, tensor_cores="HGMMA", **options)
+    return AotKernel(batch_invariant_kernel, signature, constants, **shape, hot=True, tensor_cores="HGMMA", **options)
 
 
 AOT = (_aot(ANY), *(_aot(tile, archs=("sm_90",)) for tile in (ALONE, *HOPPER)))

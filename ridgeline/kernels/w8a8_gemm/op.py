@@ -1,0 +1,76 @@
+"""Linear map of int8 levels by int8 levels: the weight's rows were rounded before, each token is rounded as it comes.
+
+The method is LLM.int8()'s row-wise quantization (Dettmers et al., arXiv 2208.07339) without its outlier columns.
+Legend: T tokens, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.op import Implementation, Op, Platform
+
+LEVELS = 127  # to either side of zero
+MIDDLE = 128  # what zero is among unsigned levels, which is how oneDNN wants activations
+
+
+def w8a8_linear(x_TI: Tensor, level_OI: Tensor, scale_O: Tensor, bias_O: Tensor | None) -> Tensor:
+    """level(x) · levelᵀ · scale(x) · scale + bias: [T, O] in the dtype of `x_TI`; sums of levels are exact.
+
+    level_OI: int8, or what `onednn.pack` makes of it. scale_O: float32. A token's scale is its own largest magnitude
+    over LEVELS, so that no token depends on others; halves (as a float32 around MIDDLE tells them) are rounded up. A
+    token of zeros gives zeros, one with a NaN or an infinity nothing finite.
+    """
+    weight_OI = level_OI.to_dense().T if level_OI.is_mkldnn else level_OI
+    scale_T1 = x_TI.abs().amax(-1, keepdim=True).float() / LEVELS
+    level_TI = torch.floor(x_TI.float() / scale_T1 + (MIDDLE + 0.5)) - MIDDLE
+    level_TI = torch.where(scale_T1 == 0, 0.0, level_TI)
+    y_TO = (level_TI.double() @ weight_OI.double().T * scale_O.double() * scale_T1.double()).to(x_TI.dtype)
+    return y_TO if bias_O is None else y_TO + bias_O
+
+
+@dataclass(frozen=True)
+class Case:
+    tokens: int
+    in_width: int
+    out_width: int
+    bias: bool = False
+
+    def inputs(
+        self, dtype: torch.dtype, device: torch.device, seed: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Scales such that outputs have a standard deviation of about one."""
+        generator = torch.Generator(device).manual_seed(seed)
+        levels = torch.randint(-LEVELS, LEVELS + 1, (self.out_width, self.in_width), generator=generator, device=device)
+        scale_O = (0.5 + torch.rand(self.out_width, generator=generator, device=device)) / LEVELS
+        x_TI = torch.randn(self.tokens, self.in_width, generator=generator, device=device).to(dtype)
+        bias_O = torch.randn(self.out_width, generator=generator, device=device).to(dtype) if self.bias else None
+        return x_TI, levels.to(torch.int8), scale_O * (3 / self.in_width) ** 0.5, bias_O
+
+
+CASES = (
+    Case(1, 64, 64),
+    Case(1, 200, 48),
+    Case(3, 64, 192, bias=True),
+    Case(7, 36, 20),
+    Case(8, 1024, 72),
+    Case(40, 768, 2304, bias=True),
+    Case(256, 1024, 512),
+)
+
+
+def has_vnni(platform: Platform) -> bool:
+    """On a CPU where sums of products of 8-bit numbers are exact and fast, with torch's function for them."""
+    if platform.device_type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    return torch.cpu._is_vnni_supported() and hasattr(torch.ops.onednn, "qlinear_pointwise")
+
+
+W8A8_LINEAR = Op(
+    "w8a8_linear",
+    w8a8_linear,
+    (Implementation("onednn", "ridgeline.kernels.w8a8_gemm.onednn:w8a8_linear", has_vnni),),
+)

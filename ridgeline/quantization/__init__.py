@@ -1,0 +1,17 @@
+"""How weights are held: one file per scheme, which prepares a loaded weight and multiplies with it.
+
+A new scheme is a file with a `Scheme` and a line in the table.
+"""
+
+from __future__ import annotations
+
+from ridgeline.core.registry import Registry
+
+SCHEMES = Registry(
+    "quantization",
+    {
+        "plain": "ridgeline.quantization.plain:PLAIN",
+        "int8": "ridgeline.quantization.int8:INT8",
+        "w8a8": "ridgeline.quantization.w8a8:W8A8",
+    },
+)

@@ -1,0 +1,21 @@
+"""Weights as int8 levels and a scale per output; activations stay as they are."""
+
+from __future__ import annotations
+
+import torch
+
+from ridgeline.kernels.int8_gemm.op import RUN
+from ridgeline.kernels.op import on_cpu
+from ridgeline.quantization.rounding import round_rows
+from ridgeline.quantization.scheme import PlainWeight, ScaledWeight, Scheme
+
+
+def prepare(loaded: PlainWeight) -> ScaledWeight:
+    """Rounded; with zeros behind the inputs, up to whole runs."""
+    outputs, inputs = loaded.weight_OI.shape
+    level_OJ = torch.zeros(outputs, -(-inputs // RUN) * RUN, dtype=torch.int8, device=loaded.weight_OI.device)
+    scale_O = round_rows(loaded.weight_OI, level_OJ)
+    return ScaledWeight(loaded.ops, loaded.ops.int8_linear, level_OJ, scale_O)
+
+
+INT8 = Scheme(name="int8", prepare=prepare, supports=on_cpu, needs="a CPU", weight_bytes=1)

@@ -1,0 +1,19 @@
+"""Weights in the dtype of the activations, as they were loaded; on a CPU packed for oneDNN where that is faster."""
+
+from __future__ import annotations
+
+from ridgeline.kernels.gemm.onednn import pack
+from ridgeline.kernels.op import anywhere
+from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
+
+
+def prepare(loaded: PlainWeight) -> Weight:
+    """Packed, if both ops that read it do so by oneDNN: another implementation gets the weight as it can read it."""
+    chosen = loaded.ops.chosen
+    if {chosen["linear"], chosen["norm_linear"]} != {"onednn"}:
+        return loaded
+    packed_OI = pack(loaded.weight_OI)
+    return loaded if packed_OI is loaded.weight_OI else PlainWeight(loaded.ops, packed_OI)
+
+
+PLAIN = Scheme(name="plain", prepare=prepare, supports=anywhere, needs="nothing")
