@@ -31,7 +31,7 @@ from ridgeline.serving.face import Face
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.supervisor import Keeper, encode, runtime_directory
-from ridgeline.worker.folder import EMBEDDED_MODEL, resolve_model
+from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model
 
 # max_replicas: 0 for as many as replicas. gpus, cpus: of each. target: open requests beyond which another is added.
 OWN = {"replicas": 1, "max_replicas": 0, "gpus": 1, "cpus": 1, "target": 64}

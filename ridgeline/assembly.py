@@ -24,9 +24,9 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.measure.machine import hardware_of
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.roofline import Roofline
+from ridgeline.weights.folder import EMBEDDED_MODEL as EMBEDDED_MODEL
+from ridgeline.weights.loader import Progress, check_files, load_weights, read_model_config, resolve_model
 from ridgeline.worker.compilers import Compilers, processes_needed
-from ridgeline.worker.folder import EMBEDDED_MODEL as EMBEDDED_MODEL
-from ridgeline.worker.loader import Progress, check_files, load_weights, read_model_config, resolve_model
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.memory import MemoryReport, check_weights_fit, plan_memory, weight_bytes
 from ridgeline.worker.precompile import KernelSet

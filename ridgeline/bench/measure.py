@@ -25,7 +25,7 @@ from ridgeline.measure.probes import Bench
 from ridgeline.measure.timing import Effort
 from ridgeline.models.config import ModelConfig
 from ridgeline.version import __version__
-from ridgeline.worker.loader import read_model_config, resolve_model
+from ridgeline.weights.loader import read_model_config, resolve_model
 
 LONGEST = 32_768  # context enough for every workload, without a KV cache for the longest a model could do
 KERNEL_EFFORT = {"cuda": Effort(seconds=0.1, repeats=15), "cpu": Effort(seconds=0.05, repeats=11)}

@@ -108,7 +108,7 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
         raise InvalidConfig(f"{source}: {str(error).replace(' - at `$.', ' for `')}.") from error
     from ridgeline.serving.logs import set_up_logging
     from ridgeline.serving.supervisor import Supervisor
-    from ridgeline.worker.folder import EMBEDDED_MODEL, resolve_model
+    from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model
 
     set_up_logging(as_json=serve_config.log_json, level=serve_config.log_level)
     model = str(engine.get("model") or EMBEDDED_MODEL)

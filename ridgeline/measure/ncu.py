@@ -106,7 +106,7 @@ def _child(model: str, batch: str, context: str, options: str) -> None:
     from ridgeline.core.config import LLMConfig
     from ridgeline.core.request import Request, SamplingParams
     from ridgeline.perf.footprint import kv_bytes_per_token
-    from ridgeline.worker.loader import read_model_config, resolve_model
+    from ridgeline.weights.loader import read_model_config, resolve_model
 
     length = int(context)
     config = LLMConfig(model=model, **json.loads(options), enforce_eager=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
 from ridgeline.core.request import SamplingParams
-from ridgeline.formats.json_file import read_json
 from ridgeline.models.config import Config, sampling_defaults, token_ids
+from ridgeline.weights.formats.json_file import read_json
 
 FILE = "generation_config.json"
 OFF = ("none", "vllm")  # the second is vLLM's name for "the engine's own"

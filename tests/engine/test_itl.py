@@ -17,7 +17,7 @@ from ridgeline.core.plan import Feature, Rows, StepPlan
 from ridgeline.engine.itl import DECODE_STEPS, FIRST_GUESS, LEAST, ItlBound
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline
-from ridgeline.worker.loader import read_model_config
+from ridgeline.weights.loader import read_model_config
 from tests.engine.desk import Desk, make_request
 
 

@@ -15,7 +15,7 @@ from ridgeline.measure.machine import datasheet, device_name, driver_version, ha
 from ridgeline.perf.calibration import Calibration, GemmRate, save
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline, step_limit, step_ops
-from ridgeline.worker.loader import read_model_config
+from ridgeline.weights.loader import read_model_config
 from tests.driving import ask, rig
 
 CPU = torch.device("cpu")

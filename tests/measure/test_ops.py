@@ -14,7 +14,7 @@ from ridgeline.measure.ops import Recorded, measure_step_ops, record_step
 from ridgeline.measure.probes import cpu_threads
 from ridgeline.perf.explain import JOINT
 from ridgeline.perf.roofline import step_ops
-from ridgeline.worker.loader import read_model_config
+from ridgeline.weights.loader import read_model_config
 
 CPU = torch.device("cpu")
 MIXED = StepShape([7, 1, 1], [20, 33, 5], 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.formats.gguf import is_gguf
+from ridgeline.weights.formats.gguf_file import is_gguf
 
 EMBEDDED_MODEL = Path(__file__).parents[1] / "assets" / "embedded"
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.formats.gguf import TensorType
+from ridgeline.weights.formats.gguf_file import TensorType
 
 _AT_ONCE = 1 << 19  # values: temporaries stay in the processor's cache, and far below the tensor's size
 

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.convert.check import OpenModel, OpenTensor, Report, check_copies, count_not_finite, open_model
-from ridgeline.convert.shards import Planned, split, write_shards
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.formats.gguf import GGUF, is_gguf, read_gguf
-from ridgeline.formats.json_file import read_json
-from ridgeline.models.gguf import gguf_config
-from ridgeline.text.gguf import gguf_templates
+from ridgeline.models.gguf_names import gguf_config
+from ridgeline.text.gguf_tokenizer import gguf_templates
 from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.worker.loader import stored_shape, stored_view
+from ridgeline.weights.convert.check import OpenModel, OpenTensor, Report, check_copies, count_not_finite, open_model
+from ridgeline.weights.convert.shards import Planned, split, write_shards
+from ridgeline.weights.formats.gguf_file import GGUF, is_gguf, read_gguf
+from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.loader import stored_shape, stored_view
 
 Progress = Callable[[str, float], None]
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.layers.decoder import Decoder
-from ridgeline.worker import transfer
-from ridgeline.worker.loader import export_checkpoint, load_weights, read_model_config, resolve_model
+from ridgeline.weights import transfer
+from ridgeline.weights.loader import export_checkpoint, load_weights, read_model_config, resolve_model
 from tests import tiny_models
-from tests.models.loading import OPS, empty_decoder, load
+from tests.weights.loading import OPS, empty_decoder, load
 
 TinyModel = Callable[[str], Path]
 
@@ -371,7 +371,7 @@ def test_a_gpu_gets_the_same_weights(
     tiny_model: TinyModel, family: str, buffer_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By pieces smaller than a tensor too; GPT-2's are transposed on the way, and bfloat16 is cast."""
-    monkeypatch.setattr("ridgeline.worker.transfer.BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr("ridgeline.weights.transfer.BUFFER_BYTES", buffer_bytes)
     folder = tiny_model(family)
     config = read_model_config(folder)
     for dtype in (torch.float32, torch.bfloat16):

@@ -14,9 +14,9 @@ from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
-from ridgeline.formats.gguf import GGUF, read_gguf
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
+from ridgeline.weights.formats.gguf_file import GGUF, read_gguf
 
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 

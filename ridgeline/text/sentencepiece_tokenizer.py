@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from ridgeline.formats.sentencepiece import Piece, PieceType, SentencePieceModel
 from ridgeline.text.components import check_charsmap
+from ridgeline.weights.formats.sentencepiece_file import Piece, PieceType, SentencePieceModel
 
 SPACE = "▁"
 

@@ -16,12 +16,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ridgeline.convert.convert import check, convert
-from ridgeline.convert.shards import parse_size
 from ridgeline.core.errors import InvalidConfig, ModelLoadError, RidgelineError
+from ridgeline.weights.convert.convert import check, convert
+from ridgeline.weights.convert.shards import parse_size
 from tests import gguf_files, tiny_models
-from tests.models.loading import dense_logits, load
 from tests.text.sample_tokenizers import byte_level, write_folder
+from tests.weights.loading import dense_logits, load
 
 TinyModel = Callable[[str], Path]
 

@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.formats.gguf import TENSOR_TYPES, TensorInfo, is_gguf, read_gguf
-from ridgeline.formats.json_file import read_json
-from ridgeline.worker.dequantize import dequantize
+from ridgeline.weights.dequantize import dequantize
+from ridgeline.weights.formats.gguf_file import TENSOR_TYPES, TensorInfo, is_gguf, read_gguf
+from ridgeline.weights.formats.json_file import read_json
 
 LOADABLE = frozenset({"F64", "F32", "BF16", "F16"} | {type.name for type in TENSOR_TYPES.values()})
 

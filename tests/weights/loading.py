@@ -12,7 +12,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers.attention import DenseCausal
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models.config import ModelConfig
-from ridgeline.worker.loader import load_weights, read_model_config
+from ridgeline.weights.loader import load_weights, read_model_config
 
 CPU = torch.device("cpu")
 OPS = Ops(Platform(device_type="cpu"))

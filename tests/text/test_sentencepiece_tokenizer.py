@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.formats.sentencepiece import read_sentencepiece
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.formats.sentencepiece_file import read_sentencepiece
 from tests.text.sample_tokenizers import CORPUS
 
 spm = pytest.importorskip("sentencepiece")

@@ -14,8 +14,8 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import Source
 from ridgeline.models.config import ModelConfig
-from ridgeline.worker.checkpoint import StoredTensor, open_checkpoint
-from ridgeline.worker.loader import (
+from ridgeline.weights.checkpoint import StoredTensor, open_checkpoint
+from ridgeline.weights.loader import (
     as_stored,
     check_files,
     checkpoint_views,

@@ -9,9 +9,9 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.formats.gguf import GGUF
-from ridgeline.formats.sentencepiece import Piece, PieceType, SentencePieceModel
-from ridgeline.text.sentencepiece import framed, sentencepiece_backend
+from ridgeline.text.sentencepiece_tokenizer import framed, sentencepiece_backend
+from ridgeline.weights.formats.gguf_file import GGUF
+from ridgeline.weights.formats.sentencepiece_file import Piece, PieceType, SentencePieceModel
 
 _NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}  # where the file does not say

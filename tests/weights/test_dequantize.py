@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ridgeline.formats.gguf import TENSOR_TYPES, TensorType
-from ridgeline.worker.dequantize import dequantize
+from ridgeline.weights.dequantize import dequantize
+from ridgeline.weights.formats.gguf_file import TENSOR_TYPES, TensorType
 
 gguf = pytest.importorskip("gguf")
 

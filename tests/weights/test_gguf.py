@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.formats.gguf import read_gguf
-from ridgeline.worker.folder import resolve_model
-from ridgeline.worker.loader import read_model_config
+from ridgeline.weights.folder import resolve_model
+from ridgeline.weights.formats.gguf_file import read_gguf
+from ridgeline.weights.loader import read_model_config
 from tests import gguf_files, tiny_models
-from tests.models.loading import dense_logits, load
+from tests.weights.loading import dense_logits, load
 
 gguf = pytest.importorskip("gguf")
 

@@ -15,18 +15,18 @@ from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
-from ridgeline.formats.gguf import is_gguf, read_gguf
-from ridgeline.formats.json_file import read_json
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.norm import Norm
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.gguf import ROPE_FACTORS, gguf_model_config, gguf_weights
-from ridgeline.worker.checkpoint import LOADABLE, StoredTensor, open_checkpoint
-from ridgeline.worker.folder import resolve_model as resolve_model
-from ridgeline.worker.transfer import fill
+from ridgeline.models.gguf_names import ROPE_FACTORS, gguf_model_config, gguf_weights
+from ridgeline.weights.checkpoint import LOADABLE, StoredTensor, open_checkpoint
+from ridgeline.weights.folder import resolve_model as resolve_model
+from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
+from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.transfer import fill
 
 Progress = Callable[[str, float], None]
 

@@ -17,9 +17,9 @@ import pytest
 from benchmarks.attacks.files import outcomes, write
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidRequest, ModelLoadError, RidgelineError, one_line
-from ridgeline.formats.gguf import read_gguf
-from ridgeline.formats.json_file import MAX_BYTES, read_json
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.formats.gguf_file import read_gguf
+from ridgeline.weights.formats.json_file import MAX_BYTES, read_json
 from tests.damaged_files import DAMAGES, Case, Gguf, case, config_of, tokenizer_of
 
 LLAMA = "LlamaForCausalLM"
