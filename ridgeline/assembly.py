@@ -21,13 +21,13 @@ from ridgeline.kernels.launch import num_multiprocessors, on_device
 from ridgeline.kernels.op import Platform, on_gpu
 from ridgeline.kernels.ops import DETERMINISTIC, Ops
 from ridgeline.layers.decoder import Decoder
-from ridgeline.measure.machine import hardware_of
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.roofline import Roofline
 from ridgeline.weights.folder import EMBEDDED_MODEL as EMBEDDED_MODEL
 from ridgeline.weights.loader import Progress, check_files, load_weights, read_model_config, resolve_model
 from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.local import LocalWorker
+from ridgeline.worker.machine import hardware_of
 from ridgeline.worker.memory import MemoryReport, check_weights_fit, plan_memory, weight_bytes
 from ridgeline.worker.precompile import KernelSet
 from ridgeline.worker.runner import Runner

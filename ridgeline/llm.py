@@ -23,9 +23,9 @@ from ridgeline.text.arguments import integers, listed_params, listed_priorities,
 from ridgeline.text.beams import BeamSearch, BeamSearchParams
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.completion import Completion
+from ridgeline.text.continuations import Score, continued, listed_continuations, score_of, scoring_params
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.requests import RequestLimits, derive_seed, make_requests, with_spelled_words
-from ridgeline.text.scoring import Score, continued, listed_continuations, score_of, scoring_params
 from ridgeline.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

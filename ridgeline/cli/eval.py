@@ -22,8 +22,8 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.request import MAX_LOGPROBS
 
 if TYPE_CHECKING:
-    from ridgeline.evaluation.compare import Comparison
-    from ridgeline.evaluation.perplexity import Score
+    from ridgeline.bench.quality.compare import Comparison
+    from ridgeline.bench.quality.perplexity import Score
 
 app = typer.Typer(
     help="Measure how good predictions are: perplexity, tasks, the cost of a change.", no_args_is_help=True
@@ -51,14 +51,14 @@ def perplexity(
 ) -> None:
     """Perplexity and bits per byte of texts, each and together, in windows that overlap."""
     options = _llm_options(extra, model=model, dtype=dtype, device=device)
-    from ridgeline.evaluation.documents import read_file  # torch takes seconds to import; usage errors need not wait
+    from ridgeline.bench.quality.documents import read_file  # torch takes seconds to import; usage errors need not wait
 
     texts = [read_file(path) for path in files]
+    from ridgeline.bench.quality.likelihood import Cut
+    from ridgeline.bench.quality.perplexity import Reading, Score
+    from ridgeline.bench.quality.perplexity import perplexity as measure
+    from ridgeline.bench.quality.results import model_name, perplexity_records
     from ridgeline.bench.results import append
-    from ridgeline.evaluation.perplexity import Reading, Score
-    from ridgeline.evaluation.perplexity import perplexity as measure
-    from ridgeline.evaluation.results import model_name, perplexity_records
-    from ridgeline.evaluation.scoring import Cut
     from ridgeline.llm import LLM
     from ridgeline.progress import TokenBar
 
@@ -109,9 +109,9 @@ def harness(
         raise InvalidConfig("lm-evaluation-harness is not installed; pip install 'ridgeline[eval]' brings it.")
     from lm_eval.utils import make_table
 
+    from ridgeline.bench.quality.harness import run_tasks
+    from ridgeline.bench.quality.results import task_records
     from ridgeline.bench.results import append
-    from ridgeline.evaluation.harness import run_tasks
-    from ridgeline.evaluation.results import task_records
     from ridgeline.llm import LLM
 
     with LLM(**options) as llm:
@@ -136,11 +136,11 @@ def compare(
 ) -> None:
     """What a change costs: perplexity of both, KL divergence per token (from below), share of equal greedy tokens."""
     sides = [_llm_options(text, model=model, device=device) for text in (baseline, candidate)]
-    from ridgeline.evaluation.documents import read_file
+    from ridgeline.bench.quality.documents import read_file
 
     texts = [read_file(path) for path in files]
+    from ridgeline.bench.quality.compare import compare as measure
     from ridgeline.bench.results import append
-    from ridgeline.evaluation.compare import compare as measure
 
     found, records = measure(texts, *sides, window=window, stride=stride, top=top)
     append(out, records)

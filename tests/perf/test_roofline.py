@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ridgeline.core.cost import Cost, StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.perf.coarse import coarse_limit
 from ridgeline.perf.footprint import kv_bytes_per_token, parameters
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline, bound, seconds, step_limit, step_ops
+from tests.perf.coarse import coarse_limit
 from tests.perf.models import NAMES, spec
 
 H200 = find("H200").attained()

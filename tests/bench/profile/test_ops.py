@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ridgeline.bench.machine.probes import cpu_threads
+from ridgeline.bench.profile.ops import Recorded, measure_step_ops, record_step
 from ridgeline.core.cost import StepShape
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.measure.ops import Recorded, measure_step_ops, record_step
-from ridgeline.measure.probes import cpu_threads
 from ridgeline.perf.explain import JOINT
 from ridgeline.perf.roofline import step_ops
 from ridgeline.weights.loader import read_model_config

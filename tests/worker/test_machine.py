@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from ridgeline.core.cost import StepShape
-from ridgeline.measure.machine import datasheet, device_name, driver_version, hardware_of
 from ridgeline.perf.calibration import Calibration, GemmRate, save
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline, step_limit, step_ops
 from ridgeline.weights.loader import read_model_config
+from ridgeline.worker.machine import datasheet, device_name, driver_version, hardware_of
 from tests.driving import ask, rig
 
 CPU = torch.device("cpu")

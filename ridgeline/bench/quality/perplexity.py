@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ridgeline.bench.quality.documents import TextFile
+from ridgeline.bench.quality.likelihood import Cut, prefix_token, prompt_logprobs
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.evaluation.documents import TextFile
-from ridgeline.evaluation.scoring import Cut, prefix_token, prompt_logprobs
 from ridgeline.llm import LLM
 from ridgeline.text.outputs import TokenIdLogprobs
 from ridgeline.text.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ridgeline.measure.timing import Effort, median_seconds
+from ridgeline.bench.machine.timing import Effort, median_seconds
 
 MIB = 1 << 20
 TILE = 1 << 22  # random numbers, repeated through a buffer: far more than any cache line or compressor looks at

@@ -16,9 +16,9 @@ from lm_eval.api.registry import register_model
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from ridgeline.bench.quality.likelihood import EvaluationFailed, prefix_token, prompt_logprobs
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.request import SamplingParams
-from ridgeline.evaluation.scoring import EvaluationFailed, prefix_token, prompt_logprobs
 from ridgeline.llm import LLM, TokensPrompt
 from ridgeline.progress import TokenBar
 from ridgeline.text.chat_template import ChatTemplate

@@ -1,6 +1,6 @@
 """Nsight Compute on the kernels of one decode step, run on a child process.
 
-python -m ridgeline.measure.ncu MODEL BATCH CONTEXT '{"device": "cuda"}'     # the child: one step between marks
+python -m ridgeline.bench.profile.ncu MODEL BATCH CONTEXT '{"device": "cuda"}'     # the child: one step between marks
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run_ncu(model: str, options: Mapping[str, Any], *, batch: int, context: int,
         return "Nsight Compute (ncu) is not installed or not on PATH; install it for bandwidth, occupancy and stalls.\n"
     gc.collect()
     torch.cuda.empty_cache()  # the child needs the memory
-    child = [sys.executable, "-m", "ridgeline.measure.ncu", model, str(batch), str(context), json.dumps(options)]
+    child = [sys.executable, "-m", "ridgeline.bench.profile.ncu", model, str(batch), str(context), json.dumps(options)]
     command = [tool, "--csv", "--page", "raw", "--clock-control", "none", "--profile-from-start", "off"]
     command += ["--launch-count", str(kernels), "--section", "WarpStateStats", "--metrics", ",".join(METRICS), *child]
     try:

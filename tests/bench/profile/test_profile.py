@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.measure.flame import Sampler, collapsed, svg
-from ridgeline.measure.memory import tensors
-from ridgeline.measure.ncu import parse, table
-from ridgeline.measure.profile import profile, summary
-from ridgeline.measure.ranges import named_ranges
-from ridgeline.measure.tables import merged, overlap
+from ridgeline.bench.profile.flame import Sampler, collapsed, svg
+from ridgeline.bench.profile.memory import tensors
+from ridgeline.bench.profile.ncu import parse, table
+from ridgeline.bench.profile.profile import profile, summary
+from ridgeline.bench.profile.ranges import named_ranges
+from ridgeline.bench.profile.tables import merged, overlap
 from tests.driving import Rig, ask, rig
 
 PROMPT = tuple(range(5, 15))

@@ -18,7 +18,7 @@ import yaml
 
 from ridgeline import LLM
 from ridgeline.core.errors import InvalidConfig
-from tests.evaluation.conftest import TEXT
+from tests.bench.quality.conftest import TEXT
 
 if find_spec("lm_eval") is None or find_spec("accelerate") is None:
     pytest.skip("lm-eval is not installed (pip install .[eval])", allow_module_level=True)
@@ -28,7 +28,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from ridgeline.evaluation.harness import RidgelineLM, sampling_params
+from ridgeline.bench.quality.harness import RidgelineLM, sampling_params
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "tests/serving/lm_eval"

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from ridgeline.bench.quality.documents import TextFile
+from ridgeline.bench.quality.likelihood import Cut
+from ridgeline.bench.quality.perplexity import Reading, Score, perplexity
+from ridgeline.bench.quality.results import base, figures
 from ridgeline.bench.results import Record
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.request import MAX_LOGPROBS
-from ridgeline.evaluation.documents import TextFile
-from ridgeline.evaluation.perplexity import Reading, Score, perplexity
-from ridgeline.evaluation.results import base, figures
-from ridgeline.evaluation.scoring import Cut
 from ridgeline.llm import LLM
 from ridgeline.progress import TokenBar
 from ridgeline.text.outputs import TokenIdLogprobs

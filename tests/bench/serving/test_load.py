@@ -30,7 +30,7 @@ from ridgeline.bench.serving.session import Session
 from ridgeline.bench.serving.stream import Stream
 from ridgeline.bench.serving.work import Lengths, Work
 from ridgeline.core.errors import InvalidConfig
-from tests.bench.scripted_server import ScriptedServer
+from tests.bench.serving.scripted_server import ScriptedServer
 
 LATE = 0.15  # seconds by which a busy machine may be late; never early
 

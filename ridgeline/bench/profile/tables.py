@@ -10,7 +10,7 @@ from typing import Any
 
 from torch._C._autograd import DeviceType
 
-from ridgeline.measure.ranges import HOST, LAYER, OP, SEGMENT
+from ridgeline.bench.profile.ranges import HOST, LAYER, OP, SEGMENT
 from ridgeline.perf.explain import JOINT
 
 Interval = tuple[float, float]  # start and end in µs of the profiler's clock

@@ -15,11 +15,11 @@ import torch
 import transformers
 from tokenizers import models, pre_tokenizers
 
+from ridgeline.bench.quality.compare import compare
+from ridgeline.bench.quality.documents import TextFile, read_file
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.evaluation.compare import compare
-from ridgeline.evaluation.documents import TextFile, read_file
 from tests import tiny_models
-from tests.evaluation.conftest import TEXT
+from tests.bench.quality.conftest import TEXT
 
 BOS = 1
 LETTERS = "abcdefghijklmnop"  # fewer than the logprobs a request may ask for: nothing is left to the rest

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import torch
 
-from ridgeline.measure.probes import MIB, Bench, Probe
-from ridgeline.measure.timing import host_seconds
+from ridgeline.bench.machine.probes import MIB, Bench, Probe
+from ridgeline.bench.machine.timing import host_seconds
 
 QUEUED = 256  # launches timed at once: enough to average, few enough not to fill the driver's queue
 

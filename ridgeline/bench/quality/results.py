@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ridgeline.bench.quality.likelihood import Cut
+from ridgeline.bench.quality.perplexity import Score
 from ridgeline.bench.results import Record, host_with
-from ridgeline.evaluation.perplexity import Score
-from ridgeline.evaluation.scoring import Cut
 from ridgeline.llm import LLM
 from ridgeline.version import __version__
 

@@ -20,12 +20,12 @@ from ridgeline.bench.serving import vocabulary
 from ridgeline.bench.serving.start import Site, Start
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.text.tokenizer import Tokenizer
-from tests.bench.scripted_server import ScriptedServer
+from tests.bench.serving.scripted_server import ScriptedServer
 
 FAKE = """
 import argparse, json, os, signal, threading
 from pathlib import Path
-from tests.bench.scripted_server import ScriptedServer
+from tests.bench.serving.scripted_server import ScriptedServer
 flags = argparse.ArgumentParser()
 for name in ("model", "host", "served-model-name", "load-format"):
     flags.add_argument("--" + name, required=True)

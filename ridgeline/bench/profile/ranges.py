@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from ridgeline.bench.profile.ops import step_name
 from ridgeline.core.cost import StepShape
 from ridgeline.core.plan import StepPlan
 from ridgeline.engine.engine import Engine
 from ridgeline.kernels.ops import OPS
-from ridgeline.measure.ops import step_name
 from ridgeline.worker.local import LocalWorker
 
 HOST, SEGMENT, LAYER, OP = "engine ", "segment ", "layer ", "op "  # prefixes of the names of ranges

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, UntypedStorage, nn
 
+from ridgeline.bench.machine.probes import Bench
+from ridgeline.bench.machine.timing import Effort
 from ridgeline.core.cache_spec import CacheLayout
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE
 from ridgeline.core.cost import StepShape
@@ -27,8 +29,6 @@ from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import OPS, Ops
 from ridgeline.layers.decoder import Decoder
-from ridgeline.measure.probes import Bench
-from ridgeline.measure.timing import Effort
 from ridgeline.perf.explain import JOINT
 from ridgeline.worker.runner import Runner
 

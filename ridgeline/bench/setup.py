@@ -15,17 +15,17 @@ from ridgeline.bench.engines import LoadOptions
 from ridgeline.bench.kernel_cases import subjects
 from ridgeline.bench.kernels import Timing, dtype_called, time_kernels
 from ridgeline.bench.limits import hardware_named, with_limits
+from ridgeline.bench.machine.probes import Bench
+from ridgeline.bench.machine.timing import Effort
 from ridgeline.bench.results import Record, host_with
 from ridgeline.bench.runner import Job, Outcome, Where, run
 from ridgeline.bench.workloads import Size, uniform, workloads
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.launch import on_device
-from ridgeline.measure.machine import device_name, hardware_of
-from ridgeline.measure.probes import Bench
-from ridgeline.measure.timing import Effort
 from ridgeline.models.config import ModelConfig
 from ridgeline.version import __version__
 from ridgeline.weights.loader import read_model_config, resolve_model
+from ridgeline.worker.machine import device_name, hardware_of
 
 LONGEST = 32_768  # context enough for every workload, without a KV cache for the longest a model could do
 KERNEL_EFFORT = {"cuda": Effort(seconds=0.1, repeats=15), "cpu": Effort(seconds=0.05, repeats=11)}

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from ridgeline.measure import timing
-from ridgeline.measure.calibrate import as_calibration, probes
-from ridgeline.measure.matmul import operands, precision, product, runs
-from ridgeline.measure.probes import Bench, cpu_threads
-from ridgeline.measure.timing import QUICK, median_seconds
+from ridgeline.bench.machine import timing
+from ridgeline.bench.machine.calibrate import as_calibration, probes
+from ridgeline.bench.machine.matmul import operands, precision, product, runs
+from ridgeline.bench.machine.probes import Bench, cpu_threads
+from ridgeline.bench.machine.timing import QUICK, median_seconds
 from ridgeline.perf.calibration import GemmRate, read
 
 CPU = torch.device("cpu")

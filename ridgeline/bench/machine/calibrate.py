@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 
 import torch
 
-from ridgeline.measure.host import bus_probes, launch_probes
-from ridgeline.measure.machine import device_name, driver_version
-from ridgeline.measure.matmul import matmul_probes
-from ridgeline.measure.probes import Bench, Probe, memory_probes
-from ridgeline.measure.timing import FULL, QUICK
+from ridgeline.bench.machine.host import bus_probes, launch_probes
+from ridgeline.bench.machine.matmul import matmul_probes
+from ridgeline.bench.machine.probes import Bench, Probe, memory_probes
+from ridgeline.bench.machine.timing import FULL, QUICK
 from ridgeline.perf.calibration import Calibration, GemmRate
+from ridgeline.worker.machine import device_name, driver_version
 
 Measured = tuple[Probe, float]
 

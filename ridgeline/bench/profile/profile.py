@@ -15,13 +15,13 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity
 
+from ridgeline.bench.profile.flame import Sampler, collapsed, svg
+from ridgeline.bench.profile.memory import remembering, write_snapshot
+from ridgeline.bench.profile.ranges import named_ranges
+from ridgeline.bench.profile.tables import Row, idle_rows, kernel_rows, op_rows
 from ridgeline.core.cost import Headroom, StepShape
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.engine.engine import Engine
-from ridgeline.measure.flame import Sampler, collapsed, svg
-from ridgeline.measure.memory import remembering, write_snapshot
-from ridgeline.measure.ranges import named_ranges
-from ridgeline.measure.tables import Row, idle_rows, kernel_rows, op_rows
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.precision import precision
 from ridgeline.perf.roofline import op_rate, seconds, step_ops

@@ -15,16 +15,16 @@ import transformers
 
 from ridgeline import LLM
 from ridgeline.assembly import EMBEDDED_MODEL
+from ridgeline.bench.quality.documents import TextFile, read_file
+from ridgeline.bench.quality.likelihood import Cut, EvaluationFailed
+from ridgeline.bench.quality.perplexity import Reading, Score, perplexity
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.evaluation.documents import TextFile, read_file
-from ridgeline.evaluation.perplexity import Reading, Score, perplexity
-from ridgeline.evaluation.scoring import Cut, EvaluationFailed
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.training.evaluate import bits_per_byte
 from ridgeline.training.export import read_model
 from tests import tiny_models
 from tests.api.conftest import write_tokenizer
-from tests.evaluation.conftest import TEXT
+from tests.bench.quality.conftest import TEXT
 
 BOS = 1
 CODE = Path(__file__).read_text()

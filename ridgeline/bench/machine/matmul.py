@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ridgeline.measure.probes import Bench, Probe
+from ridgeline.bench.machine.probes import Bench, Probe
 
 SQUARES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
 DTYPES = {"cuda": ("bfloat16", "float16", "tf32", "float32", "fp8"), "cpu": ("float32", "bfloat16", "int8")}
