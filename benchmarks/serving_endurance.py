@@ -102,7 +102,7 @@ class Served:
 
     @property
     def faces(self) -> list[int]:
-        return self._children("face_process")
+        return self._children("api_server_process")
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body. 0: no answer."""

@@ -31,8 +31,8 @@ from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.bench.serving.client import Address, Client
 from ridgeline.core.request import SamplingParams
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.face import Face
-from ridgeline.serving.generation import GenerationRequest
+from ridgeline.serving.api_server import Face
+from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 
@@ -113,7 +113,7 @@ def processor_time(pid: int) -> float:
 def face_of(server: int) -> int:
     """The process of the server's one face."""
     children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    return next(int(pid) for pid in children if "face_process" in Path(f"/proc/{pid}/cmdline").read_text())
+    return next(int(pid) for pid in children if "api_server_process" in Path(f"/proc/{pid}/cmdline").read_text())
 
 
 @contextlib.asynccontextmanager
@@ -121,7 +121,9 @@ async def bare_face() -> AsyncIterator[Face]:
     """A face with an engine, in this process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "socket"
-        engine = subprocess.Popen([sys.executable, "-m", "ridgeline.serving.engine_process"], stdin=subprocess.PIPE)
+        engine = subprocess.Popen(
+            [sys.executable, "-m", "ridgeline.serving.processes.engine_process"], stdin=subprocess.PIPE
+        )
         assert engine.stdin is not None
         engine.stdin.write(json.dumps({"socket": str(path), "options": {}, "served_name": "x"}).encode() + b"\n")
         engine.stdin.flush()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import uuid
 from dataclasses import fields
 from pathlib import Path
@@ -27,10 +26,11 @@ from ridgeline.cli.serve import ENGINE_FIELDS, ENVIRONMENT
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.face import Face
+from ridgeline.serving.api_server import Face
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
-from ridgeline.serving.supervisor import Keeper, encode, runtime_directory
+from ridgeline.serving.processes.runtime import RuntimeDirectory
+from ridgeline.serving.processes.supervisor import Keeper, encode
 from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model
 
 # max_replicas: 0 for as many as replicas. gpus, cpus: of each. target: open requests beyond which another is added.
@@ -46,8 +46,8 @@ class Replica:
         model = config.engine.get("model") or EMBEDDED_MODEL
         folder = resolve_model(str(model), config.engine.get("revision"))
         names = config.served_model_name or (folder.resolve().name if Path(str(model)).is_dir() else str(model),)
-        self._directory = runtime_directory()
-        socket = str(self._directory / "engine")
+        self._directory = RuntimeDirectory()
+        socket = str(self._directory.socket)
         settings = encode(
             {
                 "socket": socket,
@@ -58,7 +58,7 @@ class Replica:
                 "log_level": config.log_level,
             }
         )
-        self._engine = Keeper("engine", "ridgeline.serving.engine_process", lambda life: settings)
+        self._engine = Keeper("engine", "ridgeline.serving.processes.engine_process", lambda life: settings)
         self._face = Face.build(config, folder, names, socket, f"ray-{uuid.uuid4().hex[:12]}")
         self._tasks = [asyncio.create_task(self._engine.keep()), asyncio.create_task(self._face.client.run())]
         up = asyncio.create_task(self._face.client.wait_until_up())
@@ -76,7 +76,7 @@ class Replica:
 
     async def __del__(self) -> None:
         self._engine.kill()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.remove()
 
     def _raise_what_ended(self) -> None:
         for task in self._tasks:

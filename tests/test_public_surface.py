@@ -1,7 +1,7 @@
 """What users build on stays as it is: names to import, verbs and flags, HTTP routes, gRPC methods.
 
-They are listed in `public_surface.txt`, and metrics in `serving/golden/metrics.txt`. A change that means to alter them
-writes the list anew, and reviewers see it:
+They are listed in `public_surface.txt` (metrics: `serving/observed/golden/metrics.txt`). A change that means to alter
+them writes the list anew, and reviewers see it:
 
     python -m tests.test_public_surface
 """

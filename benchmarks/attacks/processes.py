@@ -63,7 +63,7 @@ TEMPLATES = {
 }
 SABOTAGE = """
 import os, sys
-if "ridgeline.serving.engine_process" in " ".join(sys.orig_argv):
+if "ridgeline.serving.processes.engine_process" in " ".join(sys.orig_argv):
     import torch
     from ridgeline.worker.runner import Runner
     forward = Runner.forward

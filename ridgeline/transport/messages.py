@@ -188,8 +188,8 @@ class Gpu(Message, frozen=True):
 
 
 class Stats(Message, frozen=True, tag="stats"):
-    """Gauges as they are now, counters and histograms since the engine started (serving/engine_stats.py has their
-    names and bounds). recent: the newest steps, of which earlier messages told too. started: seconds since 1970."""
+    """Gauges as they are now, counters and histograms since the engine started (`EngineStats` has their names and
+    bounds). recent: the newest steps, of which earlier messages told too. started: seconds since 1970."""
 
     at: float
     started: float

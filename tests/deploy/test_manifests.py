@@ -25,7 +25,7 @@ import yaml
 
 from ridgeline.cli import app
 from ridgeline.cli.serve import ENVIRONMENT
-from ridgeline.serving.supervisor import MARGIN
+from ridgeline.serving.processes.supervisor import MARGIN
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -26,12 +26,12 @@ import uvicorn
 
 from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.engine_client import EngineClient
-from ridgeline.serving.face import Face
+from ridgeline.serving.api_server import Face
+from ridgeline.serving.generation.engine_client import EngineClient
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
-from ridgeline.serving.http.protocol import BoundedProtocol
-from ridgeline.serving.lifeline import READY
+from ridgeline.serving.http.wire_bounds import BoundedProtocol
+from ridgeline.serving.processes.lifeline import READY
 
 MODEL = "embedded"
 DTYPE = "float32"  # where batches that differ, as they do on a busy machine, change the last bits only
@@ -42,7 +42,7 @@ _names = itertools.count(1)
 def start_engine(socket: Path, *, life: int = 1, **options: object) -> subprocess.Popen[bytes]:
     """An engine process that faces can reach; closing its standard input ends it. Fails with what it said where it
     ends instead."""
-    command = [sys.executable, "-m", "ridgeline.serving.engine_process"]
+    command = [sys.executable, "-m", "ridgeline.serving.processes.engine_process"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None

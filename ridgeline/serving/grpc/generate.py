@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 
 from grpc.aio import ServicerContext as Context
 
-from ridgeline.serving.bodies import ChatBody, CompletionBody, TokenizeChatBody
+from ridgeline.serving.api_server import Face
 from ridgeline.serving.errors import Aborted, BadRequest
-from ridgeline.serving.face import Face
-from ridgeline.serving.generation import GenerationRequest, Piece, Run
+from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.grpc.guard import SANE_ID, rename, request_id_of
 from ridgeline.serving.grpc.messages import (
     chat_fields,
@@ -26,7 +25,8 @@ from ridgeline.serving.grpc.messages import (
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.grpc.running import Running
-from ridgeline.serving.validation import chat_request, check_model, completion_requests, encode, parse, render
+from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, TokenizeChatBody
+from ridgeline.serving.requests.validation import chat_request, check_model, completion_requests, encode, parse, render
 
 MOST_IDS = 1 << 20  # in one Detokenize
 

@@ -9,8 +9,8 @@ from grpc.aio import ServicerContext as Context
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse as Response
 
+from ridgeline.serving.api_server import Face
 from ridgeline.serving.errors import Overloaded, RequestFailed
-from ridgeline.serving.face import Face
 
 PERIOD = 0.2  # seconds between looks for those who watch
 MOST_WATCHERS = 1000  # at once; they need no key

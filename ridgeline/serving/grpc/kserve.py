@@ -9,18 +9,18 @@ from typing import Any
 
 from grpc.aio import ServicerContext as Context
 
-from ridgeline.serving.bodies import CompletionBody
-from ridgeline.serving.bounded_json import decode
+from ridgeline.serving.api_server import Face
 from ridgeline.serving.errors import BadRequest, ModelNotFound, RequestFailed
-from ridgeline.serving.face import Face
-from ridgeline.serving.generation import GenerationRequest, Run
+from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.grpc.generate import within
 from ridgeline.serving.grpc.guard import failure_of, request_id_of
 from ridgeline.serving.grpc.health import ready
 from ridgeline.serving.grpc.proto import kserve_pb2 as pb
 from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.running import Running
-from ridgeline.serving.validation import check_model, completion_requests, parse
+from ridgeline.serving.requests.bodies import CompletionBody
+from ridgeline.serving.requests.bounded_json import decode
+from ridgeline.serving.requests.validation import check_model, completion_requests, parse
 from ridgeline.version import __version__
 
 INPUT, OUTPUT, VERSION = "text_input", "text_output", "1"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from grpc.aio import ServicerContext as Context
 
-from ridgeline.serving.generation import Run
+from ridgeline.serving.generation.service import Run
 from ridgeline.serving.grpc.guard import key_in
 
 

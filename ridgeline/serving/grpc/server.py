@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.face import Face
+from ridgeline.serving.api_server import Face
 from ridgeline.serving.grpc.generate import InferenceService
 from ridgeline.serving.grpc.guard import Guard
 from ridgeline.serving.grpc.health import Health

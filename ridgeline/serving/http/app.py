@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.serving.api_server import Face
 from ridgeline.serving.errors import BadRequest, RequestFailed
-from ridgeline.serving.face import Face
 from ridgeline.serving.http import chat, completions, models, tokenize
 from ridgeline.serving.http.describe import describe
 from ridgeline.serving.http.errors import response_for

@@ -10,16 +10,16 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ridgeline.serving.bodies import ChatBody
-from ridgeline.serving.face import Face
-from ridgeline.serving.generation import GenerationRequest, Piece, Run
+from ridgeline.serving.api_server import Face
+from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.calls import CallReader
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import json_response, read_body, request_id, while_connected
 from ridgeline.serving.http.sse import EventStream, Write
-from ridgeline.serving.tools import reads_calls
-from ridgeline.serving.validation import chat_request, check_model
+from ridgeline.serving.requests.bodies import ChatBody
+from ridgeline.serving.requests.tools import reads_calls
+from ridgeline.serving.requests.validation import chat_request, check_model
 from ridgeline.text.outputs import CompletionOutput
 
 

@@ -12,10 +12,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ridgeline.serving.bodies import CompletionBody
-from ridgeline.serving.bounded_json import off_loop
-from ridgeline.serving.face import Face
-from ridgeline.serving.generation import GenerationRequest, Piece, Run
+from ridgeline.serving.api_server import Face
+from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import (
@@ -27,7 +25,9 @@ from ridgeline.serving.http.exchange import (
     while_connected,
 )
 from ridgeline.serving.http.sse import EventStream, Write
-from ridgeline.serving.validation import check_model, completion_requests
+from ridgeline.serving.requests.bodies import CompletionBody
+from ridgeline.serving.requests.bounded_json import off_loop
+from ridgeline.serving.requests.validation import check_model, completion_requests
 from ridgeline.text.outputs import CompletionOutput
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from ridgeline.serving.face import Face
+from ridgeline.serving.api_server import Face
 
 RETRY_AFTER = "5"  # seconds
 

@@ -14,9 +14,9 @@ from hashlib import sha256
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.serving.bounded_json import INLINE_BYTES, off_loop
 from ridgeline.serving.errors import BadRequest, RequestFailed
 from ridgeline.serving.http.errors import response_for
+from ridgeline.serving.requests.bounded_json import INLINE_BYTES, off_loop
 
 LIFETIME = 60.0  # seconds after the answer's end
 MOST_ANSWERS = 1000

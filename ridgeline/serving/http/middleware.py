@@ -21,9 +21,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.serving import owner, trace_parent
-from ridgeline.serving.admission import Admission
+from ridgeline.serving.api_server import Face
 from ridgeline.serving.errors import BadRequest, RequestFailed, TimedOut, Unavailable
-from ridgeline.serving.face import Face
+from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.http.errors import response_for
 from ridgeline.serving.http.idempotency import with_idempotency
 from ridgeline.serving.keys import allowed, bearer

@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from ridgeline.serving.api_server import Face
 from ridgeline.serving.errors import ModelNotFound
-from ridgeline.serving.face import Face
 from ridgeline.serving.http.answers import Model, ModelList, Version
 from ridgeline.serving.http.describe import answers
 from ridgeline.version import __version__

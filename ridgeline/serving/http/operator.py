@@ -1,6 +1,6 @@
 """Routes for whoever runs the server: metrics, where requests' time went, and the dashboard.
 
-The dashboard is files beside `serving/dashboard/page.html`; it asks for /dashboard/data once a second. All of these
+The dashboard is files beside `observed/dashboard/page.html`; it asks for /dashboard/data once a second. All of these
 routes are behind keys where keys are set (http/middleware.py).
 """
 
@@ -12,12 +12,12 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
-from ridgeline.serving import metrics
-from ridgeline.serving.bounds import BOUNDS
-from ridgeline.serving.breakdown import breakdowns
+from ridgeline.serving.api_server import Face
 from ridgeline.serving.errors import BadRequest, Unavailable
-from ridgeline.serving.face import Face
-from ridgeline.serving.recent import KEPT
+from ridgeline.serving.observed import metrics
+from ridgeline.serving.observed.breakdown import breakdowns
+from ridgeline.serving.observed.histograms import BOUNDS
+from ridgeline.serving.observed.recent import KEPT
 from ridgeline.transport.messages import Stats
 from ridgeline.version import __version__
 
@@ -47,7 +47,7 @@ def router(face: Face) -> APIRouter:
 
     @routes.get("/metrics", summary="Prometheus' text format", response_class=PlainTextResponse)
     async def metrics_page() -> Response:
-        return Response(await metrics.page(face), headers={"Content-Type": metrics.CONTENT_TYPE})
+        return Response(await page_of_metrics(face), headers={"Content-Type": metrics.CONTENT_TYPE})
 
     @routes.get("/v1/requests", summary="The newest requests, and where their time went")
     async def requests(limit: str = "100") -> dict[str, Any]:
@@ -74,6 +74,29 @@ def router(face: Face) -> APIRouter:
     for name, kind in ASSETS.items():
         routes.add_api_route(f"/dashboard/{name}", _serve(name, kind), include_in_schema=False)
     return routes
+
+
+async def page_of_metrics(face: Face) -> bytes:
+    """Return the text of /metrics: figures of now, or the last ones known where the engine does not answer."""
+    return metrics.render(snapshot(face, await face.client.ask()))
+
+
+def snapshot(face: Face, stats: Stats | None) -> metrics.Snapshot:
+    """Return all that a page of metrics is made of."""
+    client, admission = face.client, face.service.admission
+    return metrics.Snapshot(
+        model=face.names[0],
+        up=client.facts is not None,
+        restarts=client.known.life - 1 if client.known is not None else 0,
+        facts=client.known,
+        stats=stats,
+        face=client.name,
+        faces=face.config.api_server_count,
+        open_requests=admission.open_requests,
+        open_tokens=admission.open_tokens,
+        stalls=face.watchdog.stalls,
+        stall_seconds=face.watchdog.seconds,
+    )
 
 
 async def figures(face: Face, started: float, since: float) -> dict[str, Any]:
@@ -145,5 +168,5 @@ def _serve(name: str, kind: str) -> Any:
 
 
 def _file(name: str, kind: str) -> Response:
-    content = files("ridgeline.serving").joinpath("dashboard", name).read_bytes()
+    content = files("ridgeline.serving.observed").joinpath("dashboard", name).read_bytes()
     return Response(content, headers={**HEADERS, "Content-Type": kind})

@@ -9,12 +9,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ridgeline.serving.bodies import DetokenizeBody, TokenizeBody, TokenizeChatBody
-from ridgeline.serving.face import Face
+from ridgeline.serving.api_server import Face
 from ridgeline.serving.http.answers import Text, TokenizerInfo, Tokens
 from ridgeline.serving.http.describe import answers, described
 from ridgeline.serving.http.exchange import json_response, read_body
-from ridgeline.serving.validation import check_model, encode, render
+from ridgeline.serving.requests.bodies import DetokenizeBody, TokenizeBody, TokenizeChatBody
+from ridgeline.serving.requests.validation import check_model, encode, render
 
 
 def router(face: Face) -> APIRouter:

@@ -30,7 +30,7 @@ from lm_eval.tasks import TaskManager
 
 from ridgeline.bench.quality.harness import RidgelineLM, sampling_params
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TASKS = ROOT / "tests/serving/lm_eval"
 # float32 on both sides; a text's loglikelihood is a sum of up to a hundred, each some 5 nats with an error of 1e-6.
 CLOSE = 1e-4
