@@ -1,4 +1,4 @@
-"""Ridgeline's server as a Ray Serve application: each replica is an engine on its GPU with a face in front of it.
+"""Ridgeline's server as a Ray Serve application: each replica is an engine on its GPU with an API server before it.
 
     pip install 'ridgeline[serve]' 'ray[serve]'
     serve run deploy.ray_serve:application model=Qwen/Qwen3-0.6B max_replicas=4
@@ -26,7 +26,7 @@ from ridgeline.cli.serve import ENGINE_FIELDS, ENVIRONMENT
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.api_server import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.processes.runtime import RuntimeDirectory
@@ -59,20 +59,20 @@ class Replica:
             }
         )
         self._engine = Keeper("engine", "ridgeline.serving.processes.engine_process", lambda life: settings)
-        self._face = Face.build(config, folder, names, socket, f"ray-{uuid.uuid4().hex[:12]}")
-        self._tasks = [asyncio.create_task(self._engine.keep()), asyncio.create_task(self._face.client.run())]
-        up = asyncio.create_task(self._face.client.wait_until_up())
+        self._api = ApiServer.build(config, folder, names, socket, f"ray-{uuid.uuid4().hex[:12]}")
+        self._tasks = [asyncio.create_task(self._engine.keep()), asyncio.create_task(self._api.client.run())]
+        up = asyncio.create_task(self._api.client.wait_until_up())
         await asyncio.wait({up, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
         self._raise_what_ended()
 
     def __serve_build_asgi_app__(self) -> Any:
-        return wrap(create_app(self._face), self._face)
+        return wrap(create_app(self._api), self._api)
 
     def check_health(self) -> None:
         """Ray replaces a replica that fails this three times. An engine that died is started again meanwhile."""
         self._raise_what_ended()
-        if self._face.client.facts is not None and not self._face.healthy:
-            raise RuntimeError(f"requests run, and no step ended for {self._face.config.step_timeout:g} s")
+        if self._api.client.facts is not None and not self._api.healthy:
+            raise RuntimeError(f"requests run, and no step ended for {self._api.config.step_timeout:g} s")
 
     async def __del__(self) -> None:
         self._engine.kill()

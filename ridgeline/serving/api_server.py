@@ -1,4 +1,4 @@
-"""What one face holds: the settings, the engine's client, and what turns text into tokens and back."""
+"""What one API server holds: the settings, the engine's client, and what turns text into tokens and back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SILENCE = 5.0  # seconds without a word from an idle engine, which speaks once a
 
 
 @dataclass
-class Face:
+class ApiServer:
     """names: what clients may call the model, the first being the one that answers carry. folder: of the model."""
 
     config: ServeConfig
@@ -38,9 +38,9 @@ class Face:
     watchdog: Watchdog = field(default_factory=Watchdog)
 
     @classmethod
-    def build(cls, config: ServeConfig, folder: Path, names: tuple[str, ...], socket: str, name: str) -> Face:
-        """socket: the engine's. name: this face's, unlike any other's. Raises RidgelineError where the model's texts
-        cannot be used."""
+    def build(cls, config: ServeConfig, folder: Path, names: tuple[str, ...], socket: str, name: str) -> ApiServer:
+        """socket: the engine's. name: this API server's, unlike any other's. Raises RidgelineError where the model's
+        texts cannot be used."""
         tokenizer = Tokenizer.from_folder(folder)
         client = EngineClient(socket, name, buffer=config.stream_buffer)
         share = config.api_server_count
@@ -79,12 +79,12 @@ class Face:
         return None
 
 
-def _tracing(endpoint: str, model: str, face: str) -> Callable[[Run, BaseException | None], None]:
+def _tracing(endpoint: str, model: str, instance: str) -> Callable[[Run, BaseException | None], None]:
     try:
         from ridgeline.serving.observed.tracing import observer  # of an extra, and slow to import
     except ImportError as error:
         raise InvalidConfig(f"--otlp-endpoint needs `pip install ridgeline[otel]` ({error}).") from error
-    return observer(endpoint, model, face)
+    return observer(endpoint, model, instance)
 
 
 def _chat_template(path: str | None, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:

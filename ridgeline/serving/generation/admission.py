@@ -14,8 +14,8 @@ RETRY_AFTER = 1  # seconds
 
 @dataclass
 class Admission:
-    """max_requests, max_tokens: open at once, running or waiting (0: no bound); of this face, so of N faces each gets
-    its share. A request's tokens are its prompt and all that it may write, twice where it is guided."""
+    """max_requests, max_tokens: open at once, running or waiting (0: no bound); of this API server, so of N API servers
+    each gets its share. A request's tokens are its prompt and all that it may write, twice where it is guided."""
 
     max_requests: int = 0
     max_tokens: int = 0

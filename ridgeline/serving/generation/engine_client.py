@@ -1,4 +1,5 @@
-"""A face's end of the wire: requests go out as tickets, what the engine says about them comes back into these."""
+"""An API server's end of the wire: requests go out as tickets, what the engine says about them comes back into
+these."""
 
 from __future__ import annotations
 
@@ -75,14 +76,14 @@ class Ticket:
 
 
 class EngineClient:
-    """name: of the face. facts: None while no engine answers. known: the newest, even then. lives: engines that have
-    answered so far. stats: the newest. last_step: when a step was last known to end, or none was due; last_heard: when
-    the engine last said anything; on the monotonic clock.
+    """name: of the API server. facts: None while no engine answers. known: the newest, even then. lives: engines that
+    have answered so far. stats: the newest. last_step: when a step was last known to end, or none was due; last_heard:
+    when the engine last said anything; on the monotonic clock.
 
     buffer: tokens that a reader may be behind before its request is cut.
     """
 
-    def __init__(self, path: str, face: str, *, buffer: int) -> None:
+    def __init__(self, path: str, name: str, *, buffer: int) -> None:
         self.facts: EngineFacts | None = None
         self.known: EngineFacts | None = None
         self.lives = 0
@@ -90,7 +91,7 @@ class EngineClient:
         self.last_step = 0.0
         self.last_heard = 0.0
         self._idle_until = 0.0  # when work was last given to an engine that had none
-        self.name = face
+        self.name = name
         self._path, self._buffer = path, buffer
         self._socket: FaceSocket | None = None
         self._tickets: dict[int, Ticket] = {}
@@ -105,7 +106,7 @@ class EngineClient:
 
     @property
     def busy(self) -> bool:
-        """Requests run or wait, of this face or, by the newest figures, of another."""
+        """Requests run or wait, of this API server or, by the newest figures, of another."""
         return bool(self._tickets) or (self.stats is not None and self.stats.running + self.stats.waiting > 0)
 
     @property
@@ -203,7 +204,7 @@ class EngineClient:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GREETING_PERIOD):
-                    await socket.send(Hello(face=self.name))
+                    await socket.send(Hello(name=self.name))
                     while True:
                         message = await socket.receive()
                         if isinstance(message, Welcome):

@@ -56,8 +56,8 @@ class Piece:
 
 
 class Service:
-    """Runs requests for a face. on_end: called with each that was taken on, once it has ended, and with what ended it
-    early. eos_ids: that end a request beside those of model and tokenizer."""
+    """Runs requests for an API server. on_end: called with each that was taken on, once it has ended, and with what
+    ended it early. eos_ids: that end a request beside those of model and tokenizer."""
 
     def __init__(
         self,

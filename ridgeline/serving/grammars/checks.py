@@ -1,4 +1,4 @@
-"""Grammars at a face: each is compiled once, to see that it can be, before its request is accepted.
+"""Grammars at an API server: each is compiled once, to see that it can be, before its request is accepted.
 
 The work is someone else's program, so it runs in a child process with limits (text/confined.py), for every client in
 turn. Only what the grammar itself takes counts against it; where it had to wait for too long the server is busy, and

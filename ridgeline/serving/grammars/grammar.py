@@ -1,6 +1,6 @@
 """Structured outputs: grammars as data, and whether one can be used (by llguidance).
 
-A face checks a grammar before it accepts the request, in a process that can be ended (checks.py); the engine's
+An API server checks a grammar before it accepts the request, in a process that can be ended (checks.py); the engine's
 process compiles it once more, next to the steps, and asks it for a mask at every token (masks.py).
 """
 

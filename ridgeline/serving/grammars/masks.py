@@ -78,7 +78,7 @@ class Waiting(NamedTuple):
 
 class Grammars:
     """Compiles off the engine's thread, for every client in turn. done() hands over what is ready, or why it never
-    will be. timeout: seconds that a face allowed for the same work."""
+    will be. timeout: seconds that an API server allowed for the same work."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_ids: list[int], timeout: float) -> None:
         self._folder, self._vocab_size, self._eos_ids, self._timeout = folder, vocab_size, eos_ids, timeout
@@ -106,7 +106,7 @@ class Grammars:
         return found
 
     def forget(self, connection: bytes) -> None:
-        """Its face is gone."""
+        """Its API server is gone."""
         self.cancel(connection, [number for other, number in self._waiting if other == connection])
 
     def done(self) -> list[tuple[bytes, Submit, TokenMask | Exception]]:

@@ -1,4 +1,4 @@
-"""Requests under way on this face's gRPC services, so that other calls can end them."""
+"""Requests under way on this API server's gRPC services, so that other calls can end them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`Idempotency-Key`: a POST that comes again within a minute, because its client heard no answer, is not run again.
 
 It gets the recorded answer, piece by piece where that is a stream, and waits for what is still being made. Failures of
-the server are not recorded: trying those again is what the client wants. Each face has its own memory.
+the server are not recorded: trying those again is what the client wants. Each API server has its own memory.
 """
 
 from __future__ import annotations

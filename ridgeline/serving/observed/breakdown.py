@@ -18,7 +18,7 @@ from ridgeline.transport.messages import Life
 
 
 def breakdown(run: Run) -> dict[str, Any]:
-    """Of a request that this face ran; a completion that was given up has no figures."""
+    """Of a request that this API server ran; a completion that was given up has no figures."""
     completions = []
     for index, (output, ended) in enumerate(zip(run.drawn, run.endings, strict=True)):
         known = figures(ended.stats, ended.device) if ended is not None else {}

@@ -1,4 +1,4 @@
-"""What the engine's process counts: one place, so that any number of faces show the same figures.
+"""What the engine's process counts: one place, so that any number of API servers show the same figures.
 
 Legend: B bounds of a histogram.
 """

@@ -1,4 +1,4 @@
-"""Upper bounds of the histograms that the engine fills and the faces show."""
+"""Upper bounds of the histograms that the engine fills and the API servers show."""
 
 from __future__ import annotations
 

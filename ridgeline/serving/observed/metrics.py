@@ -1,7 +1,7 @@
 """`Stats` → Prometheus. What routers, autoscalers and benchmark clients read has vLLM's names, the rest `ridgeline:*`.
 
-Everything that the engine counts comes ready-made from its process, so all faces show the same figures; only what is
-said of a face itself is its own.
+Everything that the engine counts comes ready-made from its process, so all API servers show the same figures; only what
+is said of an API server itself is its own.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ VLLM_COUNTERS = {"preemptions": "num_preemptions"}  # where the name differs
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """All that a page of metrics is made of. facts, stats: the newest known, None before any engine answered. faces:
-    processes that serve; open_requests, open_tokens, stalls, stall_seconds: of this one, whose name is `face`."""
+    """All that a page of metrics is made of. facts, stats: the newest known, None before any engine answered.
+    api_servers: how many there are; open_requests, open_tokens, stalls, stall_seconds: of this one, called `name`."""
 
     model: str
     up: bool
     restarts: int
     facts: EngineFacts | None
     stats: Stats | None
-    face: str
-    faces: int
+    name: str
+    api_servers: int
     open_requests: int
     open_tokens: int
     stalls: int = 0
@@ -106,20 +106,20 @@ def _server(snapshot: Snapshot) -> Iterable[Metric]:
     restarts = CounterMetricFamily("ridgeline:engine_restarts", "Engines that were replaced.", labels=ENGINE)
     restarts.add_metric(labels, snapshot.restarts)
     yield restarts
-    yield _gauge("ridgeline:faces", "Processes that serve the network.", (), [([], snapshot.faces)])
+    yield _gauge("ridgeline:faces", "Processes that serve the network.", (), [([], snapshot.api_servers)])
     of_face: dict[str, tuple[str, float]] = {
-        "requests": ("Completions running or waiting that came through the face asked.", snapshot.open_requests),
+        "requests": ("Completions running or waiting that came through the API server asked.", snapshot.open_requests),
         "tokens": ("Their prompts and all that they may write.", snapshot.open_tokens),
     }
     for what, (text, value) in of_face.items():
-        yield _gauge(f"ridgeline:face_open_{what}", text, ("face",), [([snapshot.face], value)])
+        yield _gauge(f"ridgeline:face_open_{what}", text, ("face",), [([snapshot.name], value)])
     stalled: dict[str, tuple[str, float]] = {
-        "stalls": ("Times the event loop of the face asked was held up.", snapshot.stalls),
+        "stalls": ("Times the event loop of the API server asked was held up.", snapshot.stalls),
         "stall_seconds": ("For how long in all; its log says by what.", snapshot.stall_seconds),
     }
     for what, (text, value) in stalled.items():
         made = CounterMetricFamily(f"ridgeline:face_loop_{what}", text, labels=("face",))
-        made.add_metric([snapshot.face], value)
+        made.add_metric([snapshot.name], value)
         yield made
     yield _gauge("ridgeline:build_info", "1; the label has the version.", ("version",), [([__version__], 1)])
 

@@ -1,4 +1,4 @@
-"""Where the time of recent requests went. The engine's process keeps this, so that all faces tell the same."""
+"""Where the time of recent requests went. The engine's process keeps this, so that all API servers tell the same."""
 
 from __future__ import annotations
 

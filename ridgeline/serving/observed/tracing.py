@@ -28,11 +28,11 @@ PARTS = ("queue", "prefill", "decode", "host_gaps", "device", "headroom", "cache
 Observer = Callable[[Run, BaseException | None], None]
 
 
-def observer(endpoint: str, model: str, face: str) -> Observer:
+def observer(endpoint: str, model: str, instance: str) -> Observer:
     """What is to be called with each run that has ended, and with the error that ended it. endpoint: "host:port" or a
     URL, of OTLP over gRPC; encrypted if that begins with https."""
     resource = Resource.create(
-        {"service.name": "ridgeline", "service.version": __version__, "service.instance.id": face}
+        {"service.name": "ridgeline", "service.version": __version__, "service.instance.id": instance}
     )
     exporter = OTLPSpanExporter(endpoint, insecure=not endpoint.startswith("https://"), timeout=TIMEOUT)
     provider = TracerProvider(resource=resource)  # flushes when the process ends

@@ -1,9 +1,9 @@
-"""A face's process: serves REST on a socket that it inherits, and gRPC on an address.
+"""An API server's process: serves REST on a socket that it inherits, and gRPC on an address.
 
     python -m ridgeline.serving.processes.api_server_process < settings
 
-reads one JSON object (`FaceSettings`) from standard input and ends when that closes: whoever started it is gone. It
-says `ready` on standard output once it serves and an engine has answered. SIGTERM drains it.
+reads one JSON object (`ApiServerSettings`) from standard input and ends when that closes: whoever started it is gone.
+It says `ready` on standard output once it serves and an engine has answered. SIGTERM drains it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.api_server import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.http.wire_bounds import BoundedProtocol
@@ -42,9 +42,10 @@ GREETING = 1.0  # seconds that an engine gets to answer before clients are told 
 LOOK = 0.05  # seconds between looks at what still runs
 
 
-class FaceSettings(msgspec.Struct, kw_only=True):
-    """name: unlike any other face's, earlier lives of this one included. socket: path of the engine's. listener: file
-    descriptor of the listening socket. grpc_address: "host:port". app: "module:function" from a face to its app."""
+class ApiServerSettings(msgspec.Struct, kw_only=True):
+    """name: unlike any other API server's, earlier lives of this one included. socket: path of the engine's. listener:
+    file descriptor of the listening socket. grpc_address: "host:port". app: "module:function" from an API server to its
+    app."""
 
     name: str
     config: ServeConfig
@@ -64,22 +65,22 @@ class Server(uvicorn.Server):
         yield
 
 
-async def serve(settings: FaceSettings) -> None:
+async def serve(settings: ApiServerSettings) -> None:
     """Until SIGTERM, and then until what runs has ended. Raises what broke it."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     config = settings.config
-    face = Face.build(config, Path(settings.folder), settings.names, settings.socket, settings.name)
-    server = Server(_uvicorn_config(wrap(_create_app(settings.app)(face), face), config))
+    api = ApiServer.build(config, Path(settings.folder), settings.names, settings.socket, settings.name)
+    server = Server(_uvicorn_config(wrap(_create_app(settings.app)(api), api), config))
     listener = socket.socket(fileno=settings.listener)
-    face.watchdog.start(asyncio.get_running_loop())
-    engine = asyncio.create_task(face.client.run())
-    face.chat_template.warm()
-    with suppress(TimeoutError):  # who waited for a face that died finds an engine behind the next one
-        await asyncio.wait_for(face.client.wait_until_up(), GREETING)
+    api.watchdog.start(asyncio.get_running_loop())
+    engine = asyncio.create_task(api.client.run())
+    api.chat_template.warm()
+    with suppress(TimeoutError):  # who waited for an API server that died finds an engine behind the next one
+        await asyncio.wait_for(api.client.wait_until_up(), GREETING)
     serving = asyncio.create_task(server.serve([listener]))
-    grpc_server = await _start_grpc(face, settings.grpc_address)
-    ready = asyncio.create_task(_announce(face, server))
+    grpc_server = await _start_grpc(api, settings.grpc_address)
+    ready = asyncio.create_task(_announce(api, server))
     stopping = asyncio.create_task(stop.wait())
 
     await asyncio.wait({engine, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -87,16 +88,16 @@ async def serve(settings: FaceSettings) -> None:
     for task in (engine, serving):
         if task.done():
             task.result()
-    await drain(face, config.shutdown_timeout)
+    await drain(api, config.shutdown_timeout)
     server.should_exit = True
     if grpc_server is not None:
         await grpc_server.stop(FLUSH)
     await serving
 
 
-async def drain(face: Face, timeout: float) -> None:
+async def drain(api: ApiServer, timeout: float) -> None:
     """Take nothing on any more, wait until what runs has ended, and end what has not after `timeout` seconds."""
-    admission = face.service.admission
+    admission = api.service.admission
     admission.draining = True
     logger.info("draining: %d requests run, for at most %g s more", admission.open_requests, timeout)
     loop = asyncio.get_running_loop()
@@ -106,7 +107,7 @@ async def drain(face: Face, timeout: float) -> None:
     if admission.open_requests:
         logger.warning("%d requests have not ended in %g s and are cut", admission.open_requests, timeout)
         reason = f"the server shut down, and this request had not ended within {timeout:g} s; send it to another."
-        face.client.end_all(Unavailable(reason, retry_after=5))
+        api.client.end_all(Unavailable(reason, retry_after=5))
 
 
 def _uvicorn_config(app: ASGIApp, config: ServeConfig) -> uvicorn.Config:
@@ -125,29 +126,29 @@ def _uvicorn_config(app: ASGIApp, config: ServeConfig) -> uvicorn.Config:
     )
 
 
-def _create_app(name: str) -> Callable[[Face], ASGIApp]:
+def _create_app(name: str) -> Callable[[ApiServer], ASGIApp]:
     module, _, function = name.partition(":")
-    create: Callable[[Face], ASGIApp] = getattr(importlib.import_module(module), function)
+    create: Callable[[ApiServer], ASGIApp] = getattr(importlib.import_module(module), function)
     return create
 
 
-async def _start_grpc(face: Face, address: str | None) -> Any:
+async def _start_grpc(api: ApiServer, address: str | None) -> Any:
     if address is None:
         return None
     from ridgeline.serving.grpc.server import start  # takes 0.2 s, and most servers have no gRPC
 
-    return await start(face, address)
+    return await start(api, address)
 
 
-async def _announce(face: Face, server: uvicorn.Server) -> None:
-    await face.client.wait_until_up()
+async def _announce(api: ApiServer, server: uvicorn.Server) -> None:
+    await api.client.wait_until_up()
     while not server.started:
         await asyncio.sleep(LOOK)
     tell_ready()
 
 
 def main() -> None:
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=FaceSettings)
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ApiServerSettings)
     set_up_logging(as_json=settings.config.log_json, level=settings.config.log_level)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     end_with_parent()

@@ -1,9 +1,9 @@
-"""The engine's process: messages in, steps, messages out. Text is the faces' business.
+"""The engine's process: messages in, steps, messages out. Text is the API servers' business.
 
     python -m ridgeline.serving.processes.engine_process < settings
 
 reads one JSON object (`EngineSettings`) from standard input and ends when that closes: whoever started it is gone. It
-says `ready` on standard output once faces can reach it.
+says `ready` on standard output once API servers can reach it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class EngineSettings(msgspec.Struct, kw_only=True):
 
 
 class EngineHost:
-    """An engine and the faces it works for."""
+    """An engine and the API servers it works for."""
 
     def __init__(self, assembly: Assembly, socket: EngineSocket, settings: EngineSettings) -> None:
         self._engine, self._socket = assembly.engine, socket
@@ -80,7 +80,7 @@ class EngineHost:
             assembly.folder, self._facts.vocab_size, self._facts.eos_ids, settings.grammar_timeout
         )
         self._gpus = Gpus(str(assembly.device))
-        self._faces: dict[bytes, str] = {}  # connection → name
+        self._api_servers: dict[bytes, str] = {}  # connection → name
         self._owners: dict[str, tuple[bytes, int]] = {}  # request → connection, number there
         self._over: dict[str, tuple[Request, RequestStats]] = {}  # ended, and not yet told
         self._stats = EngineStats()
@@ -99,8 +99,8 @@ class EngineHost:
             wait = 0.0 if self._engine.has_work else GRAMMAR_WAIT if self._grammars.pending else IDLE_WAIT
             for connection, message in self._socket.receive(wait):
                 self._take(connection, message)
-            if self._engine.has_work and not working and len(self._faces) > 1:
-                self._broadcast()  # a step may be long: faces with no part in it must know that there is one
+            if self._engine.has_work and not working and len(self._api_servers) > 1:
+                self._broadcast()  # a step may be long: API servers with no part in it must know that there is one
             working = self._engine.has_work
             if self._grammars.pending:
                 for connection, submit, mask in self._grammars.done():
@@ -135,9 +135,9 @@ class EngineHost:
             case Cancel():
                 self._cancel(connection, message)
             case Hello():
-                for other in [c for c, name in self._faces.items() if name == message.face and c != connection]:
+                for other in [c for c, name in self._api_servers.items() if name == message.name and c != connection]:
                     self._forget(other)
-                self._faces[connection] = message.face
+                self._api_servers[connection] = message.name
                 self._socket.send(connection, Welcome(facts=self._facts))
             case Ask():
                 self._socket.send(connection, self._message())
@@ -145,7 +145,7 @@ class EngineHost:
                 self._socket.send(connection, Seen(lives=self._recent.look(message, self._so_far)))
 
     def _begin(self, connection: bytes, submit: Submit, mask: TokenMask | Exception | None) -> None:
-        """Queue it. Nothing in one request may hurt the others: whatever is wrong with it is told to its face."""
+        """Queue it. Nothing in one request may hurt the others: whatever is wrong with it is told to its API server."""
         name = _name(connection, submit.id)
         try:
             if isinstance(mask, Exception):
@@ -190,7 +190,7 @@ class EngineHost:
                 self._forget(connection)
 
     def _sorted(self, events: StepEvents) -> dict[bytes, Progress]:
-        """A step's events by face. Those of requests that were cancelled meanwhile are nobody's."""
+        """A step's events by API server. Those of requests that were cancelled meanwhile are nobody's."""
         owners, found = self._owners, dict[bytes, Progress]()
 
         def to(connection: bytes) -> Progress:
@@ -229,8 +229,8 @@ class EngineHost:
         return stats, Headroom() if begun is None else self._stats.worked(since=begun)
 
     def _forget(self, connection: bytes) -> None:
-        """A face is gone, or does not read: its requests end."""
-        logger.warning("face %s is gone: its requests are ended", self._faces.pop(connection, "?"))
+        """An API server is gone, or does not read: its requests end."""
+        logger.warning("API server %s is gone: its requests are ended", self._api_servers.pop(connection, "?"))
         self._grammars.forget(connection)
         for name in [name for name, (owner, _) in self._owners.items() if owner == connection]:
             self._engine.abort(name)
@@ -241,7 +241,7 @@ class EngineHost:
     def _broadcast(self) -> None:
         self._stats_due = time.monotonic() + STATS_PERIOD
         message = self._message()
-        for connection in list(self._faces):
+        for connection in list(self._api_servers):
             if not self._socket.send(connection, message):
                 self._forget(connection)
 
@@ -250,7 +250,7 @@ class EngineHost:
 
 
 def facts_of(assembly: Assembly, served_name: str, life: int) -> EngineFacts:
-    """What faces are told."""
+    """What API servers are told."""
     config, layout, model = assembly.engine.config, assembly.engine.layout, assembly.model
     return EngineFacts(
         process_id=os.getpid(),

@@ -20,7 +20,7 @@ PREFIX = "ridgeline-"
 OWNER = "owner"
 SOCKET = "engine"
 LONGEST_PATH = 80  # of the directory above: a Unix socket's path has 107 bytes at most
-LEAST_DESCRIPTORS = 128  # an engine opens about sixty, a face forty and one for each connection
+LEAST_DESCRIPTORS = 128  # an engine opens about sixty, an API server forty and one for each connection
 
 
 class RuntimeDirectory:

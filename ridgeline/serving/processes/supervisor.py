@@ -1,9 +1,9 @@
-"""The server's first process: holds the listening sockets, starts the engine and the faces, keeps them alive, and ends
-them. It loads no tensors and sees no requests.
+"""The server's first process: holds the listening sockets, starts the engine and the API servers, keeps them alive, and
+ends them. It loads no tensors and sees no requests.
 
-Its children end by themselves when it goes, however it goes: each holds the other end of a pipe (lifeline.py).
-All faces accept from one inherited socket, so connections that a dead face had not accepted yet wait for the others or
-for its successor, and a port that someone else has is known before anything starts.
+Its children end by themselves when it goes, however it goes: each holds the other end of a pipe (lifeline.py). All API
+servers accept from one inherited socket, so connections that a dead API server had not accepted yet wait for the others
+or for its successor, and a port that someone else has is known before anything starts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LAST_WORDS = 1.0  # seconds to read what a process that has ended had still said
 
 
 # glibc gives large pieces of memory back at once, unless it has seen one freed: then it keeps those of up to 32 MiB in
-# every thread's own store, and after some bodies of that size a face held three times its memory.
+# every thread's own store, and after some bodies of that size an API server held three times its memory.
 GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
 
 
@@ -149,7 +149,7 @@ class Keeper:
 
 
 class Supervisor:
-    """folder: of the model. names: what clients call it. app: as in `FaceSettings`. Sockets are bound at once, so
+    """folder: of the model. names: what clients call it. app: as in `ApiServerSettings`. Sockets are bound at once, so
     InvalidConfig or ModelLoadError comes before any process does."""
 
     def __init__(self, config: ServeConfig, folder: Path, names: tuple[str, ...], *, app: str | None = None) -> None:
@@ -166,7 +166,7 @@ class Supervisor:
                 self._reserved = opened.enter_context(reserve(config.host, config.grpc_port, shared=shared))
                 self.grpc_port = self._reserved.getsockname()[1]
                 if not shared:
-                    self._reserved.close()  # the one face binds it alone
+                    self._reserved.close()  # the one API server binds it alone
             self._kept_open = opened.pop_all()
 
     def run(self) -> int:
@@ -183,14 +183,14 @@ class Supervisor:
             directory.remove()
 
     async def _run(self, path: Path) -> int:
-        engine, faces = self._keepers(path)
-        everyone = [engine, *faces]
+        engine, api_servers = self._keepers(path)
+        everyone = [engine, *api_servers]
         signals: asyncio.Queue[int] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signals.put_nowait, number)
         lives = {keeper: asyncio.create_task(keeper.keep()) for keeper in everyone}
-        ready = asyncio.create_task(self._announce(faces))
+        ready = asyncio.create_task(self._announce(api_servers))
         try:
             asked = asyncio.create_task(signals.get())
             await asyncio.wait({asked, *lives.values()}, return_when=asyncio.FIRST_COMPLETED)
@@ -199,7 +199,7 @@ class Supervisor:
                     life.result()
             logger.info("shutting down; a second signal ends everything at once")
             again = asyncio.create_task(signals.get())
-            drained = asyncio.create_task(self._drain(engine, faces, lives))
+            drained = asyncio.create_task(self._drain(engine, api_servers, lives))
             await asyncio.wait({again, drained}, return_when=asyncio.FIRST_COMPLETED)
             return 0 if drained.done() else 128 + again.result()
         except GaveUp as reason:
@@ -211,14 +211,14 @@ class Supervisor:
                 keeper.kill()
             await asyncio.gather(*lives.values(), return_exceptions=True)
 
-    async def _drain(self, engine: Keeper, faces: list[Keeper], lives: dict[Keeper, asyncio.Task[None]]) -> None:
-        """Faces first: they need the engine for what they still run."""
-        self._kept_open.close()  # the faces alone hold the port now
-        for face in faces:
-            face.stop()
-        await asyncio.wait([lives[face] for face in faces], timeout=self._config.shutdown_timeout + MARGIN)
-        for face in faces:
-            face.kill()
+    async def _drain(self, engine: Keeper, api_servers: list[Keeper], lives: dict[Keeper, asyncio.Task[None]]) -> None:
+        """API servers first: they need the engine for what they still run."""
+        self._kept_open.close()  # the API servers alone hold the port now
+        for api in api_servers:
+            api.stop()
+        await asyncio.wait([lives[api] for api in api_servers], timeout=self._config.shutdown_timeout + MARGIN)
+        for api in api_servers:
+            api.kill()
         engine.stop()
         await asyncio.wait([lives[engine]], timeout=MARGIN)
 
@@ -232,7 +232,7 @@ class Supervisor:
             "log_json": config.log_json,
             "log_level": config.log_level,
         }
-        face_settings = {
+        api_server_settings = {
             "config": config,
             "folder": self._folder,
             "names": self._names,
@@ -243,25 +243,29 @@ class Supervisor:
         }
 
         def settings_of(index: int) -> Callable[[int], bytes]:
-            return lambda life: encode({**face_settings, "name": f"face-{index}-{life}"})
+            return lambda life: encode({**api_server_settings, "name": f"face-{index}-{life}"})
 
         engine = Keeper(
             "engine",
             "ridgeline.serving.processes.engine_process",
             lambda life: encode({**engine_settings, "life": life}),
         )
-        faces = [
+        api_servers = [
             Keeper(
-                f"face {index}", "ridgeline.serving.processes.api_server_process", settings_of(index), (fd,), GIVEN_BACK
+                f"API server {index}",
+                "ridgeline.serving.processes.api_server_process",
+                settings_of(index),
+                (fd,),
+                GIVEN_BACK,
             )
             for index in range(1, config.api_server_count + 1)
         ]
-        return engine, faces
+        return engine, api_servers
 
-    async def _announce(self, faces: list[Keeper]) -> None:
+    async def _announce(self, api_servers: list[Keeper]) -> None:
         """One line on standard output once requests find an answer."""
-        for face in faces:
-            await face.ready.wait()
+        for api in api_servers:
+            await api.ready.wait()
         scheme = "https" if self._config.ssl_keyfile else "http"
         urls = f"{scheme}://{address(self._config.host, self.port)}{self._config.root_path}"
         if self.grpc_port is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.serving.api_server import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.grammars.grammar import MOST_DEPTH
 from ridgeline.serving.requests.bodies import ChatBody, GenerationBody, StructuredOutputs
@@ -19,15 +19,15 @@ from ridgeline.serving.requests.tools import calls_grammar
 from ridgeline.transport.messages import Grammar
 
 
-async def grammar_of(face: Face, body: GenerationBody) -> Grammar | None:
+async def grammar_of(api: ApiServer, body: GenerationBody) -> Grammar | None:
     """Return what the output must be, proven to be usable. Raises BadRequest, InvalidRequest, or Unavailable."""
     param = _param(body)
     if param is None:
         return None
     try:
-        grammar = await asyncio.to_thread(_asked_grammar, face, body)  # a schema may be long
+        grammar = await asyncio.to_thread(_asked_grammar, api, body)  # a schema may be long
         if grammar is not None:
-            await face.grammar_checks.check(grammar)
+            await api.grammar_checks.check(grammar)
     except InvalidRequest as error:
         raise BadRequest(str(error), param=param) from None
     return grammar
@@ -42,8 +42,8 @@ def _param(body: GenerationBody) -> str | None:
     return "response_format" if body.response_format and body.response_format.type != "text" else None
 
 
-def _asked_grammar(face: Face, body: GenerationBody) -> Grammar | None:
-    if isinstance(body, ChatBody) and (calls := calls_grammar(body, face.tokenizer)) is not None:
+def _asked_grammar(api: ApiServer, body: GenerationBody) -> Grammar | None:
+    if isinstance(body, ChatBody) and (calls := calls_grammar(body, api.tokenizer)) is not None:
         return calls
     form, structured = body.response_format, body.structured_outputs
     if structured is not None:

@@ -1,7 +1,7 @@
 """From what a client sent to what the engine can run, for REST and gRPC alike: limits first, work after.
 
 body = parse(ChatBody, data)
-asked = await chat_request(face, body, request_id)
+asked = await chat_request(api, body, request_id)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ridgeline.core.request import SamplingParams
-from ridgeline.serving.api_server import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
@@ -79,70 +79,70 @@ def known_names(model_class: type[BaseModel]) -> frozenset[str]:
     return frozenset(REFUSED).union(field.alias or name for name, field in model_class.model_fields.items())
 
 
-def check_model(face: Face, name: str | None) -> str:
+def check_model(api: ApiServer, name: str | None) -> str:
     """The name that the answer carries: the client's own. Raises ModelNotFound."""
     if name is None:
-        return face.names[0]
-    if name not in face.names:
-        known = ", ".join(face.names)
+        return api.names[0]
+    if name not in api.names:
+        known = ", ".join(api.names)
         raise ModelNotFound(f"the model {shortened(name)} does not exist; this server has: {known}.", param="model")
     return name
 
 
-async def completion_requests(face: Face, body: CompletionBody, request_id: str) -> list[GenerationRequest]:
+async def completion_requests(api: ApiServer, body: CompletionBody, request_id: str) -> list[GenerationRequest]:
     """One for each prompt. Raises RequestFailed or InvalidRequest."""
-    check_model(face, body.model)
+    check_model(api, body.model)
     _check_completion(body)
-    _check_counts(face, body)
-    grammar = await grammar_of(face, body)
+    _check_counts(api, body)
+    grammar = await grammar_of(api, body)
     top = body.logprobs
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
     prompt_logprobs = _highest(body.prompt_logprobs, body.echo and top)
-    params = _params(face, body, max_tokens=max_tokens, logprobs=top, prompt_logprobs=prompt_logprobs)
+    params = _params(api, body, max_tokens=max_tokens, logprobs=top, prompt_logprobs=prompt_logprobs)
     one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
     prompts = [body.prompt] if one else body.prompt
-    most, count = face.config.max_queue_requests, len(prompts) * params.num_drawn
+    most, count = api.config.max_queue_requests, len(prompts) * params.num_drawn
     if count > most > 0:
         raise BadRequest(f"prompts times n (or best_of) are {count}, of at most {most}.", param="prompt")
-    params = await _ruled(face, params, count)
+    params = await _ruled(api, params, count)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    encoded = await encode_all(face, texts, body.add_special_tokens is not False)
+    encoded = await encode_all(api, texts, body.add_special_tokens is not False)
     asked = []
     spelled: Sequence[str | None] = texts or [None] * len(prompts)
     for index, (text, ids) in enumerate(zip(spelled, encoded or prompts, strict=True)):
         name = request_id if one else f"{request_id}-{index}"
-        asked.append(_request(face, body, name, text, ids, params, grammar, "prompt", body.max_tokens or 1))
+        asked.append(_request(api, body, name, text, ids, params, grammar, "prompt", body.max_tokens or 1))
     return asked
 
 
-async def chat_request(face: Face, body: ChatBody, request_id: str) -> GenerationRequest:
+async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> GenerationRequest:
     """Raises RequestFailed or InvalidRequest."""
-    check_model(face, body.model)
+    check_model(api, body.model)
     _check_chat(body)
-    _check_counts(face, body)
-    grammar = await grammar_of(face, body)
+    _check_counts(api, body)
+    grammar = await grammar_of(api, body)
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = _params(
-        face,
+        api,
         body,
-        max_tokens=face.defaults.max_tokens if most is None else most,
+        max_tokens=api.defaults.max_tokens if most is None else most,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    params = await _ruled(face, params, params.num_drawn)
-    prompt = await render(face, body, use_tools=body.tool_choice != "none")
-    ids = await encode(face, prompt, add_special_tokens=False, param="messages")
-    return _request(face, body, request_id, prompt, ids, params, grammar, "messages", most or 1)
+    params = await _ruled(api, params, params.num_drawn)
+    prompt = await render(api, body, use_tools=body.tool_choice != "none")
+    ids = await encode(api, prompt, add_special_tokens=False, param="messages")
+    return _request(api, body, request_id, prompt, ids, params, grammar, "messages", most or 1)
 
 
-async def render(face: Face, body: TemplateBody, *, use_tools: bool = True) -> str:
+async def render(api: ApiServer, body: TemplateBody, *, use_tools: bool = True) -> str:
     """The prompt of a conversation, by the model's template, in a thread: it is a program, and may take its time."""
-    return await asyncio.to_thread(_render, face, body, use_tools)
+    return await asyncio.to_thread(_render, api, body, use_tools)
 
 
-def _render(face: Face, body: TemplateBody, use_tools: bool) -> str:
+def _render(api: ApiServer, body: TemplateBody, use_tools: bool) -> str:
     messages = [message.model_dump(exclude_unset=True) for message in body.messages]
-    template, size = face.chat_template, Size()
+    template, size = api.chat_template, Size()
     for index, message in enumerate(messages):
         if message["role"] == "developer" and not template.mentions("developer"):
             message["role"] = "system"
@@ -160,27 +160,27 @@ def _render(face: Face, body: TemplateBody, use_tools: bool) -> str:
     return template.render(messages, body.add_generation_prompt is not False, tools or None, **extra)
 
 
-async def encode(face: Face, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+async def encode(api: ApiServer, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
     """Token ids. param: the field that the text is from. Raises TooLong for what could never fit, before any work."""
-    [ids] = await encode_all(face, [text], add_special_tokens, param)
+    [ids] = await encode_all(api, [text], add_special_tokens, param)
     return ids
 
 
 async def encode_all(
-    face: Face, texts: Sequence[str], add_special_tokens: bool = True, param: str = "prompt"
+    api: ApiServer, texts: Sequence[str], add_special_tokens: bool = True, param: str = "prompt"
 ) -> list[list[int]]:
     """The same for each of several."""
     for text in texts:
-        _check_length(face, text, param)
+        _check_length(api, text, param)
 
     def work() -> list[list[int]]:
-        return [face.tokenizer.encode(text, add_special_tokens) for text in texts]
+        return [api.tokenizer.encode(text, add_special_tokens) for text in texts]
 
     return work() if sum(map(len, texts)) <= INLINE_CHARS else await asyncio.to_thread(work)
 
 
-def _check_length(face: Face, text: str, param: str) -> None:
-    context = face.service.facts().max_model_len
+def _check_length(api: ApiServer, text: str, param: str) -> None:
+    context = api.service.facts().max_model_len
     if len(text) > context * CHARS_PER_TOKEN:
         raise TooLong(
             f"This model's maximum context length is {context} tokens. However, your {param} has {len(text)} "
@@ -210,9 +210,9 @@ def _check_chat(body: ChatBody) -> None:
     _check_stream(body)
 
 
-def _check_counts(face: Face, body: GenerationBody) -> None:
+def _check_counts(api: ApiServer, body: GenerationBody) -> None:
     """Check the length of what is looked at one by one later."""
-    facts = face.service.facts()
+    facts = api.service.facts()
     allowed, negative = len(body.allowed_token_ids or ()), body.negative_prompt
     if allowed > facts.vocab_size:
         message = f"allowed_token_ids has {allowed} ids, and the vocabulary {facts.vocab_size}; name each once."
@@ -235,26 +235,26 @@ def _check_stream(body: GenerationBody) -> None:
 
 
 def _params(
-    face: Face, body: GenerationBody, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    api: ApiServer, body: GenerationBody, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
     """Over the model's own defaults. Raises InvalidRequest for a value out of range."""
     if body.stop and body.detokenize is False:
         raise BadRequest("stop needs detokenize to be true; use stop_token_ids.", param="stop")
-    given: dict[str, Any] = dict(face.defaults.sampling)
+    given: dict[str, Any] = dict(api.defaults.sampling)
     given |= {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
 
 
-async def _ruled(face: Face, params: SamplingParams, completions: int) -> SamplingParams:
+async def _ruled(api: ApiServer, params: SamplingParams, completions: int) -> SamplingParams:
     """With texts as token ids, spelled in a thread. Raises InvalidRequest, and BadRequest for more ids than are
     bearable."""
     texts = [text for text in (params.negative_prompt, *(params.bad_words or ())) if isinstance(text, str)]
     if isinstance(params.negative_prompt, str):
-        _check_length(face, params.negative_prompt, "negative_prompt")
+        _check_length(api, params.negative_prompt, "negative_prompt")
     if texts:
-        params = await asyncio.to_thread(with_spelled_words, params, face.tokenizer)
+        params = await asyncio.to_thread(with_spelled_words, params, api.tokenizer)
     allowed, spelled = len(params.allowed_token_ids or ()), sum(map(len, params.bad_words or ()))
     if spelled > MOST_SPELLED:
         message = (
@@ -283,7 +283,7 @@ def _highest(*counts: int | bool | None) -> int | None:
 
 
 def _request(
-    face: Face,
+    api: ApiServer,
     body: GenerationBody,
     name: str,
     text: str | None,
@@ -295,7 +295,7 @@ def _request(
 ) -> GenerationRequest:
     """The last look: does it fit this model? wanted: output tokens for which there must be room; a default takes what
     room there is."""
-    facts = face.service.facts()
+    facts = api.service.facts()
     if not ids:
         raise BadRequest("the prompt is empty; give at least one token.", param=param)
     wrong = max(ids)
@@ -318,8 +318,8 @@ def _request(
         grammar=grammar,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        timeout=face.config.request_timeout,
-        queue_timeout=face.config.queue_timeout,
+        timeout=api.config.request_timeout,
+        queue_timeout=api.config.queue_timeout,
     )
 
 

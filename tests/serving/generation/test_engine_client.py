@@ -1,4 +1,5 @@
-"""A face's end of the wire when things go wrong: an engine that dies in the middle, readers that are late, backlogs.
+"""An API server's end of the wire when things go wrong: an engine that dies in the middle, readers that are late,
+backlogs.
 
 Where moments matter, the engine is a script on the real socket; its process is one that can be killed.
 """
@@ -19,7 +20,7 @@ from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.cost import Headroom
 from ridgeline.core.request import RequestStats, SamplingParams
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.api_server import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Overloaded, SlowReader, TimedOut, Unavailable
 from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.transport.messages import (
@@ -34,7 +35,7 @@ from ridgeline.transport.messages import (
     Welcome,
 )
 from ridgeline.transport.zmq import EngineSocket
-from tests.serving.conftest import MODEL, PATIENCE, open_face, start_engine, stop_engine
+from tests.serving.conftest import MODEL, PATIENCE, open_api_server, start_engine, stop_engine
 
 FACTS = {
     "model": MODEL,
@@ -68,7 +69,7 @@ class ScriptedEngine:
     def __init__(self, path: Path) -> None:
         self.socket = EngineSocket(str(path))
         self.process = subprocess.Popen(["sleep", "1000"])
-        self.face = b""
+        self.api = b""
         self._unread: list[FromFace] = []
 
     async def heard(self, kind: type[Any]) -> Any:
@@ -76,7 +77,7 @@ class ScriptedEngine:
         async with asyncio.timeout(PATIENCE):
             while True:
                 for connection, message in self.socket.receive(0):
-                    self.face = connection
+                    self.api = connection
                     self._unread.append(message)
                     if isinstance(message, Hello):
                         self.say(Welcome(facts=EngineFacts(process_id=self.process.pid, **FACTS)))
@@ -87,7 +88,7 @@ class ScriptedEngine:
                 await asyncio.sleep(0.005)
 
     def say(self, message: Any) -> None:
-        assert self.socket.send(self.face, message)
+        assert self.socket.send(self.api, message)
 
     def tokens(self, number: int, *token_ids: int) -> None:
         self.say(Progress(ids=[number] * len(token_ids), token_ids=list(token_ids), events=[], ended=[]))
@@ -112,15 +113,15 @@ def ended(number: int) -> Ended:
 
 
 @asynccontextmanager
-async def scripted(folder: Path, **settings: Any) -> AsyncIterator[tuple[ScriptedEngine, Face]]:
-    """An engine and a face that has greeted it. settings: of ServeConfig."""
+async def scripted(folder: Path, **settings: Any) -> AsyncIterator[tuple[ScriptedEngine, ApiServer]]:
+    """An engine and an API server that has greeted it. settings: of ServeConfig."""
     engine = ScriptedEngine(folder / "socket")
-    face = Face.build(ServeConfig(**settings), EMBEDDED_MODEL, (MODEL,), str(folder / "socket"), "face")
-    running = asyncio.create_task(face.client.run())
+    api = ApiServer.build(ServeConfig(**settings), EMBEDDED_MODEL, (MODEL,), str(folder / "socket"), "face")
+    running = asyncio.create_task(api.client.run())
     try:
         await engine.heard(Hello)
-        await asyncio.wait_for(face.client.wait_until_up(), PATIENCE)
-        yield engine, face
+        await asyncio.wait_for(api.client.wait_until_up(), PATIENCE)
+        yield engine, api
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -134,8 +135,8 @@ def asked(**more: Any) -> GenerationRequest:
     return GenerationRequest(id="r", prompt_token_ids=[5], params=SamplingParams(**fields), timeout=timeout)
 
 
-async def finish(face: Face, request: GenerationRequest) -> Run:
-    async with face.service.run(request) as run:
+async def finish(api: ApiServer, request: GenerationRequest) -> Run:
+    async with api.service.run(request) as run:
         await run.finish()
     return run
 
@@ -153,11 +154,11 @@ def test_what_is_sent_while_an_engine_dies_fails_with_a_word(tmp_path: Path) -> 
     meanwhile waits, and is then told, rather than cancelled."""
 
     async def work() -> None:
-        async with scripted(tmp_path) as (engine, face):
+        async with scripted(tmp_path) as (engine, api):
             engine.socket.close()
             await asyncio.sleep(0.2)
-            tries = [asyncio.create_task(finish(face, asked(n=2, seed=number))) for number in range(3)]
-            asking = asyncio.create_task(face.client.ask(timeout=PATIENCE))
+            tries = [asyncio.create_task(finish(api, asked(n=2, seed=number))) for number in range(3)]
+            asking = asyncio.create_task(api.client.ask(timeout=PATIENCE))
             await asyncio.sleep(0.1)
             assert not any(task.done() for task in tries)
             engine.die()
@@ -165,8 +166,8 @@ def test_what_is_sent_while_an_engine_dies_fails_with_a_word(tmp_path: Path) -> 
                 with pytest.raises(Unavailable, match="died"):
                     await task
             assert await asking is None
-            assert (face.client.num_open, face.service.admission.open_requests) == (0, 0)
-            assert face.service.admission.open_tokens == 0
+            assert (api.client.num_open, api.service.admission.open_requests) == (0, 0)
+            assert api.service.admission.open_tokens == 0
 
     in_time(work())
 
@@ -174,12 +175,12 @@ def test_what_is_sent_while_an_engine_dies_fails_with_a_word(tmp_path: Path) -> 
 def test_a_storm_of_requests_outlives_the_engine(tmp_path: Path) -> None:
     """Killed in the middle of it all, and started again: every request has an answer or is told, and none is lost."""
 
-    async def client(face: Face, told: list[str]) -> None:
+    async def client(api: ApiServer, told: list[str]) -> None:
         while told.count("ended in the second life") < 100:
             try:
-                run = await finish(face, asked(n=2, max_tokens=6))
+                run = await finish(api, asked(n=2, max_tokens=6))
                 assert all(len(output.token_ids) <= 6 for output in run.result.outputs)
-                told.append("ended" if face.client.lives == 1 else "ended in the second life")
+                told.append("ended" if api.client.lives == 1 else "ended in the second life")
             except Unavailable:
                 told.append("unavailable")
                 await asyncio.sleep(0.05)
@@ -187,17 +188,17 @@ def test_a_storm_of_requests_outlives_the_engine(tmp_path: Path) -> None:
     async def work() -> None:
         engine = start_engine(tmp_path / "socket")
         try:
-            async with open_face(tmp_path / "socket") as face:
+            async with open_api_server(tmp_path / "socket") as api:
                 told: list[str] = []
-                clients = [asyncio.create_task(client(face, told)) for _ in range(40)]
+                clients = [asyncio.create_task(client(api, told)) for _ in range(40)]
                 await asyncio.sleep(0.7)
                 await asyncio.to_thread(stop_engine, engine)
                 engine = await asyncio.to_thread(start_engine, tmp_path / "socket")
                 await asyncio.gather(*clients)
                 assert {"ended", "unavailable", "ended in the second life"} == set(told)
-                assert (face.client.num_open, face.service.admission.open_requests) == (0, 0)
-                assert face.service.admission.open_tokens == 0
-                stats = await face.client.ask()
+                assert (api.client.num_open, api.service.admission.open_requests) == (0, 0)
+                assert api.service.admission.open_tokens == 0
+                stats = await api.client.ask()
                 assert stats is not None
                 assert (stats.running, stats.waiting) == (0, 0)
         finally:
@@ -214,10 +215,10 @@ def test_an_end_that_comes_while_nobody_waits_is_seen(tmp_path: Path) -> None:
     last of the other."""
 
     async def work() -> None:
-        async with scripted(tmp_path) as (engine, face):
-            [stop] = face.tokenizer.encode("=", add_special_tokens=False)
+        async with scripted(tmp_path) as (engine, api):
+            [stop] = api.tokenizer.encode("=", add_special_tokens=False)
             pieces = 0
-            async with face.service.run(asked(n=2, stop=["="])) as run:
+            async with api.service.run(asked(n=2, stop=["="])) as run:
                 first, second = [(await engine.heard(Submit)).id for _ in range(2)]
                 engine.tokens(first, stop)
                 engine.finish(second, 700)
@@ -238,15 +239,15 @@ def test_a_reader_that_falls_behind_twice_at_once_is_cut_once(tmp_path: Path) ->
     """A token and an event of one step, both too many."""
 
     async def work() -> None:
-        async with scripted(tmp_path, stream_buffer=4) as (engine, face):
-            async with face.service.run(asked()) as run:
+        async with scripted(tmp_path, stream_buffer=4) as (engine, api):
+            async with api.service.run(asked()) as run:
                 number = (await engine.heard(Submit)).id
                 event = Event(id=number, token_id=9)
                 engine.say(Progress(ids=[number] * 6, token_ids=[9] * 6, events=[event], ended=[]))
                 assert (await engine.heard(Cancel)).ids == [number]
                 with pytest.raises(SlowReader):
                     await run.finish()
-            other = asyncio.create_task(finish(face, asked()))
+            other = asyncio.create_task(finish(api, asked()))
             engine.finish((await engine.heard(Submit)).id, 700)
             assert (await other).result.outputs[0].token_ids == [700]
 
@@ -257,8 +258,8 @@ def test_what_has_ended_is_read_to_its_end(tmp_path: Path) -> None:
     """There is nothing left to cut."""
 
     async def work() -> None:
-        async with scripted(tmp_path, stream_buffer=4) as (engine, face):
-            async with face.service.run(asked()) as run:
+        async with scripted(tmp_path, stream_buffer=4) as (engine, api):
+            async with api.service.run(asked()) as run:
                 engine.finish((await engine.heard(Submit)).id, 700, *range(600, 604))
                 await asyncio.sleep(0.2)
                 await run.finish()
@@ -271,8 +272,8 @@ def test_a_backlog_is_no_slow_reader(tmp_path: Path) -> None:
     """The whole process stood still for a while: its readers are not to blame, and they get their turn."""
 
     async def work() -> None:
-        async with scripted(tmp_path, stream_buffer=16) as (engine, face):
-            reading = asyncio.create_task(finish(face, asked()))
+        async with scripted(tmp_path, stream_buffer=16) as (engine, api):
+            reading = asyncio.create_task(finish(api, asked()))
             number = (await engine.heard(Submit)).id
             for _ in range(500):
                 engine.tokens(number, 700)
@@ -294,9 +295,9 @@ def test_a_timeout_is_one_even_where_there_is_always_something_to_read(tmp_path:
             await asyncio.sleep(0.05)
 
     async def work() -> None:
-        async with scripted(tmp_path) as (engine, face):
+        async with scripted(tmp_path) as (engine, api):
             began = time.monotonic()
-            async with face.service.run(asked(timeout=0.5)) as run:
+            async with api.service.run(asked(timeout=0.5)) as run:
                 speaking = asyncio.create_task(speak(engine, (await engine.heard(Submit)).id))
                 with pytest.raises(TimedOut, match=r"0\.5 s"):
                     await read_slowly(run)
@@ -310,32 +311,32 @@ def test_a_timeout_is_one_even_where_there_is_always_something_to_read(tmp_path:
 
 
 def test_a_request_that_cannot_begin_leaves_nothing_open(
-    face_of: Callable[..., AbstractAsyncContextManager[Face]],
+    api_server_of: Callable[..., AbstractAsyncContextManager[ApiServer]],
 ) -> None:
     async def work() -> None:
-        async with face_of() as face:
+        async with api_server_of() as api:
             request = GenerationRequest(id="r", prompt_token_ids=[2**40], params=SamplingParams())
             with pytest.raises(BadRequest, match="vocabulary"):  # by the engine, where nobody has looked before
-                await finish(face, request)
-            assert (face.client.num_open, face.service.admission.open_requests) == (0, 0)
-            assert face.service.admission.open_tokens == 0
+                await finish(api, request)
+            assert (api.client.num_open, api.service.admission.open_requests) == (0, 0)
+            assert api.service.admission.open_tokens == 0
 
     in_time(work())
 
 
 def test_what_could_never_be_let_in_is_no_matter_of_trying_again(
-    face_of: Callable[..., AbstractAsyncContextManager[Face]],
+    api_server_of: Callable[..., AbstractAsyncContextManager[ApiServer]],
 ) -> None:
     async def work() -> None:
-        async with face_of(ServeConfig(max_queue_requests=2, max_queue_tokens=100)) as face:
+        async with api_server_of(ServeConfig(max_queue_requests=2, max_queue_tokens=100)) as api:
             for request, param in ((asked(n=3, max_tokens=5), "n"), (asked(max_tokens=500), "max_tokens")):
                 with pytest.raises(BadRequest) as caught:
-                    await finish(face, request)
+                    await finish(api, request)
                 assert caught.value.param == param
-            async with face.service.run(asked(n=2, max_tokens=40)):
+            async with api.service.run(asked(n=2, max_tokens=40)):
                 for request in (asked(max_tokens=5), asked(max_tokens=50)):
                     with pytest.raises(Overloaded):
-                        await finish(face, request)
-            await finish(face, asked(max_tokens=50))
+                        await finish(api, request)
+            await finish(api, asked(max_tokens=50))
 
     in_time(work())

@@ -198,7 +198,7 @@ def test_two_clients_by_http(keyed: Server) -> None:
             assert error["param"] == "structured_outputs"
     assert keyed.wait_idle(5)
     assert ask(keyed, "mallory", regex="[a-z]{2}").status_code == 200  # no process is left with what does not end
-    idle = keyed.face.grammar_checks._compile._idle
+    idle = keyed.api.grammar_checks._compile._idle
     assert 1 <= len(idle) <= 2
     assert all(child.usable for child in idle)
 
@@ -270,7 +270,7 @@ def test_the_engine_takes_owners_in_turn_and_says_busy_rather_than_wrong(monkeyp
 
     monkeypatch.setattr(Grammars, "_matcher", compile_slowly)
     grammars = Grammars(EMBEDDED_MODEL, 4096, [0], 0.2)
-    for number in range(3):  # past a face that did not look at them
+    for number in range(3):  # past an API server that did not look at them
         grammars.compile(b"face", submit(number, Grammar(kind="json", text=f'{{"const": {number}}}'), "hostile"))
     grammars.compile(b"face", submit(10, SMALL, "neighbour"))
     found = decided(grammars, 4)

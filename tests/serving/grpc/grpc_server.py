@@ -1,4 +1,4 @@
-"""A face with its gRPC server, in a thread of its own, and what tests do with it."""
+"""An API server with its gRPC server, in a thread of its own, and what tests do with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import grpc
 
 from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.api_server import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.grpc.server import start
@@ -30,7 +30,7 @@ _names = itertools.count(1)
 class GrpcServer:
     """channel: to it, of the blocking kind."""
 
-    face: Face
+    api: ApiServer
     address: str
     loop: asyncio.AbstractEventLoop
     server: grpc.aio.Server
@@ -49,8 +49,8 @@ class GrpcServer:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout)
 
     def wait_idle(self, timeout: float = PATIENCE) -> bool:
-        """True once the engine runs nothing of this face's, and nothing is counted as open."""
-        return self.run(until_idle(self.face, timeout))
+        """True once the engine runs nothing of this API server's, and nothing is counted as open."""
+        return self.run(until_idle(self.api, timeout))
 
 
 @contextmanager
@@ -63,11 +63,11 @@ def serve_grpc(engine_socket: Path, **settings: Any) -> Iterator[GrpcServer]:
         nonlocal stop
         stop = asyncio.Event()
         config = ServeConfig(**{"generation_config": "none", **settings})
-        face = Face.build(config, EMBEDDED_MODEL, (MODEL, "alias"), str(engine_socket), f"grpc-face-{next(_names)}")
-        listening = asyncio.create_task(face.client.run())
-        await face.client.wait_until_up()
-        server = await start(face, address)
-        found.append(GrpcServer(face, address, asyncio.get_running_loop(), server, grpc.insecure_channel(address)))
+        api = ApiServer.build(config, EMBEDDED_MODEL, (MODEL, "alias"), str(engine_socket), f"grpc-face-{next(_names)}")
+        listening = asyncio.create_task(api.client.run())
+        await api.client.wait_until_up()
+        server = await start(api, address)
+        found.append(GrpcServer(api, address, asyncio.get_running_loop(), server, grpc.insecure_channel(address)))
         started.set()
         await stop.wait()
         await server.stop(0)

@@ -1,4 +1,4 @@
-"""The gRPC face as real clients see it, against the offline API's answers and those of the HTTP face."""
+"""The gRPC service as real clients see it, against the offline API's answers and those of the HTTP API."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_chat_is_the_offline_one(served: GrpcServer) -> None:
     assert finishes(responses)[0].reason == want.finish_reason
 
 
-def test_several_completions_are_those_of_the_http_face(served: GrpcServer, server: Server) -> None:
+def test_several_completions_are_those_of_the_http_server(served: GrpcServer, server: Server) -> None:
     want = server.client.completions.create(model=MODEL, prompt="x =", n=3, seed=5, max_tokens=12)
     responses = generate(served, text="x =", sampling=pb.Sampling(n=3, seed=5, max_tokens=12))
     assert [text_of(responses, index) for index in range(3)] == [choice.text for choice in want.choices]
@@ -188,7 +188,7 @@ def test_a_breakdown_is_told_where_it_is_asked_for(served: GrpcServer) -> None:
     assert parts.queue + parts.prefill + parts.decode == pytest.approx(parts.total, rel=1e-3)
 
 
-def test_tokens_models_and_texts_are_those_of_the_http_face(served: GrpcServer, server: Server) -> None:
+def test_tokens_models_and_texts_are_those_of_the_http_server(served: GrpcServer, server: Server) -> None:
     def http(path: str, **body: Any) -> Any:
         return httpx.post(server.url + path, json=body, timeout=PATIENCE).json()
 
@@ -232,7 +232,7 @@ def test_tokens_models_and_texts_are_those_of_the_http_face(served: GrpcServer, 
     ],
     ids=lambda body: "-".join(body)[:30],
 )
-def test_mistakes_are_told_as_the_http_face_tells_them(
+def test_mistakes_are_told_as_the_http_server_tells_them(
     served: GrpcServer, server: Server, body: dict[str, Any]
 ) -> None:
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
@@ -409,11 +409,11 @@ def test_a_cancelled_call_ends_in_the_engine_within_a_step(served: GrpcServer) -
             for _ in range(5):
                 await call.read()
             call.cancel()
-            while served.face.client.num_open:
+            while served.api.client.num_open:
                 await asyncio.sleep(0)
-            before = await served.face.client.ask()
+            before = await served.api.client.ask()
             await asyncio.sleep(0.1)
-            after = await served.face.client.ask()
+            after = await served.api.client.ask()
             assert before is not None
             assert after is not None
             assert after.running == 0
@@ -509,7 +509,7 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(engine_socket: Path) -
             pb.GenerateRequest(text="x", sampling=pb.Sampling(max_tokens=60, ignore_eos=True))
         )
         next(running)
-        served.face.service.admission.draining = True
+        served.api.service.admission.draining = True
         error = fails(lambda: generate(served, text="x"))
         assert error.code() == Code.UNAVAILABLE
         assert trailing(error)["retry-after"] == "5"

@@ -177,7 +177,7 @@ def test_an_echo_scores_the_prompt_as_lm_eval_asks(server: Server, offline: dict
         )
         best = max(found["top_logprobs"][place].values())
         assert best == pytest.approx(max(e.logprob for e in want.prompt_logprobs[place].values()), abs=1e-3)
-    text, echo = answer["choices"][0]["text"], server.face.tokenizer.decode(ids, skip_special_tokens=False)
+    text, echo = answer["choices"][0]["text"], server.api.tokenizer.decode(ids, skip_special_tokens=False)
     assert text.startswith(echo)
     assert max_tokens or text == echo
     for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
@@ -235,7 +235,7 @@ def test_a_streamed_echo_with_logprobs_joins_to_the_whole_one(
             for name, values in choice["logprobs"].items():
                 found["logprobs"][name] += values
         else:
-            echo = prompt if isinstance(prompt, str) else server.face.tokenizer.decode(prompt)
+            echo = prompt if isinstance(prompt, str) else server.api.tokenizer.decode(prompt)
             assert choice["text"].startswith(echo)
             assert len(choice["logprobs"]["tokens"]) >= len(prompt if isinstance(prompt, list) else [""])
     for choice in whole:
@@ -295,7 +295,7 @@ def test_a_tokenizer_that_panics_fails_one_request_with_a_sentence(
                 raise panic("index out of bounds")
             return self._backend.decode(*args, **kwargs)
 
-    tokenizer = server.face.tokenizer
+    tokenizer = server.api.tokenizer
     monkeypatch.setattr(tokenizer, "backend", Panicking(tokenizer.backend))
     answer = post(server, "/v1/completions", json=TEXT)
     assert answer.status_code == (400 if method == "encode" else 500)
@@ -344,7 +344,7 @@ def test_extra_sampling_fields_reach_the_sampler(server: Server) -> None:
 
 def test_logit_bias_forbids_and_forces_tokens(server: Server, offline: dict[str, Any]) -> None:
     first = offline[PROMPTS[0]].outputs[0].token_ids[0]
-    forced = server.face.tokenizer.encode("class", add_special_tokens=False)[0]
+    forced = server.api.tokenizer.encode("class", add_special_tokens=False)[0]
     ids = {}
     for name, bias in (("forbidden", {str(first): -100}), ("forced", {str(forced): 100})):
         body = LONG | {"max_tokens": 1, "logit_bias": bias, "return_token_ids": True}
@@ -362,8 +362,8 @@ def test_ends_that_a_request_may_move(server: Server, offline: dict[str, Any]) -
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
     later = post(server, "/v1/completions", json=body | {"min_tokens": 8}).json()["choices"][0]
     assert len(later["token_ids"]) >= 8
-    eos = server.face.tokenizer.special_tokens["eos_token"]
-    eos_id = server.face.tokenizer.encode(eos, add_special_tokens=False)[0]
+    eos = server.api.tokenizer.special_tokens["eos_token"]
+    eos_id = server.api.tokenizer.encode(eos, add_special_tokens=False)[0]
     ending = LONG | {"logit_bias": {str(eos_id): 100}, "return_token_ids": True}
     at_once = post(server, "/v1/completions", json=ending).json()["choices"][0]
     assert (at_once["token_ids"], at_once["finish_reason"]) == ([eos_id], "stop")
@@ -552,9 +552,9 @@ def test_a_client_that_leaves_ends_its_request(server: Server, stream: bool) -> 
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         deadline = time.monotonic() + PATIENCE
-        while server.face.client.num_open == 0 and time.monotonic() < deadline:
+        while server.api.client.num_open == 0 and time.monotonic() < deadline:
             time.sleep(0.005)
-        assert server.face.client.num_open == 1
+        assert server.api.client.num_open == 1
     assert server.wait_idle()
 
 
@@ -575,7 +575,7 @@ def test_a_client_that_does_not_read_is_cut(
         )
         connection.sendall(head.encode() + content)
         deadline = time.monotonic() + PATIENCE
-        client = server.face.client
+        client = server.api.client
         assert connection.recv(1, socket.MSG_PEEK), "it has begun"
         while client.num_open and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -771,7 +771,7 @@ def test_the_client_raises_its_own_errors(server: Server) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_client_tries_again_where_the_server_is_full_or_ending(start_server: StartServer, stream: bool) -> None:
     with start_server(max_queue_requests=1) as small:
-        admission = small.face.service.admission
+        admission = small.api.service.admission
         for status, error in ((429, openai.RateLimitError), (503, openai.InternalServerError)):
             admission.open_requests, admission.draining = int(status == 429), status == 503
             with pytest.raises(error) as raised:
@@ -811,19 +811,19 @@ def test_models_and_tokens(server: Server) -> None:
         server.client.models.retrieve("a/b")
     text = "naïve ☃ = 1\n"
     answer = post(server, "/tokenize", json={"prompt": text, "return_token_strs": True}).json()
-    assert answer["tokens"] == server.face.tokenizer.encode(text)
+    assert answer["tokens"] == server.api.tokenizer.encode(text)
     assert answer["count"] == len(answer["tokens"])
     assert len(answer["token_strs"]) == answer["count"]
     assert answer["max_model_len"] == 2048
     assert post(server, "/detokenize", json={"tokens": answer["tokens"][1:]}).json() == {"prompt": text}
     chat = post(server, "/tokenize", json={"messages": CHAT["messages"]}).json()
-    rendered = server.face.chat_template.render(CHAT["messages"])  # type: ignore[arg-type]
-    assert chat["tokens"] == server.face.tokenizer.encode(rendered, False)
+    rendered = server.api.chat_template.render(CHAT["messages"])  # type: ignore[arg-type]
+    assert chat["tokens"] == server.api.tokenizer.encode(rendered, False)
     info, file = httpx.get(server.url + "/tokenizer_info").json(), EMBEDDED_MODEL / "tokenizer_config.json"
     config = json.loads(file.read_text())
     for name in ("bos_token", "eos_token", "chat_template", "model_max_length"):
         assert info[name] == config[name], name
-    assert info["vocab_size"] == server.face.tokenizer.vocab_size
+    assert info["vocab_size"] == server.api.tokenizer.vocab_size
     assert httpx.get(server.url + "/version").json()["version"]
 
 

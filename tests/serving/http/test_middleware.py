@@ -14,27 +14,27 @@ import httpx
 import pytest
 
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.api_server import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.http import idempotency, middleware
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import HEALTH, wrap
 from ridgeline.serving.keys import allowed
 from ridgeline.serving.processes.logs import JsonLines
 
-FaceOf = Callable[..., AbstractAsyncContextManager[Face]]
-Test = Callable[[httpx.AsyncClient, Face], Awaitable[None]]
+FaceOf = Callable[..., AbstractAsyncContextManager[ApiServer]]
+Test = Callable[[httpx.AsyncClient, ApiServer], Awaitable[None]]
 ASKED = {"prompt": "def f(", "max_tokens": 8, "temperature": 1}
 
 
-def run(face_of: FaceOf, test: Test, **settings: Any) -> None:
+def run(api_server_of: FaceOf, test: Test, **settings: Any) -> None:
     """`test` with a client of a wrapped app under these settings of `ServeConfig`."""
 
     async def main() -> None:
-        async with face_of(ServeConfig(**settings)) as face:
-            app = wrap(create_app(face), face)
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False, root_path=face.config.root_path)
+        async with api_server_of(ServeConfig(**settings)) as api:
+            app = wrap(create_app(api), api)
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False, root_path=api.config.root_path)
             async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-                await test(client, face)
+                await test(client, api)
 
     asyncio.run(main())
 
@@ -46,9 +46,9 @@ def bearer(key: str) -> dict[str, str]:
 # ---- keys -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_route_but_health_asks_for_a_key(face_of: FaceOf) -> None:
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
-        document = create_app(face).openapi()["paths"]
+def test_every_route_but_health_asks_for_a_key(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        document = create_app(api).openapi()["paths"]
         routes = [(path, method.upper()) for path, operations in document.items() for method in operations]
         assert len(routes) > 12
         others = (
@@ -71,11 +71,11 @@ def test_every_route_but_health_asks_for_a_key(face_of: FaceOf) -> None:
                 answer = await client.request(method, path, headers=headers)
                 assert answer.status_code != 401, (method, path, headers)
 
-    run(face_of, test, api_key=("key-1", "key-2"))
+    run(api_server_of, test, api_key=("key-1", "key-2"))
 
 
-def test_what_shows_other_clients_has_a_key_of_its_own(face_of: FaceOf) -> None:
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
+def test_what_shows_other_clients_has_a_key_of_its_own(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         for path in ("/v1/requests", "/v1/requests/req-1", "/dashboard", "/dashboard/data"):
             assert (await client.get(path)).status_code == 401
             refused = await client.get(path, headers=bearer("client"))
@@ -86,26 +86,26 @@ def test_what_shows_other_clients_has_a_key_of_its_own(face_of: FaceOf) -> None:
         assert (await client.get("/v1/models", headers=bearer("admin"))).status_code == 200
         assert (await client.post("/v1/completions", json=ASKED, auth=("anyone", "client"))).status_code == 401
 
-    run(face_of, test, api_key=("client",), admin_key=("admin",))
+    run(api_server_of, test, api_key=("client",), admin_key=("admin",))
 
 
-def test_an_admin_key_alone_leaves_the_rest_open(face_of: FaceOf) -> None:
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
+def test_an_admin_key_alone_leaves_the_rest_open(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         assert (await client.get("/v1/models")).status_code == 200
         assert (await client.get("/v1/requests")).status_code == 401
 
-    run(face_of, test, admin_key=("admin",))
+    run(api_server_of, test, admin_key=("admin",))
 
 
-def test_a_proxys_prefix_opens_nothing(face_of: FaceOf) -> None:
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
+def test_a_proxys_prefix_opens_nothing(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         assert (await client.get("/proxied/health")).status_code == 200
         assert (await client.get("/proxied/v1/requests")).status_code == 401
         for path in ("/proxied/v1/requests", "/proxied/proxied/v1/requests"):
             answer = await client.get(path, headers=bearer("admin"))
             assert answer.status_code == (200 if path.count("proxied") == 1 else 404)
 
-    run(face_of, test, admin_key=("admin",), root_path="/proxied")
+    run(api_server_of, test, admin_key=("admin",), root_path="/proxied")
 
 
 @pytest.mark.parametrize("given", ["first", "last", "none of them", ""])
@@ -125,8 +125,8 @@ def test_keys_are_compared_to_the_end_whatever_was_given(given: str, monkeypatch
 # ---- names and the log ----------------------------------------------------------------------------------------------
 
 
-def test_requests_have_names_the_clients_own_if_they_are_harmless(face_of: FaceOf) -> None:
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
+def test_requests_have_names_the_clients_own_if_they_are_harmless(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         for given in ("abc", "a.b:c-d_e", "x" * 128):
             answer = await client.get("/version", headers={"X-Request-Id": given})
             assert answer.headers["x-request-id"] == given
@@ -138,17 +138,17 @@ def test_requests_have_names_the_clients_own_if_they_are_harmless(face_of: FaceO
         answer = await client.post("/v1/completions", json=ASKED, headers={"X-Request-Id": "mine"})
         assert answer.json()["id"] == "cmpl-mine"
 
-    run(face_of, test)
+    run(api_server_of, test)
 
 
-def test_the_access_log_is_json_without_secrets(face_of: FaceOf, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
+def test_the_access_log_is_json_without_secrets(api_server_of: FaceOf, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         headers = bearer("secret-key") | {"X-Request-Id": "named"}
         await client.get("/v1/models/no%0Asuch?token=secret-query", headers=headers)
         await client.get("/health")
 
     with caplog.at_level(logging.INFO, "ridgeline.access"):
-        run(face_of, test, api_key=("secret-key",))
+        run(api_server_of, test, api_key=("secret-key",))
     records = [record for record in caplog.records if record.name == "ridgeline.access"]
     assert len(records) == 1  # probes are no news
     text = JsonLines().format(records[0])
@@ -160,19 +160,19 @@ def test_the_access_log_is_json_without_secrets(face_of: FaceOf, caplog: pytest.
     assert "\n" not in text
 
 
-def test_no_access_log_where_none_is_wanted(face_of: FaceOf, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
+def test_no_access_log_where_none_is_wanted(api_server_of: FaceOf, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         await client.get("/version")
 
     with caplog.at_level(logging.INFO, "ridgeline.access"):
-        run(face_of, test, access_log=False)
+        run(api_server_of, test, access_log=False)
     assert not [record for record in caplog.records if record.name == "ridgeline.access"]
 
 
 # ---- limits, other origins, the end ---------------------------------------------------------------------------------
 
 
-def test_a_body_that_is_too_long_is_not_read(face_of: FaceOf) -> None:
+def test_a_body_that_is_too_long_is_not_read(api_server_of: FaceOf) -> None:
     read = 0
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -181,7 +181,7 @@ def test_a_body_that_is_too_long_is_not_read(face_of: FaceOf) -> None:
             read += 100
             yield b"x" * 100
 
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         told = await client.post("/v1/completions", content=b"x" * 1001)
         untold = await client.post("/v1/completions", content=pieces())
         for answer in (told, untold):
@@ -192,10 +192,10 @@ def test_a_body_that_is_too_long_is_not_read(face_of: FaceOf) -> None:
         fits = await client.post("/v1/completions", content=json.dumps(ASKED).encode().ljust(1000))
         assert fits.status_code == 200
 
-    run(face_of, test, max_body_bytes=1000)
+    run(api_server_of, test, max_body_bytes=1000)
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(face_of: FaceOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_come_is_not_waited_for(api_server_of: FaceOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "BODY_TIMEOUT", 0.05)
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -203,15 +203,15 @@ def test_a_body_that_does_not_come_is_not_waited_for(face_of: FaceOf, monkeypatc
         await asyncio.sleep(5)
         yield b"}"
 
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         answer = await client.post("/v1/completions", content=pieces())
         assert answer.status_code == 504
 
-    run(face_of, test)
+    run(api_server_of, test)
 
 
-def test_browsers_of_allowed_origins_may_ask(face_of: FaceOf) -> None:
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
+def test_browsers_of_allowed_origins_may_ask(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
         ours = await client.options("/v1/completions", headers={"Origin": "https://ours", **asked})
         assert ours.status_code == 200  # browsers send no key with this one
@@ -222,12 +222,12 @@ def test_browsers_of_allowed_origins_may_ask(face_of: FaceOf) -> None:
         assert refused.status_code == 401
         assert refused.headers["access-control-allow-origin"] == "https://ours"  # so that the page can read why
 
-    run(face_of, test, allowed_origins=("https://ours",), api_key=("key",))
+    run(api_server_of, test, allowed_origins=("https://ours",), api_key=("key",))
 
 
-def test_while_the_server_ends_new_work_goes_elsewhere(face_of: FaceOf) -> None:
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
-        face.service.admission.draining = True
+def test_while_the_server_ends_new_work_goes_elsewhere(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        api.service.admission.draining = True
         answer = await client.post("/v1/completions", json=ASKED)
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) > 0
@@ -238,14 +238,14 @@ def test_while_the_server_ends_new_work_goes_elsewhere(face_of: FaceOf) -> None:
             "/health": 200, "/health/live": 200, "/health/ready": 503, "/metrics": 200,
         }  # fmt: skip
 
-    run(face_of, test)
+    run(api_server_of, test)
 
 
 # ---- requests that come twice ---------------------------------------------------------------------------------------
 
 
-def test_a_repetition_gets_the_first_answer(face_of: FaceOf) -> None:
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
+def test_a_repetition_gets_the_first_answer(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         for asked in (ASKED, {**ASKED, "stream": True}):
             headers = {"Idempotency-Key": f"key-{asked.get('stream')}"}
             first = await client.post("/v1/completions", json=asked, headers=headers)
@@ -258,22 +258,22 @@ def test_a_repetition_gets_the_first_answer(face_of: FaceOf) -> None:
             assert again.headers["x-request-id"] != first.headers["x-request-id"]
             assert other.content != first.content
 
-    run(face_of, test)
+    run(api_server_of, test)
 
 
-def test_a_repetition_waits_for_what_still_runs(face_of: FaceOf) -> None:
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
+def test_a_repetition_waits_for_what_still_runs(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         headers = {"Idempotency-Key": "k"}
         asked = {**ASKED, "max_tokens": 64, "ignore_eos": True}
         answers = await asyncio.gather(*(client.post("/v1/completions", json=asked, headers=headers) for _ in range(4)))
         assert len({answer.content for answer in answers}) == 1
         assert sorted("idempotent-replayed" in answer.headers for answer in answers) == [False, True, True, True]
 
-    run(face_of, test)
+    run(api_server_of, test)
 
 
-def test_a_key_belongs_to_a_body_a_client_and_a_path(face_of: FaceOf) -> None:
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
+def test_a_key_belongs_to_a_body_a_client_and_a_path(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         async def post(key: str = "one", path: str = "/v1/completions", **others: Any) -> httpx.Response:
             return await client.post(path, json={**ASKED, **others}, headers={"Idempotency-Key": "k", **bearer(key)})
 
@@ -287,15 +287,15 @@ def test_a_key_belongs_to_a_body_a_client_and_a_path(face_of: FaceOf) -> None:
         bad = await client.post("/v1/completions", json=ASKED, headers={"Idempotency-Key": "k" * 256, **bearer("one")})
         assert bad.status_code == 400
 
-    run(face_of, test, api_key=("one", "two"))
+    run(api_server_of, test, api_key=("one", "two"))
 
 
-def test_failures_of_the_server_are_tried_again_mistakes_are_not(face_of: FaceOf) -> None:
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
+def test_failures_of_the_server_are_tried_again_mistakes_are_not(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         async def post(key: str, **others: Any) -> httpx.Response:
             return await client.post("/v1/completions", json={**ASKED, **others}, headers={"Idempotency-Key": key})
 
-        admission = face.service.admission
+        admission = api.service.admission
         admission.max_requests = admission.open_requests = 1  # somebody else's
         assert (await post("full")).status_code == 429
         admission.open_requests = 0
@@ -303,11 +303,11 @@ def test_failures_of_the_server_are_tried_again_mistakes_are_not(face_of: FaceOf
         assert (await post("wrong", n=-1)).status_code == 400
         assert (await post("wrong", n=-1)).headers["idempotent-replayed"] == "true"
 
-    run(face_of, test)
+    run(api_server_of, test)
 
 
-def test_answers_are_kept_for_a_time_and_within_bounds(face_of: FaceOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(client: httpx.AsyncClient, face: Face) -> None:
+def test_answers_are_kept_for_a_time_and_within_bounds(api_server_of: FaceOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
         async def post(key: str) -> httpx.Response:
             return await client.post("/v1/completions", json=ASKED, headers={"Idempotency-Key": key})
 
@@ -322,10 +322,10 @@ def test_answers_are_kept_for_a_time_and_within_bounds(face_of: FaceOf, monkeypa
         assert unkept.status_code == 409
         assert unkept.json()["error"]["code"] == "idempotent_answer_not_kept"
 
-    run(face_of, test)
+    run(api_server_of, test)
 
 
-def test_websockets_are_not_let_in(face_of: FaceOf) -> None:
+def test_websockets_are_not_let_in(api_server_of: FaceOf) -> None:
     async def main() -> None:
         sent: list[Any] = []
 
@@ -335,8 +335,8 @@ def test_websockets_are_not_let_in(face_of: FaceOf) -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        async with face_of() as face:
-            await wrap(create_app(face), face)({"type": "websocket", "path": "/v1/models"}, receive, send)
+        async with api_server_of() as api:
+            await wrap(create_app(api), api)({"type": "websocket", "path": "/v1/models"}, receive, send)
         assert sent == [{"type": "websocket.close", "code": 1008}]
 
     asyncio.run(main())

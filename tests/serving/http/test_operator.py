@@ -16,7 +16,7 @@ import pytest
 from ridgeline.core.cost import Headroom
 from ridgeline.core.request import RequestStats, SamplingParams
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.api_server import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.http import operator
 from ridgeline.serving.http.app import create_app
@@ -25,7 +25,7 @@ from ridgeline.serving.observed import recent
 from ridgeline.serving.observed.breakdown import figures
 from ridgeline.serving.observed.recent import RecentRequests
 from ridgeline.transport.messages import Look, Submit
-from tests.serving.conftest import PATIENCE, Server, StartServer, open_face, start_engine, stop_engine
+from tests.serving.conftest import PATIENCE, Server, StartServer, open_api_server, start_engine, stop_engine
 
 TOKENS = list(range(5, 45))
 BODY = {"prompt": TOKENS, "max_tokens": 40, "ignore_eos": True, "temperature": 0}
@@ -131,21 +131,21 @@ def test_what_is_not_known_is_said_in_one_sentence(server: Server) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit"), wrong
 
 
-def test_every_face_tells_of_every_request(server: Server, start_server: StartServer) -> None:
-    """Two faces, one engine: figures and requests are the same whichever answers."""
+def test_every_api_server_tells_of_every_request(server: Server, start_server: StartServer) -> None:
+    """Two API servers, one engine: figures and requests are the same whichever answers."""
     with start_server(api_server_count=2) as other:
         complete(server, "from-one")
         complete(other, "from-two")
         for name in ("from-one", "from-two"):
             assert look(server, name) == look(other, name)
 
-        def counted(face: Server) -> list[str]:
-            lines = httpx.get(f"{face.url}/metrics").text.splitlines()
+        def counted(api: Server) -> list[str]:
+            lines = httpx.get(f"{api.url}/metrics").text.splitlines()
             return [line for line in lines if line.startswith("vllm:") or line.startswith("ridgeline:step")]
 
         assert counted(server) == counted(other)
         assert len(counted(server)) > 100
-        page, twin = (httpx.get(f"{face.url}/dashboard/data").json() for face in (server, other))
+        page, twin = (httpx.get(f"{api.url}/dashboard/data").json() for api in (server, other))
         assert page["requests"] == twin["requests"]
 
 
@@ -231,55 +231,55 @@ def test_health_tells_when_requests_run_and_no_step_ends(own_engine: tuple[Path,
 
     async def main() -> None:
         config = ServeConfig(step_timeout=2.5)
-        async with open_face(path, config) as face, open_face(path, config) as other:
+        async with open_api_server(path, config) as api, open_api_server(path, config) as other:
             os.kill(pid, signal.SIGSTOP)
             await asyncio.sleep(2.6)
-            assert await health(face) == (200, None), "nothing runs, so nothing is due"
+            assert await health(api) == (200, None), "nothing runs, so nothing is due"
             os.kill(pid, signal.SIGCONT)
 
-            running = asyncio.create_task(generate(face, 1800))
+            running = asyncio.create_task(generate(api, 1800))
             while other.client.stats is None or not other.client.stats.running:
                 await asyncio.sleep(0.05)
-            assert await health(face) == await health(other) == (200, None), "steps end"
+            assert await health(api) == await health(other) == (200, None), "steps end"
             os.kill(pid, signal.SIGSTOP)
-            assert await health(face) == (200, None), "not yet"
-            for each in (face, other):
+            assert await health(api) == (200, None), "not yet"
+            for each in (api, other):
                 reason = await until(each, 503)
-                assert reason == "requests run, and no step ended for 2.5 s", "whichever face is asked"
+                assert reason == "requests run, and no step ended for 2.5 s", "whichever API server is asked"
             assert not running.done()
-            assert not (await operator.figures(face, 0.0, 0.0))["healthy"]
+            assert not (await operator.figures(api, 0.0, 0.0))["healthy"]
             os.kill(pid, signal.SIGCONT)
-            assert await until(face, 200) is None, "and it recovers"
+            assert await until(api, 200) is None, "and it recovers"
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
             os.kill(pid, signal.SIGKILL)
-            assert await until(face, 503) == "the engine is not running"
-            page = await operator.figures(face, 0.0, 0.0)
+            assert await until(api, 503) == "the engine is not running"
+            page = await operator.figures(api, 0.0, 0.0)
             assert (page["up"], page["requests"]) == (False, None)
 
     asyncio.run(main())
 
 
-async def generate(face: Face, max_tokens: int) -> None:
+async def generate(api: ApiServer, max_tokens: int) -> None:
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    async with face.service.run(GenerationRequest(id="long", prompt_token_ids=[7] * 8, params=params)) as run:
+    async with api.service.run(GenerationRequest(id="long", prompt_token_ids=[7] * 8, params=params)) as run:
         await run.finish()
 
 
-async def until(face: Face, status: int) -> str | None:
+async def until(api: ApiServer, status: int) -> str | None:
     """The reason it gives, once it has this status."""
     async with asyncio.timeout(PATIENCE):
-        while (found := await health(face))[0] != status:
+        while (found := await health(api))[0] != status:
             await asyncio.sleep(0.02)
     return found[1]
 
 
-async def health(face: Face) -> tuple[int, str | None]:
+async def health(api: ApiServer) -> tuple[int, str | None]:
     """Status and reason, as a probe gets them, which has no key."""
-    transport = httpx.ASGITransport(app=wrap(create_app(face), face))
+    transport = httpx.ASGITransport(app=wrap(create_app(api), api))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         answer = await client.get("/health")
         alive = await client.get("/health/live")
-        assert alive.status_code == 200, "the face itself is well"
+        assert alive.status_code == 200, "the API server itself is well"
         return answer.status_code, answer.json().get("reason")

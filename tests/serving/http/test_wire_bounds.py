@@ -254,7 +254,7 @@ def test_requests_sent_ahead_of_their_answers_are_bounded() -> None:
 
 @pytest.mark.parametrize("expects", [b"", b"Expect: 100-continue\r\n"])
 def test_who_is_refused_in_the_middle_of_sending_reads_why(server: Server, expects: bytes) -> None:
-    size = server.face.config.max_body_bytes + MEGABYTE
+    size = server.api.config.max_body_bytes + MEGABYTE
     host, _, port = server.url.removeprefix("http://").partition(":")
     for framing in (b"Content-Length: %d" % size, b"Transfer-Encoding: chunked"):
         with socket.create_connection((host, int(port))) as connection:
@@ -311,15 +311,15 @@ def test_a_client_that_is_gone_ends_its_request(server: Server, half_first: bool
     assert server.wait_idle(10)
     connection = socket.create_connection((host, int(port)))
     connection.sendall(head + body)
-    while not server.face.client.num_open:
+    while not server.api.client.num_open:
         time.sleep(0.005)
     if half_first:
         connection.shutdown(socket.SHUT_WR)
         time.sleep(0.2)
-        assert server.face.client.num_open, "it only ended its side"
+        assert server.api.client.num_open, "it only ended its side"
     connection.close()
     began = time.monotonic()
-    while server.face.client.num_open and time.monotonic() - began < 10:
+    while server.api.client.num_open and time.monotonic() - began < 10:
         time.sleep(0.005)
-    assert not server.face.client.num_open
+    assert not server.api.client.num_open
     assert time.monotonic() - began < 3

@@ -143,7 +143,7 @@ def test_what_it_shows_is_what_happened(server: Server, open_page: OpenPage, sch
     wait_for(page, f"tiles.get('Ended')[1].textContent === '{ended:g}'")
 
     assert page.locator("#state").text_content() == "up"
-    assert f"embedded · cpu · {server.face.client.facts.dtype}" in (page.locator("#about").text_content() or "")
+    assert f"embedded · cpu · {server.api.client.facts.dtype}" in (page.locator("#about").text_content() or "")
     [(labels, _)] = after["vllm:cache_config_info"]
     _, blocks = tile(page, "KV cache")
     assert blocks.replace(",", "") == f"{labels['num_gpu_blocks']} blocks of {labels['block_size']}"

@@ -12,13 +12,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.core.request import Preemption, SamplingParams
-from ridgeline.serving.api_server import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http.operator import page_of_metrics, snapshot
 from ridgeline.serving.observed import metrics
 from ridgeline.serving.observed.histograms import BOUNDS
 from ridgeline.transport.messages import Gpu, Stats, StepShape
-from tests.serving.conftest import MODEL, PATIENCE, open_face, start_engine, stop_engine, until_idle
+from tests.serving.conftest import MODEL, PATIENCE, open_api_server, start_engine, stop_engine, until_idle
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 PAGE = 114_688  # bytes of a block of 16 tokens of the embedded model in float32; the first of all is never used
@@ -33,15 +33,15 @@ def socket(tmp_path: Path) -> Iterator[Path]:
     stop_engine(process)
 
 
-async def run(face: Face, tokens: list[int], **params: object) -> Run:
+async def run(api: ApiServer, tokens: list[int], **params: object) -> Run:
     asked = GenerationRequest(id="x", prompt_token_ids=tokens, params=SamplingParams(**{"ignore_eos": True, **params}))
-    async with face.service.run(asked) as running:
+    async with api.service.run(asked) as running:
         await running.finish()
     return running
 
 
-async def figures(face: Face) -> Stats:
-    stats = await face.client.ask()
+async def figures(api: ApiServer) -> Stats:
+    stats = await api.client.ask()
     assert stats is not None
     return stats
 
@@ -63,8 +63,8 @@ def value(page: dict[str, Metric], family: str, sample: str = "", **labels: str)
 
 def test_a_new_engine_has_counted_nothing(socket: Path) -> None:
     async def main() -> Stats:
-        async with open_face(socket) as face:
-            return await figures(face)
+        async with open_api_server(socket) as api:
+            return await figures(api)
 
     stats = asyncio.run(main())
     assert not any(stats.counters.values())
@@ -76,9 +76,9 @@ def test_figures_of_known_traffic(socket: Path) -> None:
     """5 requests of 40 prompt tokens, which differ from the first token on, and 7 output tokens each."""
 
     async def main() -> tuple[Stats, str, list[Run]]:
-        async with open_face(socket) as face:
-            runs = await asyncio.gather(*(run(face, [n + 5] * 40, max_tokens=7) for n in range(5)))
-            return await figures(face), (await page_of_metrics(face)).decode(), runs
+        async with open_api_server(socket) as api:
+            runs = await asyncio.gather(*(run(api, [n + 5] * 40, max_tokens=7) for n in range(5)))
+            return await figures(api), (await page_of_metrics(api)).decode(), runs
 
     stats, text, runs = asyncio.run(main())
     assert stats.counters == {
@@ -123,10 +123,10 @@ def test_figures_of_known_traffic(socket: Path) -> None:
 
 def test_the_prefix_cache_counts_each_prompt_once(socket: Path) -> None:
     async def main() -> tuple[Stats, Run]:
-        async with open_face(socket) as face:
-            await run(face, list(range(5, 45)), max_tokens=2)
-            again = await run(face, list(range(5, 45)), max_tokens=2)
-            return await figures(face), again
+        async with open_api_server(socket) as api:
+            await run(api, list(range(5, 45)), max_tokens=2)
+            again = await run(api, list(range(5, 45)), max_tokens=2)
+            return await figures(api), again
 
     stats, again = asyncio.run(main())
     assert stats.counters["prefix_cache_queries"] == 80
@@ -137,9 +137,9 @@ def test_preempted_requests_are_counted_and_their_own_blocks_are_no_hit(socket: 
     """8 requests that grow to 90 tokens each want 48 blocks of 16, and there are 24."""
 
     async def main() -> tuple[Stats, list[Run]]:
-        async with open_face(socket) as face:
-            runs = await asyncio.gather(*(run(face, [n + 5] * 30, max_tokens=60) for n in range(8)))
-            return await figures(face), runs
+        async with open_api_server(socket) as api:
+            runs = await asyncio.gather(*(run(api, [n + 5] * 30, max_tokens=60) for n in range(8)))
+            return await figures(api), runs
 
     stats, runs = asyncio.run(main())
     told = [run.endings[0].stats for run in runs if run.endings[0] is not None]
@@ -154,15 +154,15 @@ def test_preempted_requests_are_counted_and_their_own_blocks_are_no_hit(socket: 
 
 def test_an_aborted_request_ends_as_such_and_has_only_the_times_it_reached(socket: Path) -> None:
     async def main() -> tuple[Stats, Stats]:
-        async with open_face(socket) as face:
-            await run(face, [7] * 8, max_tokens=2)
-            before = await figures(face)
+        async with open_api_server(socket) as api:
+            await run(api, [7] * 8, max_tokens=2)
+            before = await figures(api)
             params = SamplingParams(max_tokens=300, ignore_eos=True)
             asked = GenerationRequest(id="left", prompt_token_ids=[9] * 8, params=params)
-            async with face.service.run(asked) as running:
+            async with api.service.run(asked) as running:
                 await anext(aiter(running))
-            assert await until_idle(face, PATIENCE)
-            return before, await figures(face)
+            assert await until_idle(api, PATIENCE)
+            return before, await figures(api)
 
     before, after = asyncio.run(main())
     assert after.finished == {"length": 1, "abort": 1}
@@ -179,17 +179,17 @@ def test_the_page_outlives_the_engine(tmp_path: Path) -> None:
     async def main() -> tuple[str, str]:
         process = start_engine(tmp_path / "engine")
         try:
-            async with open_face(tmp_path / "engine") as face:
-                await run(face, [7] * 8, max_tokens=4)
-                await figures(face)
+            async with open_api_server(tmp_path / "engine") as api:
+                await run(api, [7] * 8, max_tokens=4)
+                await figures(api)
                 stop_engine(process)
                 async with asyncio.timeout(PATIENCE):
-                    while face.client.facts is not None:
+                    while api.client.facts is not None:
                         await asyncio.sleep(0.01)
-                down = (await page_of_metrics(face)).decode()
+                down = (await page_of_metrics(api)).decode()
                 process = await asyncio.to_thread(start_engine, tmp_path / "engine", life=2)
-                await asyncio.wait_for(face.client.wait_until_up(), PATIENCE)
-                return down, (await page_of_metrics(face)).decode()
+                await asyncio.wait_for(api.client.wait_until_up(), PATIENCE)
+                return down, (await page_of_metrics(api)).decode()
         finally:
             stop_engine(process)
 
@@ -213,22 +213,22 @@ def shape(page: dict[str, Metric]) -> str:
     return "\n".join(sorted(lines)) + "\n"
 
 
-def complete(face: Face, stats: Stats) -> metrics.Snapshot:
+def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
     """What a page says on a machine whose GPU and limits are known."""
     fields = {name: getattr(stats, name) for name in stats.__struct_fields__}
     gpu = Gpu(
         index=0, name="H", utilization=0.5, memory_used=1 << 30, memory_total=2 << 30, power=300.0, temperature=50.0
     )
     step = StepShape(at=1.0, seconds=0.002, limit=0.001, decode_rows=1, prefill_rows=0, tokens=1)
-    return snapshot(face, Stats(**{**fields, "gpus": [gpu], "recent": [step] * 3}))
+    return snapshot(api, Stats(**{**fields, "gpus": [gpu], "recent": [step] * 3}))
 
 
 def test_names_types_and_labels_are_those_of_the_golden_file(socket: Path) -> None:
     async def main() -> tuple[str, str]:
-        async with open_face(socket) as face:
-            await run(face, [7] * 8, max_tokens=4)
-            real = (await page_of_metrics(face)).decode()
-            return real, metrics.render(complete(face, await figures(face))).decode()
+        async with open_api_server(socket) as api:
+            await run(api, [7] * 8, max_tokens=4)
+            real = (await page_of_metrics(api)).decode()
+            return real, metrics.render(complete(api, await figures(api))).decode()
 
     real, full = asyncio.run(main())
     assert shape(parsed(full)) == GOLDEN.read_text(), "names that others read have changed"
@@ -242,8 +242,8 @@ def test_names_types_and_labels_are_those_of_the_golden_file(socket: Path) -> No
 
 def test_every_bucket_of_the_page_is_a_bound(socket: Path) -> None:
     async def main() -> str:
-        async with open_face(socket) as face:
-            return (await page_of_metrics(face)).decode()
+        async with open_api_server(socket) as api:
+            return (await page_of_metrics(api)).decode()
 
     page = parsed(asyncio.run(main()))
     for name, bounds in BOUNDS.items():

@@ -110,7 +110,7 @@ def test_a_span_says_when_what_happened(traced: Server, receiver: Receiver) -> N
     assert events["last token"] - events["first token"] == pytest.approx(1e9 * told["decode"], abs=1e4)
     assert receiver.resource["service.name"] == "ridgeline"
     assert receiver.resource["service.version"] == __version__
-    assert receiver.resource["service.instance.id"] == traced.face.client.name
+    assert receiver.resource["service.instance.id"] == traced.api.client.name
 
 
 def test_a_span_belongs_to_its_clients_trace(traced: Server, receiver: Receiver) -> None:

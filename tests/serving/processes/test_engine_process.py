@@ -28,7 +28,7 @@ from ridgeline.transport.messages import Cancel, Hello, Look, Submit, Welcome, d
 from ridgeline.transport.zmq import LARGEST
 from ridgeline.worker.local import _lost
 from ridgeline.worker.runner import Runner
-from tests.serving.conftest import open_face, start_engine, stop_engine
+from tests.serving.conftest import open_api_server, start_engine, stop_engine
 
 # A worker whose device is lost after so many steps: what torch raises then, and goes on raising.
 SABOTAGE = """
@@ -167,7 +167,7 @@ def garbage(draw: random.Random) -> Iterator[list[bytes]]:
             stop_ids=[], eos_ids=[], cache_salt="", priority=0, arrival=0.0,
         )
     )  # fmt: skip
-    for good in (submit, encode(Hello(face="f")), encode(Cancel(ids=[1])), encode(Look(name="x"))):
+    for good in (submit, encode(Hello(api="f")), encode(Cancel(ids=[1])), encode(Look(name="x"))):
         yield from ([good[:end]] for end in range(len(good)))  # truncated
         for _ in range(100):
             broken = bytearray(good)
@@ -189,8 +189,8 @@ def test_no_message_on_the_socket_ends_the_engine(engine: tuple[subprocess.Popen
     process, path = engine
 
     async def works() -> None:
-        async with open_face(path) as face:
-            assert await asyncio.wait_for(face.client.ask(10), 20) is not None
+        async with open_api_server(path) as api:
+            assert await asyncio.wait_for(api.client.ask(10), 20) is not None
 
     asyncio.run(works())
     rude = dealer(path)
@@ -209,10 +209,10 @@ def test_a_huge_message_ends_its_connection_only(engine: tuple[subprocess.Popen[
     process, path = engine
     rude, polite = dealer(path), dealer(path)
     rude.send(bytes(LARGEST + 1))
-    polite.send(encode(Hello(face="polite")))
+    polite.send(encode(Hello(api="polite")))
     assert polite.poll(20_000)
     assert isinstance(decode_from_engine(polite.recv()), Welcome)
-    rude.send(encode(Hello(face="rude")))  # over a new connection
+    rude.send(encode(Hello(api="rude")))  # over a new connection
     assert rude.poll(20_000)
     assert process.poll() is None
     rude.close(), polite.close()

@@ -36,7 +36,7 @@ KEY = {"Authorization": "Bearer secret"}
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """A server with two faces, whose processes the tests below kill."""
+    """A server with two API servers, whose processes the tests below kill."""
     with Served("--api-server-count", "2", "--step-timeout", "1") as server:
         yield server
 
@@ -53,22 +53,23 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return key, file
 
 
-def test_a_face_gives_the_memory_of_large_bodies_back(served: Served) -> None:
-    """24 MiB of a tool call's arguments, which are a text in a text: unmended, a face keeps twice that for good."""
+def test_an_api_server_gives_the_memory_of_large_bodies_back(served: Served) -> None:
+    """24 MiB of a tool call's arguments, which are a text in a text: unmended, an API server keeps twice that for
+    good."""
     arguments = json.dumps("[" + "[]," * (6 << 20) + "[]]")
     call = {"role": "assistant", "content": "x", "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
     start = json.dumps({"messages": [call]})[: -len("}}]}]}")].encode()
     body = start + b', "arguments": ' + arguments.encode() + b"}}]}]}"
-    before = max(map(resident, served.faces))
-    for _ in range(4):  # each face gets some
+    before = max(map(resident, served.api_servers))
+    for _ in range(4):  # each API server gets some
         request = urllib.request.Request(
             f"{served.url}/v1/chat/completions", body, {"Content-Type": "application/json"}
         )
         with pytest.raises(urllib.error.HTTPError, match="400"):
             urllib.request.urlopen(request, timeout=PATIENCE)
     deadline = time.monotonic() + 30  # a connection that stays open holds its last body for some seconds
-    while (held := max(map(resident, served.faces)) - before) > 16 << 20:
-        assert time.monotonic() < deadline, f"the faces still hold {held} bytes"
+    while (held := max(map(resident, served.api_servers)) - before) > 16 << 20:
+        assert time.monotonic() < deadline, f"the API servers still hold {held} bytes"
         time.sleep(0.05)
 
 
@@ -172,9 +173,9 @@ def test_a_file_of_settings_flags_over_it_https_and_no_torch(
         with urllib.request.urlopen(asked, context=context) as answer:
             card = json.loads(answer.read())["data"]
         assert [(c["id"], c["max_model_len"]) for c in card] == [("ours", 300)]
-        for pid, loads in ((server.process.pid, False), (server.faces[0], False), (server.engine, True)):
+        for pid, loads in ((server.process.pid, False), (server.api_servers[0], False), (server.engine, True)):
             assert ("libtorch" in Path(f"/proc/{pid}/maps").read_text()) is loads
-        assert "secret" not in Path(f"/proc/{server.faces[0]}/cmdline").read_text()
+        assert "secret" not in Path(f"/proc/{server.api_servers[0]}/cmdline").read_text()
         statuses: list[int] = []
         deadline = time.monotonic() + PATIENCE
         while len(statuses) < 2 and time.monotonic() < deadline:  # lines are written after answers
@@ -189,7 +190,7 @@ def test_a_file_of_settings_flags_over_it_https_and_no_torch(
 
 def test_sigterm_ends_what_runs_and_sends_the_rest_away() -> None:
     with Served() as server:
-        children = [server.engine, *server.faces]
+        children = [server.engine, *server.api_servers]
         asyncio.run(endurance.drain(server, count=16, tokens=200, after=0.0))
         assert wait_gone(*children, seconds=0)
 
@@ -210,7 +211,7 @@ def test_what_outlasts_the_shutdown_is_told_and_a_second_signal_waits_for_nothin
         assert server.process.wait(PATIENCE) == 0
 
     with Served("--shutdown-timeout", "60") as server:
-        children = [server.engine, *server.faces]
+        children = [server.engine, *server.api_servers]
         asked = urllib.request.Request(
             f"{server.url}/v1/completions",
             json.dumps(endurance.body(2000)).encode(),
@@ -258,13 +259,13 @@ def test_restarts_wait_longer_and_longer() -> None:
 # ---- endurance ----------------------------------------------------------------------------------------------------
 
 
-def test_streams_through_two_faces_are_whole(served: Served) -> None:
+def test_streams_through_two_api_servers_are_whole(served: Served) -> None:
     asyncio.run(endurance.streams(served, count=100, tokens=8))
     assert served.wait_idle()
 
 
 def test_a_storm_of_aborts_leaves_nothing_behind(served: Served) -> None:
-    processes = [served.engine, *served.faces]
+    processes = [served.engine, *served.api_servers]
 
     def more(than: list[int], seconds: float) -> list[int]:
         """How many descriptors more than then the processes hold, once it is one each or the seconds have passed."""
@@ -336,11 +337,11 @@ def test_an_engine_that_is_killed_under_load_is_back_soon(served: Served) -> Non
     assert gone(engine)
 
 
-def test_a_face_that_is_killed_takes_only_its_own_requests_with_it(served: Served) -> None:
-    faces = served.faces
-    asyncio.run(endurance.kill(served, "face", count=16, after=0.0, slack=10))
+def test_an_api_server_that_is_killed_takes_only_its_own_requests_with_it(served: Served) -> None:
+    api_servers = served.api_servers
+    asyncio.run(endurance.kill(served, "API server", count=16, after=0.0, slack=10))
     deadline = time.monotonic() + PATIENCE
-    while len(served.faces) < 2 and time.monotonic() < deadline:
+    while len(served.api_servers) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert len(set(served.faces) - set(faces)) == 1
-    assert served.wait_idle(), "the engine still runs what the dead face had asked"
+    assert len(set(served.api_servers) - set(api_servers)) == 1
+    assert served.wait_idle(), "the engine still runs what the dead API server had asked"

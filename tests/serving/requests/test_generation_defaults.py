@@ -16,12 +16,12 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.api_server import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.defaults import GenerationDefaults
 from ridgeline.serving.processes.supervisor import Supervisor
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody
 from ridgeline.serving.requests.validation import chat_request, completion_requests, parse
-from tests.serving.conftest import StartServer, open_face
+from tests.serving.conftest import StartServer, open_api_server
 
 RECOMMENDED = {
     "temperature": 0.25,
@@ -47,12 +47,12 @@ def params_of(engine_socket: Path, setting: str, **body: Any) -> list[SamplingPa
     """Of a completion and of a chat."""
 
     async def work() -> list[SamplingParams]:
-        async with open_face(engine_socket, ServeConfig(generation_config=setting)) as face:
-            return await ask(face)
+        async with open_api_server(engine_socket, ServeConfig(generation_config=setting)) as api:
+            return await ask(api)
 
-    async def ask(face: Face) -> list[SamplingParams]:
-        [completion] = await completion_requests(face, parse(CompletionBody, {"prompt": "x", **body}), "r")
-        chat = await chat_request(face, parse(ChatBody, {"messages": USER, **body}), "r")
+    async def ask(api: ApiServer) -> list[SamplingParams]:
+        [completion] = await completion_requests(api, parse(CompletionBody, {"prompt": "x", **body}), "r")
+        chat = await chat_request(api, parse(ChatBody, {"messages": USER, **body}), "r")
         return [completion.params, chat.params]
 
     return asyncio.run(work())
@@ -107,8 +107,8 @@ def test_end_of_sequence_ids_of_the_file_end_requests(engine_socket: Path, write
     folder = write(eos_token_id=[3, 5])
 
     async def work() -> frozenset[int]:
-        async with open_face(engine_socket, ServeConfig(generation_config=str(folder))) as face:
-            return face.service.limits().eos_ids
+        async with open_api_server(engine_socket, ServeConfig(generation_config=str(folder))) as api:
+            return api.service.limits().eos_ids
 
     assert asyncio.run(work()) >= {0, 3, 5}
 

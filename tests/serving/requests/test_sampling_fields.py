@@ -60,7 +60,7 @@ def infer(served: GrpcServer, **parameters: Any) -> Any:
     return served.kserve.ModelInfer(infer_request(PROMPT, **plain))
 
 
-def test_every_parameter_of_the_offline_api_is_a_field_of_each_face() -> None:
+def test_every_parameter_of_the_offline_api_is_a_field_of_each_protocol() -> None:
     names = {field.name for field in dataclasses.fields(SamplingParams)}
     for model in (CompletionBody, ChatBody):
         assert names <= model.model_fields.keys(), names - model.model_fields.keys()
@@ -81,7 +81,7 @@ def test_every_parameter_of_the_offline_api_is_a_field_of_each_face() -> None:
     ],
     ids=lambda params: "-".join(params.keys() - DRAWN.keys()),
 )
-def test_each_face_answers_as_the_offline_api(
+def test_each_protocol_answers_as_the_offline_api(
     server: Server, served: GrpcServer, llm: LLM, params: dict[str, Any]
 ) -> None:
     want = offline(llm, **params).outputs[0]

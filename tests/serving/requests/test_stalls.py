@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from benchmarks.attacks.http_cases import ask, make, make_plain
-from ridgeline.serving.api_server import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.grpc.bounds import MOST_FIELDS, check_message
 from ridgeline.serving.grpc.proto import kserve_pb2
@@ -36,7 +36,7 @@ from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.structure import _one_of
 from tests.serving.conftest import MODEL, Server
 
-FaceOf = Callable[..., AbstractAsyncContextManager[Face]]
+FaceOf = Callable[..., AbstractAsyncContextManager[ApiServer]]
 TEXT = {"model": MODEL, "prompt": "x", "max_tokens": 1}
 MOST = 0.5  # seconds that the loop may be late; before there were bounds these bodies took 1 s to 14 s
 
@@ -85,13 +85,13 @@ HOSTILE: dict[str, tuple[str, Callable[[], str], int]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_body_holds_the_loop_up(face_of: FaceOf, name: str) -> None:
+def test_no_body_holds_the_loop_up(api_server_of: FaceOf, name: str) -> None:
     path, make_body, status = HOSTILE[name]
     body = make_body().encode()
 
     async def main() -> tuple[httpx.Response, float]:
-        async with face_of() as face:
-            transport = httpx.ASGITransport(wrap(create_app(face), face), raise_app_exceptions=False)
+        async with api_server_of() as api:
+            transport = httpx.ASGITransport(wrap(create_app(api), api), raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
                 await client.post(path, json={})  # imports, and what is made once
                 return await lateness(client.post(path, content=body))

@@ -120,7 +120,7 @@ def test_calls_are_found_in_what_the_model_writes(hermes: Server) -> None:
 
 
 def test_a_call_that_is_cut_off_ends_for_its_length(hermes: Server) -> None:
-    asked = writes(WRITTEN, max_tokens=len(hermes.face.tokenizer.encode(WRITTEN[:70], add_special_tokens=False)))
+    asked = writes(WRITTEN, max_tokens=len(hermes.api.tokenizer.encode(WRITTEN[:70], add_special_tokens=False)))
     choice = hermes.client.chat.completions.create(**asked).choices[0]
     [call] = choice.message.tool_calls or []
     assert (choice.message.content, call.function.name, choice.finish_reason) == ("Let me see.\n", "weather", "length")

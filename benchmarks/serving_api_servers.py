@@ -1,11 +1,11 @@
-"""What the network costs: the same streams through the HTTP face, the gRPC face, and no face at all.
+"""What the network costs: the same streams through HTTP, gRPC, and no API server at all.
 
-    python benchmarks/serving_faces.py [--streams 64] [--tokens 128] [--repeats 3]
+    python benchmarks/serving_api_servers.py [--streams 64] [--tokens 128] [--repeats 3]
 
-A server on the embedded model, a client in a process of its own; "service" is a face's inside (admission, wire, text)
-without HTTP or gRPC, in the client's process, on an engine of its own. Tokens a second of all streams together, the
-median of the repeats, which take turns; and the processor time that the face spent on a token, which tells more on a
-machine that others use.
+A server on the embedded model, a client in a process of its own; "service" is an API server's inside (admission, wire,
+text) without HTTP or gRPC, in the client's process, on an engine of its own. Tokens a second of all streams together,
+the median of the repeats, which take turns; and the processor time that the API server spent on a token, which tells
+more on a machine that others use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.bench.serving.client import Address, Client
 from ridgeline.core.request import SamplingParams
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.api_server import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
@@ -94,11 +94,11 @@ async def over_grpc(port: int, streams: int, tokens: int) -> None:
         assert sum(await asyncio.gather(*(one() for _ in range(streams)))) == streams * tokens
 
 
-async def through_service(face: Face, streams: int, tokens: int) -> None:
+async def through_service(api: ApiServer, streams: int, tokens: int) -> None:
     params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
 
     async def one() -> int:
-        async with face.service.run(GenerationRequest(id="x", prompt_token_ids=PROMPT, params=params)) as run:
+        async with api.service.run(GenerationRequest(id="x", prompt_token_ids=PROMPT, params=params)) as run:
             return len((await run.finish()).outputs[0].token_ids)
 
     assert sum(await asyncio.gather(*(one() for _ in range(streams)))) == streams * tokens
@@ -110,15 +110,15 @@ def processor_time(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def face_of(server: int) -> int:
-    """The process of the server's one face."""
+def api_server_of(server: int) -> int:
+    """The process of the one API server."""
     children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
     return next(int(pid) for pid in children if "api_server_process" in Path(f"/proc/{pid}/cmdline").read_text())
 
 
 @contextlib.asynccontextmanager
-async def bare_face() -> AsyncIterator[Face]:
-    """A face with an engine, in this process."""
+async def bare_api_server() -> AsyncIterator[ApiServer]:
+    """An API server with an engine, in this process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "socket"
         engine = subprocess.Popen(
@@ -127,11 +127,11 @@ async def bare_face() -> AsyncIterator[Face]:
         assert engine.stdin is not None
         engine.stdin.write(json.dumps({"socket": str(path), "options": {}, "served_name": "x"}).encode() + b"\n")
         engine.stdin.flush()
-        face = Face.build(ServeConfig(), EMBEDDED_MODEL, ("x",), str(path), "bench")
-        listening = asyncio.create_task(face.client.run())
-        await face.client.wait_until_up()
+        api = ApiServer.build(ServeConfig(), EMBEDDED_MODEL, ("x",), str(path), "bench")
+        listening = asyncio.create_task(api.client.run())
+        await api.client.wait_until_up()
         try:
-            yield face
+            yield api
         finally:
             listening.cancel()
             engine.kill()
@@ -140,11 +140,11 @@ async def bare_face() -> AsyncIterator[Face]:
 
 async def measure(streams: int, tokens: int, repeats: int) -> None:
     with server() as (pid, http, rpc):
-        async with bare_face() as face:
+        async with bare_api_server() as api:
             works: dict[str, tuple[Callable[[], Awaitable[None]], int]] = {
-                "service": (lambda: through_service(face, streams, tokens), os.getpid()),
-                "http": (lambda: over_http(http, streams, tokens), face_of(pid)),
-                "grpc": (lambda: over_grpc(rpc, streams, tokens), face_of(pid)),
+                "service": (lambda: through_service(api, streams, tokens), os.getpid()),
+                "http": (lambda: over_http(http, streams, tokens), api_server_of(pid)),
+                "grpc": (lambda: over_grpc(rpc, streams, tokens), api_server_of(pid)),
             }
             rates: dict[str, list[float]] = {name: [] for name in works}
             spent: dict[str, list[float]] = {name: [] for name in works}
@@ -157,7 +157,7 @@ async def measure(streams: int, tokens: int, repeats: int) -> None:
     for name in works:
         rate, cost = statistics.median(rates[name][1:]), statistics.median(spent[name][1:])
         low, high = min(rates[name][1:]), max(rates[name][1:])
-        print(f"{name:8} {rate:7.0f} tokens/s ({low:.0f} to {high:.0f})   {cost:4.0f} µs of the face a token")
+        print(f"{name:8} {rate:7.0f} tokens/s ({low:.0f} to {high:.0f})   {cost:4.0f} µs of the API server a token")
 
 
 def main() -> None:

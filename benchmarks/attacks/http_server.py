@@ -1,12 +1,12 @@
-"""What hostile clients do to a face, and what it does to others: attacks on a server that this starts itself.
+"""What hostile clients do to an API server, and what it does to others: attacks on a server that this starts itself.
 
-    python -m benchmarks.attacks.http_face [ATTACK …]          each attack, one after the other
-    python -m benchmarks.attacks.http_face --cases 50000       mutated requests (benchmarks/attacks/http_cases.py)
+    python -m benchmarks.attacks.http_server [ATTACK …]          each attack, one after the other
+    python -m benchmarks.attacks.http_server --cases 50000       mutated requests (benchmarks/attacks/http_cases.py)
 
 For each attack: the longest that another client waited for /health/live meanwhile (beside that of the quiet server),
-the face's memory before and after, and whether every answer was right. Exits with 1 where the server broke: a process
-lost, an answer that was wrong, or memory that stays above FLAT. Run it alone for figures. Everything is bounded in
-bytes and in time, and goes to 127.0.0.1.
+the API server's memory before and after, and whether every answer was right. Exits with 1 where the server broke: a
+process lost, an answer that was wrong, or memory that stays above FLAT. Run it alone for figures. Everything is bounded
+in bytes and in time, and goes to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.attacks.http_cases import campaign
 from benchmarks.serving_endurance import Served, resident
 
 KEY = "attack-key"
-FLAT = 64 << 20  # bytes that a face may keep after an attack
+FLAT = 64 << 20  # bytes that an API server may keep after an attack
 MOST = 31 << 20  # bytes of a body: below the server's bound
 PATIENCE = 120.0
 
@@ -177,12 +177,12 @@ def main() -> int:
     with Served("--api-key", KEY, "--log-level", "warning", log=None) as server:
         url = server.url.removeprefix("http://")
         if options.cases:
-            return campaign(url, KEY, options.cases, options.seed, lambda: resident(server.faces[0]))
+            return campaign(url, KEY, options.cases, options.seed, lambda: resident(server.api_servers[0]))
         return run(server, url, options.names)
 
 
 def run(server: Served, url: str, names: list[str]) -> int:
-    broken, processes = 0, (server.engine, *server.faces)
+    broken, processes = 0, (server.engine, *server.api_servers)
     print(post(TEXT)(url), "(the first answer)")
     with Health(url) as quiet:
         time.sleep(2)
@@ -191,13 +191,13 @@ def run(server: Served, url: str, names: list[str]) -> int:
     for name, attack, wanted in attacks():
         if names and name not in names:
             continue
-        before, began = resident(server.faces[0]), time.monotonic()
+        before, began = resident(server.api_servers[0]), time.monotonic()
         with Health(url) as other:
             try:
                 answer = attack(url)
             except (OSError, http.client.HTTPException) as error:
                 answer = f"none: {error!r}"
-        took, after = time.monotonic() - began, resident(server.faces[0])
+        took, after = time.monotonic() - began, resident(server.api_servers[0])
         right = answer.startswith(wanted) and not other.failures and after - before < FLAT
         broken += not right
         print(
@@ -205,7 +205,7 @@ def run(server: Served, url: str, names: list[str]) -> int:
             f"{answer}{'' if right else '   BROKEN'}",
             flush=True,
         )
-    lost = [pid for pid in processes if pid not in (server.engine, *server.faces)]
+    lost = [pid for pid in processes if pid not in (server.engine, *server.api_servers)]
     print(f"{broken} broken, {len(lost)} processes lost; the loop was held up {server_stalls(url)}")
     return int(bool(broken or lost))
 
