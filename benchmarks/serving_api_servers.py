@@ -27,7 +27,6 @@ from pathlib import Path
 import grpc
 import uvloop
 
-from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.bench.serving.client import Address, Client
 from ridgeline.core.request import SamplingParams
 from ridgeline.core.serving import ServeConfig
@@ -35,6 +34,7 @@ from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
+from ridgeline.weights.folder import EMBEDDED_MODEL
 
 PROMPT = list(range(100, 132))
 READY = 60.0  # seconds

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ridgeline.assembly import EMBEDDED_MODEL, choose_device
 from ridgeline.bench.engines import LoadOptions
 from ridgeline.bench.kernel_cases import subjects
 from ridgeline.bench.kernels import Timing, dtype_called, time_kernels
@@ -21,9 +20,11 @@ from ridgeline.bench.results import Record, host_with
 from ridgeline.bench.runner import Job, Outcome, Where, run
 from ridgeline.bench.workloads import Size, uniform, workloads
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.defaults import choose_device
 from ridgeline.kernels.launch import on_device
 from ridgeline.models.config import ModelConfig
 from ridgeline.version import __version__
+from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config, resolve_model
 from ridgeline.worker.machine import device_name, hardware_of
 

@@ -35,7 +35,7 @@ def list_architectures() -> dict[str, str]:
 
 def describe(model: str) -> dict[str, object]:
     """What a model is made of, from its config alone. Raises ModelLoadError."""
-    from ridgeline.assembly import choose_device, choose_dtype
+    from ridgeline.defaults import choose_device, choose_dtype
     from ridgeline.weights.loader import read_model_config, resolve_model  # imports torch
 
     config = read_model_config(resolve_model(model))

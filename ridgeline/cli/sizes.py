@@ -55,7 +55,7 @@ def read_hardware(gpu: str, datasheet: bool) -> Hardware:
 
 def _this_cpu() -> Hardware | None:
     """This machine's processor by its calibration, which the engine too looks up by its name; None without one."""
-    from ridgeline.assembly import choose_device  # torch takes seconds to import; it knows the number of threads
+    from ridgeline.defaults import choose_device  # torch takes seconds to import; it knows the number of threads
     from ridgeline.worker.machine import hardware_of
 
     return hardware_of(choose_device("cpu"))

@@ -7,7 +7,7 @@ import pytest
 from ridgeline.core.cost import StepShape
 from ridgeline.kernels.attention.cost import attention_cost
 from ridgeline.kernels.gemm.cost import linear_cost
-from ridgeline.perf.arithmetic import (
+from tests.perf.arithmetic import (
     MixtureOfExperts,
     chinchilla_tokens,
     forward_flops,

@@ -24,7 +24,6 @@ import openai
 import pytest
 import uvicorn
 
-from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation.engine_client import EngineClient
@@ -32,6 +31,7 @@ from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.http.wire_bounds import BoundedProtocol
 from ridgeline.serving.processes.lifeline import READY
+from ridgeline.weights.folder import EMBEDDED_MODEL
 
 MODEL = "embedded"
 DTYPE = "float32"  # where batches that differ, as they do on a busy machine, change the last bits only

@@ -102,10 +102,11 @@ def _number(text: str) -> float:
 
 def _child(model: str, batch: str, context: str, options: str) -> None:
     """Warm up, then one decode step between the marks Nsight Compute looks for."""
-    from ridgeline.assembly import EMBEDDED_MODEL, assemble
+    from ridgeline.assembly import assemble
     from ridgeline.core.config import LLMConfig
     from ridgeline.core.request import Request, SamplingParams
     from ridgeline.perf.footprint import kv_bytes_per_token
+    from ridgeline.weights.folder import EMBEDDED_MODEL
     from ridgeline.weights.loader import read_model_config, resolve_model
 
     length = int(context)

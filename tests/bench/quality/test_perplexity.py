@@ -14,7 +14,6 @@ import torch
 import transformers
 
 from ridgeline import LLM
-from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.bench.quality.documents import TextFile, read_file
 from ridgeline.bench.quality.likelihood import Cut, EvaluationFailed
 from ridgeline.bench.quality.perplexity import Reading, Score, perplexity
@@ -22,6 +21,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.training.evaluate import bits_per_byte
 from ridgeline.training.export import read_model
+from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests import tiny_models
 from tests.api.conftest import write_tokenizer
 from tests.bench.quality.conftest import TEXT

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.cost import Headroom
 from ridgeline.core.request import RequestStats, SamplingParams
 from ridgeline.core.serving import ServeConfig
@@ -35,6 +34,7 @@ from ridgeline.transport.messages import (
     Welcome,
 )
 from ridgeline.transport.zmq import EngineSocket
+from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import MODEL, PATIENCE, open_api_server, start_engine, stop_engine
 
 FACTS = {

@@ -15,7 +15,6 @@ import httpx
 import numpy as np
 import pytest
 
-from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.request import SamplingParams
 from ridgeline.core.token_bits import unpacked
@@ -26,6 +25,7 @@ from ridgeline.serving.grammars.fair import FairPool, Full, Job
 from ridgeline.serving.grammars.masks import Busy, Grammars
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.transport.messages import Grammar, Submit
+from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import Server, StartServer
 from tests.serving.grpc.grpc_server import serve_grpc
 

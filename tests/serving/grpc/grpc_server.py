@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import grpc
 
-from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.grpc.server import start
+from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import MODEL, PATIENCE, until_idle
 
 T = TypeVar("T")

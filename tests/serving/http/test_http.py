@@ -16,12 +16,12 @@ import pydantic
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.http import answers
 from ridgeline.serving.http.shapes import finite
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody
 from ridgeline.serving.requests.validation import parse
+from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer
 
 PROMPTS = ["def fibonacci(n):", "class Stack:\n    def push(self, item):", "import os\n"]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import DTYPE, MODEL, Server
 
 pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed (pip install .[eval])")

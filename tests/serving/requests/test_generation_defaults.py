@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
@@ -21,6 +20,7 @@ from ridgeline.serving.defaults import GenerationDefaults
 from ridgeline.serving.processes.supervisor import Supervisor
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody
 from ridgeline.serving.requests.validation import chat_request, completion_requests, parse
+from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import StartServer, open_api_server
 
 RECOMMENDED = {

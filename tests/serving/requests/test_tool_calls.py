@@ -13,13 +13,13 @@ import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
-from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.serving.grammars.grammar import check, compiled, vocabulary
 from ridgeline.serving.http import answers
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.tools import calls_grammar
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tool_calls import CLOSE, OPEN
+from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import MODEL, Server, StartServer
 from tests.serving.http.test_http import events
 

@@ -1,6 +1,6 @@
 """Formulas for what a `ModelSpec` does not describe: mixtures of experts, latent caches, training memory.
 
-docs/arithmetic.md works examples through them.
+docs/arithmetic.md works examples through them; the engine prices its own work in `ridgeline/perf/`.
 """
 
 from __future__ import annotations
