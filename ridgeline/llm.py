@@ -16,7 +16,7 @@ from ridgeline.core.request import SamplingParams
 from ridgeline.models.config import ModelConfig
 from ridgeline.offline.beams import run_rounds
 from ridgeline.offline.jobs import Job, JobMaker, Params, Prompt, StreamOutput, TokensPrompt
-from ridgeline.offline.running import Running
+from ridgeline.offline.running import RunningJobs
 from ridgeline.progress import LoadingBar
 from ridgeline.text.arguments import listed_params, listed_priorities, listed_prompts, short
 from ridgeline.text.beams import BeamSearch, BeamSearchParams
@@ -61,7 +61,7 @@ class LLM:
         )
         self._tokenizer = tokenizer
         self._jobs = JobMaker(self.engine, tokenizer, limits, self.config.seed)
-        self._running = Running(self.engine)
+        self._running = RunningJobs(self.engine)
         self._is_shut_down = False
 
     # ---- what a user calls ------------------------------------------------------------------------------------

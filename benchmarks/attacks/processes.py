@@ -277,7 +277,7 @@ def socket(row: Row, folder: Path) -> None:
                 [good[: draw.randrange(len(good))]],
                 [good, good],
                 [msgspec.msgpack.encode(draw.choice([None, 7, [], ["submit"], ["hello", 3], {"a": 1}]))],
-                [encode(Hello(api="f")) + b"\x00"],
+                [encode(Hello(name="f")) + b"\x00"],
             )
             rude.send_multipart(kinds[number % len(kinds)])
         rude.send(bytes((64 << 20) + 1))

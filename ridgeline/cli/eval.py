@@ -23,7 +23,7 @@ from ridgeline.core.request import MAX_LOGPROBS
 
 if TYPE_CHECKING:
     from ridgeline.bench.quality.compare import Comparison
-    from ridgeline.bench.quality.perplexity import Score
+    from ridgeline.bench.quality.perplexity import TextScore
 
 app = typer.Typer(
     help="Measure how good predictions are: perplexity, tasks, the cost of a change.", no_args_is_help=True
@@ -55,7 +55,7 @@ def perplexity(
 
     texts = [read_file(path) for path in files]
     from ridgeline.bench.quality.likelihood import Cut
-    from ridgeline.bench.quality.perplexity import Reading, Score
+    from ridgeline.bench.quality.perplexity import Reading, TextScore
     from ridgeline.bench.quality.perplexity import perplexity as measure
     from ridgeline.bench.quality.results import model_name, perplexity_records
     from ridgeline.bench.results import append
@@ -67,13 +67,15 @@ def perplexity(
         readings = [Reading.of(llm, text, cut) for text in texts]
         with TokenBar("scoring", sum(reading.num_tokens for reading in readings)) as bar:
             scores = [measure(llm, reading, seen=lambda tokens, _: bar(len(tokens))) for reading in readings]
-        every = [*scores, Score.together(scores)] if len(scores) > 1 else scores
+        every = [*scores, TextScore.together(scores)] if len(scores) > 1 else scores
         if out is not None:
             append(out, perplexity_records(llm, every, cut))
         about = {"model": model_name(llm), "dtype": llm.assembly.dtype, "window": cut.window, "stride": cut.stride}
     if as_json:
         print(
-            json.dumps({**about, "files": [s.as_dict() for s in scores], "together": Score.together(scores).as_dict()})
+            json.dumps(
+                {**about, "files": [s.as_dict() for s in scores], "together": TextScore.together(scores).as_dict()}
+            )
         )
     else:
         Console().print(_table(about, every))
@@ -187,7 +189,7 @@ def _columns(title: str, names: Sequence[str]) -> Table:
     return table
 
 
-def _table(about: dict[str, Any], scores: list[Score]) -> Table:
+def _table(about: dict[str, Any], scores: list[TextScore]) -> Table:
     title = ", ".join(f"{name} {value}" for name, value in about.items())
     table = _columns(title, ("file", "perplexity", "nats/token", "bits/byte", "tokens", "bytes", "tokens/s"))
     for s in scores:

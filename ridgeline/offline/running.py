@@ -15,7 +15,7 @@ from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import RequestOutput
 
 
-class Running:
+class RunningJobs:
     """last_run: step time of the newest run that ended, beside its limit."""
 
     def __init__(self, engine: Engine) -> None:

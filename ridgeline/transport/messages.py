@@ -165,7 +165,7 @@ class Distribution(Message, frozen=True):
     total: float
 
 
-class StepShape(Message, frozen=True):
+class StepFigures(Message, frozen=True):
     """One step, for the timeline: when it was collected, how long it took, the least it could have, and its rows."""
 
     at: float
@@ -204,7 +204,7 @@ class Stats(Message, frozen=True, tag="stats"):
     counters: dict[str, float]
     finished: dict[str, int]
     histograms: dict[str, Distribution]
-    recent: list[StepShape]
+    recent: list[StepFigures]
     gpus: list[Gpu]
 
 

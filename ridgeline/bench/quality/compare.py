@@ -23,7 +23,7 @@ import torch
 
 from ridgeline.bench.quality.documents import TextFile
 from ridgeline.bench.quality.likelihood import Cut
-from ridgeline.bench.quality.perplexity import Reading, Score, perplexity
+from ridgeline.bench.quality.perplexity import Reading, TextScore, perplexity
 from ridgeline.bench.quality.results import base, figures
 from ridgeline.bench.results import Record
 from ridgeline.core.errors import InvalidConfig
@@ -113,8 +113,8 @@ def _divergence(p: Predictions, q: Predictions) -> Divergence:
 class Comparison:
     """Of one file, or of all together."""
 
-    baseline: Score
-    candidate: Score
+    baseline: TextScore
+    candidate: TextScore
     divergence: Divergence
 
     def as_dict(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Side:
 
     cut: Cut
     readings: list[Reading]
-    scores: list[Score]
+    scores: list[TextScore]
     predictions: list[Predictions]
     record: Record
 
@@ -165,7 +165,7 @@ def compare(
     found = [Comparison(a, b, Divergence.between(p, q)) for a, b, p, q in pairs]
     if len(found) > 1:
         divergence = Divergence.joined([each.divergence for each in found])
-        found.append(Comparison(Score.together(first.scores), Score.together(second.scores), divergence))
+        found.append(Comparison(TextScore.together(first.scores), TextScore.together(second.scores), divergence))
     options = {"baseline": dict(baseline), "candidate": dict(candidate), **vars(first.cut), "top": top}
     return found, [line for each in found for line in _lines(each, replace(second.record, options=options))]
 
@@ -185,7 +185,7 @@ def _read(
     return side
 
 
-def _predict(llm: LLM, reading: Reading, top: int, bar: TokenBar) -> tuple[Score, Predictions]:
+def _predict(llm: LLM, reading: Reading, top: int, bar: TokenBar) -> tuple[TextScore, Predictions]:
     parts = []
 
     def seen(tokens: Sequence[int], entries: Sequence[TokenIdLogprobs]) -> None:

@@ -24,7 +24,7 @@ Seen = Callable[[Sequence[int], Sequence[TokenIdLogprobs]], object]
 
 
 @dataclass(frozen=True)
-class Score:
+class TextScore:
     """Information (in nats) in `num_bytes` bytes of text, written as `num_tokens` tokens; seconds it took to read.
 
     exact: the tokenizer gives every text back; where it does not, it may have scored less than the bytes that count.
@@ -39,7 +39,7 @@ class Score:
     exact: bool = True
 
     @classmethod
-    def together(cls, scores: Sequence[Score]) -> Score:
+    def together(cls, scores: Sequence[TextScore]) -> TextScore:
         return cls(
             "together",
             math.fsum(s.nats for s in scores),
@@ -128,7 +128,7 @@ class Reading:
         return (piece.tokens for piece in self.pieces())
 
 
-def perplexity(llm: LLM, reading: Reading, *, top: int = 0, seen: Seen = lambda tokens, entries: None) -> Score:
+def perplexity(llm: LLM, reading: Reading, *, top: int = 0, seen: Seen = lambda tokens, entries: None) -> TextScore:
     """Score one file. seen: told of every few scored tokens what the model said of them and of the `top` likeliest.
 
     Raises EvaluationFailed.
@@ -140,7 +140,7 @@ def perplexity(llm: LLM, reading: Reading, *, top: int = 0, seen: Seen = lambda 
         nats += [-entry[token].logprob for token, entry in zip(tokens, entries, strict=True)]
         seen(tokens, entries)
     file = reading.file
-    return Score(
+    return TextScore(
         str(file.path),
         math.fsum(nats),  # exact, so the order of the windows is nothing to it
         reading.num_tokens,

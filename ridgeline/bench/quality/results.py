@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.bench.quality.likelihood import Cut
-from ridgeline.bench.quality.perplexity import Score
+from ridgeline.bench.quality.perplexity import TextScore
 from ridgeline.bench.results import Record, host_with
 from ridgeline.llm import LLM
 from ridgeline.version import __version__
@@ -44,7 +44,7 @@ def figures(base: Record, workload: str, values: Mapping[str, tuple[float, str, 
     ]
 
 
-def perplexity_records(llm: LLM, scores: list[Score], cut: Cut) -> list[Record]:
+def perplexity_records(llm: LLM, scores: list[TextScore], cut: Cut) -> list[Record]:
     """Of every file, and of all together."""
     known = base(llm, window=cut.window, stride=cut.stride)
     return [

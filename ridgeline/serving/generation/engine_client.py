@@ -41,7 +41,7 @@ GREETING_PERIOD = 0.2  # seconds between greetings while no engine answers
 RETRY_AFTER = 5  # seconds in which an engine that died is usually back
 
 
-class Ticket:
+class RequestTicket:
     """One completion under way. inbox: tokens (as numbers) and events, oldest first. ended: once it has ended."""
 
     __slots__ = ("_buffer", "_waiter", "ended", "failure", "id", "inbox")
@@ -94,7 +94,7 @@ class EngineClient:
         self.name = name
         self._path, self._buffer = path, buffer
         self._socket: FaceSocket | None = None
-        self._tickets: dict[int, Ticket] = {}
+        self._tickets: dict[int, RequestTicket] = {}
         self._numbers = itertools.count(1)
         self._asked: list[asyncio.Future[Stats | None]] = []
         self._looking: deque[asyncio.Future[list[Life]]] = deque()  # in the order of their questions
@@ -130,13 +130,15 @@ class EngineClient:
             finally:
                 self._lose_engine()
 
-    async def submit(self, request: Request, grammar: Grammar | None, *, name: str = "", index: int = 0) -> Ticket:
+    async def submit(
+        self, request: Request, grammar: Grammar | None, *, name: str = "", index: int = 0
+    ) -> RequestTicket:
         """name, index: what the client knows it by. Raises Unavailable where no engine is there to run it."""
         if self.facts is None or self._socket is None:
             raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
         if not self.busy:
             self.last_step = self._idle_until = time.monotonic()
-        ticket = Ticket(next(self._numbers), self._buffer)
+        ticket = RequestTicket(next(self._numbers), self._buffer)
         self._tickets[ticket.id] = ticket
         message = Submit(
             id=ticket.id,
@@ -157,7 +159,7 @@ class EngineClient:
         self._send_soon(message)
         return ticket
 
-    def cancel(self, tickets: Iterable[Ticket], at_token: int | None = None) -> None:
+    def cancel(self, tickets: Iterable[RequestTicket], at_token: int | None = None) -> None:
         """End what has not ended; nothing more comes for it but, with at_token, its `ended`."""
         going = [ticket.id for ticket in tickets if ticket.id in self._tickets]
         if at_token is None:
@@ -266,7 +268,7 @@ class EngineClient:
                 pass  # the answer to a greeting that came late
 
     def _take_progress(self, progress: Progress) -> None:
-        tickets, slow = self._tickets, dict[int, Ticket]()
+        tickets, slow = self._tickets, dict[int, RequestTicket]()
         for number, token_id in zip(progress.ids, progress.token_ids, strict=True):
             ticket = tickets.get(number)
             if ticket is not None and not ticket.put(token_id):

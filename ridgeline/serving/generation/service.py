@@ -20,7 +20,7 @@ from ridgeline.core.request import MASK_FAILED, SamplingParams, TokenEvent
 from ridgeline.serving import trace_parent
 from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestFailed, TimedOut, Unavailable
 from ridgeline.serving.generation.admission import Admission
-from ridgeline.serving.generation.engine_client import EngineClient, Ticket
+from ridgeline.serving.generation.engine_client import EngineClient, RequestTicket
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
@@ -100,7 +100,7 @@ class Run:
         self.drawn = [CompletionOutput(index) for index in range(asked.params.num_drawn)]
         self.result = RequestOutput(asked.id, asked.prompt, asked.prompt_token_ids, list(self.drawn))
         self._service, self._seed = service, seed
-        self._tickets: list[Ticket] = []
+        self._tickets: list[RequestTicket] = []
         self._completions: list[Completion] = []
         self.trace_parent = trace_parent.current()
         self.arrived = now = time.monotonic()
@@ -197,7 +197,7 @@ class Run:
         first = self._tickets[0].ended if self._tickets else None
         return first.stats.cached_tokens if first is not None else 0
 
-    async def _wait(self, tickets: list[Ticket]) -> None:
+    async def _wait(self, tickets: list[RequestTicket]) -> None:
         """Until one of them has something to say. Raises TimedOut."""
         waiter = asyncio.get_running_loop().create_future()
         for ticket in tickets:
@@ -218,7 +218,7 @@ class Run:
                 raise TimedOut(f"{waited}, so the request was ended; try again later.") from None
             raise TimedOut(f"the request took longer than {self.asked.timeout:g} s and was ended.") from None
 
-    async def _take(self, ticket: Ticket, completion: Completion) -> Piece:
+    async def _take(self, ticket: RequestTicket, completion: Completion) -> Piece:
         """Everything that has come for a completion, as one piece."""
         text, before, inbox = [], len(completion.output.token_ids), ticket.inbox
         while inbox and not completion.output.finished:

@@ -17,7 +17,7 @@ from ridgeline.core.plan import StepPlan
 from ridgeline.core.request import Preemption, Request, RequestStats
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.serving.observed.histograms import BOUNDS
-from ridgeline.transport.messages import Distribution, Gpu, Stats, StepShape
+from ridgeline.transport.messages import Distribution, Gpu, Stats, StepFigures
 
 KEPT_STEPS = 1024  # shapes of steps that a `Stats` tells of at most
 KEPT_MARKS = 100_000  # steps to look back for what the device did while a request ran
@@ -46,7 +46,7 @@ class EngineStats:
     def __init__(self) -> None:
         self._started = time.time()
         self._steps = 0
-        self._recent: deque[StepShape] = deque(maxlen=KEPT_STEPS)
+        self._recent: deque[StepFigures] = deque(maxlen=KEPT_STEPS)
         self._finished: Counter[str] = Counter()
         self._counters = Counter[str](prompt_tokens=0, generation_tokens=0)
         self._histograms = {name: Histogram(bounds) for name, bounds in BOUNDS.items()}
@@ -58,7 +58,7 @@ class EngineStats:
         """A step's result is in."""
         rows, tokens = len(plan.rows), plan.num_tokens
         prefills = int(np.count_nonzero(plan.rows.num_tokens_R > 1))
-        shape = StepShape(
+        shape = StepFigures(
             at=now,
             seconds=spent.elapsed,
             limit=spent.limit,

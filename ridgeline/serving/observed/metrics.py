@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from ridgeline.core.cost import Headroom
 from ridgeline.core.request import Preemption
 from ridgeline.serving.observed.histograms import BOUNDS
-from ridgeline.transport.messages import Distribution, EngineFacts, Gpu, Stats, StepShape
+from ridgeline.transport.messages import Distribution, EngineFacts, Gpu, Stats, StepFigures
 from ridgeline.version import __version__
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -85,7 +85,7 @@ def families(snapshot: Snapshot) -> list[Metric]:
     return [*_server(snapshot), *_engine(snapshot), *_histograms(snapshot), *_device(snapshot)]
 
 
-def headroom(steps: Sequence[StepShape]) -> float | None:
+def headroom(steps: Sequence[StepFigures]) -> float | None:
     """Limit ÷ time over these steps; None where either is unknown."""
     return Headroom(sum(step.seconds for step in steps), sum(step.limit for step in steps)).share
 

@@ -16,7 +16,7 @@ import transformers
 from ridgeline import LLM
 from ridgeline.bench.quality.documents import TextFile, read_file
 from ridgeline.bench.quality.likelihood import Cut, EvaluationFailed
-from ridgeline.bench.quality.perplexity import Reading, Score, perplexity
+from ridgeline.bench.quality.perplexity import Reading, TextScore, perplexity
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.training.evaluate import bits_per_byte
@@ -30,7 +30,7 @@ BOS = 1
 CODE = Path(__file__).read_text()
 
 
-def score(llm: LLM, *documents: str, window: int = 32, stride: int = 8) -> Score:
+def score(llm: LLM, *documents: str, window: int = 32, stride: int = 8) -> TextScore:
     return perplexity(llm, Reading.of(llm, TextFile(Path("a.txt"), documents), Cut(window, stride)))
 
 
@@ -85,7 +85,7 @@ def test_neither_batching_nor_order_changes_the_score(llm: LLM, folder: Path) ->
 
 def test_documents_are_not_context_for_each_other(llm: LLM) -> None:
     parts = [score(llm, TEXT[:40]), score(llm, TEXT[40:90])]
-    together = Score.together(parts)
+    together = TextScore.together(parts)
     found = score(llm, TEXT[:40], TEXT[40:90])
     assert found.nats == pytest.approx(together.nats, rel=1e-6)
     assert (found.num_documents, found.num_tokens) == (2, together.num_tokens)
@@ -171,7 +171,7 @@ def test_the_command_reports_each_file_and_all_together(folder: Path, llm: LLM, 
     assert [file["file"] for file in told["files"]] == [str(first), str(second)]
     expected = [score(llm, TEXT), score(llm, TEXT[:40], TEXT[40:])]
     assert [file["bits_per_byte"] for file in told["files"]] == pytest.approx([s.bits_per_byte for s in expected])
-    assert told["together"]["perplexity"] == pytest.approx(Score.together(expected).perplexity)
+    assert told["together"]["perplexity"] == pytest.approx(TextScore.together(expected).perplexity)
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert {(r["workload"], r["metric"]) for r in records} >= {
         ("perplexity:first.txt", "bits_per_byte"),

@@ -17,7 +17,7 @@ from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http.operator import page_of_metrics, snapshot
 from ridgeline.serving.observed import metrics
 from ridgeline.serving.observed.histograms import BOUNDS
-from ridgeline.transport.messages import Gpu, Stats, StepShape
+from ridgeline.transport.messages import Gpu, Stats, StepFigures
 from tests.serving.conftest import MODEL, PATIENCE, open_api_server, start_engine, stop_engine, until_idle
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
@@ -219,7 +219,7 @@ def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
     gpu = Gpu(
         index=0, name="H", utilization=0.5, memory_used=1 << 30, memory_total=2 << 30, power=300.0, temperature=50.0
     )
-    step = StepShape(at=1.0, seconds=0.002, limit=0.001, decode_rows=1, prefill_rows=0, tokens=1)
+    step = StepFigures(at=1.0, seconds=0.002, limit=0.001, decode_rows=1, prefill_rows=0, tokens=1)
     return snapshot(api, Stats(**{**fields, "gpus": [gpu], "recent": [step] * 3}))
 
 

@@ -167,7 +167,7 @@ def garbage(draw: random.Random) -> Iterator[list[bytes]]:
             stop_ids=[], eos_ids=[], cache_salt="", priority=0, arrival=0.0,
         )
     )  # fmt: skip
-    for good in (submit, encode(Hello(api="f")), encode(Cancel(ids=[1])), encode(Look(name="x"))):
+    for good in (submit, encode(Hello(name="f")), encode(Cancel(ids=[1])), encode(Look(name="x"))):
         yield from ([good[:end]] for end in range(len(good)))  # truncated
         for _ in range(100):
             broken = bytearray(good)
@@ -209,10 +209,10 @@ def test_a_huge_message_ends_its_connection_only(engine: tuple[subprocess.Popen[
     process, path = engine
     rude, polite = dealer(path), dealer(path)
     rude.send(bytes(LARGEST + 1))
-    polite.send(encode(Hello(api="polite")))
+    polite.send(encode(Hello(name="polite")))
     assert polite.poll(20_000)
     assert isinstance(decode_from_engine(polite.recv()), Welcome)
-    rude.send(encode(Hello(api="rude")))  # over a new connection
+    rude.send(encode(Hello(name="rude")))  # over a new connection
     assert rude.poll(20_000)
     assert process.poll() is None
     rude.close(), polite.close()
