@@ -14,7 +14,7 @@ from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.core.request import SamplingParams
 from ridgeline.models.config import ModelConfig
-from ridgeline.offline.beams import run_rounds
+from ridgeline.offline.beam_rounds import run_rounds
 from ridgeline.offline.jobs import Job, JobMaker, Params, Prompt, StreamOutput, TokensPrompt
 from ridgeline.offline.running import RunningJobs
 from ridgeline.progress import LoadingBar

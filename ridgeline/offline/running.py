@@ -16,7 +16,7 @@ from ridgeline.text.outputs import RequestOutput
 
 
 class RunningJobs:
-    """last_run: step time of the newest run that ended, beside its limit."""
+    """Jobs under way on one engine. last_run: step time of the newest run that ended, beside its limit."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

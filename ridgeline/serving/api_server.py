@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.defaults import GenerationDefaults
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.generation.engine_client import EngineClient
 from ridgeline.serving.generation.service import Run, Service
+from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.grammars.checks import GrammarChecks
 from ridgeline.serving.observed.watchdog import Watchdog
 from ridgeline.text.chat_template import ChatTemplate

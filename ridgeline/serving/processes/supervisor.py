@@ -26,7 +26,7 @@ import msgspec
 
 from ridgeline.core.errors import InvalidConfig, RidgelineError
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.defaults import GenerationDefaults
+from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.processes.lifeline import MISTAKE, MISTAKEN, READY
 from ridgeline.serving.processes.runtime import RuntimeDirectory, allow_descriptors
 

@@ -16,7 +16,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
-from ridgeline.serving.defaults import GenerationDefaults
+from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.processes.supervisor import Supervisor
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody
 from ridgeline.serving.requests.validation import chat_request, completion_requests, parse
