@@ -1,4 +1,4 @@
-"""What settings that a user leaves open become, by model and device; and which ones cannot be."""
+"""Settings that a user leaves open, resolved by model and device; refusals of those that cannot be."""
 
 from __future__ import annotations
 

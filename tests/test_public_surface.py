@@ -1,4 +1,4 @@
-"""What users build on stays as it is: names to import, verbs and flags, HTTP routes, gRPC methods.
+"""Public names stay as they are: names to import, verbs and flags, HTTP routes, gRPC methods.
 
 They are listed in `public_surface.txt` (metrics: `serving/observed/golden/metrics.txt`). A change that means to alter
 them writes the list anew, and reviewers see it:

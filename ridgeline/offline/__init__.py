@@ -1,1 +1,1 @@
-"""What the offline API is made of: jobs from prompts, jobs under way on the engine, and the rounds of beam search."""
+"""Parts of the offline API: jobs from prompts, jobs under way on the engine, and the rounds of beam search."""

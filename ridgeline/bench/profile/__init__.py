@@ -1,1 +1,1 @@
-"""Where the time of a run goes: single ops at their real shapes, kernels, the host, memory."""
+"""Profiles, which show where the time of a run goes: single ops at their real shapes, kernels, the host, memory."""

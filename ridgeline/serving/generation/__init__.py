@@ -1,1 +1,1 @@
-"""What becomes of a request: admitted, sent to the engine, its tokens turned into text, ended."""
+"""A request's life: admitted, sent to the engine, its tokens turned into text, ended."""

@@ -1,1 +1,1 @@
-"""What is known of a server while it runs: metrics, where requests' time went, traces, stalls, the dashboard."""
+"""Knowledge of a server while it runs: metrics, where requests' time went, traces, stalls, the dashboard."""

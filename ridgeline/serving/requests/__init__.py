@@ -1,1 +1,1 @@
-"""What a client may ask: from a body of JSON, within bounds, to a `GenerationRequest`."""
+"""Requests as clients may make them: from a body of JSON, within bounds, to a `GenerationRequest`."""
