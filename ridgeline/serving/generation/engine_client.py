@@ -107,7 +107,7 @@ class EngineClient:
     @property
     def busy(self) -> bool:
         """Requests run or wait, of this API server or, by the newest figures, of another."""
-        return bool(self._tickets) or (self.stats is not None and self.stats.running + self.stats.waiting > 0)
+        return self.num_open > 0 or (self.stats is not None and self.stats.running + self.stats.waiting > 0)
 
     @property
     def silence(self) -> float:
