@@ -16,7 +16,7 @@ test: $(VENV)/.installed-test
 
 # On a machine with a GPU. Most of the time kernels are compiled, so eight files at a time; what measures runs alone.
 GPU_TESTS = $(shell grep -rl --include='test_*.py' mark.gpu tests)
-TIMED = tests/measure/% tests/worker/test_stopwatch.py
+TIMED = tests/bench/machine/% tests/bench/profile/% tests/worker/test_machine.py tests/worker/test_stopwatch.py
 gpu: $(VENV)/.installed-test
 	@printf '%s\n' $(filter-out $(TIMED),$(GPU_TESTS)) | xargs -P 8 -n 1 $(BIN)/pytest -m gpu
 	@$(BIN)/pytest -m gpu $(filter $(TIMED),$(GPU_TESTS))

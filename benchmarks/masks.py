@@ -84,7 +84,7 @@ def grammar_masks(count: int, vocab: int) -> list[Any]:
         return []
     from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 
-    from ridgeline.serving.grammar_masks import GrammarMask
+    from ridgeline.serving.grammars.masks import GrammarMask
 
     class MadeUp:
         eos_token_id = vocab - 1

@@ -27,4 +27,4 @@ done
 timeout 240 python3 -m ridgeline profile "$models/llama-1b" --load-format dummy --batch 8 --input 1024 --output 32 \
   --out "$OUT/profile" --ncu --ncu-kernels 12 || echo "FAILED profile"
 gzip -f "$OUT/profile/trace.json" "$OUT/profile/memory.json"
-timeout 150 python3 -m pytest -m gpu tests/measure tests/worker -p no:cacheprovider || echo "FAILED tests"
+timeout 150 python3 -m pytest -m gpu tests/bench/machine tests/bench/profile tests/worker -p no:cacheprovider || echo "FAILED tests"

@@ -5,12 +5,12 @@
 streams     300 concurrent streams: each gets every token, and its end.
 storm       1,000 requests of every kind at once, half of them cut at random points, 20 times over: afterwards every
             KV block is free, no request, descriptor or memory is left behind.
-kill        kill -9 of the engine, and of a face, while 64 streams run: all of them end, and soon; new ones run again.
+kill        kill -9 of the engine, and of an API server, while 64 streams run: all end, and soon; new ones run again.
 drain       SIGTERM while 64 streams run: none is lost, new ones are sent away, the exit code is 0.
 throughput  64 streams over HTTP beside `LLM().generate` on the same work, each in its own process, in turn.
 
 Exits with 1 where a promise is broken. Figures are appended to benchmarks/results/serving-cpu.jsonl. Run it alone: the
-load, the face and the engine share the machine's cores.
+load, the API server and the engine share the machine's cores.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Served:
         return self._children("engine_process")[0]
 
     @property
-    def faces(self) -> list[int]:
-        return self._children("face_process")
+    def api_servers(self) -> list[int]:
+        return self._children("api_server_process")
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body. 0: no answer."""
@@ -302,7 +302,7 @@ async def storm(server: Served, *, requests: int = 1000, seed: int = 0) -> int:
 
 async def storms(server: Served, *, rounds: int = 20, requests: int = 1000) -> dict[str, float]:
     """The first half warms the memory up; over the second half nothing may grow."""
-    processes = [server.engine, *server.faces]
+    processes = [server.engine, *server.api_servers]
     sizes: list[list[int]] = []
     opened: list[list[int]] = []
     cut = 0
@@ -315,29 +315,29 @@ async def storms(server: Served, *, rounds: int = 20, requests: int = 1000) -> d
     half = rounds // 2
     grown = [max(column[half:]) - column[half] for column in zip(*sizes, strict=True)]
     more = [max(column[half:]) - max(column[:half]) for column in zip(*opened, strict=True)]
-    promise(max(grown) < FLAT, f"engine and faces grew by {grown} bytes over the last {rounds - half} storms")
-    promise(max(more) <= 2, f"engine and faces hold {more} more descriptors than in the first storms")
+    promise(max(grown) < FLAT, f"engine and API servers grew by {grown} bytes over the last {rounds - half} storms")
+    promise(max(more) <= 2, f"engine and API servers hold {more} more descriptors than in the first storms")
     return {"cut": cut, "growth": max(grown) / 2**20}
 
 
 async def kill(
     server: Served, victim: str, *, count: int = 64, after: float = 1.5, slack: float = 1.0
 ) -> dict[str, float]:
-    """kill -9 of "engine" or "face" while streams run. slack: factor on what is promised of times, for a machine that
-    does other things too."""
+    """kill -9 of "engine" or "API server" while streams run. slack: factor on what is promised of times, for a machine
+    that does other things too."""
     client = load(server.url)
     asked = time.monotonic()
     running = [asyncio.ensure_future(ask(client, body(400))) for _ in range(count)]
     await server.until_open(count)
     await asyncio.sleep(after)
-    faces = server.faces
-    os.kill(server.engine if victim == "engine" else faces[0], signal.SIGKILL)
+    api_servers = server.api_servers
+    os.kill(server.engine if victim == "engine" else api_servers[0], signal.SIGKILL)
     began = time.monotonic()
     first = asyncio.ensure_future(_until_answered(client, victim, slack))
     outcomes = await asyncio.gather(*running)
     lost = [outcome for outcome in outcomes if not outcome.complete]
     ended = max((outcome.seconds for outcome in lost), default=0.0) - (began - asked)
-    promise(len(lost) == count or (victim == "face" and len(faces) > 1), f"streams outlived their {victim}")
+    promise(len(lost) == count or (victim == "API server" and len(api_servers) > 1), f"streams outlived their {victim}")
     promise(ended < 5 * slack, f"streams hung for {ended:.1f} s after the {victim} was gone")
     back = await first
     client.close()
@@ -346,7 +346,7 @@ async def kill(
 
 async def _until_answered(client: Client, victim: str, slack: float) -> float:
     """The moment when a request is answered again; until then it is refused, and soon."""
-    patience = 2 if victim == "engine" else 10  # a connection waits for the next face
+    patience = 2 if victim == "engine" else 10  # a connection waits for the next API server
     began = time.monotonic()
     while (outcome := await ask(client, body(4))).status != 200:
         promise(outcome.status in (0, 503), f"{outcome.status} while the {victim} was gone: {outcome.error}")
@@ -486,10 +486,10 @@ async def _run(scenario: str) -> list[Record]:
             with Served() as server:
                 engine = [await kill(server, "engine") for _ in range(3)]
             with Served() as server:
-                face = [await kill(server, "face") for _ in range(3)]
+                api = [await kill(server, "API server") for _ in range(3)]
             return [
                 _record(f"kill-{name}", metric, [found[metric] for found in runs], "s", "lower")
-                for name, runs in (("engine", engine), ("face", face))
+                for name, runs in (("engine", engine), ("face", api))
                 for metric in ("streams_ended", "recovery")
             ]
         case "drain":

@@ -1,4 +1,4 @@
-"""Ridgeline's server as a Ray Serve application: each replica is an engine on its GPU with a face in front of it.
+"""Ridgeline's server as a Ray Serve application: each replica is an engine on its GPU with an API server before it.
 
     pip install 'ridgeline[serve]' 'ray[serve]'
     serve run deploy.ray_serve:application model=Qwen/Qwen3-0.6B max_replicas=4
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import uuid
 from dataclasses import fields
 from pathlib import Path
@@ -27,11 +26,12 @@ from ridgeline.cli.serve import ENGINE_FIELDS, ENVIRONMENT
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.face import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
-from ridgeline.serving.supervisor import Keeper, encode, runtime_directory
-from ridgeline.worker.folder import EMBEDDED_MODEL, resolve_model
+from ridgeline.serving.processes.runtime import RuntimeDirectory
+from ridgeline.serving.processes.supervisor import Keeper, encode
+from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model
 
 # max_replicas: 0 for as many as replicas. gpus, cpus: of each. target: open requests beyond which another is added.
 OWN = {"replicas": 1, "max_replicas": 0, "gpus": 1, "cpus": 1, "target": 64}
@@ -46,8 +46,8 @@ class Replica:
         model = config.engine.get("model") or EMBEDDED_MODEL
         folder = resolve_model(str(model), config.engine.get("revision"))
         names = config.served_model_name or (folder.resolve().name if Path(str(model)).is_dir() else str(model),)
-        self._directory = runtime_directory()
-        socket = str(self._directory / "engine")
+        self._directory = RuntimeDirectory()
+        socket = str(self._directory.socket)
         settings = encode(
             {
                 "socket": socket,
@@ -58,25 +58,25 @@ class Replica:
                 "log_level": config.log_level,
             }
         )
-        self._engine = Keeper("engine", "ridgeline.serving.engine_process", lambda life: settings)
-        self._face = Face.build(config, folder, names, socket, f"ray-{uuid.uuid4().hex[:12]}")
-        self._tasks = [asyncio.create_task(self._engine.keep()), asyncio.create_task(self._face.client.run())]
-        up = asyncio.create_task(self._face.client.wait_until_up())
+        self._engine = Keeper("engine", "ridgeline.serving.processes.engine_process", lambda life: settings)
+        self._api = ApiServer.build(config, folder, names, socket, f"ray-{uuid.uuid4().hex[:12]}")
+        self._tasks = [asyncio.create_task(self._engine.keep()), asyncio.create_task(self._api.client.run())]
+        up = asyncio.create_task(self._api.client.wait_until_up())
         await asyncio.wait({up, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
         self._raise_what_ended()
 
     def __serve_build_asgi_app__(self) -> Any:
-        return wrap(create_app(self._face), self._face)
+        return wrap(create_app(self._api), self._api)
 
     def check_health(self) -> None:
         """Ray replaces a replica that fails this three times. An engine that died is started again meanwhile."""
         self._raise_what_ended()
-        if self._face.client.facts is not None and not self._face.healthy:
-            raise RuntimeError(f"requests run, and no step ended for {self._face.config.step_timeout:g} s")
+        if self._api.client.facts is not None and not self._api.healthy:
+            raise RuntimeError(f"requests run, and no step ended for {self._api.config.step_timeout:g} s")
 
     async def __del__(self) -> None:
         self._engine.kill()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.remove()
 
     def _raise_what_ended(self) -> None:
         for task in self._tasks:

@@ -7,40 +7,38 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, EngineConfig, LLMConfig
-from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.state_spec import DTYPE_BYTES
+from ridgeline.defaults import (
+    check_max_model_len,
+    choose_device,
+    choose_dtype,
+    choose_itl_target,
+    choose_kernels,
+    choose_limits,
+)
 from ridgeline.engine.engine import Engine
 from ridgeline.kernels.launch import num_multiprocessors, on_device
 from ridgeline.kernels.op import Platform, on_gpu
-from ridgeline.kernels.ops import DETERMINISTIC, Ops
+from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
-from ridgeline.measure.machine import hardware_of
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.roofline import Roofline
 from ridgeline.quantization.scheme import everywhere, scheme
+from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.loader import Progress, check_files, load_weights, read_model_config, resolve_model
 from ridgeline.worker.compilers import Compilers, processes_needed
-from ridgeline.worker.folder import EMBEDDED_MODEL as EMBEDDED_MODEL
-from ridgeline.worker.loader import Progress, check_files, load_weights, read_model_config, resolve_model
 from ridgeline.worker.local import LocalWorker
+from ridgeline.worker.machine import hardware_of
 from ridgeline.worker.memory import MemoryReport, check_weights_fit, plan_memory, weight_bytes
 from ridgeline.worker.precompile import KernelSet
 from ridgeline.worker.runner import Runner
 
 logger = logging.getLogger(__name__)
-
-# (requests at once, tokens per step) unless the user says otherwise
-DEFAULT_LIMITS = {"cuda": (256, 8192), "cpu": (32, 512)}
-LARGE_GPU = 70 << 30  # bytes of memory from which a step takes LARGE_STEP tokens: their products run a little faster
-LARGE_STEP = 16_384
-# A server's steps with prompts last so many times as long as reading the weights once, or so many seconds if that is
-# more. Fewer would run prompts below the rate of a large step; more, and who decodes waits longer for nothing.
-ITL_READS, LEAST_ITL = 6, 0.010
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +52,6 @@ class Assembly:
     device: torch.device
     dtype: str
     memory: MemoryReport
-
-
-class DtypeChoice(NamedTuple):
-    """The type that weights and activations are held in, and why."""
-
-    name: str
-    why: str
 
 
 def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive: bool = False) -> Assembly:
@@ -92,12 +83,12 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     check_weights_fit(model.spec, device, dtype=dtype, positions=1)
     if config.load_format != "dummy":
         check_files(folder, model)
-    max_seqs, max_tokens = _limits(config, device)
+    max_seqs, max_tokens = choose_limits(config, device)
     memory_for = partial(plan_memory, model.spec, config, device, dtype=dtype, max_seqs=max_seqs, max_chunk=max_tokens)
     least = weight_bytes(model.spec, dtype_bytes=weights.weight_bytes or DTYPE_BYTES[dtype], positions=1)
     longest = memory_for(weights=least, loaded=False, longest=wanted_len).max_model_len
     check_weights_fit(model.spec, device, dtype=dtype, positions=longest)
-    overrides = _kernels(config, device)
+    overrides = choose_kernels(config, device)
     ops = Ops(Platform.of(device), overrides)
     cascade = on_gpu(ops.platform) and not config.deterministic if config.cascade is None else config.cascade
     captured = on_gpu(ops.platform) and not config.enforce_eager
@@ -169,62 +160,3 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
         engine.rehearse()
     logger.info("computing in %s on %s: %s", dtype, device, why)
     return Assembly(engine=engine, worker=worker, model=model, folder=folder, device=device, dtype=dtype, memory=memory)
-
-
-def _kernels(config: LLMConfig, device: torch.device) -> dict[str, str]:
-    """Op → implementation where it is not the platform's first. Raises InvalidConfig where there is no such."""
-    if config.deterministic and device.type != "cuda":
-        raise InvalidConfig(f"deterministic needs a GPU's kernels, and the device is {device}; leave it out.")
-    return {**(DETERMINISTIC if config.deterministic else {}), **config.kernels}
-
-
-def choose_device(wanted: str) -> torch.device:
-    """ "auto" takes a GPU when there is one. Raises InvalidConfig for devices that are not here."""
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = str(wanted).partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
-        raise InvalidConfig(f"unknown device {wanted!r}; use auto, cpu, cuda or cuda:N.")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InvalidConfig(f"device {wanted!r} was asked for, but torch {torch.__version__} sees no GPU; use cpu.")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise InvalidConfig(f"device {wanted!r} was asked for, but there are {torch.cuda.device_count()} GPUs.")
-    return torch.device(wanted)
-
-
-def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> DtypeChoice:
-    """ "auto" is the checkpoint's own type, but float32 on a CPU without bfloat16 instructions (far faster there)."""
-    if wanted != "auto":
-        return DtypeChoice(wanted, "it was asked for")
-    if device.type == "cpu" and checkpoint != "float32" and not torch.cpu._is_avx512_bf16_supported():
-        return DtypeChoice(
-            "float32",
-            f"this CPU has no instructions for bfloat16, without which the checkpoint's {checkpoint} is far slower",
-        )
-    return DtypeChoice(checkpoint, "the checkpoint's own")
-
-
-def choose_itl_target(wanted: float | None, cost_model: CostModel | None, *, interactive: bool) -> float | None:
-    """Seconds; None: no bound. wanted: milliseconds, 0 for any, None for what suits the model and the device."""
-    if wanted is not None:
-        return wanted / 1000 or None
-    if not interactive or cost_model is None:
-        return None
-    return max(LEAST_ITL, ITL_READS * cost_model.step_limit(StepShape([1], [1], 1)))
-
-
-def check_max_model_len(wanted: int | None, model_maximum: int) -> int:
-    """The context to build for. Raises InvalidConfig beyond what the model's positions cover."""
-    if wanted is not None and wanted > model_maximum:
-        raise InvalidConfig(
-            f"max_model_len {wanted} is more than the model's own maximum of {model_maximum} positions."
-        )
-    return wanted or model_maximum
-
-
-def _limits(config: LLMConfig, device: torch.device) -> tuple[int, int]:
-    seqs, tokens = DEFAULT_LIMITS[device.type]
-    if device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU:
-        tokens = LARGE_STEP
-    max_seqs = config.max_num_seqs or min(seqs, config.max_num_batched_tokens or seqs)
-    return max_seqs, config.max_num_batched_tokens or max(tokens, max_seqs)

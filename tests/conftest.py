@@ -32,7 +32,7 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
     interpreter.patch_once()
 
 if find_spec("msgspec") is None or find_spec("zmq") is None:  # without the server's packages the engine is tested alone
-    collect_ignore = ["serving", "deploy", "bench/test_serving_load.py"]
+    collect_ignore = ["serving", "deploy", "bench/serving/test_load.py"]
 
 
 @pytest.fixture(scope="session")

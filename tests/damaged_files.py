@@ -22,7 +22,7 @@ from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models import model_config
-from ridgeline.worker.loader import export_checkpoint, fill_dummy
+from ridgeline.weights.loader import export_checkpoint, fill_dummy
 from tests.text import sample_tokenizers
 
 VOCAB = 320

@@ -31,7 +31,7 @@ from ridgeline.layers.dense import DenseCausal
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 from ridgeline.perf import parts
-from ridgeline.worker.loader import read_model_config
+from ridgeline.weights.loader import read_model_config
 from ridgeline.worker.state.recurrent import RecurrentLayer
 from tests.driving import Rig, rig
 

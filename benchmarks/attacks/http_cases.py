@@ -209,7 +209,7 @@ def campaign(url: str, key: str, cases: int, seed: int, memory: Callable[[], int
         for start in range(seed, seed + cases, 2500):
             list(pool.map(one, range(start, min(start + 2500, seed + cases))))
             seconds = time.monotonic() - began
-            print(f"{start + 2500 - seed} cases in {seconds:.0f} s, the face has {memory() >> 20} MiB", flush=True)
+            print(f"{start + 2500 - seed} cases in {seconds:.0f} s, API server: {memory() >> 20} MiB", flush=True)
     after = memory()
     print(f"answers: {dict(sorted(counts.items()))}; memory {before >> 20} MiB before, {after >> 20} MiB after")
     alive = ask(address, make_plain(key)) == "200"

@@ -6,7 +6,7 @@ grammars    One client asks for grammars that take minutes to compile; another f
 templates   A model's chat template makes values of a gigabyte, and values that hold each other forty times over.
 device      The device is lost in the middle of a step, as torch tells it.
 stop        SIGSTOP to an idle engine, then SIGCONT.
-kill        kill -9 of the engine, of a face, and of the first process.
+kill        kill -9 of the engine, of an API server, and of the first process.
 socket      Two thousand messages on the local socket that are none.
 ulimit      A server that may open sixteen files.
 
@@ -63,7 +63,7 @@ TEMPLATES = {
 }
 SABOTAGE = """
 import os, sys
-if "ridgeline.serving.engine_process" in " ".join(sys.orig_argv):
+if "ridgeline.serving.processes.engine_process" in " ".join(sys.orig_argv):
     import torch
     from ridgeline.worker.runner import Runner
     forward = Runner.forward
@@ -244,7 +244,7 @@ def stop(row: Row, folder: Path) -> None:
 def kill(row: Row, folder: Path) -> None:
     with environment(XDG_RUNTIME_DIR=str(folder)):
         with Served("--api-server-count", "2") as server, Watch(server) as watch:
-            for name, victim in (("engine", server.engine), ("face", server.faces[0])):
+            for name, victim in (("engine", server.engine), ("API server", server.api_servers[0])):
                 os.kill(victim, signal.SIGKILL)
                 gone = time.monotonic()
                 _seconds_until(lambda victim=victim: not Path(f"/proc/{victim}/cmdline").read_bytes(), 5)  # type: ignore[misc]
@@ -277,7 +277,7 @@ def socket(row: Row, folder: Path) -> None:
                 [good[: draw.randrange(len(good))]],
                 [good, good],
                 [msgspec.msgpack.encode(draw.choice([None, 7, [], ["submit"], ["hello", 3], {"a": 1}]))],
-                [encode(Hello(face="f")) + b"\x00"],
+                [encode(Hello(name="f")) + b"\x00"],
             )
             rude.send_multipart(kinds[number % len(kinds)])
         rude.send(bytes((64 << 20) + 1))

@@ -14,7 +14,7 @@ from ridgeline.cli.options import json_object
 from ridgeline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from ridgeline.bench.measure import Setup
+    from ridgeline.bench.setup import Setup
 
 app = typer.Typer(help="Measure speed, beside the hardware's limit and beside peers.", no_args_is_help=True)
 app.command()(serve)
@@ -35,7 +35,7 @@ RESULTS = Path("benchmarks/results/results.jsonl")
 
 
 def _setup(**given: Any) -> Setup:
-    from ridgeline.bench.measure import Setup
+    from ridgeline.bench.setup import Setup
 
     return Setup(**{**given, "extra": json_object(given.get("extra", ""))})
 
@@ -120,7 +120,7 @@ def compare(
     commit: Commit = "",
 ) -> None:
     """W1 … W5 through us and a peer in turn, each in its own process, beside the limit."""
-    from ridgeline.bench.measure import Peer
+    from ridgeline.bench.setup import Peer
     from ridgeline.bench.tables import side_by_side
 
     setup = _setup(
@@ -150,8 +150,8 @@ def kernels(
     commit: Commit = "",
 ) -> None:
     """Every op's implementations on the cases its tests use: checked, then timed."""
-    from ridgeline.bench.measure import kernels as measure
     from ridgeline.bench.results import append
+    from ridgeline.bench.setup import kernels as measure
     from ridgeline.bench.tables import kernels as table
 
     timings, records = measure(op=op, dtype=dtype, device=device, real=real, commit=commit)

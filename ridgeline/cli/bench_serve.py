@@ -152,7 +152,7 @@ def _starts(
     from ridgeline.bench.runner import Where
     from ridgeline.bench.serving import vocabulary
     from ridgeline.bench.serving.start import Site, Start
-    from ridgeline.worker.folder import EMBEDDED_MODEL, resolve_model
+    from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model
 
     folder = resolve_model(model or EMBEDDED_MODEL).resolve()
     name = folder.name if not model or Path(model).exists() else model

@@ -47,7 +47,7 @@ def compile(
         raise InvalidConfig("compiling needs Triton, which is not installed here.")
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise InvalidConfig("TRITON_INTERPRET is set, which turns the compiler off; unset it.")
-    from ridgeline.assembly import DEFAULT_LIMITS, LARGE_STEP  # imports torch, which takes seconds
+    from ridgeline.defaults import DEFAULT_LIMITS, LARGE_STEP  # imports torch, which takes seconds
     from ridgeline.kernels.ops import DETERMINISTIC
     from ridgeline.worker.compilers import Compilers
     from ridgeline.worker.precompile import KernelSet

@@ -15,7 +15,7 @@ from ridgeline.core.config import DTYPES
 from ridgeline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from ridgeline.convert.check import Report
+    from ridgeline.weights.convert.check import Report
 
 
 def convert(
@@ -34,10 +34,10 @@ def convert(
         raise InvalidConfig("convert needs a folder to write to, or --check and none.")
     if dtype != "auto" and dtype not in DTYPES:
         raise InvalidConfig(f"unknown dtype {dtype!r}; known: auto, {', '.join(DTYPES)}.")
-    from ridgeline.convert import convert as work  # imports torch, which takes seconds
-    from ridgeline.convert.shards import parse_size
     from ridgeline.progress import LoadingBar
-    from ridgeline.worker.folder import resolve_model
+    from ridgeline.weights.convert import convert as work  # imports torch, which takes seconds
+    from ridgeline.weights.convert.shards import parse_size
+    from ridgeline.weights.folder import resolve_model
 
     size, started = parse_size(shard_size), time.perf_counter()
     with LoadingBar() as bar:

@@ -22,8 +22,8 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.request import MAX_LOGPROBS
 
 if TYPE_CHECKING:
-    from ridgeline.evaluation.compare import Comparison
-    from ridgeline.evaluation.perplexity import Score
+    from ridgeline.bench.quality.compare import Comparison
+    from ridgeline.bench.quality.perplexity import TextScore
 
 app = typer.Typer(
     help="Measure how good predictions are: perplexity, tasks, the cost of a change.", no_args_is_help=True
@@ -51,14 +51,14 @@ def perplexity(
 ) -> None:
     """Perplexity and bits per byte of texts, each and together, in windows that overlap."""
     options = _llm_options(extra, model=model, dtype=dtype, device=device)
-    from ridgeline.evaluation.documents import read_file  # torch takes seconds to import; usage errors need not wait
+    from ridgeline.bench.quality.documents import read_file  # torch takes seconds to import; usage errors need not wait
 
     texts = [read_file(path) for path in files]
+    from ridgeline.bench.quality.likelihood import Cut
+    from ridgeline.bench.quality.perplexity import Reading, TextScore
+    from ridgeline.bench.quality.perplexity import perplexity as measure
+    from ridgeline.bench.quality.results import model_name, perplexity_records
     from ridgeline.bench.results import append
-    from ridgeline.evaluation.perplexity import Reading, Score
-    from ridgeline.evaluation.perplexity import perplexity as measure
-    from ridgeline.evaluation.results import model_name, perplexity_records
-    from ridgeline.evaluation.scoring import Cut
     from ridgeline.llm import LLM
     from ridgeline.progress import TokenBar
 
@@ -67,13 +67,15 @@ def perplexity(
         readings = [Reading.of(llm, text, cut) for text in texts]
         with TokenBar("scoring", sum(reading.num_tokens for reading in readings)) as bar:
             scores = [measure(llm, reading, seen=lambda tokens, _: bar(len(tokens))) for reading in readings]
-        every = [*scores, Score.together(scores)] if len(scores) > 1 else scores
+        every = [*scores, TextScore.together(scores)] if len(scores) > 1 else scores
         if out is not None:
             append(out, perplexity_records(llm, every, cut))
         about = {"model": model_name(llm), "dtype": llm.assembly.dtype, "window": cut.window, "stride": cut.stride}
     if as_json:
         print(
-            json.dumps({**about, "files": [s.as_dict() for s in scores], "together": Score.together(scores).as_dict()})
+            json.dumps(
+                {**about, "files": [s.as_dict() for s in scores], "together": TextScore.together(scores).as_dict()}
+            )
         )
     else:
         Console().print(_table(about, every))
@@ -109,9 +111,9 @@ def harness(
         raise InvalidConfig("lm-evaluation-harness is not installed; pip install 'ridgeline[eval]' brings it.")
     from lm_eval.utils import make_table
 
+    from ridgeline.bench.quality.harness import run_tasks
+    from ridgeline.bench.quality.results import task_records
     from ridgeline.bench.results import append
-    from ridgeline.evaluation.harness import run_tasks
-    from ridgeline.evaluation.results import task_records
     from ridgeline.llm import LLM
 
     with LLM(**options) as llm:
@@ -136,11 +138,11 @@ def compare(
 ) -> None:
     """What a change costs: perplexity of both, KL divergence per token (from below), share of equal greedy tokens."""
     sides = [_llm_options(text, model=model, device=device) for text in (baseline, candidate)]
-    from ridgeline.evaluation.documents import read_file
+    from ridgeline.bench.quality.documents import read_file
 
     texts = [read_file(path) for path in files]
+    from ridgeline.bench.quality.compare import compare as measure
     from ridgeline.bench.results import append
-    from ridgeline.evaluation.compare import compare as measure
 
     found, records = measure(texts, *sides, window=window, stride=stride, top=top)
     append(out, records)
@@ -187,7 +189,7 @@ def _columns(title: str, names: Sequence[str]) -> Table:
     return table
 
 
-def _table(about: dict[str, Any], scores: list[Score]) -> Table:
+def _table(about: dict[str, Any], scores: list[TextScore]) -> Table:
     title = ", ".join(f"{name} {value}" for name, value in about.items())
     table = _columns(title, ("file", "perplexity", "nats/token", "bits/byte", "tokens", "bytes", "tokens/s"))
     for s in scores:

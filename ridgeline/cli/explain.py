@@ -48,8 +48,8 @@ def _measure(spec: ModelSpec, shape: StepShape, device: str, dtype: str) -> dict
     """Seconds of one call of every op. Raises InvalidConfig for a dtype the ops do not run in."""
     if dtype not in DTYPES:
         raise InvalidConfig(f"--measure runs the ops, which know {', '.join(DTYPES)}; {dtype} has only limits yet.")
-    from ridgeline.assembly import choose_device  # torch takes seconds to import
-    from ridgeline.measure.ops import measure_step_ops
+    from ridgeline.bench.profile.ops import measure_step_ops
+    from ridgeline.defaults import choose_device  # torch takes seconds to import
 
     return measure_step_ops(spec, shape, choose_device(device), dtype)
 

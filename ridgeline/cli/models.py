@@ -35,8 +35,8 @@ def list_architectures() -> dict[str, str]:
 
 def describe(model: str) -> dict[str, object]:
     """What a model is made of, from its config alone. Raises ModelLoadError."""
-    from ridgeline.assembly import choose_device, choose_dtype
-    from ridgeline.worker.loader import read_model_config, resolve_model  # imports torch
+    from ridgeline.defaults import choose_device, choose_dtype
+    from ridgeline.weights.loader import read_model_config, resolve_model  # imports torch
 
     config = read_model_config(resolve_model(model))
     spec, device = config.spec, choose_device("auto")
@@ -60,6 +60,6 @@ def describe(model: str) -> dict[str, object]:
 
 def count_parameters(spec: ModelSpec) -> int:
     """Parameters of the network a spec describes, counted on a device that allocates nothing."""
-    from ridgeline.worker.loader import empty_decoder
+    from ridgeline.weights.loader import empty_decoder
 
     return sum(parameter.numel() for parameter in empty_decoder(spec).parameters())

@@ -35,11 +35,11 @@ def profile(
             raise InvalidConfig(f"--{name} is {value}; it must be at least 1.")
     if out.exists() and not out.is_dir():
         raise InvalidConfig(f"--out {out} is a file; name a folder.")
+    from ridgeline.bench.profile.ncu import run_ncu
+    from ridgeline.bench.profile.profile import op_limits, summary
+    from ridgeline.bench.profile.profile import profile as measure
     from ridgeline.llm import LLM  # torch takes seconds to import; --help and usage errors need not wait
-    from ridgeline.measure.machine import hardware_of
-    from ridgeline.measure.ncu import run_ncu
-    from ridgeline.measure.profile import op_limits, summary
-    from ridgeline.measure.profile import profile as measure
+    from ridgeline.worker.machine import hardware_of
 
     options: dict[str, Any] = {"device": device, "dtype": dtype, "load_format": load_format}
     with LLM(model, **options, skip_tokenizer_init=not prompts, enable_prefix_caching=False) as llm:

@@ -21,7 +21,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.serving import ServeConfig
 
 if TYPE_CHECKING:
-    from ridgeline.serving.supervisor import Supervisor
+    from ridgeline.serving.processes.supervisor import Supervisor
 
 SERVE_HELP = {
     "host": "Address to listen on; 0.0.0.0 for all of this machine's.",
@@ -106,9 +106,9 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
         if isinstance(error.__cause__, InvalidConfig):
             raise error.__cause__ from None
         raise InvalidConfig(f"{source}: {str(error).replace(' - at `$.', ' for `')}.") from error
-    from ridgeline.serving.logs import set_up_logging
-    from ridgeline.serving.supervisor import Supervisor
-    from ridgeline.worker.folder import EMBEDDED_MODEL, resolve_model
+    from ridgeline.serving.processes.logs import set_up_logging
+    from ridgeline.serving.processes.supervisor import Supervisor
+    from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model
 
     set_up_logging(as_json=serve_config.log_json, level=serve_config.log_level)
     model = str(engine.get("model") or EMBEDDED_MODEL)

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.formats.gguf import is_gguf
-from ridgeline.formats.json_file import read_json
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.gguf import gguf_model_config
+from ridgeline.models.gguf_names import gguf_model_config
 from ridgeline.perf import calibration
 from ridgeline.perf.hardware import Hardware, find
 from ridgeline.perf.precision import precision
+from ridgeline.weights.formats.gguf_file import is_gguf
+from ridgeline.weights.formats.json_file import read_json
 
 
 def read_config(model: str) -> ModelConfig:
@@ -55,8 +55,8 @@ def read_hardware(gpu: str, datasheet: bool) -> Hardware:
 
 def _this_cpu() -> Hardware | None:
     """This machine's processor by its calibration, which the engine too looks up by its name; None without one."""
-    from ridgeline.assembly import choose_device  # torch takes seconds to import; it knows the number of threads
-    from ridgeline.measure.machine import hardware_of
+    from ridgeline.defaults import choose_device  # torch takes seconds to import; it knows the number of threads
+    from ridgeline.worker.machine import hardware_of
 
     return hardware_of(choose_device("cpu"))
 

@@ -15,9 +15,9 @@ class ServeConfig:
 
     host, port: of REST; grpc_port: of gRPC, on the same host (None: off). served_model_name: what clients call the
     model (several are aliases; default: the folder's name). api_key: clients' keys (none: no key is asked for);
-    admin_key: of the routes that show other clients' requests. api_server_count: faces. shutdown_timeout: seconds
+    admin_key: of the routes that show other clients' requests. api_server_count: API servers. shutdown_timeout: seconds
     that running requests get to finish. request_timeout: seconds a request may take in all (0: any). queue_timeout:
-    seconds until its first token (0: any). max_queue_requests, max_queue_tokens: open at once, of all faces
+    seconds until its first token (0: any). max_queue_requests, max_queue_tokens: open at once, of all API servers
     together (0: any). stream_buffer: tokens that a reader may be behind. step_timeout: seconds without a finished
     step, while requests run, after which the server calls itself ill. max_body_bytes: of a request.
     grammar_timeout: seconds to compile one. ssl_keyfile, ssl_certfile: for HTTPS. allowed_origins: for browsers on

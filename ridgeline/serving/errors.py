@@ -1,4 +1,4 @@
-"""How a request can fail, for both faces: what HTTP calls it, and what gRPC does."""
+"""How a request can fail, for both protocols: what HTTP calls it, and what gRPC does."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Beam(NamedTuple):
     logprob: float
 
 
-class Ended(NamedTuple):
+class EndedBeam(NamedTuple):
     """A beam that ended. score: what it is ranked by."""
 
     score: float
@@ -88,7 +88,7 @@ class BeamSearch:
 
     def __init__(self, params: BeamSearchParams, stop_ids: Collection[int], max_tokens: int) -> None:
         self.running = [Beam((), 0.0)]
-        self.ended: list[Ended] = []
+        self.ended: list[EndedBeam] = []
         self.error: str | None = None
         self._params, self._stop_ids, self._max_tokens = params, frozenset(stop_ids), max_tokens
         self._candidates = max(2, 1 + len(self._stop_ids)) * params.beam_width
@@ -116,7 +116,9 @@ class BeamSearch:
         at_end = length >= self._max_tokens
         ends = [at_end or beam.tokens[-1] in self._stop_ids for beam in best]
         now = [
-            Ended(beam.logprob / length**penalty, beam) for beam, end in zip(best[:width], ends, strict=False) if end
+            EndedBeam(beam.logprob / length**penalty, beam)
+            for beam, end in zip(best[:width], ends, strict=False)
+            if end
         ]
         self.ended = heapq.nlargest(width, [*self.ended, *now], key=lambda ended: ended.score)
         self.running = [beam for beam, end in zip(best, ends, strict=True) if not end][:width]

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
-from ridgeline.formats.gguf import is_gguf, read_gguf
-from ridgeline.formats.json_file import bounded_text, read_json
 from ridgeline.text.arguments import short
 from ridgeline.text.confined import Confined, OverLimit
-from ridgeline.text.gguf import gguf_templates
+from ridgeline.text.gguf_tokenizer import gguf_templates
+from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
+from ridgeline.weights.formats.json_file import bounded_text, read_json
 
 Message = Mapping[str, Any]
 

@@ -6,7 +6,7 @@ from collections import deque
 from functools import lru_cache
 
 
-class Node:
+class TrieNode:
     """A state of the automaton: `depth` characters of some stop string have been seen.
 
     after: the states one matching character leads to. fallback: the state for the longest shorter ending that may
@@ -17,19 +17,19 @@ class Node:
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self.after: dict[str, Node] = {}
-        self.fallback: Node | None = None
+        self.after: dict[str, TrieNode] = {}
+        self.fallback: TrieNode | None = None
         self.stop: str | None = None
 
 
 @lru_cache(maxsize=256)
-def build(stops: tuple[str, ...]) -> Node:
+def build(stops: tuple[str, ...]) -> TrieNode:
     """The start state for `stops` (Aho and Corasick, "Efficient string matching", 1975)."""
-    root = Node(0)
+    root = TrieNode(0)
     for stop in stops:
         node = root
         for char in stop:
-            node = node.after.setdefault(char, Node(node.depth + 1))
+            node = node.after.setdefault(char, TrieNode(node.depth + 1))
         node.stop = stop
     queue = deque([root])
     while queue:  # breadth first: a fallback is always shallower, so it is complete when it is needed
@@ -41,7 +41,7 @@ def build(stops: tuple[str, ...]) -> Node:
     return root
 
 
-def step(node: Node, char: str, root: Node) -> Node:
+def step(node: TrieNode, char: str, root: TrieNode) -> TrieNode:
     """The state after one more character; each character costs O(1), spread over the text."""
     while char not in node.after:
         if node.fallback is None:

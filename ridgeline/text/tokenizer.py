@@ -12,13 +12,13 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
-from ridgeline.formats.gguf import is_gguf, read_gguf
-from ridgeline.formats.json_file import bounded_text, read_json
-from ridgeline.formats.sentencepiece import read_sentencepiece
 from ridgeline.text.arguments import short
 from ridgeline.text.components import check_text
-from ridgeline.text.gguf import gguf_tokenizer
-from ridgeline.text.sentencepiece import sentencepiece_backend
+from ridgeline.text.gguf_tokenizer import gguf_tokenizer
+from ridgeline.text.sentencepiece_tokenizer import sentencepiece_backend
+from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
+from ridgeline.weights.formats.json_file import bounded_text, read_json
+from ridgeline.weights.formats.sentencepiece_file import read_sentencepiece
 
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 PROBE = "The 1st\t<s>\n é 🎃"  # what every tokenizer is tried with when it is loaded

@@ -26,7 +26,7 @@ from ridgeline.training.tokenizer import SEPARATOR_ID, encode_documents
 
 
 @dataclass(frozen=True)
-class Score:
+class Information:
     """Information in `num_bytes` bytes of text, written as `num_tokens` tokens."""
 
     bits: float
@@ -39,7 +39,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Window:
+class ScoredWindow:
     """inputs and targets (the tokens one later); targets before `first` were scored by an earlier window."""
 
     inputs: np.ndarray
@@ -49,7 +49,7 @@ class Window:
 
 def bits_per_byte(
     decoder: Decoder, tokenizer: Tokenizer, texts: Sequence[str], *, window: int, stride: int, batch_size: int = 16
-) -> Score:
+) -> Information:
     """Score `texts` with the decoder in its own dtype (log-probabilities in float32, their sum in float64).
 
     Raises ValueError if the tokenizer does not give a text back exactly: bits of other bytes would be counted.
@@ -63,18 +63,18 @@ def bits_per_byte(
     device = next(decoder.parameters()).device
     nats = sum(_nats(decoder, pending[i : i + batch_size], device) for i in range(0, len(pending), batch_size))
     num_bytes = sum(len(text.encode()) for text in texts)
-    return Score(nats / float(np.log(2)), num_bytes, sum(map(len, documents)))
+    return Information(nats / float(np.log(2)), num_bytes, sum(map(len, documents)))
 
 
-def windows(ids: np.ndarray, window: int, stride: int) -> Iterator[Window]:
+def windows(ids: np.ndarray, window: int, stride: int) -> Iterator[ScoredWindow]:
     """Cut one document; together the windows score each of `ids` exactly once. window: inputs of the longest."""
     tokens = np.concatenate(([SEPARATOR_ID], ids)).astype(np.int64)
     for start, scored, end in cut(len(tokens), window + 1, stride):  # its last token is a target only
-        yield Window(tokens[start : end - 1], tokens[start + 1 : end], scored - start - 1)
+        yield ScoredWindow(tokens[start : end - 1], tokens[start + 1 : end], scored - start - 1)
 
 
 @torch.inference_mode()
-def _nats(decoder: Decoder, batch: Sequence[Window], device: torch.device) -> float:
+def _nats(decoder: Decoder, batch: Sequence[ScoredWindow], device: torch.device) -> float:
     """Sum over what the windows score. Padding comes after a window's tokens, which causality hides from them."""
     length = max(len(w.inputs) for w in batch)
     inputs_BL = torch.zeros(len(batch), length, dtype=torch.int64)

@@ -15,7 +15,7 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.models import model_config
 from ridgeline.training.objective import training_decoder
 from ridgeline.training.tokenizer import save_tokenizer
-from ridgeline.worker.loader import export_checkpoint, load_weights, read_model_config
+from ridgeline.weights.loader import export_checkpoint, load_weights, read_model_config
 
 # A small model left to itself repeats what it likes best: a mild penalty and some warmth keep it going.
 SAMPLING = {"do_sample": True, "temperature": 0.4, "top_p": 0.9, "repetition_penalty": 1.1}

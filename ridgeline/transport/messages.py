@@ -1,7 +1,7 @@
-"""Everything that faces and the engine say to each other, as msgspec structs: msgpack arrays with a tag in front.
+"""Everything that API servers and the engine say to each other, as msgspec structs: msgpack arrays with a tag in front.
 
-Requests have numbers on the wire, counted up by each face; the engine tells faces apart by their connections. Times are
-on the monotonic clock, which all processes of a machine share.
+Requests have numbers on the wire, counted up by each API server; the engine tells API servers apart by their
+connections. Times are on the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Base of all: encoded without field names, so both ends must be of one version (they are one installation)."""
 
 
-# ---- from a face ----------------------------------------------------------------------------------------------------
+# ---- from an API server ---------------------------------------------------------------------------------------------
 
 
 class Grammar(Message, frozen=True):
@@ -29,14 +29,14 @@ class Grammar(Message, frozen=True):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """A face's first word, repeated until it is answered. face: a name that no other face of this server ever had."""
+    """An API server's first word, repeated until it is answered. name: one that no other ever had here."""
 
-    face: str
+    name: str
 
 
 class Submit(Message, frozen=True, tag="submit"):
     """One completion to run; fields as of `core.request.Request`. name: what its client knows the request by, of
-    which this is completion `index`. owner: the client, as far as the face can tell it from others."""
+    which this is completion `index`. owner: the client, as far as the API server can tell it from others."""
 
     id: int
     name: str
@@ -76,8 +76,8 @@ class Look(Message, frozen=True, tag="look"):
 
 
 class EngineFacts(Message, frozen=True):
-    """What a face must know of the model and the engine. life: 1 for the first engine of a server, one more for each
-    that replaced another. cache_tokens: tokens that the KV cache holds."""
+    """What an API server must know of the model and the engine. life: 1 for the first engine of a server, one more for
+    each that replaced another. cache_tokens: tokens that the KV cache holds."""
 
     process_id: int
     model: str
@@ -139,7 +139,8 @@ class Seen(Message, frozen=True, tag="seen"):
 
 
 class Progress(Message, frozen=True, tag="progress"):
-    """What one step gave a face's requests: most got a token and nothing else, side by side in ids and token_ids."""
+    """What one step gave an API server's requests: most got a token and nothing else, side by side in ids and
+    token_ids."""
 
     ids: list[int]
     token_ids: list[int]
@@ -164,7 +165,7 @@ class Distribution(Message, frozen=True):
     total: float
 
 
-class StepShape(Message, frozen=True):
+class StepFigures(Message, frozen=True):
     """One step, for the timeline: when it was collected, how long it took, the least it could have, and its rows."""
 
     at: float
@@ -188,8 +189,8 @@ class Gpu(Message, frozen=True):
 
 
 class Stats(Message, frozen=True, tag="stats"):
-    """Gauges as they are now, counters and histograms since the engine started (serving/engine_stats.py has their
-    names and bounds). recent: the newest steps, of which earlier messages told too. started: seconds since 1970."""
+    """Gauges as they are now, counters and histograms since the engine started (`EngineStats` has their names and
+    bounds). recent: the newest steps, of which earlier messages told too. started: seconds since 1970."""
 
     at: float
     started: float
@@ -203,7 +204,7 @@ class Stats(Message, frozen=True, tag="stats"):
     counters: dict[str, float]
     finished: dict[str, int]
     histograms: dict[str, Distribution]
-    recent: list[StepShape]
+    recent: list[StepFigures]
     gpus: list[Gpu]
 
 

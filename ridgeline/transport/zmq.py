@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 LARGEST = 64 << 20  # bytes of a message to the engine: the longest prompt has a few, and nothing of ours has so many
 AT_ONCE = 10_000  # messages taken before the engine steps again
 COMPLAINT_PERIOD = 10.0  # seconds
-HELD = 100_000  # messages kept for a face that does not read; one that lags further is taken for dead
+HELD = 100_000  # messages kept for an API server that does not read; one that lags further is taken for dead
 
 
 class EngineSocket:
-    """The engine's end: one ROUTER for all faces, each known by its connection. Not thread-safe.
+    """The engine's end: one ROUTER for all API servers, each known by its connection. Not thread-safe.
 
     malformed: messages that were dropped because they are none of ours. Whoever can open the socket may send anything.
     """
@@ -80,7 +80,7 @@ class EngineSocket:
 
 
 class FaceSocket:
-    """A face's end, to one life of the engine: what was sent to it never reaches the next."""
+    """An API server's end, to one life of the engine: what was sent to it never reaches the next."""
 
     def __init__(self, path: str) -> None:
         self._socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)

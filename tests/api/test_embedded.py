@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.assembly import EMBEDDED_MODEL
+from ridgeline.weights.folder import EMBEDDED_MODEL
 
 DRAFT = EMBEDDED_MODEL.parent / "embedded-draft"
 

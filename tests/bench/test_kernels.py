@@ -10,12 +10,12 @@ import torch
 
 from ridgeline.bench.kernel_cases import Subject, subjects
 from ridgeline.bench.kernels import difference, kernel_limit, time_kernels
+from ridgeline.bench.machine.probes import Bench
+from ridgeline.bench.machine.timing import Effort
 from ridgeline.bench.results import Record
 from ridgeline.core.cost import Cost
 from ridgeline.kernels.op import Implementation
 from ridgeline.kernels.ops import OPS
-from ridgeline.measure.probes import Bench
-from ridgeline.measure.timing import Effort
 from ridgeline.perf.hardware import find
 
 CPU = torch.device("cpu")

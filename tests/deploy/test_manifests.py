@@ -25,7 +25,7 @@ import yaml
 
 from ridgeline.cli import app
 from ridgeline.cli.serve import ENVIRONMENT
-from ridgeline.serving.supervisor import MARGIN
+from ridgeline.serving.processes.supervisor import MARGIN
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -125,7 +125,7 @@ def test_labels_names_and_ports_lead_to_the_pods() -> None:
 def test_a_pod_has_time_to_drain() -> None:
     drain = parsed(CONTAINER["args"])["shutdown_timeout"]
     before = CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"]
-    needed = before + drain + 2 * MARGIN  # the faces', then the engine's
+    needed = before + drain + 2 * MARGIN  # the API servers', then the engine's
     assert POD["spec"]["terminationGracePeriodSeconds"] > needed
     assert POD["spec"]["securityContext"]["runAsUser"] == int(re.findall(r"^USER (\d+)$", DOCKERFILE, re.M)[0]) > 0
 

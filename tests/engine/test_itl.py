@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.assembly import choose_itl_target
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan import Feature, RowKind, Rows, StepPlan
+from ridgeline.defaults import choose_itl_target
 from ridgeline.engine.itl import DECODE_STEPS, FIRST_GUESS, LEAST, ItlBound
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline
-from ridgeline.worker.loader import read_model_config
+from ridgeline.weights.loader import read_model_config
 from tests.engine.desk import Desk, make_request
 
 

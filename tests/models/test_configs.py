@@ -17,9 +17,9 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.rotary import cos_sin_table, inverse_frequencies
 from ridgeline.models import ARCHITECTURES, descriptions, model_config
 from ridgeline.models.config import ModelConfig
-from ridgeline.worker.loader import checkpoint_views, stored_shape
-from tests.models.loading import OPS
+from ridgeline.weights.loader import checkpoint_views, stored_shape
 from tests.tiny_models import stored_name
+from tests.weights.loading import OPS
 
 LLAMA_3_1_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -20,9 +20,9 @@ from ridgeline.core.model_spec import WeightMap
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal
 from ridgeline.layers.norm import Norm
-from ridgeline.worker.loader import export_checkpoint, load_weights, read_model_config
+from ridgeline.weights.loader import export_checkpoint, load_weights, read_model_config
 from tests import tiny_models
-from tests.models.loading import OPS, REFERENCE_OPS, dense_logits, load
+from tests.weights.loading import OPS, REFERENCE_OPS, dense_logits, load
 
 TinyModel = Callable[[str], Path]
 

@@ -7,7 +7,12 @@ import pytest
 from ridgeline.core.cost import StepShape
 from ridgeline.kernels.attention.cost import attention_cost
 from ridgeline.kernels.gemm.cost import linear_cost
-from ridgeline.perf.arithmetic import (
+from ridgeline.perf.footprint import kv_bytes, kv_bytes_per_token, parameters, weight_bytes
+from ridgeline.perf.hardware import find
+from ridgeline.perf.planner import Deployment, Plan
+from ridgeline.perf.precision import precision
+from ridgeline.perf.roofline import bound, seconds, step_ops
+from tests.perf.arithmetic import (
     MixtureOfExperts,
     chinchilla_tokens,
     forward_flops,
@@ -18,11 +23,6 @@ from ridgeline.perf.arithmetic import (
     training_flops,
     zero3_bytes,
 )
-from ridgeline.perf.footprint import kv_bytes, kv_bytes_per_token, parameters, weight_bytes
-from ridgeline.perf.hardware import find
-from ridgeline.perf.planner import Deployment, Plan
-from ridgeline.perf.precision import precision
-from ridgeline.perf.roofline import bound, seconds, step_ops
 from tests.perf.models import spec
 
 A100 = find("A100-80GB")

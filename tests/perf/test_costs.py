@@ -87,7 +87,7 @@ def test_of_a_shared_beginning_only_what_windows_reach_is_read() -> None:
     assert visible([1, 1], [20, 17], 8, shared=15) == (16, 5 + 2 + 6)
 
 
-@pytest.mark.parametrize("module", ["roofline", "planner", "explain", "calibration", "arithmetic"])
+@pytest.mark.parametrize("module", ["roofline", "planner", "explain", "calibration"])
 def test_no_torch(module: str) -> None:
     code = f"import sys, ridgeline.perf.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

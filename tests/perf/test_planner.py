@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from ridgeline.cli import app
 from ridgeline.cli.sizes import read_hardware
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.measure.machine import device_name
 from ridgeline.perf.calibration import Calibration, GemmRate, save
 from ridgeline.perf.explain import explain_table, step_shape
 from ridgeline.perf.footprint import kv_bytes, parameters
 from ridgeline.perf.hardware import find
 from ridgeline.perf.planner import Deployment, Plan, shard
 from ridgeline.perf.roofline import Roofline
+from ridgeline.worker.machine import device_name
 from tests.perf.models import CONFIGS, spec
 
 H200 = find("H200").attained()

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.kernels.gemm.op import CASES, LINEAR, NORM_CASES, NORM_LINEAR, Case, NormCase, has_onednn
@@ -28,7 +27,8 @@ from ridgeline.layers.linear import Linear
 from ridgeline.quantization import SCHEMES
 from ridgeline.quantization.rounding import LEVELS
 from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight, everywhere, scheme
-from ridgeline.worker.loader import read_model_config
+from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.loader import read_model_config
 
 CPU, HERE = torch.device("cpu"), Platform(device_type="cpu")
 OPS = Ops(HERE)

@@ -1,4 +1,4 @@
-"""One real engine process on the embedded model for all tests of the server, and faces that talk to it."""
+"""One real engine process on the embedded model for all tests of the server, and API servers that talk to it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ import openai
 import pytest
 import uvicorn
 
-from ridgeline.assembly import EMBEDDED_MODEL
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.engine_client import EngineClient
-from ridgeline.serving.face import Face
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.generation.engine_client import EngineClient
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
-from ridgeline.serving.http.protocol import BoundedProtocol
-from ridgeline.serving.lifeline import READY
+from ridgeline.serving.http.wire_bounds import BoundedProtocol
+from ridgeline.serving.processes.lifeline import READY
+from ridgeline.weights.folder import EMBEDDED_MODEL
 
 MODEL = "embedded"
 DTYPE = "float32"  # where batches that differ, as they do on a busy machine, change the last bits only
@@ -40,9 +40,9 @@ _names = itertools.count(1)
 
 
 def start_engine(socket: Path, *, life: int = 1, **options: object) -> subprocess.Popen[bytes]:
-    """An engine process that faces can reach; closing its standard input ends it. Fails with what it said where it
-    ends instead."""
-    command = [sys.executable, "-m", "ridgeline.serving.engine_process"]
+    """An engine process that API servers can reach; closing its standard input ends it. Fails with what it said where
+    it ends instead."""
+    command = [sys.executable, "-m", "ridgeline.serving.processes.engine_process"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -68,23 +68,23 @@ def stop_engine(process: subprocess.Popen[bytes]) -> None:
 
 
 @asynccontextmanager
-async def open_face(socket: Path, config: ServeConfig | None = None) -> AsyncIterator[Face]:
-    """A face whose engine answers."""
+async def open_api_server(socket: Path, config: ServeConfig | None = None) -> AsyncIterator[ApiServer]:
+    """An API server whose engine answers."""
     probe = EngineClient(str(socket), f"probe-{next(_names)}", buffer=1)
     running = asyncio.create_task(probe.run())
     facts = await asyncio.wait_for(probe.wait_until_up(), PATIENCE)
     running.cancel()
-    face = Face.build(
+    api = ApiServer.build(
         config or ServeConfig(generation_config="none"),
         Path(facts.folder),
         (MODEL,),
         str(socket),
         name=f"test-face-{next(_names)}",
     )
-    running = asyncio.create_task(face.client.run())
+    running = asyncio.create_task(api.client.run())
     try:
-        await asyncio.wait_for(face.client.wait_until_up(), PATIENCE)
-        yield face
+        await asyncio.wait_for(api.client.wait_until_up(), PATIENCE)
+        yield api
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -100,19 +100,20 @@ def engine_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def face_of(engine_socket: Path) -> Callable[..., AbstractAsyncContextManager[Face]]:
-    """`async with face_of() as face`, or with a `ServeConfig`."""
-    return lambda config=None: open_face(engine_socket, config)
+def api_server_of(engine_socket: Path) -> Callable[..., AbstractAsyncContextManager[ApiServer]]:
+    """`async with api_server_of() as api`, or with a `ServeConfig`."""
+    return lambda config=None: open_api_server(engine_socket, config)
 
 
-async def until_idle(face: Face, timeout: float) -> bool:
-    """True once the engine runs nothing of this face's, and nothing is counted as open; False if that takes longer."""
+async def until_idle(api: ApiServer, timeout: float) -> bool:
+    """True once the engine runs nothing of this API server's, and nothing is counted as open; False if that takes
+    longer."""
     try:
         async with asyncio.timeout(timeout):
             while True:
-                stats, admission = await face.client.ask(), face.service.admission
+                stats, admission = await api.client.ask(), api.service.admission
                 if stats and not (stats.running or stats.waiting or admission.open_requests):
-                    return face.client.num_open == 0 and admission.open_tokens == 0
+                    return api.client.num_open == 0 and admission.open_tokens == 0
                 await asyncio.sleep(0.01)
     except TimeoutError:
         return False
@@ -120,9 +121,9 @@ async def until_idle(face: Face, timeout: float) -> bool:
 
 @dataclass
 class Server:
-    """A face under uvicorn, in a thread of its own."""
+    """An API server under uvicorn, in a thread of its own."""
 
-    face: Face
+    api: ApiServer
     url: str
     loop: asyncio.AbstractEventLoop
 
@@ -131,9 +132,9 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
     def wait_idle(self, timeout: float = PATIENCE) -> bool:
-        """True once the engine runs nothing of this face's."""
+        """True once the engine runs nothing of this API server's."""
 
-        return asyncio.run_coroutine_threadsafe(until_idle(self.face, timeout), self.loop).result()
+        return asyncio.run_coroutine_threadsafe(until_idle(self.api, timeout), self.loop).result()
 
 
 StartServer = Callable[..., AbstractContextManager[Server]]
@@ -153,10 +154,10 @@ def start_server(engine_socket: Path) -> StartServer:
         config = ServeConfig(**{"generation_config": "none", **settings})  # type: ignore[arg-type]
 
         async def main() -> None:
-            face = Face.build(config, folder, (MODEL, "alias"), str(engine), f"http-face-{next(_names)}")
-            listening = asyncio.create_task(face.client.run())
-            await face.client.wait_until_up()
-            servers.append(Server(face, f"http://127.0.0.1:{listener.getsockname()[1]}", asyncio.get_running_loop()))
+            api = ApiServer.build(config, folder, (MODEL, "alias"), str(engine), f"http-face-{next(_names)}")
+            listening = asyncio.create_task(api.client.run())
+            await api.client.wait_until_up()
+            servers.append(Server(api, f"http://127.0.0.1:{listener.getsockname()[1]}", asyncio.get_running_loop()))
             started.set()
             await server.serve(sockets=[listener])
             listening.cancel()
@@ -172,7 +173,7 @@ def start_server(engine_socket: Path) -> StartServer:
 
         async def application(scope, receive, send):  # type: ignore[no-untyped-def]
             nonlocal app
-            app = app or wrap(create_app(servers[0].face), servers[0].face)
+            app = app or wrap(create_app(servers[0].api), servers[0].api)
             await app(scope, receive, send)
 
         app = None

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.assembly import choose_dtype
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.defaults import choose_dtype
 from ridgeline.models import model_config
 from ridgeline.worker import memory
 from tests.damaged_files import config_of

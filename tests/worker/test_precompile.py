@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.assembly import EMBEDDED_MODEL
+from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.loader import read_model_config
 from ridgeline.worker import compilers, precompile
 from ridgeline.worker.compilers import Compilers, processes_needed
-from ridgeline.worker.loader import read_model_config
 from ridgeline.worker.precompile import KernelSet
 
 pytest.importorskip("triton")

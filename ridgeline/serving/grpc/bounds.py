@@ -9,8 +9,8 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from ridgeline.serving.bodies import MOST_TOKENS
 from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.requests.bodies import MOST_TOKENS
 
 MOST_LEVELS = 100  # of messages in messages: the bound of the library, which reads no deeper
 MOST_FIELDS = 1 << 15  # of a message and of those within it; a list of numbers is one

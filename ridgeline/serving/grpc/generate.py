@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 
 from grpc.aio import ServicerContext as Context
 
-from ridgeline.serving.bodies import ChatBody, CompletionBody, TokenizeChatBody
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Aborted, BadRequest
-from ridgeline.serving.face import Face
-from ridgeline.serving.generation import GenerationRequest, Piece, Run
+from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.grpc.guard import SANE_ID, rename, request_id_of
 from ridgeline.serving.grpc.messages import (
     chat_fields,
@@ -26,7 +25,8 @@ from ridgeline.serving.grpc.messages import (
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.grpc.running import Running
-from ridgeline.serving.validation import chat_request, check_model, completion_requests, encode, parse, render
+from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, TokenizeChatBody
+from ridgeline.serving.requests.validation import chat_request, check_model, completion_requests, encode, parse, render
 
 MOST_IDS = 1 << 20  # in one Detokenize
 
@@ -34,14 +34,14 @@ MOST_IDS = 1 << 20  # in one Detokenize
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Its methods raise what `guard` turns into statuses."""
 
-    def __init__(self, face: Face, running: Running) -> None:
-        self._face, self._running = face, running
+    def __init__(self, api: ApiServer, running: Running) -> None:
+        self._api, self._running = api, running
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         name = _chosen_id(request, context)
         asked = within(await self._asked(request, name), timeout=request.timeout or None, context=context)
-        with_breakdown = request.breakdown or self._face.config.request_breakdown
-        async with self._face.service.run(asked) as run:
+        with_breakdown = request.breakdown or self._api.config.request_breakdown
+        async with self._api.service.run(asked) as run:
             with self._running.known(run, context):
                 events = _chosen if asked.params.num_drawn > asked.params.n else _events
                 async for event in events(run, with_breakdown):
@@ -49,34 +49,34 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     yield event
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        face = self._face
-        check_model(face, request.model or None)
+        api = self._api
+        check_model(api, request.model or None)
         match request.WhichOneof("prompt"):
             case "text":
                 special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-                ids = await encode(face, request.text, special)
+                ids = await encode(api, request.text, special)
             case "chat":
                 body = parse(TokenizeChatBody, chat_prompt_fields(request.chat))
-                ids = await encode(face, await render(face, body), request.add_special_tokens, "messages")
+                ids = await encode(api, await render(api, body), request.add_special_tokens, "messages")
             case _:
                 raise BadRequest("there is no prompt; set text or chat.", param="prompt")
-        return pb.TokenizeResponse(token_ids=ids, max_model_len=face.service.facts().max_model_len)
+        return pb.TokenizeResponse(token_ids=ids, max_model_len=api.service.facts().max_model_len)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        check_model(self._face, request.model or None)
+        check_model(self._api, request.model or None)
         check_count(request.token_ids, MOST_IDS, "token_ids")
-        vocab_size = self._face.service.limits().vocab_size
+        vocab_size = self._api.service.limits().vocab_size
         ids = list(request.token_ids)
         if ids and max(ids) >= vocab_size:
             raise BadRequest(
                 f"token id {max(ids)} is outside the vocabulary (0 to {vocab_size - 1}).", param="token_ids"
             )
-        text = await asyncio.to_thread(self._face.tokenizer.decode, ids, skip_special_tokens=False)
+        text = await asyncio.to_thread(self._api.tokenizer.decode, ids, skip_special_tokens=False)
         return pb.DetokenizeResponse(text=text)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        length = self._face.service.limits().max_model_len
-        return pb.ListModelsResponse(models=[pb.Model(id=name, max_model_len=length) for name in self._face.names])
+        length = self._api.service.limits().max_model_len
+        return pb.ListModelsResponse(models=[pb.Model(id=name, max_model_len=length) for name in self._api.names])
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         if not request.request_id:
@@ -84,14 +84,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return pb.AbortResponse(found=self._running.abort(request.request_id, context))
 
     async def _asked(self, request: pb.GenerateRequest, name: str) -> GenerationRequest:
-        face, model = self._face, check_model(self._face, request.model or None)
+        api, model = self._api, check_model(self._api, request.model or None)
         match request.WhichOneof("prompt"):
             case None:
                 raise BadRequest("there is no prompt; set text, token_ids or chat.", param="prompt")
             case "chat":
-                return await chat_request(face, parse(ChatBody, chat_fields(request, model)), name)
-        fields = completion_fields(request, model, face.service.limits().max_model_len)
-        [asked] = await completion_requests(face, parse(CompletionBody, fields), name)
+                return await chat_request(api, parse(ChatBody, chat_fields(request, model)), name)
+        fields = completion_fields(request, model, api.service.limits().max_model_len)
+        [asked] = await completion_requests(api, parse(CompletionBody, fields), name)
         return dataclasses.replace(asked, id=name)
 
 

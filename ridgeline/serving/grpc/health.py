@@ -1,4 +1,4 @@
-"""grpc.health.v1: what the face knows of itself, at the moment of asking."""
+"""grpc.health.v1: what the API server knows of itself, at the moment of asking."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from grpc.aio import ServicerContext as Context
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse as Response
 
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Overloaded, RequestFailed
-from ridgeline.serving.face import Face
 
 PERIOD = 0.2  # seconds between looks for those who watch
 MOST_WATCHERS = 1000  # at once; they need no key
@@ -20,16 +20,16 @@ class UnknownService(RequestFailed):
     status, kind = 404, "invalid_request_error"
 
 
-def ready(face: Face) -> bool:
+def ready(api: ApiServer) -> bool:
     """Requests may come."""
-    return face.healthy and not face.service.admission.draining
+    return api.healthy and not api.service.admission.draining
 
 
 class Health(health_pb2_grpc.HealthServicer):
     """services: those that are there; "" is the server as a whole."""
 
-    def __init__(self, face: Face, services: Sequence[str]) -> None:
-        self._face, self._services = face, {"", *services}
+    def __init__(self, api: ApiServer, services: Sequence[str]) -> None:
+        self._api, self._services = api, {"", *services}
         self._watchers = 0
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Response:
@@ -52,7 +52,7 @@ class Health(health_pb2_grpc.HealthServicer):
                 status = self._status(request.service)
                 if status != last:
                     yield Response(status=status)
-                if self._face.service.admission.draining:
+                if self._api.service.admission.draining:
                     return
                 last = status
                 await asyncio.sleep(PERIOD)
@@ -62,4 +62,4 @@ class Health(health_pb2_grpc.HealthServicer):
     def _status(self, service: str) -> int:
         if service not in self._services:
             return Response.SERVICE_UNKNOWN
-        return Response.SERVING if ready(self._face) else Response.NOT_SERVING
+        return Response.SERVING if ready(self._api) else Response.NOT_SERVING

@@ -9,18 +9,18 @@ from typing import Any
 
 from grpc.aio import ServicerContext as Context
 
-from ridgeline.serving.bodies import CompletionBody
-from ridgeline.serving.bounded_json import decode
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound, RequestFailed
-from ridgeline.serving.face import Face
-from ridgeline.serving.generation import GenerationRequest, Run
+from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.grpc.generate import within
 from ridgeline.serving.grpc.guard import failure_of, request_id_of
 from ridgeline.serving.grpc.health import ready
 from ridgeline.serving.grpc.proto import kserve_pb2 as pb
 from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.running import Running
-from ridgeline.serving.validation import check_model, completion_requests, parse
+from ridgeline.serving.requests.bodies import CompletionBody
+from ridgeline.serving.requests.bounded_json import decode
+from ridgeline.serving.requests.validation import check_model, completion_requests, parse
 from ridgeline.version import __version__
 
 INPUT, OUTPUT, VERSION = "text_input", "text_output", "1"
@@ -38,18 +38,18 @@ MOST_WAITING = 16  # responses that wait for a stream's reader
 class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
     """Its methods raise what `guard` turns into statuses."""
 
-    def __init__(self, face: Face, running: Running) -> None:
-        self._face, self._running = face, running
+    def __init__(self, api: ApiServer, running: Running) -> None:
+        self._api, self._running = api, running
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=ready(self._face))
+        return pb.ServerReadyResponse(ready=ready(self._api))
 
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        known = request.name in self._face.names and request.version in ("", VERSION)
-        return pb.ModelReadyResponse(ready=known and ready(self._face))
+        known = request.name in self._api.names and request.version in ("", VERSION)
+        return pb.ModelReadyResponse(ready=known and ready(self._api))
 
     async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(name="ridgeline", version=__version__)
@@ -68,7 +68,7 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         if parameters_of(request).get("stream"):
             raise BadRequest("ModelInfer answers once; use ModelStreamInfer for pieces.", param="stream")
-        async with self._face.service.run(await self._asked(request, context)) as run:
+        async with self._api.service.run(await self._asked(request, context)) as run:
             with self._running.known(run, context):
                 await run.finish()
         return last_response(request, run, run.result.outputs[0].text)
@@ -114,7 +114,7 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
         asked = await self._asked(request, context)
         # What best_of chooses is one piece, once all have ended.
         streams = parameters_of(request).get("stream", True) and asked.params.num_drawn == 1
-        async with self._face.service.run(asked) as run:
+        async with self._api.service.run(asked) as run:
             with self._running.known(run, context):
                 async for piece in run:
                     if streams and piece.text:
@@ -135,13 +135,13 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
                 param="n",
             )
         fields |= {"model": request.model_name, "prompt": text_of(request)}
-        [asked] = await completion_requests(self._face, parse(CompletionBody, fields), request_id_of(context))
+        [asked] = await completion_requests(self._api, parse(CompletionBody, fields), request_id_of(context))
         return within(asked, timeout=timeout, context=context)
 
     def _check_model(self, name: str, version: str) -> None:
         if not name:
             raise BadRequest("the model's name is empty; ridgeline.v1.Inference/ListModels tells it.", param="model")
-        check_model(self._face, name)
+        check_model(self._api, name)
         if version not in ("", VERSION):
             raise ModelNotFound(
                 f"model {name!r} has no version {version[:200]!r}, only {VERSION}.", param="model_version"

@@ -9,12 +9,12 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict, SerializeToJsonError
 
 from ridgeline.core.request import MAX_BAD_WORDS, MAX_STOP_LENGTH
-from ridgeline.serving.bodies import MOST_TOKENS
-from ridgeline.serving.bounded_json import decode
-from ridgeline.serving.breakdown import breakdown
 from ridgeline.serving.errors import BadRequest
-from ridgeline.serving.generation import Piece, Run
+from ridgeline.serving.generation.service import Piece, Run
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
+from ridgeline.serving.observed.breakdown import breakdown
+from ridgeline.serving.requests.bodies import MOST_TOKENS
+from ridgeline.serving.requests.bounded_json import decode
 from ridgeline.text.outputs import CompletionOutput, TokenIdLogprobs
 
 # ---- requests -----------------------------------------------------------------------------------------------------

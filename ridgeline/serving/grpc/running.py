@@ -1,4 +1,4 @@
-"""Requests under way on this face's gRPC services, so that other calls can end them."""
+"""Requests under way on this API server's gRPC services, so that other calls can end them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from grpc.aio import ServicerContext as Context
 
-from ridgeline.serving.generation import Run
+from ridgeline.serving.generation.service import Run
 from ridgeline.serving.grpc.guard import key_in
 
 

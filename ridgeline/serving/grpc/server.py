@@ -1,4 +1,4 @@
-"""The gRPC server of a face."""
+"""The gRPC server of an API server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.face import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.grpc.generate import InferenceService
 from ridgeline.serving.grpc.guard import Guard
 from ridgeline.serving.grpc.health import Health
@@ -36,20 +36,20 @@ OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-async def start(face: Face, address: str) -> grpc.aio.Server:
+async def start(api: ApiServer, address: str) -> grpc.aio.Server:
     """Serve on `address` ("host:port", or "unix:path"). Raises RuntimeError where that is taken.
 
-    To drain: set `face.service.admission.draining`, wait until its `open_requests` are 0, then `stop` the server.
-    Several faces listen on one port, and the kernel spreads connections over them.
+    To drain: set `api.service.admission.draining`, wait until its `open_requests` are 0, then `stop` the server.
+    Several API servers listen on one port, and the kernel spreads connections over them.
     """
-    config = face.config
+    config = api.config
     options = [*OPTIONS, ("grpc.max_receive_message_length", config.max_body_bytes)]
     options.append(("grpc.so_reuseport", int(config.api_server_count > 1)))
     server = make_server((Guard((*config.api_key, *config.admin_key) if config.api_key else ()),), options)
     running = Running()
-    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(face, running), server)
-    kserve_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(KServeService(face, running), server)
-    health_pb2_grpc.add_HealthServicer_to_server(Health(face, SERVICES), server)
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(api, running), server)
+    kserve_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(KServeService(api, running), server)
+    health_pb2_grpc.add_HealthServicer_to_server(Health(api, SERVICES), server)
     reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     credentials = _credentials(config)
     if credentials is None:

@@ -1,1 +1,1 @@
-"""REST: OpenAI's routes and shapes, over what both faces share."""
+"""REST: OpenAI's routes and shapes, over what HTTP and gRPC share."""

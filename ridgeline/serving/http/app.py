@@ -1,4 +1,4 @@
-"""The application that a face serves over HTTP."""
+"""The application that an API server serves over HTTP."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, RequestFailed
-from ridgeline.serving.face import Face
 from ridgeline.serving.http import chat, completions, models, tokenize
 from ridgeline.serving.http.describe import describe
 from ridgeline.serving.http.errors import response_for
@@ -24,20 +24,20 @@ from ridgeline.version import __version__
 OPTIONAL = ("ridgeline.serving.http.operator", "ridgeline.serving.http.health")
 
 
-def create_app(face: Face) -> FastAPI:
+def create_app(api: ApiServer) -> FastAPI:
     app = FastAPI(
         title="Ridgeline",
         version=__version__,
         description="An LLM inference server with OpenAI's API.",
     )
     for module in (chat, completions, models, tokenize):
-        app.include_router(module.router(face))
+        app.include_router(module.router(api))
     for name in OPTIONAL:
         if find_spec(name) is not None:
-            app.include_router(import_module(name).router(face))
+            app.include_router(import_module(name).router(api))
     for kind in (RequestFailed, InvalidRequest, HTTPException, RequestValidationError, ClientGone, Exception):
         app.add_exception_handler(kind, _answer)
-    app.openapi = partial(describe, app, with_keys=bool(face.config.api_key))  # type: ignore[method-assign]
+    app.openapi = partial(describe, app, with_keys=bool(api.config.api_key))  # type: ignore[method-assign]
     return app
 
 

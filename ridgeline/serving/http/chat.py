@@ -10,20 +10,20 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ridgeline.serving.bodies import ChatBody
-from ridgeline.serving.face import Face
-from ridgeline.serving.generation import GenerationRequest, Piece, Run
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.calls import CallReader
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import json_response, read_body, request_id, while_connected
 from ridgeline.serving.http.sse import EventStream, Write
-from ridgeline.serving.tools import reads_calls
-from ridgeline.serving.validation import chat_request, check_model
+from ridgeline.serving.requests.bodies import ChatBody
+from ridgeline.serving.requests.tools import reads_calls
+from ridgeline.serving.requests.validation import chat_request, check_model
 from ridgeline.text.outputs import CompletionOutput
 
 
-def router(face: Face) -> APIRouter:
+def router(api: ApiServer) -> APIRouter:
     routes = APIRouter(tags=["generation"])
 
     @routes.post(
@@ -31,8 +31,8 @@ def router(face: Face) -> APIRouter:
     )
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody)
-        asked = await chat_request(face, body, request_id(request))
-        chat = Chat(face, body, asked)
+        asked = await chat_request(api, body, request_id(request))
+        chat = Chat(api, body, asked)
         if body.stream:
             return EventStream(chat.stream)
         return await while_connected(request.receive, chat.whole())
@@ -43,18 +43,18 @@ def router(face: Face) -> APIRouter:
 class Chat:
     """One request's answer, whole or in chunks."""
 
-    def __init__(self, face: Face, body: ChatBody, asked: GenerationRequest) -> None:
-        self._face, self._body = face, body
+    def __init__(self, api: ApiServer, body: ChatBody, asked: GenerationRequest) -> None:
+        self._api, self._body = api, body
         self._asked = asked
-        self._model, self._created = check_model(face, body.model), int(time.time())
+        self._model, self._created = check_model(api, body.model), int(time.time())
         self._told_logprobs = [0] * asked.params.n  # entries that have been sent, of each choice
         most = 1 if body.parallel_tool_calls is False else None
-        reads = reads_calls(face.config, body)
+        reads = reads_calls(api.config, body)
         self._calls = [CallReader(most) for _ in range(asked.params.num_drawn)] if reads else None
-        self._breakdown = body.include_breakdown or face.config.request_breakdown
+        self._breakdown = body.include_breakdown or api.config.request_breakdown
 
     async def whole(self) -> Response:
-        async with self._face.service.run(self._asked) as run:
+        async with self._api.service.run(self._asked) as run:
             await run.finish()
         return await json_response(shapes.entries([run]), lambda: self._answer(run))
 
@@ -74,7 +74,7 @@ class Chat:
 
     async def stream(self, write: Write) -> None:
         at_end, always = shapes.wants_usage(self._body)
-        async with self._face.service.run(self._asked) as run:
+        async with self._api.service.run(self._asked) as run:
             greeted: set[int] = set()
             tally = shapes.Tally([run])
             async for piece in run:
@@ -163,7 +163,7 @@ class Chat:
         start = self._told_logprobs[output.index]
         end = self._told_logprobs[output.index] = len(output.logprobs)
         ids = output.token_ids[start:end]
-        return shapes.chat_logprobs(self._face.tokenizer, ids, output.logprobs[start:end], self._body.top_logprobs or 0)
+        return shapes.chat_logprobs(self._api.tokenizer, ids, output.logprobs[start:end], self._body.top_logprobs or 0)
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return shapes.envelope("chatcmpl", self._asked.id, kind, self._created, self._model)

@@ -12,10 +12,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ridgeline.serving.bodies import CompletionBody
-from ridgeline.serving.bounded_json import off_loop
-from ridgeline.serving.face import Face
-from ridgeline.serving.generation import GenerationRequest, Piece, Run
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import (
@@ -27,11 +25,13 @@ from ridgeline.serving.http.exchange import (
     while_connected,
 )
 from ridgeline.serving.http.sse import EventStream, Write
-from ridgeline.serving.validation import check_model, completion_requests
+from ridgeline.serving.requests.bodies import CompletionBody
+from ridgeline.serving.requests.bounded_json import off_loop
+from ridgeline.serving.requests.validation import check_model, completion_requests
 from ridgeline.text.outputs import CompletionOutput
 
 
-def router(face: Face) -> APIRouter:
+def router(api: ApiServer) -> APIRouter:
     routes = APIRouter(tags=["generation"])
 
     @routes.post(
@@ -41,7 +41,7 @@ def router(face: Face) -> APIRouter:
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
         name = request_id(request)
-        answer = Completions(face, body, name, await completion_requests(face, body, name))
+        answer = Completions(api, body, name, await completion_requests(api, body, name))
         if body.stream:
             return EventStream(answer.stream)
         return await while_connected(request.receive, answer.whole())
@@ -75,15 +75,15 @@ async def _once_scored(run: Run) -> AsyncIterator[Piece]:
 class Completions:
     """The answer to one request, whole or in chunks. Choices are numbered through all prompts."""
 
-    def __init__(self, face: Face, body: CompletionBody, name: str, asked: list[GenerationRequest]) -> None:
-        self._face, self._body, self._name = face, body, name
+    def __init__(self, api: ApiServer, body: CompletionBody, name: str, asked: list[GenerationRequest]) -> None:
+        self._api, self._body, self._name = api, body, name
         self._asked = asked
-        self._model, self._created = check_model(face, body.model), int(time.time())
+        self._model, self._created = check_model(api, body.model), int(time.time())
         self._nothing_new = body.max_tokens == 0  # the one token that was made for the echo is not told
-        self._breakdown = body.include_breakdown or face.config.request_breakdown
+        self._breakdown = body.include_breakdown or api.config.request_breakdown
 
     async def whole(self) -> Response:
-        runs = [self._face.service.run(asked) for asked in self._asked]
+        runs = [self._api.service.run(asked) for asked in self._asked]
         await together([self._finish(run) for run in runs])
         return await json_response(shapes.entries(runs), lambda: self._answer(runs))
 
@@ -100,7 +100,7 @@ class Completions:
 
     async def stream(self, write: Write) -> None:
         at_end, always = shapes.wants_usage(self._body)
-        runs = [self._face.service.run(asked) for asked in self._asked]
+        runs = [self._api.service.run(asked) for asked in self._asked]
         tally = shapes.Tally(runs)
         await together([self._stream(run, index, write, tally) for index, run in enumerate(runs)])
         last: dict[str, Any] = {"ridgeline": shapes.breakdowns(runs)} if self._breakdown else {}
@@ -185,12 +185,12 @@ class Completions:
             ids += run.asked.prompt_token_ids
             entries += shapes.whole_prompt(run.result)
             # A token that the tokenizer put before the text has no place in it: offsets count from the text's start.
-            told.offset = len(self._prompt_text(run)) - sum(map(len, shapes.token_texts(self._face.tokenizer, ids)))
+            told.offset = len(self._prompt_text(run)) - sum(map(len, shapes.token_texts(self._api.tokenizer, ids)))
         if not self._nothing_new and output.logprobs is not None:
             start, told.entries = told.entries, len(output.logprobs)
             ids += output.token_ids[start : told.entries]
             entries += output.logprobs[start:]
-        texts = shapes.token_texts(self._face.tokenizer, ids)
+        texts = shapes.token_texts(self._api.tokenizer, ids)
         found = shapes.completion_logprobs(ids, entries, self._body.logprobs or 0, texts, told.offset)
         told.offset += sum(map(len, texts))
         return found
@@ -199,7 +199,7 @@ class Completions:
         asked = run.asked
         if asked.prompt is not None:
             return asked.prompt
-        return self._face.tokenizer.decode(asked.prompt_token_ids, skip_special_tokens=False)
+        return self._api.tokenizer.decode(asked.prompt_token_ids, skip_special_tokens=False)
 
     def _reason(self, output: CompletionOutput) -> str | None:
         reason = shapes.finish_reason(output)

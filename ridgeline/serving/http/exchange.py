@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 
-from ridgeline.serving.bounded_json import INLINE_BYTES, decode_body, off_loop
-from ridgeline.serving.validation import known_names, parse
+from ridgeline.serving.requests.bounded_json import INLINE_BYTES, decode_body, off_loop
+from ridgeline.serving.requests.validation import known_names, parse
 
 _Body = TypeVar("_Body", bound=BaseModel)
 _Result = TypeVar("_Result")

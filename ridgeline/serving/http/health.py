@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from ridgeline.serving.face import Face
+from ridgeline.serving.api_server import ApiServer
 
 RETRY_AFTER = "5"  # seconds
 
 
-def router(face: Face) -> APIRouter:
+def router(api: ApiServer) -> APIRouter:
     """/health/live: the process answers. /health/ready: send it requests. /health: the engine is there, and works."""
     routes = APIRouter(tags=["health"])
 
@@ -20,11 +20,11 @@ def router(face: Face) -> APIRouter:
 
     @routes.get("/health/ready")
     async def ready() -> JSONResponse:
-        return _answer("the server is shutting down" if face.service.admission.draining else face.illness)
+        return _answer("the server is shutting down" if api.service.admission.draining else api.illness)
 
     @routes.get("/health")
     async def health() -> JSONResponse:
-        return _answer(face.illness)
+        return _answer(api.illness)
 
     return routes
 

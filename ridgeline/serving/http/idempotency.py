@@ -1,7 +1,7 @@
 """`Idempotency-Key`: a POST that comes again within a minute, because its client heard no answer, is not run again.
 
 It gets the recorded answer, piece by piece where that is a stream, and waits for what is still being made. Failures of
-the server are not recorded: trying those again is what the client wants. Each face has its own memory.
+the server are not recorded: trying those again is what the client wants. Each API server has its own memory.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from hashlib import sha256
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.serving.bounded_json import INLINE_BYTES, off_loop
 from ridgeline.serving.errors import BadRequest, RequestFailed
 from ridgeline.serving.http.errors import response_for
+from ridgeline.serving.requests.bounded_json import INLINE_BYTES, off_loop
 
 LIFETIME = 60.0  # seconds after the answer's end
 MOST_ANSWERS = 1000

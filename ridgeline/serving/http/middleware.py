@@ -21,9 +21,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.serving import owner, trace_parent
-from ridgeline.serving.admission import Admission
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, RequestFailed, TimedOut, Unavailable
-from ridgeline.serving.face import Face
+from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.http.errors import response_for
 from ridgeline.serving.http.idempotency import with_idempotency
 from ridgeline.serving.keys import allowed, bearer
@@ -50,12 +50,12 @@ class BodyTooLarge(BadRequest):
     status, code = 413, "body_too_large"
 
 
-def wrap(app: ASGIApp, face: Face) -> ASGIApp:
+def wrap(app: ASGIApp, api: ApiServer) -> ASGIApp:
     """`app` behind everything above. Routes find their id in `request.state.request_id`."""
-    config = face.config
+    config = api.config
     layers = with_idempotency(app)
     layers = with_whole_body(layers, config.max_body_bytes)
-    layers = with_draining(layers, face.service.admission)
+    layers = with_draining(layers, api.service.admission)
     layers = with_keys(layers, config.api_key, config.admin_key)
     if config.allowed_origins:
         layers = CORSMiddleware(

@@ -6,22 +6,22 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import ModelNotFound
-from ridgeline.serving.face import Face
 from ridgeline.serving.http.answers import Model, ModelList, Version
 from ridgeline.serving.http.describe import answers
 from ridgeline.version import __version__
 
 
-def router(face: Face) -> APIRouter:
+def router(api: ApiServer) -> APIRouter:
     routes = APIRouter(tags=["models"])
 
     def card(name: str) -> dict[str, Any]:
-        facts = face.service.facts()
+        facts = api.service.facts()
         return {
             "id": name,
             "object": "model",
-            "created": int(face.started),
+            "created": int(api.started),
             "owned_by": "ridgeline",
             "root": facts.model,
             "parent": None,
@@ -30,11 +30,11 @@ def router(face: Face) -> APIRouter:
 
     @routes.get("/v1/models", summary="The model, under each of its names", responses=answers(ModelList))
     async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [card(name) for name in face.names]}
+        return {"object": "list", "data": [card(name) for name in api.names]}
 
     @routes.get("/v1/models/{name:path}", summary="One of them", responses=answers(Model, 404))
     async def retrieve_model(name: str) -> dict[str, Any]:
-        if name not in face.names:
+        if name not in api.names:
             raise ModelNotFound(f"the model {name[:80]!r} does not exist.", param="model")
         return card(name)
 

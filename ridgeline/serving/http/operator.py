@@ -1,6 +1,6 @@
 """Routes for whoever runs the server: metrics, where requests' time went, and the dashboard.
 
-The dashboard is files beside `serving/dashboard/page.html`; it asks for /dashboard/data once a second. All of these
+The dashboard is files beside `observed/dashboard/page.html`; it asks for /dashboard/data once a second. All of these
 routes are behind keys where keys are set (http/middleware.py).
 """
 
@@ -12,12 +12,12 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
-from ridgeline.serving import metrics
-from ridgeline.serving.bounds import BOUNDS
-from ridgeline.serving.breakdown import breakdowns
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Unavailable
-from ridgeline.serving.face import Face
-from ridgeline.serving.recent import KEPT
+from ridgeline.serving.observed import metrics
+from ridgeline.serving.observed.breakdown import breakdowns
+from ridgeline.serving.observed.histograms import BOUNDS
+from ridgeline.serving.observed.recent import KEPT
 from ridgeline.transport.messages import Stats
 from ridgeline.version import __version__
 
@@ -41,21 +41,21 @@ class RequestNotFound(BadRequest):
     status, code = 404, "request_not_found"
 
 
-def router(face: Face) -> APIRouter:
+def router(api: ApiServer) -> APIRouter:
     """GET /metrics, /v1/requests, /v1/requests/{id}, /dashboard and what that page needs."""
     routes = APIRouter(tags=["operator"])
 
     @routes.get("/metrics", summary="Prometheus' text format", response_class=PlainTextResponse)
     async def metrics_page() -> Response:
-        return Response(await metrics.page(face), headers={"Content-Type": metrics.CONTENT_TYPE})
+        return Response(await page_of_metrics(api), headers={"Content-Type": metrics.CONTENT_TYPE})
 
     @routes.get("/v1/requests", summary="The newest requests, and where their time went")
     async def requests(limit: str = "100") -> dict[str, Any]:
-        return {"object": "list", "data": breakdowns(await face.client.look(limit=_limit(limit)))}
+        return {"object": "list", "data": breakdowns(await api.client.look(limit=_limit(limit)))}
 
     @routes.get("/v1/requests/{request_id}", summary="Where one request's time went")
     async def request(request_id: str) -> dict[str, Any]:
-        found = breakdowns(await face.client.look(request_id))
+        found = breakdowns(await api.client.look(request_id))
         if not found:
             raise RequestNotFound(
                 f"no request {request_id[:128]!r} is known; the newest {KEPT} that the engine ran are.",
@@ -69,17 +69,40 @@ def router(face: Face) -> APIRouter:
 
     @routes.get("/dashboard/data", include_in_schema=False)
     async def data(started: float = 0.0, since: float = 0.0) -> Response:
-        return JSONResponse(await figures(face, started, since), headers={"Cache-Control": "no-store"})
+        return JSONResponse(await figures(api, started, since), headers={"Cache-Control": "no-store"})
 
     for name, kind in ASSETS.items():
         routes.add_api_route(f"/dashboard/{name}", _serve(name, kind), include_in_schema=False)
     return routes
 
 
-async def figures(face: Face, started: float, since: float) -> dict[str, Any]:
+async def page_of_metrics(api: ApiServer) -> bytes:
+    """Return the text of /metrics: figures of now, or the last ones known where the engine does not answer."""
+    return metrics.render(snapshot(api, await api.client.ask()))
+
+
+def snapshot(api: ApiServer, stats: Stats | None) -> metrics.Snapshot:
+    """Return all that a page of metrics is made of."""
+    client, admission = api.client, api.service.admission
+    return metrics.Snapshot(
+        model=api.names[0],
+        up=client.facts is not None,
+        restarts=client.known.life - 1 if client.known is not None else 0,
+        facts=client.known,
+        stats=stats,
+        name=client.name,
+        api_servers=api.config.api_server_count,
+        open_requests=admission.open_requests,
+        open_tokens=admission.open_tokens,
+        stalls=api.watchdog.stalls,
+        stall_seconds=api.watchdog.seconds,
+    )
+
+
+async def figures(api: ApiServer, started: float, since: float) -> dict[str, Any]:
     """What the dashboard shows. Steps are those after `since`, a time of the engine that started at `started`.
     requests: None where the engine does not tell of them now."""
-    client = face.client
+    client = api.client
     facts = client.known
     try:
         requests = breakdowns(await client.look(limit=SHOWN_REQUESTS))
@@ -87,10 +110,10 @@ async def figures(face: Face, started: float, since: float) -> dict[str, Any]:
         requests = None
     return {
         "version": __version__,
-        "model": face.names[0],
+        "model": api.names[0],
         "up": client.facts is not None,
-        "healthy": face.healthy,
-        "draining": face.service.admission.draining,
+        "healthy": api.healthy,
+        "draining": api.service.admission.draining,
         "device": facts.device if facts else None,
         "dtype": facts.dtype if facts else None,
         "block_size": facts.block_size if facts else None,
@@ -145,5 +168,5 @@ def _serve(name: str, kind: str) -> Any:
 
 
 def _file(name: str, kind: str) -> Response:
-    content = files("ridgeline.serving").joinpath("dashboard", name).read_bytes()
+    content = files("ridgeline.serving.observed").joinpath("dashboard", name).read_bytes()
     return Response(content, headers={**HEADERS, "Content-Type": kind})

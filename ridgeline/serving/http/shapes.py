@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.serving.bodies import GenerationBody
-from ridgeline.serving.breakdown import breakdown
 from ridgeline.serving.errors import EngineFailed
-from ridgeline.serving.generation import Piece, Run
+from ridgeline.serving.generation.service import Piece, Run
+from ridgeline.serving.observed.breakdown import breakdown
+from ridgeline.serving.requests.bodies import GenerationBody
 from ridgeline.text.outputs import CompletionOutput, Logprob, RequestOutput, TokenIdLogprobs
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.version import __version__

@@ -9,15 +9,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ridgeline.serving.bodies import DetokenizeBody, TokenizeBody, TokenizeChatBody
-from ridgeline.serving.face import Face
+from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.http.answers import Text, TokenizerInfo, Tokens
 from ridgeline.serving.http.describe import answers, described
 from ridgeline.serving.http.exchange import json_response, read_body
-from ridgeline.serving.validation import check_model, encode, render
+from ridgeline.serving.requests.bodies import DetokenizeBody, TokenizeBody, TokenizeChatBody
+from ridgeline.serving.requests.validation import check_model, encode, render
 
 
-def router(face: Face) -> APIRouter:
+def router(api: ApiServer) -> APIRouter:
     routes = APIRouter(tags=["tokens"])
 
     @routes.post(
@@ -26,19 +26,19 @@ def router(face: Face) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         body: TokenizeBody | TokenizeChatBody
         body = await read_body(request, TokenizeBody, TokenizeChatBody, choose=_is_chat)
-        check_model(face, body.model)
+        check_model(api, body.model)
         if isinstance(body, TokenizeChatBody):
-            ids = await encode(face, await render(face, body), bool(body.add_special_tokens), "messages")
+            ids = await encode(api, await render(api, body), bool(body.add_special_tokens), "messages")
         else:
-            ids = await encode(face, body.prompt, body.add_special_tokens is not False)
-        length = face.service.facts().max_model_len
+            ids = await encode(api, body.prompt, body.add_special_tokens is not False)
+        length = api.service.facts().max_model_len
 
         def answer() -> dict[str, Any]:
             return {
                 "count": len(ids),
                 "max_model_len": length,
                 "tokens": ids,
-                "token_strs": face.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None,
+                "token_strs": api.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None,
             }
 
         return await json_response(len(ids), answer)
@@ -46,20 +46,20 @@ def router(face: Face) -> APIRouter:
     @routes.post("/detokenize", **described(DetokenizeBody, "Token ids as text, special tokens included", Text))
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, DetokenizeBody)
-        check_model(face, body.model)
-        text = await asyncio.to_thread(face.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        check_model(api, body.model)
+        text = await asyncio.to_thread(api.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return await json_response(len(body.tokens), lambda: {"prompt": text})
 
     @routes.get("/tokenizer_info", summary="What the tokenizer is like", responses=answers(TokenizerInfo))
     async def tokenizer_info() -> dict[str, Any]:
-        tokenizer, facts = face.tokenizer, face.service.facts()
+        tokenizer, facts = api.tokenizer, api.service.facts()
         return {
             "vocab_size": tokenizer.vocab_size,
             "model_max_length": facts.max_model_len,
             "bos_token_id": tokenizer.bos_id,
             "eos_token_ids": sorted({*tokenizer.eos_ids, *facts.eos_ids}),
             **tokenizer.special_tokens,  # as tokenizer_config.json has them: bos_token, eos_token, …
-            "chat_template": face.chat_template.source,
+            "chat_template": api.chat_template.source,
         }
 
     return routes

@@ -1,0 +1,212 @@
+"""Times every op of a step at its real shape, alone: what the step would take without launches and gaps.
+
+A network with one layer of each kind (behind one whose ops do not count: it has no residual to add yet) runs one step
+through the worker's own runner while its ops are written down with their arguments. Each is then timed by itself over
+copies of those arguments, so that weights come from memory as they do in a step of many layers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, UntypedStorage, nn
+
+from ridgeline.bench.machine.probes import Bench
+from ridgeline.bench.machine.timing import Effort
+from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.core.config import DEFAULT_BLOCK_SIZE
+from ridgeline.core.cost import StepShape
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.plan import Assign, Feature, RowKind, Rows, Span, StepPlan
+from ridgeline.core.request import SamplingParams
+from ridgeline.kernels.launch import on_device
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import OPS, Ops
+from ridgeline.layers.decoder import Decoder
+from ridgeline.perf.explain import JOINT
+from ridgeline.worker.runner import Runner
+
+# Bookkeeping of some hundred bytes; an embedding that is no parameter picks the hidden states to score
+UNPRICED = ("step_inputs", "attention_schedule", "step_advance", "embedding")
+EFFORT = Effort(seconds=0.1, repeats=7)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One call of an op: `name` as the cost model knows it, and what it was called with."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple
+    options: Mapping[str, Any]
+
+    def again(self, *, fresh: bool) -> Callable[[], object]:
+        """The same call, over copies of its tensors if `fresh`."""
+        storages: dict[int, UntypedStorage] = {}
+        arguments = tuple(_copied(a, storages) if fresh else a for a in self.arguments)
+        return lambda: self.function(*arguments, **self.options)
+
+    @property
+    def bytes(self) -> int:
+        return sum(a.untyped_storage().nbytes() for a in self.arguments if isinstance(a, Tensor))
+
+
+def measure_step_ops(model: ModelSpec, shape: StepShape, device: torch.device, dtype: str) -> dict[str, float]:
+    """Op name, as in `perf.roofline.step_ops`, → seconds of one call at the step's shape (medians).
+
+    Ops that occur several times under one name (a model with two kinds of layers) are averaged over the kinds. Weights,
+    keys and values are random. Raises torch.OutOfMemoryError where one layer and its cache do not fit.
+    """
+    bench = Bench.of(device, EFFORT)
+    times: dict[str, list[float]] = {}
+    with on_device(device):
+        calls = record_step(model, shape, device, dtype)
+    for call in calls:
+        rounds = [call.again(fresh=i > 0) for i in range(bench.copies(max(1, call.bytes)))]
+        times.setdefault(call.name, []).append(bench.seconds(*rounds))
+    return {name: sum(values) / len(values) for name, values in times.items()}
+
+
+def _but_first(calls: list[Recorded]) -> list[Recorded]:
+    """Without the first call under each name that occurs again."""
+    left = Counter(call.name for call in calls)
+    once = {name for name, count in left.items() if count == 1}
+    seen: set[str] = set()
+    kept = []
+    for call in calls:
+        if call.name in seen | once:
+            kept.append(call)
+        seen.add(call.name)
+    return kept
+
+
+def record_step(model: ModelSpec, shape: StepShape, device: torch.device, dtype: str) -> list[Recorded]:
+    """The op calls of one step of a network with one layer of each kind of `model`, in order."""
+    kinds = tuple(dict.fromkeys(model.layers))
+    spec = replace(model, layers=(kinds[0], *kinds))
+    lengths = [int(length) for length in shape.kv_len_R]
+    ops, calls = Ops(Platform.of(device)), list[Recorded]()
+    decoder = Decoder(spec, ops, dtype=getattr(torch, dtype), device=device, max_positions=max(lengths) + 1)
+    for parameter in decoder.requires_grad_(False).parameters():
+        parameter.normal_(std=0.02)
+    layout = _layout(spec, lengths, dtype, DEFAULT_BLOCK_SIZE[device.type])
+    runner = Runner(decoder, ops, layout, num_slots=len(lengths) + 1, max_model_len=max(lengths) + layout.block_size)
+    _listen(ops, _weight_names(decoder), calls)
+    runner.sample(runner.forward(_plan(spec, shape, layout)), {})
+    for call in calls:
+        for cache in _caches_of(call):
+            cache.normal_()
+    return _but_first(calls)
+
+
+def _caches_of(call: Recorded) -> tuple[Tensor, ...]:
+    """The keys and values that a call attends to."""
+    if not call.name.endswith("attention"):
+        return ()
+    return call.arguments[1:3] if call.name == "attention" else call.arguments[6:8]
+
+
+def _listen(ops: Ops, names: Mapping[int, str], calls: list[Recorded]) -> None:
+    """From now on every call of these ops is written down."""
+
+    def listening(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            name = step_name(op, arguments, names)
+            if name not in UNPRICED:
+                calls.append(Recorded(name, function, arguments, options))
+            return function(*arguments, **options)
+
+        return call
+
+    for op in OPS:
+        setattr(ops, op, listening(op, getattr(ops, op)))
+
+
+def step_name(op: str, arguments: tuple, names: Mapping[int, str]) -> str:
+    """The cost model's name for a call of `op`; of a fused op the names of its parts, joined.
+
+    names: id of a decoder's parameter → its name.
+    """
+    modules = [names[id(a)].split(".")[-2] for a in arguments if id(a) in names]
+    if op == "norm_linear":
+        norm, product = modules
+        gate = arguments[6] if len(arguments) > 6 else None
+        return JOINT.join([norm, "unembed" if product == "embed" else product, *(["gated_activation"] if gate else [])])
+    if op in ("rope_kv", "decode_attention"):
+        rotated = arguments[4] is not None
+        attends = op == "decode_attention"
+        return JOINT.join([*modules, *["rope"] * rotated, "write_kv", *["attention"] * attends])
+    if op == "linear" and modules == ["embed"]:
+        return "unembed"
+    return modules[0] if modules else {"paged_attention": "attention"}.get(op, op)
+
+
+def _weight_names(decoder: nn.Module) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in decoder.named_parameters()}
+
+
+def _layout(spec: ModelSpec, lengths: list[int], dtype: str, block_size: int) -> CacheLayout:
+    groups = spec.cache_groups
+    layout = CacheLayout(groups=groups, block_size=block_size, dtype=dtype, num_pages=2)
+    columns = sum(-(-length // block_size) for length in lengths)
+    pages = 1 + sum(-(-columns // layout.blocks_per_page(g)) for g in range(len(groups)))
+    return replace(layout, num_pages=pages)
+
+
+def _plan(spec: ModelSpec, shape: StepShape, layout: CacheLayout) -> StepPlan:
+    """The step as a plan whose rows start where `shape` says; their blocks lie scattered over the cache."""
+    counts_R, lengths_R = np.asarray(shape.num_tokens_R, np.int32), np.asarray(shape.kv_len_R, np.int32)
+    random = np.random.default_rng(0)
+    pages = iter((1 + random.permutation(layout.num_pages - 1)).tolist())
+    ids = [_block_ids(layout, group, pages) for group in range(len(layout.groups))]
+    blocks_R = [tuple(tuple(islice(i, -(-int(n) // layout.block_size))) for i in ids) for n in lengths_R]
+    rows = Rows(
+        slots_R=np.arange(len(counts_R), dtype=np.int32),
+        generations_R=np.ones(len(counts_R), np.int32),
+        kinds_R=np.full(len(counts_R), RowKind.CHUNK, np.int8),
+        num_tokens_R=counts_R,
+        num_logits_R=(np.arange(len(counts_R)) < shape.num_sampled).astype(np.int32),
+        tokens_each=int((counts_R == 1).all()),
+        features=Feature.NONE,
+        num_logprobs=0,
+    )
+    forms = [
+        Assign(
+            slot=slot,
+            generation=1,
+            kv_len=int(length - count),
+            last_token=0,
+            blocks=blocks,
+            params=SamplingParams(temperature=0),
+            seed=0,
+            stop_ids=frozenset(),
+            max_total_tokens=1 << 30,
+            prompt=(0,),
+        )
+        for slot, (count, length, blocks) in enumerate(zip(counts_R, lengths_R, blocks_R, strict=True))
+    ]
+    spans = [
+        Span(row, random.integers(spec.vocab_size, size=count, dtype=np.int32)) for row, count in enumerate(counts_R)
+    ]
+    return StepPlan(id=1, rows=rows, kv_bound_R=lengths_R, spans=tuple(spans), deltas=tuple(forms), reset=True)
+
+
+def _block_ids(layout: CacheLayout, group: int, pages: Iterator[int]) -> Iterator[int]:
+    """Blocks of one group, taking pages as they are needed."""
+    for page in pages:
+        yield from (layout.block_id(group, page, index) for index in range(layout.blocks_per_page(group)))
+
+
+def _copied(value: object, storages: dict[int, UntypedStorage]) -> object:
+    """A tensor over a copy of its memory, views of one memory over one copy; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    memory = value.untyped_storage()
+    copy = storages.setdefault(memory.data_ptr(), memory.clone())
+    return value.new_empty(0).set_(copy, value.storage_offset(), value.size(), value.stride())

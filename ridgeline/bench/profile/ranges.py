@@ -1,0 +1,150 @@
+"""Names for the parts of a step, laid over a running engine while it is profiled and taken off afterwards."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.bench.profile.ops import step_name
+from ridgeline.core.cost import StepShape
+from ridgeline.core.plan import StepPlan
+from ridgeline.engine.engine import Engine
+from ridgeline.kernels.ops import OPS
+from ridgeline.layers.linear import Linear
+from ridgeline.perf.explain import JOINT
+from ridgeline.quantization.scheme import Weight
+from ridgeline.worker.local import LocalWorker
+
+HOST, SEGMENT, LAYER, OP = "engine ", "segment ", "layer ", "op "  # prefixes of the names of ranges
+
+
+@contextmanager
+def named_ranges(engine: Engine, worker: LocalWorker) -> Iterator[list[StepShape]]:
+    """Ranges for the engine's calls, the two segments, every layer and op, in torch's profiler and (CUDA) as NVTX.
+
+    Yields the shapes of the steps that run meanwhile. Graphs are not replayed meanwhile: their ops have no names.
+    """
+    shapes: list[StepShape] = []
+    runner = worker.runner
+    cuda = runner.device.type == "cuda"
+    with ExitStack() as undo:
+        for owner, name, label in (
+            (engine.scheduler, "schedule", HOST + "schedule"),
+            (engine.scheduler, "update", HOST + "update"),
+            (worker, "submit", HOST + "submit"),
+            (worker, "collect", HOST + "collect"),
+            (runner, "forward", SEGMENT + "forward"),
+            (runner, "sample", SEGMENT + "sample"),
+        ):
+            _replace(undo, owner, name, _ranged(getattr(owner, name), label, cuda))
+        _replace(undo, runner, "_graphs", None)
+        _replace(undo, runner, "forward", _noting(runner.forward, shapes))
+        for index, layer in enumerate(runner.decoder.layers):
+            _replace(undo, layer, "forward", _ranged(layer.forward, f"{LAYER}{index}", cuda))
+        named = _OpRanges({id(parameter): name for name, parameter in runner.decoder.named_parameters()})
+        for op in OPS:
+            _replace(undo, runner.decoder.ops, op, named.op(getattr(runner.decoder.ops, op), op))
+        for name, module in runner.decoder.named_modules():
+            if isinstance(module, Linear):
+                _replace(undo, module, "matrix", _NamedWeight(module.matrix, name.rpartition(".")[2], named))
+        yield shapes
+
+
+def _replace(undo: ExitStack, owner: object, name: str, value: object) -> None:
+    """Set an attribute of one object and have it restored."""
+    own = vars(owner)
+    if name in own:
+        undo.callback(setattr, owner, name, own[name])
+    else:
+        undo.callback(delattr, owner, name)
+    setattr(owner, name, value)
+
+
+def _ranged(function: Callable[..., Any], label: str, cuda: bool) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        with torch.profiler.record_function(label):
+            if not cuda:
+                return function(*arguments, **options)
+            with torch.cuda.nvtx.range(label):
+                return function(*arguments, **options)
+
+    return call
+
+
+class _OpRanges:
+    """Ranges for ops by their names in the cost model. What an op does by other ops is a part of it.
+
+    weights: id of a decoder's parameter → its name.
+    """
+
+    def __init__(self, weights: dict[int, str]) -> None:
+        self.weights = weights
+        self._inside = False
+
+    def op(self, function: Callable[..., Any], op: str) -> Callable[..., Any]:
+        """`function` with a range around every call."""
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            with self.around(lambda: step_name(op, arguments, self.weights)):
+                return function(*arguments, **options)
+
+        return call
+
+    @contextmanager
+    def around(self, name: Callable[[], str]) -> Iterator[None]:
+        """A range of that name, unless there is one already."""
+        if self._inside:
+            yield
+            return
+        self._inside = True
+        try:
+            with torch.profiler.record_function(OP + name()):
+                yield
+        finally:
+            self._inside = False
+
+
+@dataclass(frozen=True)
+class _NamedWeight:
+    """A linear map's weight, in whatever form, whose products are ranges under the map's name. I: its inputs."""
+
+    weight: Weight
+    name: str
+    ranges: _OpRanges
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        with self.ranges.around(lambda: self.name):
+            return self.weight.linear(x_TI, bias_O)
+
+    def norm_linear(
+        self,
+        x_TI: Tensor,
+        residual_TI: Tensor | None,
+        norm_weight_I: Tensor,
+        eps: float,
+        bias_O: Tensor | None,
+        gate: str | None,
+    ) -> tuple[Tensor, Tensor]:
+        norm = self.ranges.weights[id(norm_weight_I)].split(".")[-2]
+        with self.ranges.around(lambda: JOINT.join([norm, self.name, *(["gated_activation"] if gate else [])])):
+            return self.weight.norm_linear(x_TI, residual_TI, norm_weight_I, eps, bias_O, gate)
+
+
+def _noting(forward: Callable[..., Any], shapes: list[StepShape]) -> Callable[..., Any]:
+    def call(plan: StepPlan) -> Any:
+        rows = plan.rows
+        shapes.append(StepShape(rows.num_tokens_R, plan.kv_bound_R, int(rows.num_logits_R.sum())))
+        return forward(plan)
+
+    return call

@@ -1,0 +1,87 @@
+"""Settings that a user leaves open, resolved by model and device; refusals of those that cannot be."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.cost import CostModel, StepShape
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.kernels.ops import DETERMINISTIC
+
+# (requests at once, tokens per step) unless the user says otherwise
+DEFAULT_LIMITS = {"cuda": (256, 8192), "cpu": (32, 512)}
+LARGE_GPU = 70 << 30  # bytes of memory from which a step takes LARGE_STEP tokens: their products run a little faster
+LARGE_STEP = 16_384
+# A server's steps with prompts last so many times as long as reading the weights once, or so many seconds if that is
+# more. Fewer would run prompts below the rate of a large step; more, and who decodes waits longer for nothing.
+ITL_READS, LEAST_ITL = 6, 0.010
+
+
+class DtypeChoice(NamedTuple):
+    """The type that weights and activations are held in, and why."""
+
+    name: str
+    why: str
+
+
+def choose_kernels(config: LLMConfig, device: torch.device) -> dict[str, str]:
+    """Op → implementation where it is not the platform's first. Raises InvalidConfig where there is no such."""
+    if config.deterministic and device.type != "cuda":
+        raise InvalidConfig(f"deterministic needs a GPU's kernels, and the device is {device}; leave it out.")
+    return {**(DETERMINISTIC if config.deterministic else {}), **config.kernels}
+
+
+def choose_device(wanted: str) -> torch.device:
+    """ "auto" takes a GPU when there is one. Raises InvalidConfig for devices that are not here."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = str(wanted).partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise InvalidConfig(f"unknown device {wanted!r}; use auto, cpu, cuda or cuda:N.")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfig(f"device {wanted!r} was asked for, but torch {torch.__version__} sees no GPU; use cpu.")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise InvalidConfig(f"device {wanted!r} was asked for, but there are {torch.cuda.device_count()} GPUs.")
+    return torch.device(wanted)
+
+
+def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> DtypeChoice:
+    """ "auto" is the checkpoint's own type, but float32 on a CPU without bfloat16 instructions (far faster there)."""
+    if wanted != "auto":
+        return DtypeChoice(wanted, "it was asked for")
+    if device.type == "cpu" and checkpoint != "float32" and not torch.cpu._is_avx512_bf16_supported():
+        return DtypeChoice(
+            "float32",
+            f"this CPU has no instructions for bfloat16, without which the checkpoint's {checkpoint} is far slower",
+        )
+    return DtypeChoice(checkpoint, "the checkpoint's own")
+
+
+def choose_itl_target(wanted: float | None, cost_model: CostModel | None, *, interactive: bool) -> float | None:
+    """Seconds; None: no bound. wanted: milliseconds, 0 for any, None for what suits the model and the device."""
+    if wanted is not None:
+        return wanted / 1000 or None
+    if not interactive or cost_model is None:
+        return None
+    return max(LEAST_ITL, ITL_READS * cost_model.step_limit(StepShape([1], [1], 1)))
+
+
+def check_max_model_len(wanted: int | None, model_maximum: int) -> int:
+    """The context to build for. Raises InvalidConfig beyond what the model's positions cover."""
+    if wanted is not None and wanted > model_maximum:
+        raise InvalidConfig(
+            f"max_model_len {wanted} is more than the model's own maximum of {model_maximum} positions."
+        )
+    return wanted or model_maximum
+
+
+def choose_limits(config: LLMConfig, device: torch.device) -> tuple[int, int]:
+    """Requests at once, and tokens per step."""
+    seqs, tokens = DEFAULT_LIMITS[device.type]
+    if device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU:
+        tokens = LARGE_STEP
+    max_seqs = config.max_num_seqs or min(seqs, config.max_num_batched_tokens or seqs)
+    return max_seqs, config.max_num_batched_tokens or max(tokens, max_seqs)

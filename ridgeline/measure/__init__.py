@@ -1,1 +1,0 @@
-"""Measures: the machine's rates (calibrate), single ops at real shapes (ops), whole runs (profile)."""

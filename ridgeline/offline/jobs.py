@@ -1,0 +1,109 @@
+"""From prompts to jobs: what runs in the engine for each, and what its caller gets back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.request import SamplingParams
+from ridgeline.engine.engine import Engine
+from ridgeline.text.arguments import integers, short
+from ridgeline.text.completion import Completion
+from ridgeline.text.outputs import CompletionOutput, RequestOutput
+from ridgeline.text.requests import RequestLimits, derive_seed, make_requests, with_spelled_words
+from ridgeline.text.tokenizer import Tokenizer
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | TokensPrompt
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+@dataclass(frozen=True)
+class StreamOutput:
+    """A piece of a stream: what is new of one completion, and that completion and its request as they stand."""
+
+    text: str
+    token_ids: list[int]
+    completion: CompletionOutput
+    request: RequestOutput
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt under way: what will be returned, who fills it, and pieces its caller has not taken yet."""
+
+    params: SamplingParams
+    result: RequestOutput
+    completions: list[Completion]
+    inbox: deque[StreamOutput]
+
+    @property
+    def done(self) -> bool:
+        return self.result.finished and not self.inbox
+
+
+class JobMaker:
+    """Makes jobs of prompts, and numbers them. seed: of requests that bring none. Without a tokenizer prompts are
+    token ids."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, limits: RequestLimits, seed: int) -> None:
+        self._engine, self._tokenizer, self.limits, self._seed = engine, tokenizer, limits, seed
+        self.count = 0  # jobs made so far
+
+    def make(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Job:
+        """Return a job that the engine can run. Raises InvalidRequest."""
+        if not isinstance(cache_salt, str):
+            raise InvalidRequest(f"cache_salt must be a string, got {short(cache_salt)}.", param="cache_salt")
+        text, ids = self.encode(prompt)
+        if self._tokenizer is None and params.stop_strings:
+            raise InvalidRequest("stop strings need the tokenizer; use stop_token_ids.", param="stop")
+        if params.stop_strings and not params.detokenize:
+            raise InvalidRequest("stop strings need detokenize=True; use stop_token_ids.", param="stop")
+        self.count += 1
+        requests = make_requests(
+            str(self.count),
+            ids,
+            with_spelled_words(params, self._tokenizer),
+            self.limits,
+            seed=derive_seed(self._seed, self.count),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        for request in requests:
+            self._engine.check(request)
+        outputs = [CompletionOutput(index) for index in range(params.num_drawn)]
+        result = RequestOutput(str(self.count), text, ids, outputs)
+        completions = [
+            Completion(request, output, result, self._tokenizer if params.detokenize else None)
+            for request, output in zip(requests, outputs, strict=True)
+        ]
+        return Job(params, result, completions, deque())
+
+    def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Return a prompt's text, if it is one, and its token ids. Raises InvalidRequest."""
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        try:
+            return None, integers(prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None)
+        except TypeError:
+            raise InvalidRequest(
+                f"a prompt is a string or {{'prompt_token_ids': [whole numbers]}}, got {short(prompt)}.", param="prompt"
+            ) from None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises InvalidRequest where there is none."""
+        if self._tokenizer is None:
+            raise InvalidRequest(
+                "this LLM was built with skip_tokenizer_init; give prompts as token ids.", param="prompt"
+            )
+        return self._tokenizer

@@ -1,0 +1,101 @@
+"""Jobs under way on one engine: whoever steps it passes on to all what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import closing
+
+from ridgeline.core.cost import Headroom
+from ridgeline.core.request import Request, RequestStats
+from ridgeline.engine.engine import Engine
+from ridgeline.interrupts import uninterrupted
+from ridgeline.offline.jobs import Job, StreamOutput
+from ridgeline.progress import batch_bar
+from ridgeline.text.completion import Completion
+from ridgeline.text.outputs import RequestOutput
+
+
+class RunningJobs:
+    """Jobs under way on one engine. last_run: step time of the newest run that ended, beside its limit."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        engine.on_finish(self._note_stats)
+        self._running: dict[str, tuple[Job, Completion]] = {}  # by engine request id
+        self._stats: dict[str, RequestStats] = {}
+        self.last_run = Headroom()
+
+    def finish(self, jobs: Sequence[Job], *, use_tqdm: bool) -> list[RequestOutput]:
+        """Run the jobs to their end."""
+        num_completions = sum(len(job.result.outputs) for job in jobs)
+        with batch_bar(num_completions, shown=use_tqdm) as bar, closing(self.run(jobs)) as pieces:
+            for piece in pieces:
+                bar.advance(len(piece.token_ids), finished=piece.completion.finished)
+        for job in jobs:
+            job.result.keep_best(job.params)
+        return [job.result for job in jobs]
+
+    def run(self, jobs: Sequence[Job]) -> Generator[StreamOutput, None, None]:
+        """Step the engine until these jobs are done. Whatever is left when the caller leaves is aborted.
+
+        Several runs may be under way at once (streams read in turn): whoever steps delivers to all.
+        """
+        before = self._engine.headroom
+        try:
+            with uninterrupted():
+                for job in jobs:
+                    self._start(job)
+                self._step()  # at once: holding Ctrl-C back anew takes time, and this is the way to the first token
+            while True:
+                for job in jobs:
+                    while job.inbox:
+                        yield job.inbox.popleft()
+                if all(job.done for job in jobs):
+                    return
+                with uninterrupted():
+                    self._step()
+        finally:
+            with uninterrupted():
+                self._leave(jobs)
+                self.last_run = self._engine.headroom.since(before)
+
+    def _start(self, job: Job) -> None:
+        for completion in job.completions:
+            self._engine.add(completion.request)
+            self._running[completion.request.id] = job, completion
+
+    def _leave(self, jobs: Sequence[Job]) -> None:
+        """Abort what is unfinished; whoever leaves last waits for the plans in flight, so that the engine is idle."""
+        for completion in (c for job in jobs for c in job.completions if c.request.id in self._running):
+            completion.output.finish_reason = "abort"
+            self._close(completion)
+        while not self._running and self._engine.has_work:
+            self._step()
+
+    def _step(self) -> None:
+        """Requests that ended in the meantime may still get what was under way: it is dropped."""
+        events, running = self._engine.step(), self._running
+        for request_id, token_id in zip(events.ids, events.token_ids, strict=True):
+            if request_id in running:
+                job, completion = running[request_id]
+                self._pass_on(job, completion, completion.take_token(token_id), [token_id])
+        for event in events.events:
+            if event.request_id in running:
+                job, completion = running[event.request_id]
+                ids = [event.token_id] if event.token_id >= 0 else []
+                self._pass_on(job, completion, completion.take(event), ids)
+
+    def _pass_on(self, job: Job, completion: Completion, text: str, token_ids: list[int]) -> None:
+        if completion.output.finished:
+            self._close(completion)
+        job.inbox.append(StreamOutput(text, token_ids, completion.output, job.result))
+
+    def _close(self, completion: Completion) -> None:
+        """The completion has ended. If it was a stop string that ended it, the engine learns of it here."""
+        request_id = completion.request.id
+        del self._running[request_id]
+        self._engine.abort(request_id, completion.abort_at)
+        completion.output.metrics = self._stats.pop(request_id)
+
+    def _note_stats(self, request: Request, stats: RequestStats) -> None:
+        self._stats[request.id] = stats

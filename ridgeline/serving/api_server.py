@@ -1,0 +1,98 @@
+"""What one API server holds: the settings, the engine's client, and what turns text into tokens and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ridgeline.core.errors import InvalidConfig, InvalidRequest
+from ridgeline.core.serving import ServeConfig
+from ridgeline.serving.generation.admission import Admission
+from ridgeline.serving.generation.engine_client import EngineClient
+from ridgeline.serving.generation.service import Run, Service
+from ridgeline.serving.generation_defaults import GenerationDefaults
+from ridgeline.serving.grammars.checks import GrammarChecks
+from ridgeline.serving.observed.watchdog import Watchdog
+from ridgeline.text.chat_template import ChatTemplate
+from ridgeline.text.tokenizer import Tokenizer
+
+SILENCE = 5.0  # seconds without a word from an idle engine, which speaks once a second
+
+
+@dataclass
+class ApiServer:
+    """names: what clients may call the model, the first being the one that answers carry. folder: of the model."""
+
+    config: ServeConfig
+    names: tuple[str, ...]
+    folder: Path
+    client: EngineClient
+    service: Service
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    grammar_checks: GrammarChecks
+    defaults: GenerationDefaults
+    started: float = field(default_factory=time.time)
+    watchdog: Watchdog = field(default_factory=Watchdog)
+
+    @classmethod
+    def build(cls, config: ServeConfig, folder: Path, names: tuple[str, ...], socket: str, name: str) -> ApiServer:
+        """socket: the engine's. name: this API server's, unlike any other's. Raises RidgelineError where the model's
+        texts cannot be used."""
+        tokenizer = Tokenizer.from_folder(folder)
+        client = EngineClient(socket, name, buffer=config.stream_buffer)
+        share = config.api_server_count
+        admission = Admission(-(-config.max_queue_requests // share), -(-config.max_queue_tokens // share))
+        defaults = GenerationDefaults.of(config.generation_config, folder)
+        service = Service(client, tokenizer, admission, eos_ids=defaults.eos_ids)
+        if config.otlp_endpoint is not None:
+            service.on_end = _tracing(config.otlp_endpoint, names[0], name)
+        return cls(
+            config=config,
+            names=names,
+            folder=folder,
+            client=client,
+            service=service,
+            tokenizer=tokenizer,
+            chat_template=_chat_template(config.chat_template, folder, tokenizer.special_tokens),
+            grammar_checks=GrammarChecks(config.grammar_timeout, tokenizer.added, tokenizer.vocab_size),
+            defaults=defaults,
+        )
+
+    @property
+    def healthy(self) -> bool:
+        """An engine is there and speaks, and, while requests run, steps end."""
+        return self.illness is None
+
+    @property
+    def illness(self) -> str | None:
+        """Why requests should not come here."""
+        client, most = self.client, self.config.step_timeout
+        if client.facts is None:
+            return "the engine is not running"
+        if client.silence > SILENCE:
+            return f"the engine has not said a word for {client.silence:.0f} s"
+        if client.busy and time.monotonic() - client.last_step >= most:
+            return f"requests run, and no step ended for {most:g} s"
+        return None
+
+
+def _tracing(endpoint: str, model: str, instance: str) -> Callable[[Run, BaseException | None], None]:
+    try:
+        from ridgeline.serving.observed.tracing import observer  # of an extra, and slow to import
+    except ImportError as error:
+        raise InvalidConfig(f"--otlp-endpoint needs `pip install ridgeline[otel]` ({error}).") from error
+    return observer(endpoint, model, instance)
+
+
+def _chat_template(path: str | None, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+    if path is None:
+        return ChatTemplate.from_folder(folder, special_tokens)
+    try:
+        template = ChatTemplate(Path(path).read_text(), special_tokens)
+        template.render([{"role": "user", "content": "?"}])
+    except (OSError, UnicodeDecodeError, InvalidRequest) as error:
+        raise InvalidConfig(f"the chat template {path} cannot be used ({error}).") from error
+    return template

@@ -1,0 +1,82 @@
+"""Who is let in: not while the server ends, not beyond the queue's bounds, not what the cache could never hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.core.request import Request
+from ridgeline.serving.errors import BadRequest, Overloaded, TooLong, Unavailable
+from ridgeline.transport.messages import EngineFacts
+
+RETRY_AFTER = 1  # seconds
+
+
+@dataclass
+class Admission:
+    """max_requests, max_tokens: open at once, running or waiting (0: no bound); of this API server, so of N API servers
+    each gets its share. A request's tokens are its prompt and all that it may write, twice where it is guided."""
+
+    max_requests: int = 0
+    max_tokens: int = 0
+    draining: bool = False
+    open_requests: int = 0
+    open_tokens: int = 0
+
+    def admit(self, requests: Sequence[Request], facts: EngineFacts) -> None:
+        """Count them in, until `leave`. Raises Unavailable, Overloaded, or BadRequest for what could never be."""
+        if self.draining:
+            raise Unavailable("the server is shutting down; send the request to another.", retry_after=5)
+        tokens = sum(request.cache_tokens for request in requests)
+        for request in requests:
+            for param, prompt in (
+                ("prompt", request.prompt_token_ids),
+                ("negative_prompt", request.params.negative_prompt),
+            ):
+                if len(prompt or ()) >= facts.max_model_len:
+                    raise TooLong(
+                        f"the {param.replace('_', ' ')} has {len(prompt or ())} tokens and the context holds "
+                        f"{facts.max_model_len} including the output; shorten it.",
+                        param=param,
+                    )
+            if request.cache_tokens > facts.cache_tokens:
+                guided = ", of both prompts," if request.params.guidance_scale != 1 else ""
+                raise TooLong(
+                    f"prompt and max_tokens together{guided} are {request.cache_tokens} tokens, and the KV cache holds "
+                    f"{facts.cache_tokens}; lower max_tokens.",
+                    param="max_tokens",
+                )
+        self._check_alone(requests, tokens)
+        if self.max_requests and self.open_requests + len(requests) > self.max_requests:
+            raise Overloaded(
+                f"{self.open_requests} requests are open, of at most {self.max_requests}; try again later.",
+                retry_after=RETRY_AFTER,
+            )
+        if self.max_tokens and self.open_tokens + tokens > self.max_tokens:
+            raise Overloaded(
+                f"the open requests have {self.open_tokens} tokens and this one {tokens}, of at most "
+                f"{self.max_tokens}; try again later.",
+                retry_after=RETRY_AFTER,
+            )
+        self.open_requests += len(requests)
+        self.open_tokens += tokens
+
+    def _check_alone(self, requests: Sequence[Request], tokens: int) -> None:
+        """What would be too much for an idle server too: trying again is no help."""
+        count = len(requests)
+        name = "n" if requests[0].params.best_of is None else "best_of"
+        if 0 < self.max_requests < count:
+            raise BadRequest(
+                f"{name} is {count}, and at most {self.max_requests} completions may be open at once; lower {name}.",
+                param=name,
+            )
+        if 0 < self.max_tokens < tokens:
+            raise TooLong(
+                f"prompt and max_tokens, times {name}, are {tokens} tokens, and at most {self.max_tokens} may be open "
+                "at once; lower max_tokens.",
+                param="max_tokens",
+            )
+
+    def leave(self, count: int, tokens: int) -> None:
+        self.open_requests -= count
+        self.open_tokens -= tokens

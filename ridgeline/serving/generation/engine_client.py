@@ -1,0 +1,329 @@
+"""An API server's end of the wire: requests go out as tickets, what the engine says about them comes back into
+these."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+
+from ridgeline.core.request import Request
+from ridgeline.serving import owner
+from ridgeline.serving.errors import BadRequest, EngineFailed, GrammarsBusy, RequestFailed, SlowReader, Unavailable
+from ridgeline.transport.messages import (
+    Ask,
+    Cancel,
+    Ended,
+    EngineFacts,
+    Event,
+    FromEngine,
+    Grammar,
+    Hello,
+    Life,
+    Look,
+    Progress,
+    Refused,
+    Seen,
+    Stats,
+    Submit,
+    Welcome,
+)
+from ridgeline.transport.zmq import FaceSocket
+
+logger = logging.getLogger(__name__)
+
+GREETING_PERIOD = 0.2  # seconds between greetings while no engine answers
+RETRY_AFTER = 5  # seconds in which an engine that died is usually back
+
+
+class RequestTicket:
+    """One completion under way. inbox: tokens (as numbers) and events, oldest first. ended: once it has ended."""
+
+    __slots__ = ("_buffer", "_waiter", "ended", "failure", "id", "inbox")
+
+    def __init__(self, number: int, buffer: int) -> None:
+        self.id = number
+        self.inbox: deque[int | Event] = deque()
+        self.ended: Ended | None = None
+        self.failure: RequestFailed | None = None
+        self._buffer = buffer
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: int | Event) -> bool:
+        """False if there are more than its reader may be behind."""
+        self.inbox.append(item)
+        self.wake()
+        return len(self.inbox) <= self._buffer
+
+    def fail(self, failure: RequestFailed) -> None:
+        self.failure = self.failure or failure
+        self.wake()
+
+    def wake(self) -> None:
+        if self._waiter is not None:
+            _resolve(self._waiter)
+
+    def watch(self, waiter: asyncio.Future[None]) -> None:
+        """Resolve `waiter` as soon as there is something to see."""
+        self._waiter = waiter
+        if self.inbox or self.failure is not None or self.ended is not None:
+            self.wake()
+
+
+class EngineClient:
+    """name: of the API server. facts: None while no engine answers. known: the newest, even then. lives: engines that
+    have answered so far. stats: the newest. last_step: when a step was last known to end, or none was due; last_heard:
+    when the engine last said anything; on the monotonic clock.
+
+    buffer: tokens that a reader may be behind before its request is cut.
+    """
+
+    def __init__(self, path: str, name: str, *, buffer: int) -> None:
+        self.facts: EngineFacts | None = None
+        self.known: EngineFacts | None = None
+        self.lives = 0
+        self.stats: Stats | None = None
+        self.last_step = 0.0
+        self.last_heard = 0.0
+        self._idle_until = 0.0  # when work was last given to an engine that had none
+        self.name = name
+        self._path, self._buffer = path, buffer
+        self._socket: FaceSocket | None = None
+        self._tickets: dict[int, RequestTicket] = {}
+        self._numbers = itertools.count(1)
+        self._asked: list[asyncio.Future[Stats | None]] = []
+        self._looking: deque[asyncio.Future[list[Life]]] = deque()  # in the order of their questions
+        self._up = asyncio.Event()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._tickets)
+
+    @property
+    def busy(self) -> bool:
+        """Requests run or wait, of this API server or, by the newest figures, of another."""
+        return self.num_open > 0 or (self.stats is not None and self.stats.running + self.stats.waiting > 0)
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a word from an engine that had nothing to do. Work may keep it from speaking."""
+        return (self._idle_until if self.busy else time.monotonic()) - self.last_heard
+
+    async def wait_until_up(self) -> EngineFacts:
+        await self._up.wait()
+        assert self.facts is not None
+        return self.facts
+
+    async def run(self) -> None:
+        """Greet the engine, listen to it until it dies, greet the next; until cancelled."""
+        while True:
+            self._socket = FaceSocket(self._path)
+            try:
+                facts = await self._greet(self._socket)
+                if facts is not None:
+                    await self._listen(self._socket, facts)
+            finally:
+                self._lose_engine()
+
+    async def submit(
+        self, request: Request, grammar: Grammar | None, *, name: str = "", index: int = 0
+    ) -> RequestTicket:
+        """name, index: what the client knows it by. Raises Unavailable where no engine is there to run it."""
+        if self.facts is None or self._socket is None:
+            raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
+        if not self.busy:
+            self.last_step = self._idle_until = time.monotonic()
+        ticket = RequestTicket(next(self._numbers), self._buffer)
+        self._tickets[ticket.id] = ticket
+        message = Submit(
+            id=ticket.id,
+            name=name,
+            index=index,
+            prompt_token_ids=list(request.prompt_token_ids),
+            params=request.params,
+            seed=request.seed,
+            max_total_tokens=request.max_total_tokens,
+            stop_ids=list(request.stop_ids),
+            eos_ids=list(request.eos_ids),
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+            arrival=request.arrival,
+            grammar=grammar,
+            owner=owner.current(),
+        )
+        self._send_soon(message)
+        return ticket
+
+    def cancel(self, tickets: Iterable[RequestTicket], at_token: int | None = None) -> None:
+        """End what has not ended; nothing more comes for it but, with at_token, its `ended`."""
+        going = [ticket.id for ticket in tickets if ticket.id in self._tickets]
+        if at_token is None:
+            for number in going:
+                del self._tickets[number]
+        if going and self._socket is not None and self.facts is not None:
+            self._send_soon(Cancel(ids=going, at_token=at_token))
+
+    def end_all(self, failure: RequestFailed) -> None:
+        """Everything under way ends now, with this as its reason."""
+        tickets = list(self._tickets.values())
+        for ticket in tickets:
+            ticket.fail(failure)
+        self.cancel(tickets)
+
+    async def ask(self, timeout: float = 1.0) -> Stats | None:
+        """Figures of this moment; the newest known if the engine does not answer."""
+        if self.facts is None:
+            return self.stats
+        future: asyncio.Future[Stats | None] = asyncio.get_running_loop().create_future()
+        self._asked.append(future)
+        if len(self._asked) == 1:
+            self._send_soon(Ask())
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(future, timeout)
+        return self.stats
+
+    async def look(self, name: str | None = None, limit: int = 1, timeout: float = 1.0) -> list[Life]:
+        """Where the time of the request with this name went, or of the newest ones. Raises Unavailable."""
+        if self.facts is None:
+            raise Unavailable("the engine, which knows the requests, is not running.", retry_after=RETRY_AFTER)
+        future: asyncio.Future[list[Life]] = asyncio.get_running_loop().create_future()
+        self._looking.append(future)
+        self._send_soon(Look(name=name, limit=limit))
+        try:
+            return await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            raise Unavailable(f"the engine did not answer within {timeout:g} s.", retry_after=RETRY_AFTER) from None
+
+    # ---- inside -----------------------------------------------------------------------------------------------
+
+    async def _greet(self, socket: FaceSocket) -> EngineFacts | None:
+        """The engine's facts, once one answers; None if it died at once."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GREETING_PERIOD):
+                    await socket.send(Hello(name=self.name))
+                    while True:
+                        message = await socket.receive()
+                        if isinstance(message, Welcome):
+                            return message.facts
+
+    async def _listen(self, socket: FaceSocket, facts: EngineFacts) -> None:
+        """Take messages until the engine's process is gone."""
+        loop = asyncio.get_running_loop()
+        try:
+            process = os.pidfd_open(facts.process_id)
+        except OSError:
+            return
+        gone: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(process, _resolve, gone)
+        self.facts = self.known = facts
+        self.lives += 1
+        self.last_step = self.last_heard = self._idle_until = time.monotonic()
+        self._up.set()
+        logger.info("engine %d is up: %s on %s", facts.process_id, facts.model, facts.device)
+        reader = asyncio.create_task(self._read(socket))
+        try:
+            await asyncio.wait({reader, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                reader.result()
+        finally:
+            loop.remove_reader(process)
+            os.close(process)
+            reader.cancel()
+            with suppress(asyncio.CancelledError):
+                await reader
+
+    async def _read(self, socket: FaceSocket) -> None:
+        while True:
+            self._take(await socket.receive())
+            await asyncio.sleep(0)  # receiving what is there already does not wait, and a backlog's readers have turns
+
+    def _take(self, message: FromEngine) -> None:
+        self.last_heard = time.monotonic()
+        match message:
+            case Progress():
+                self.last_step = time.monotonic()
+                self._take_progress(message)
+            case Stats():
+                if not self.busy or self.stats is None or message.steps != self.stats.steps:
+                    self.last_step = time.monotonic()
+                self.stats = message
+                for asked in self._asked:
+                    if not asked.done():
+                        asked.set_result(message)
+                self._asked.clear()
+            case Seen():
+                future = self._looking.popleft()
+                if not future.done():
+                    future.set_result(message.lives)
+            case Refused():
+                if (ticket := self._tickets.pop(message.id, None)) is not None:
+                    ticket.fail(_refusal(message))
+            case Welcome():
+                pass  # the answer to a greeting that came late
+
+    def _take_progress(self, progress: Progress) -> None:
+        tickets, slow = self._tickets, dict[int, RequestTicket]()
+        for number, token_id in zip(progress.ids, progress.token_ids, strict=True):
+            ticket = tickets.get(number)
+            if ticket is not None and not ticket.put(token_id):
+                slow[number] = ticket
+        for event in progress.events:
+            ticket = tickets.get(event.id)
+            if ticket is not None and not ticket.put(event):
+                slow[event.id] = ticket
+        for ended in progress.ended:
+            ticket = tickets.pop(ended.id, None)
+            if ticket is not None:
+                slow.pop(ended.id, None)  # nothing is left to cut
+                ticket.ended = ended
+                ticket.wake()
+        for ticket in slow.values():
+            ticket.fail(SlowReader(f"{len(ticket.inbox)} tokens were not read; the request was cut."))
+        self.cancel(slow.values())
+
+    def _lose_engine(self) -> None:
+        self.facts = None
+        self._up.clear()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        lost = list(self._tickets.values())
+        self._tickets.clear()
+        for ticket in lost:
+            ticket.fail(Unavailable("the engine died while it ran this request; try again.", retry_after=RETRY_AFTER))
+        for asked in self._asked:
+            if not asked.done():
+                asked.set_result(self.stats)
+        self._asked.clear()
+        for looking in self._looking:
+            if not looking.done():
+                looking.set_exception(Unavailable("the engine died.", retry_after=RETRY_AFTER))
+        self._looking.clear()
+
+    def _send_soon(self, message: Submit | Cancel | Ask | Look) -> None:
+        """In this order, without waiting. While an engine dies it is gone as a peer and not yet as a process: what is
+        sent then is never sent, and `_lose_engine` says so to those that it concerns."""
+        assert self._socket is not None
+        self._socket.send(message).add_done_callback(_log_failure)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _refusal(message: Refused) -> RequestFailed:
+    if message.retry_after is not None:
+        return GrammarsBusy(message.error, message.retry_after)
+    return BadRequest(message.error, param=message.param) if message.param else EngineFailed(message.error)
+
+
+def _log_failure(sent: asyncio.Future[None]) -> None:
+    if not sent.cancelled() and (error := sent.exception()) is not None:
+        logger.warning("a message to the engine was lost: %s", error)

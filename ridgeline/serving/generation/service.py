@@ -1,0 +1,264 @@
+"""What REST and gRPC share of a request's life: from a validated request to pieces of text, whatever happens between.
+
+    async with service.run(asked) as run:
+        async for piece in run:
+            ...
+    run.result  # everything, once the loop has ended
+
+Leaving the block early, by an exception or a cancelled task, ends the request in the engine within a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from ridgeline.core.request import MASK_FAILED, SamplingParams, TokenEvent
+from ridgeline.serving import trace_parent
+from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestFailed, TimedOut, Unavailable
+from ridgeline.serving.generation.admission import Admission
+from ridgeline.serving.generation.engine_client import EngineClient, RequestTicket
+from ridgeline.text.completion import Completion
+from ridgeline.text.outputs import CompletionOutput, RequestOutput
+from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
+from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.transport.messages import Ended, EngineFacts, Event, Grammar
+
+SCORED_INLINE = 64  # prompt tokens whose logprobs become text within the event loop; those of more do in a thread
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """What a client asked for, checked. prompt: its text, where it came as text. timeout: seconds in all, and
+    queue_timeout: until the first token; 0 for none."""
+
+    id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    prompt: str | None = None
+    grammar: Grammar | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    timeout: float = 0.0
+    queue_timeout: float = 0.0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is new for one completion. output: all of it so far."""
+
+    text: str
+    token_ids: list[int]
+    output: CompletionOutput
+
+
+class Service:
+    """Runs requests for an API server. on_end: called with each that was taken on, once it has ended, and with what
+    ended it early. eos_ids: that end a request beside those of model and tokenizer."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        admission: Admission,
+        *,
+        seed: int = 0,
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.client, self.tokenizer, self.admission = client, tokenizer, admission
+        self.on_end: Callable[[Run, BaseException | None], None] | None = None
+        self._seed = seed
+        self._eos_ids = eos_ids.union(tokenizer.eos_ids)
+        self._count = 0
+
+    def facts(self) -> EngineFacts:
+        """Raises Unavailable where no engine is there."""
+        if self.client.facts is None:
+            raise Unavailable("the engine is not running yet; try again soon.", retry_after=5)
+        return self.client.facts
+
+    def limits(self) -> RequestLimits:
+        facts = self.facts()
+        eos_ids = self._eos_ids.union(facts.eos_ids)
+        return RequestLimits(max_model_len=facts.max_model_len, vocab_size=facts.vocab_size, eos_ids=eos_ids)
+
+    def run(self, asked: GenerationRequest) -> Run:
+        self._count += 1
+        return Run(self, asked, derive_seed(self._seed, time.time_ns() + self._count))
+
+
+class Run:
+    """One request under way: its completions, as an async iterator of pieces. arrived: on the monotonic clock.
+    trace_parent: headers that say which trace it is part of. drawn: all completions, as the engine counts them; in the
+    end `result` has those that `best_of` keeps."""
+
+    def __init__(self, service: Service, asked: GenerationRequest, seed: int) -> None:
+        self.asked = asked
+        self.drawn = [CompletionOutput(index) for index in range(asked.params.num_drawn)]
+        self.result = RequestOutput(asked.id, asked.prompt, asked.prompt_token_ids, list(self.drawn))
+        self._service, self._seed = service, seed
+        self._tickets: list[RequestTicket] = []
+        self._completions: list[Completion] = []
+        self.trace_parent = trace_parent.current()
+        self.arrived = now = time.monotonic()
+        self._deadline = now + asked.timeout if asked.timeout > 0 else None
+        self._first_by = now + asked.queue_timeout if asked.queue_timeout > 0 else None
+        self._admitted = 0
+        self.drawn_tokens = 0
+
+    async def __aenter__(self) -> Run:
+        """Admit and submit. Raises RequestFailed or InvalidRequest."""
+        service, asked = self._service, self.asked
+        requests = make_requests(
+            asked.id,
+            asked.prompt_token_ids,
+            asked.params,
+            service.limits(),
+            seed=self._seed,
+            priority=asked.priority,
+            cache_salt=asked.cache_salt,
+        )
+        self._completions = [
+            Completion(request, output, self.result, service.tokenizer)
+            for request, output in zip(requests, self.drawn, strict=True)
+        ]
+        service.admission.admit(requests, service.facts())
+        self._admitted = sum(request.cache_tokens for request in requests)
+        try:
+            for index, request in enumerate(requests):
+                ticket = await service.client.submit(request, asked.grammar, name=asked.id, index=index)
+                self._tickets.append(ticket)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._service.client.cancel(ticket for ticket in self._tickets if ticket.ended is None)
+        for output in self.drawn:
+            if not output.finished:
+                output.finish_reason = "abort"
+        self._service.admission.leave(len(self._completions), self._admitted)
+        if self._service.on_end is not None:
+            self._service.on_end(self, error)
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        """Raises RequestFailed if the request ends otherwise than by itself."""
+        going = list(zip(self._tickets, self._completions, strict=True))
+        while going:
+            await self._wait([ticket for ticket, _ in going])
+            for ticket, completion in list(going):
+                if completion.output.finished:
+                    ticket.inbox.clear()  # came after a stop string was found
+                if ticket.inbox:
+                    yield await self._take(ticket, completion)
+                if ticket.failure is not None:
+                    raise ticket.failure
+                if completion.output.finished and ticket.ended is not None:
+                    completion.output.metrics = ticket.ended.stats
+                    going.remove((ticket, completion))
+        self.result.keep_best(self.asked.params)
+
+    async def finish(self) -> RequestOutput:
+        """Run to the end, for who wants all at once."""
+        async for _ in self:
+            pass
+        return self.result
+
+    def abort(self) -> None:
+        """End it from elsewhere: who iterates gets `Aborted`, and what was written so far is the result."""
+        for ticket in self._tickets:
+            ticket.fail(Aborted("the request was aborted by another call."))
+
+    @property
+    def endings(self) -> list[Ended | None]:
+        """What the engine told of each drawn completion's end, as far as it has."""
+        told = [ticket.ended for ticket in self._tickets]
+        return told + [None] * (len(self.drawn) - len(told))
+
+    def place(self, output: CompletionOutput) -> int:
+        """Where it stands among those drawn: its index says where it stands among those kept."""
+        return next(place for place, each in enumerate(self.drawn) if each is output)
+
+    @property
+    def scored(self) -> bool:
+        """Whether the prompt's logprobs are there, as far as they were asked for."""
+        length, start = len(self.asked.prompt_token_ids), self.asked.params.scored_from
+        return start is None or start >= length or len(self.result.prompt_logprobs or ()) == length
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, found in the prefix cache by the first completion."""
+        first = self._tickets[0].ended if self._tickets else None
+        return first.stats.cached_tokens if first is not None else 0
+
+    async def _wait(self, tickets: list[RequestTicket]) -> None:
+        """Until one of them has something to say. Raises TimedOut."""
+        waiter = asyncio.get_running_loop().create_future()
+        for ticket in tickets:
+            ticket.watch(waiter)
+        deadline = min((by for by in (self._deadline, self._first_by) if by is not None), default=None)
+        if deadline is None:
+            await waiter
+            return
+        now = time.monotonic()
+        try:
+            if self._deadline is not None and now > self._deadline and any(ticket.ended is None for ticket in tickets):
+                raise TimeoutError  # even where there is always something to read
+            async with asyncio.timeout(deadline - now):
+                await waiter
+        except TimeoutError:
+            if deadline == self._first_by:
+                waited = f"no token came within {self.asked.queue_timeout:g} s"
+                raise TimedOut(f"{waited}, so the request was ended; try again later.") from None
+            raise TimedOut(f"the request took longer than {self.asked.timeout:g} s and was ended.") from None
+
+    async def _take(self, ticket: RequestTicket, completion: Completion) -> Piece:
+        """Everything that has come for a completion, as one piece."""
+        text, before, inbox = [], len(completion.output.token_ids), ticket.inbox
+        while inbox and not completion.output.finished:
+            item = inbox.popleft()
+            if isinstance(item, int):
+                text.append(completion.take_token(item))
+            elif len(item.prompt_logprobs or ()) <= SCORED_INLINE:
+                text.append(self._take_event(item, completion))
+            else:
+                text.append(await asyncio.to_thread(self._take_event, item, completion))
+        inbox.clear()
+        if completion.output.finish_reason == "error":
+            raise EngineFailed(completion.output.error or "the request ended with an error.")
+        new = completion.output.token_ids[before:]
+        self.drawn_tokens += len(new)
+        if new:
+            self._first_by = None
+        if completion.abort_at is not None:
+            self._service.client.cancel([ticket], completion.abort_at)
+        return Piece("".join(text), new, completion.output)
+
+    def _take_event(self, event: Event, completion: Completion) -> str:
+        if event.finish_reason == "error":
+            raise self._failure(event.error or "the engine ended this request with an error.")
+        return completion.take(
+            TokenEvent(
+                completion.request.id,
+                event.token_id,
+                event.finish_reason,
+                event.logprobs,
+                event.prompt_logprobs,
+                event.error,
+            )
+        )
+
+    def _failure(self, error: str) -> RequestFailed:
+        """A mask is made of what the client sent, so its failure is the client's."""
+        if not error.startswith(MASK_FAILED):
+            return EngineFailed(error)
+        if self.asked.grammar is not None:
+            return BadRequest(error.removeprefix(MASK_FAILED + ": "), param="structured_outputs")
+        param = "bad_words" if self.asked.params.allowed_token_ids is None else "allowed_token_ids"
+        return BadRequest("allowed_token_ids and bad_words leave no token to choose from; loosen them.", param=param)

@@ -1,0 +1,48 @@
+"""Values for fields that requests leave out: the model's own recommendations, from its generation_config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
+from ridgeline.core.request import SamplingParams
+from ridgeline.models.config import Config, sampling_defaults, token_ids
+from ridgeline.weights.formats.json_file import read_json
+
+FILE = "generation_config.json"
+OFF = ("none", "vllm")  # the second is vLLM's name for "the engine's own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationDefaults:
+    """sampling: fields of `SamplingParams`. max_tokens: of a chat's answer (a completion has OpenAI's 16). eos_ids:
+    that end a request beside the model's own."""
+
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    max_tokens: int | None = None
+    eos_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, setting: str, folder: Path) -> GenerationDefaults:
+        """setting: "auto" for the model's own, "none", or another folder. Raises InvalidConfig or ModelLoadError."""
+        if setting in OFF:
+            return cls()
+        path = (folder if setting == "auto" else Path(setting).expanduser()) / FILE
+        if setting != "auto" and not path.is_file():
+            raise InvalidConfig(
+                f"generation_config is {setting!r}, which is no folder with a {FILE}; use auto, none, or such a folder."
+            )
+        values = Config(read_json(path))
+        sampling = sampling_defaults(values)
+        length = values.integer("max_new_tokens") if "max_new_tokens" in values else None
+        try:
+            SamplingParams(**sampling, max_tokens=length)  # type: ignore[arg-type]
+        except InvalidRequest as error:
+            raise ModelLoadError(f"{path} is wrong: {error}") from error
+        return cls(sampling=sampling, max_tokens=length, eos_ids=frozenset(token_ids(values, "eos_token_id")))
+
+    def __str__(self) -> str:
+        told = dict(self.sampling) | ({} if self.max_tokens is None else {"max_tokens": self.max_tokens})
+        return ", ".join(f"{name} {value:g}" for name, value in told.items())

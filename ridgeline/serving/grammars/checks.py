@@ -1,0 +1,102 @@
+"""Grammars at an API server: each is compiled once, to see that it can be, before its request is accepted.
+
+The work is someone else's program, so it runs in a child process with limits (text/confined.py), for every client in
+turn. Only what the grammar itself takes counts against it; where it had to wait for too long the server is busy, and
+says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from ridgeline.core.errors import InvalidRequest
+from ridgeline.serving import owner
+from ridgeline.serving.errors import GrammarsBusy
+from ridgeline.serving.grammars.fair import FairPool, Full, Job
+from ridgeline.text.confined import Confined, OverLimit
+from ridgeline.transport.messages import Grammar
+
+PROCESSES = 2
+MEMORY = 256 << 20  # bytes
+PATIENCE = 2  # times the limit of one: how long a grammar may wait for its turn
+KEPT = 512  # verdicts
+KEPT_CHARS = 16_384  # of a grammar whose verdict is kept
+RETRY_AFTER = 2  # seconds
+
+
+class GrammarChecks:
+    """seconds: that compiling a grammar may take. named: the model's tokens that a grammar may call by name. size: how
+    many it has in all."""
+
+    def __init__(self, seconds: float, named: Mapping[str, int] | None = None, size: int = 0) -> None:
+        self._seconds, self._named, self._size = seconds, dict(named or {}), size
+        self._compile = Confined(
+            "ridgeline.serving.grammars.grammar:checker", seconds=seconds, memory=MEMORY, most=PROCESSES
+        )
+        self._pool = FairPool(PROCESSES, "grammar-check")
+        self._verdicts: OrderedDict[Grammar, str | None] = OrderedDict()
+        self._under_way: dict[tuple[str, Grammar], Job[str | None]] = {}
+
+    async def check(self, grammar: Grammar) -> None:
+        """Raises InvalidRequest, with the reason, for one that cannot be used, and GrammarsBusy."""
+        if grammar in self._verdicts:
+            self._verdicts.move_to_end(grammar)
+            verdict = self._verdicts[grammar]
+        else:
+            verdict = await self._verdict(owner.current(), grammar)
+        if verdict is not None:
+            raise InvalidRequest(verdict, param="structured_outputs")
+
+    async def _verdict(self, client: str, grammar: Grammar) -> str | None:
+        """None, or why it cannot be used. Requests of a client that ask the same at once wait for one answer."""
+        key = client, grammar
+        job = self._under_way.get(key)
+        if job is None:
+            try:
+                job = self._pool.submit(client, lambda: self._compile(self._asked(grammar)))
+            except Full:
+                raise GrammarsBusy("too many grammars wait to be checked; try again later.", RETRY_AFTER) from None
+            self._under_way[key] = job
+            job.future.add_done_callback(self._forgetting(key, asyncio.get_running_loop()))
+        try:
+            verdict = await self._result(job)
+        except OverLimit as limit:  # not kept: it may have been the machine
+            return f"the grammar is too complex: {limit} to compile; make it simpler."
+        if len(grammar.text) <= KEPT_CHARS:
+            self._verdicts[grammar] = verdict
+            if len(self._verdicts) > KEPT:
+                self._verdicts.popitem(last=False)
+        return verdict
+
+    def _asked(self, grammar: Grammar) -> dict[str, Any]:
+        """The model's vocabulary goes along where the grammar may speak of it: `<tool_call>`, `<[151657]>`."""
+        speaks = grammar.kind == "grammar" and "<" in grammar.text
+        named = {name: number for name, number in self._named.items() if speaks and name in grammar.text}
+        return {
+            "kind": grammar.kind,
+            "text": grammar.text,
+            "named": named,
+            "size": self._size if speaks else 0,
+        }
+
+    async def _result(self, job: Job[str | None]) -> str | None:
+        """As soon as it is there; how long it works is bounded by its process. Others may wait for the same."""
+        waited = asyncio.wrap_future(job.future)
+        try:
+            await asyncio.wait([waited], timeout=PATIENCE * self._seconds)
+            if job.started is None:
+                job.future.cancel()
+            return await asyncio.shield(waited)
+        except asyncio.CancelledError:
+            if not job.future.cancelled():
+                raise
+            raise GrammarsBusy("there was no time to check the grammar; try again later.", RETRY_AFTER) from None
+
+    def _forgetting(
+        self, key: tuple[str, Grammar], loop: asyncio.AbstractEventLoop
+    ) -> Callable[[Future[str | None]], object]:
+        return lambda _: loop.call_soon_threadsafe(self._under_way.pop, key, None)

@@ -1,0 +1,145 @@
+"""What the engine's process counts: one place, so that any number of API servers show the same figures.
+
+Legend: B bounds of a histogram.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from ridgeline.core.cost import Headroom
+from ridgeline.core.plan import RowKind, StepPlan
+from ridgeline.core.request import Preemption, Request, RequestStats
+from ridgeline.engine.scheduler import Scheduler
+from ridgeline.serving.observed.histograms import BOUNDS
+from ridgeline.transport.messages import Distribution, Gpu, Stats, StepFigures
+
+KEPT_STEPS = 1024  # shapes of steps that a `Stats` tells of at most
+KEPT_MARKS = 100_000  # steps to look back for what the device did while a request ran
+
+
+class Histogram:
+    """Counts of values up to each bound; the last counts what is above all of them."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds_B = np.array(bounds)
+        self._counts = np.zeros(len(bounds) + 1, np.int64)
+        self._total = 0.0
+
+    def add(self, *values: float) -> None:
+        places = np.searchsorted(self._bounds_B, values)
+        self._counts += np.bincount(places, minlength=len(self._counts))
+        self._total += sum(values)
+
+    def message(self) -> Distribution:
+        return Distribution(counts=self._counts.tolist(), total=self._total)
+
+
+class EngineStats:
+    """Fed by the engine's loop: every step, every token, every end of a request. Times on the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._started = time.time()
+        self._steps = 0
+        self._recent: deque[StepFigures] = deque(maxlen=KEPT_STEPS)
+        self._finished: Counter[str] = Counter()
+        self._counters = Counter[str](prompt_tokens=0, generation_tokens=0)
+        self._histograms = {name: Histogram(bounds) for name, bounds in BOUNDS.items()}
+        self._fresh: dict[str, Request] = {}  # without a token so far
+        self._last_token: dict[str, float] = {}  # of the others: when the newest came
+        self._marks: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]  # time, device's work and its limit so far
+
+    def note_step(self, now: float, spent: Headroom, plan: StepPlan) -> None:
+        """A step's result is in."""
+        rows, tokens = len(plan.rows), plan.num_tokens
+        prefills = int(np.count_nonzero(plan.rows.kinds_R == RowKind.CHUNK))
+        shape = StepFigures(
+            at=now,
+            seconds=spent.elapsed,
+            limit=spent.limit,
+            decode_rows=rows - prefills,
+            prefill_rows=prefills,
+            tokens=tokens,
+        )
+        self._steps += 1
+        self._recent.append(shape)
+        self._histograms["iteration_tokens_total"].add(tokens)
+        _, elapsed, limit = self._marks[-1]
+        self._marks.append((now, elapsed + spent.elapsed, limit + spent.limit))
+        if len(self._marks) > 2 * KEPT_MARKS:
+            del self._marks[:KEPT_MARKS]
+
+    def note_arrival(self, request: Request) -> None:
+        self._fresh[request.id] = request
+
+    def note_tokens(self, request_ids: Sequence[str], now: float) -> None:
+        """Each of these got a token."""
+        last, fresh = self._last_token, self._fresh
+        gaps = [now - last[name] for name in request_ids if name in last]
+        if gaps:
+            self._histograms["inter_token_latency_seconds"].add(*gaps)
+        if len(gaps) < len(request_ids):
+            begun = [fresh.pop(name) for name in request_ids if name in fresh]
+            self._histograms["time_to_first_token_seconds"].add(*(now - request.arrival for request in begun))
+            self._counters["prompt_tokens"] += sum(len(request.prompt_token_ids) for request in begun)
+        for name in request_ids:
+            last[name] = now
+        self._counters["generation_tokens"] += len(request_ids)
+
+    def note_end(self, request: Request, stats: RequestStats, reason: str) -> Headroom:
+        """A request has ended, however it did; times that it never reached are left out. What the device did while
+        it ran, for it and for others."""
+        self._finished[reason] += 1
+        self._fresh.pop(request.id, None)
+        self._last_token.pop(request.id, None)
+        add = {name: histogram.add for name, histogram in self._histograms.items()}
+        add["request_prompt_tokens"](stats.prompt_tokens)
+        add["request_generation_tokens"](stats.output_tokens)
+        add["e2e_request_latency_seconds"](stats.finished - stats.arrival)
+        if stats.first_scheduled is None:
+            return Headroom()
+        add["request_queue_time_seconds"](stats.first_scheduled - stats.arrival)
+        add["request_inference_time_seconds"](stats.finished - stats.first_scheduled)
+        if stats.first_token is not None:
+            add["request_prefill_time_seconds"](stats.first_token - stats.first_scheduled)
+            add["request_decode_time_seconds"](stats.finished - stats.first_token)
+            if stats.output_tokens > 1:
+                per_token = (stats.finished - stats.first_token) / (stats.output_tokens - 1)
+                add["request_time_per_output_token_seconds"](per_token)
+        return self.worked(since=stats.first_scheduled)
+
+    def worked(self, *, since: float) -> Headroom:
+        """What the device did from then on."""
+        _, elapsed, limit = self._marks[max(0, bisect_right(self._marks, (since,)) - 1)]
+        _, elapsed_now, limit_now = self._marks[-1]
+        return Headroom(elapsed_now - elapsed, limit_now - limit)
+
+    def message(self, scheduler: Scheduler, headroom: Headroom, gpus: list[Gpu]) -> Stats:
+        cache = scheduler.cache
+        others = {
+            "prefix_cache_queries": cache.queried_tokens,
+            "prefix_cache_hits": cache.hit_tokens,
+            "preemptions": scheduler.preemptions.total(),
+        }
+        reasons = {f"preemptions: {reason}": scheduler.preemptions[reason] for reason in Preemption}
+        return Stats(
+            at=time.monotonic(),
+            started=self._started,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            pages_used=cache.pool.num_pages - cache.pool.free_pages,
+            num_pages=cache.pool.num_pages,
+            steps=self._steps,
+            step_seconds=headroom.elapsed,
+            limit_seconds=headroom.limit,
+            counters={**self._counters, **others, **reasons},
+            finished=dict(self._finished),
+            histograms={name: histogram.message() for name, histogram in self._histograms.items()},
+            recent=list(self._recent),
+            gpus=gpus,
+        )

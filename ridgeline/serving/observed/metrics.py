@@ -1,0 +1,217 @@
+"""`Stats` → Prometheus. What routers, autoscalers and benchmark clients read has vLLM's names, the rest `ridgeline:*`.
+
+Everything that the engine counts comes ready-made from its process, so all API servers show the same figures; only what
+is said of an API server itself is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from ridgeline.core.cost import Headroom
+from ridgeline.core.request import Preemption
+from ridgeline.serving.observed.histograms import BOUNDS
+from ridgeline.transport.messages import Distribution, EngineFacts, Gpu, Stats, StepFigures
+from ridgeline.version import __version__
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+REASONS = ("stop", "length", "abort", "error")
+NEWEST_STEPS = 128  # that the gauge of headroom looks at
+ENGINE = ("model_name", "engine")  # labels of what the engine tells, as vLLM has them
+CACHE = (*ENGINE, "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")
+DEVICE = (*ENGINE, "device", "dtype", "max_model_len")
+
+HELP = {
+    "time_to_first_token_seconds": "From arrival to the first token.",
+    "inter_token_latency_seconds": "Between a request's tokens.",
+    "request_time_per_output_token_seconds": "Mean time of a request's tokens after the first.",
+    "e2e_request_latency_seconds": "From arrival to the end.",
+    "request_queue_time_seconds": "From arrival until the request was first scheduled.",
+    "request_prefill_time_seconds": "From then to its first token.",
+    "request_decode_time_seconds": "From the first token to the end.",
+    "request_inference_time_seconds": "From first scheduled to the end.",
+    "request_prompt_tokens": "Prompt tokens of requests that ended.",
+    "request_generation_tokens": "Output tokens of requests that ended.",
+    "iteration_tokens_total": "Tokens run in a step.",
+}
+COUNTERS = {
+    "prompt_tokens": "Prompt tokens of requests that got their first token.",
+    "generation_tokens": "Tokens generated.",
+    "preemptions": "Times a running request lost its slot and blocks and started over.",
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens found there.",
+}
+VLLM_COUNTERS = {"preemptions": "num_preemptions"}  # where the name differs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """All that a page of metrics is made of. facts, stats: the newest known, None before any engine answered.
+    api_servers: how many there are; open_requests, open_tokens, stalls, stall_seconds: of this one, called `name`."""
+
+    model: str
+    up: bool
+    restarts: int
+    facts: EngineFacts | None
+    stats: Stats | None
+    name: str
+    api_servers: int
+    open_requests: int
+    open_tokens: int
+    stalls: int = 0
+    stall_seconds: float = 0.0
+
+    @property
+    def labels(self) -> list[str]:
+        """Values of ENGINE."""
+        return [self.model, "0"]
+
+
+def render(snapshot: Snapshot) -> bytes:
+    """Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Once(families(snapshot)))
+    return generate_latest(registry)
+
+
+def families(snapshot: Snapshot) -> list[Metric]:
+    """Every metric there is; one that has no value now is there without samples."""
+    return [*_server(snapshot), *_engine(snapshot), *_histograms(snapshot), *_device(snapshot)]
+
+
+def headroom(steps: Sequence[StepFigures]) -> float | None:
+    """Limit ÷ time over these steps; None where either is unknown."""
+    return Headroom(sum(step.seconds for step in steps), sum(step.limit for step in steps)).share
+
+
+class _Once(Collector):
+    """Families that are made already."""
+
+    def __init__(self, made: list[Metric]) -> None:
+        self._made = made
+
+    def collect(self) -> Iterable[Metric]:
+        return self._made
+
+
+def _server(snapshot: Snapshot) -> Iterable[Metric]:
+    labels = snapshot.labels
+    yield _gauge("ridgeline:engine_up", "1 while the engine's process answers.", ENGINE, [(labels, snapshot.up)])
+    restarts = CounterMetricFamily("ridgeline:engine_restarts", "Engines that were replaced.", labels=ENGINE)
+    restarts.add_metric(labels, snapshot.restarts)
+    yield restarts
+    yield _gauge("ridgeline:faces", "Processes that serve the network.", (), [([], snapshot.api_servers)])
+    of_face: dict[str, tuple[str, float]] = {
+        "requests": ("Completions running or waiting that came through the API server asked.", snapshot.open_requests),
+        "tokens": ("Their prompts and all that they may write.", snapshot.open_tokens),
+    }
+    for what, (text, value) in of_face.items():
+        yield _gauge(f"ridgeline:face_open_{what}", text, ("face",), [([snapshot.name], value)])
+    stalled: dict[str, tuple[str, float]] = {
+        "stalls": ("Times the event loop of the API server asked was held up.", snapshot.stalls),
+        "stall_seconds": ("For how long in all; its log says by what.", snapshot.stall_seconds),
+    }
+    for what, (text, value) in stalled.items():
+        made = CounterMetricFamily(f"ridgeline:face_loop_{what}", text, labels=("face",))
+        made.add_metric([snapshot.name], value)
+        yield made
+    yield _gauge("ridgeline:build_info", "1; the label has the version.", ("version",), [([__version__], 1)])
+
+
+def _engine(snapshot: Snapshot) -> Iterable[Metric]:
+    labels, stats = snapshot.labels, snapshot.stats
+
+    def gauge(name: str, text: str, value: float | None) -> Metric:
+        return _gauge(name, text, ENGINE, [] if value is None else [(labels, value)])
+
+    def counter(name: str, text: str, value: float | None) -> Metric:
+        made = CounterMetricFamily(name, text, labels=ENGINE)
+        if value is not None:
+            made.add_metric(labels, value)
+        return made
+
+    now = stats if snapshot.up else None  # a dead engine runs nothing, whatever it said last
+    idle = None if stats is None else 0.0
+    yield gauge("vllm:num_requests_running", "Requests that steps advance.", now.running if now else idle)
+    yield gauge("vllm:num_requests_waiting", "Requests that wait for room.", now.waiting if now else idle)
+    usage = now.pages_used / now.num_pages if now else idle
+    yield gauge("vllm:kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1.", usage)
+    for name, text in COUNTERS.items():
+        yield counter(f"vllm:{VLLM_COUNTERS.get(name, name)}", text, stats.counters[name] if stats else None)
+    success = CounterMetricFamily(
+        "vllm:request_success", "Requests that ended, by why.", labels=(*ENGINE, "finished_reason")
+    )
+    for reason in REASONS if stats else ():
+        success.add_metric([*labels, reason], stats.finished.get(reason, 0) if stats else 0)
+    yield success
+    preempted = CounterMetricFamily(
+        "ridgeline:preemptions", "Times a running request started over, by why.", labels=(*ENGINE, "reason")
+    )
+    for why in Preemption if stats else ():
+        preempted.add_metric([*labels, why], stats.counters.get(f"preemptions: {why}", 0) if stats else 0)
+    yield preempted
+    started = stats.started if stats else None
+    yield gauge("ridgeline:engine_start_time_seconds", "When the engine started, since 1970.", started)
+    yield counter("ridgeline:steps", "Steps of the engine.", stats.steps if stats else None)
+    yield counter("ridgeline:step_seconds", "Time the device took for them.", stats.step_seconds if stats else None)
+    yield counter("ridgeline:limit_seconds", "The least it could have.", stats.limit_seconds if stats else None)
+    share = headroom(stats.recent[-NEWEST_STEPS:]) if stats else None
+    yield gauge("ridgeline:headroom", f"Limit divided by time over the newest {NEWEST_STEPS} steps; 1 is best.", share)
+
+
+def _histograms(snapshot: Snapshot) -> Iterable[Metric]:
+    for name, bounds in BOUNDS.items():
+        made = HistogramMetricFamily(f"vllm:{name}", HELP[name], labels=ENGINE)
+        if snapshot.stats is not None:
+            found = snapshot.stats.histograms[name]
+            made.add_metric(snapshot.labels, buckets=_buckets(bounds, found), sum_value=found.total)
+        yield made
+
+
+def _buckets(bounds: Sequence[float], found: Distribution) -> list[tuple[str, float]]:
+    """Prometheus counts what is up to each bound, everything below included."""
+    buckets, so_far = [], 0
+    for bound, count in zip([*map(str, map(float, bounds)), "+Inf"], found.counts, strict=True):
+        so_far += count
+        buckets.append((bound, float(so_far)))
+    return buckets
+
+
+def _device(snapshot: Snapshot) -> Iterable[Metric]:
+    facts = snapshot.facts
+    cache, device = [], []
+    if facts is not None:
+        prefix = str(facts.enable_prefix_caching)
+        cache = [([*snapshot.labels, str(facts.block_size), str(facts.num_pages), facts.dtype, prefix], 1.0)]
+        device = [([*snapshot.labels, facts.device, facts.dtype, str(facts.max_model_len)], 1.0)]
+    yield _gauge("vllm:cache_config_info", "1; the labels have the cache's settings.", CACHE, cache)
+    yield _gauge("ridgeline:device_info", "1; the labels say what the engine runs on.", DEVICE, device)
+    gpus = snapshot.stats.gpus if snapshot.stats and snapshot.up else []
+    for name, text, read in (
+        ("utilization_ratio", "Share of time in which a kernel ran, 0 to 1.", lambda gpu: gpu.utilization),
+        ("memory_used_bytes", "Memory in use, by anyone.", lambda gpu: gpu.memory_used),
+        ("memory_total_bytes", "Memory there is.", lambda gpu: gpu.memory_total),
+        ("power_watts", "Power drawn.", lambda gpu: gpu.power),
+        ("temperature_celsius", "Temperature.", lambda gpu: gpu.temperature),
+    ):
+        told = [(_gpu_labels(gpu), value) for gpu in gpus if (value := read(gpu)) is not None]
+        yield _gauge(f"ridgeline:gpu_{name}", text, ("gpu", "name"), told)
+
+
+def _gpu_labels(gpu: Gpu) -> list[str]:
+    return [str(gpu.index), gpu.name]
+
+
+def _gauge(
+    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
+) -> GaugeMetricFamily:
+    made = GaugeMetricFamily(name, text, labels=labels)
+    for of, value in values:
+        made.add_metric(of, float(value))
+    return made

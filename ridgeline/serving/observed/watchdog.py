@@ -1,0 +1,67 @@
+"""Notices when an event loop is held up, counts for how long, and logs what held it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+
+logger = logging.getLogger("ridgeline.serving.api_server")
+
+BEAT = 0.05  # seconds between two signs of life
+LATE = 0.1  # seconds that one may be late
+MOST_FRAMES = 8  # innermost ones that are logged
+QUIET = 1.0  # seconds between two lines in the log: whoever holds the loop up shall not fill the disk, too
+
+
+class Watchdog:
+    """stalls, seconds: how often the loop was late by more than LATE, and by how much in all."""
+
+    def __init__(self) -> None:
+        self.stalls, self.seconds = 0, 0.0
+        self._due = float("inf")  # when the next sign of life is
+        self._held_by = ""
+        self._logged = 0.0
+        self._stop = threading.Event()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Watch this loop, from within it; until `stop`."""
+        self._loop = loop
+        self._beat()
+        thread = threading.Thread(target=self._watch, args=(threading.get_ident(),), name="watchdog", daemon=True)
+        thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        late = now - self._due
+        if late > LATE:
+            self.stalls, self.seconds = self.stalls + 1, self.seconds + late
+            if now - self._logged > QUIET:
+                self._logged = now
+                logger.warning(
+                    "the event loop was held up for %.3f s%s", late, self._held_by or " (by what is not known)"
+                )
+        self._held_by = ""
+        if not self._stop.is_set():
+            self._due = now + BEAT
+            self._loop.call_later(BEAT, self._beat)
+
+    def _watch(self, thread: int) -> None:
+        while not self._stop.wait(BEAT):
+            if not self._held_by and time.monotonic() > self._due + LATE:
+                frame = sys._current_frames().get(thread)
+                if frame is not None:
+                    self._held_by = _told(frame)
+
+
+def _told(frame: FrameType) -> str:
+    """Describe what a thread does, innermost first, in one line."""
+    summary = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=MOST_FRAMES, lookup_lines=False)
+    return " by " + " < ".join(f"{each.name} ({each.filename.rpartition('/')[2]}:{each.lineno})" for each in summary)

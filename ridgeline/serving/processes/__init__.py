@@ -1,0 +1,1 @@
+"""Processes: the supervisor, the engine's, the API servers', and what these owe to each other."""

@@ -1,0 +1,163 @@
+"""An API server's process: serves REST on a socket that it inherits, and gRPC on an address.
+
+    python -m ridgeline.serving.processes.api_server_process < settings
+
+reads one JSON object (`ApiServerSettings`) from standard input and ends when that closes: whoever started it is gone.
+It says `ready` on standard output once it serves and an engine has answered. SIGTERM drains it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from ridgeline.core.errors import RidgelineError
+from ridgeline.core.serving import ServeConfig
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.errors import Unavailable
+from ridgeline.serving.http.middleware import wrap
+from ridgeline.serving.http.wire_bounds import BoundedProtocol
+from ridgeline.serving.processes.lifeline import end_with_parent, tell_mistake, tell_ready
+from ridgeline.serving.processes.logs import set_up_logging
+
+logger = logging.getLogger("ridgeline.serving.api_server")
+
+APP = "ridgeline.serving.http.app:create_app"
+FLUSH = 3  # seconds that a client gets to read the end of its answer while the server ends
+KEEP_ALIVE = 75  # seconds that idle connections stay open: longer than proxies keep theirs
+GREETING = 1.0  # seconds that an engine gets to answer before clients are told that there is none
+LOOK = 0.05  # seconds between looks at what still runs
+
+
+class ApiServerSettings(msgspec.Struct, kw_only=True):
+    """name: unlike any other API server's, earlier lives of this one included. socket: path of the engine's. listener:
+    file descriptor of the listening socket. grpc_address: "host:port". app: "module:function" from an API server to its
+    app."""
+
+    name: str
+    config: ServeConfig
+    folder: str
+    names: tuple[str, ...]
+    socket: str
+    listener: int
+    grpc_address: str | None = None
+    app: str = APP
+
+
+class Server(uvicorn.Server):
+    """Signals are `serve`'s business."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(settings: ApiServerSettings) -> None:
+    """Until SIGTERM, and then until what runs has ended. Raises what broke it."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    config = settings.config
+    api = ApiServer.build(config, Path(settings.folder), settings.names, settings.socket, settings.name)
+    server = Server(_uvicorn_config(wrap(_create_app(settings.app)(api), api), config))
+    listener = socket.socket(fileno=settings.listener)
+    api.watchdog.start(asyncio.get_running_loop())
+    engine = asyncio.create_task(api.client.run())
+    api.chat_template.warm()
+    with suppress(TimeoutError):  # who waited for an API server that died finds an engine behind the next one
+        await asyncio.wait_for(api.client.wait_until_up(), GREETING)
+    serving = asyncio.create_task(server.serve([listener]))
+    grpc_server = await _start_grpc(api, settings.grpc_address)
+    ready = asyncio.create_task(_announce(api, server))
+    stopping = asyncio.create_task(stop.wait())
+
+    await asyncio.wait({engine, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    ready.cancel()
+    for task in (engine, serving):
+        if task.done():
+            task.result()
+    await drain(api, config.shutdown_timeout)
+    server.should_exit = True
+    if grpc_server is not None:
+        await grpc_server.stop(FLUSH)
+    await serving
+
+
+async def drain(api: ApiServer, timeout: float) -> None:
+    """Take nothing on any more, wait until what runs has ended, and end what has not after `timeout` seconds."""
+    admission = api.service.admission
+    admission.draining = True
+    logger.info("draining: %d requests run, for at most %g s more", admission.open_requests, timeout)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    while admission.open_requests and loop.time() < deadline:
+        await asyncio.sleep(min(LOOK, max(0.0, deadline - loop.time())))
+    if admission.open_requests:
+        logger.warning("%d requests have not ended in %g s and are cut", admission.open_requests, timeout)
+        reason = f"the server shut down, and this request had not ended within {timeout:g} s; send it to another."
+        api.client.end_all(Unavailable(reason, retry_after=5))
+
+
+def _uvicorn_config(app: ASGIApp, config: ServeConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        root_path=config.root_path,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=FLUSH,
+    )
+
+
+def _create_app(name: str) -> Callable[[ApiServer], ASGIApp]:
+    module, _, function = name.partition(":")
+    create: Callable[[ApiServer], ASGIApp] = getattr(importlib.import_module(module), function)
+    return create
+
+
+async def _start_grpc(api: ApiServer, address: str | None) -> Any:
+    if address is None:
+        return None
+    from ridgeline.serving.grpc.server import start  # takes 0.2 s, and most servers have no gRPC
+
+    return await start(api, address)
+
+
+async def _announce(api: ApiServer, server: uvicorn.Server) -> None:
+    await api.client.wait_until_up()
+    while not server.started:
+        await asyncio.sleep(LOOK)
+    tell_ready()
+
+
+def main() -> None:
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ApiServerSettings)
+    set_up_logging(as_json=settings.config.log_json, level=settings.config.log_level)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the supervisor decides
+    try:
+        uvloop.run(serve(settings))
+    except RidgelineError as error:
+        tell_mistake(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,329 @@
+"""The engine's process: messages in, steps, messages out. Text is the API servers' business.
+
+    python -m ridgeline.serving.processes.engine_process < settings
+
+reads one JSON object (`EngineSettings`) from standard input and ends when that closes: whoever started it is gone. It
+says `ready` on standard output once API servers can reach it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from ridgeline.assembly import Assembly, assemble
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.cost import Headroom
+from ridgeline.core.errors import DeviceLost, InvalidRequest, RidgelineError
+from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
+from ridgeline.serving.grammars.masks import Busy, Grammars
+from ridgeline.serving.observed.engine_stats import EngineStats
+from ridgeline.serving.observed.gpus import Gpus
+from ridgeline.serving.observed.recent import RecentRequests
+from ridgeline.serving.processes.lifeline import end_with_parent, tell_mistake, tell_ready
+from ridgeline.serving.processes.logs import set_up_logging
+from ridgeline.transport.messages import (
+    Ask,
+    Cancel,
+    Ended,
+    EngineFacts,
+    Event,
+    FromFace,
+    Hello,
+    Look,
+    Progress,
+    Refused,
+    Seen,
+    Stats,
+    Submit,
+    Welcome,
+)
+from ridgeline.transport.zmq import EngineSocket
+
+logger = logging.getLogger(__name__)
+
+STATS_PERIOD = 1.0  # seconds
+IDLE_WAIT = 0.25  # seconds: how long a signal may go unseen while nothing happens
+# Of the 1024 shapes that torch's and oneDNN's caches of compiled products keep, each: an entry has a quarter of a
+# megabyte, and a CPU's server whose load varies would grow for hours before they were full.
+KEPT_SHAPES = {"LRU_CACHE_CAPACITY": "512", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
+GRAMMAR_RETRY = 2  # seconds after which to try again what there was no time to compile
+LOST = 3  # exit code
+GRAMMAR_WAIT = 0.002  # seconds between looks at grammars that are being compiled, while nothing else happens
+
+
+class EngineSettings(msgspec.Struct, kw_only=True):
+    """socket: path to listen on. options: of `LLMConfig`. life: as in `EngineFacts`. grammar_timeout: seconds."""
+
+    socket: str
+    options: dict[str, Any]
+    served_name: str
+    life: int = 1
+    grammar_timeout: float = 5.0
+    log_json: bool = False
+    log_level: str = "info"
+
+
+class EngineHost:
+    """An engine and the API servers it works for."""
+
+    def __init__(self, assembly: Assembly, socket: EngineSocket, settings: EngineSettings) -> None:
+        self._engine, self._socket = assembly.engine, socket
+        self._facts = facts_of(assembly, settings.served_name, settings.life)
+        self._grammars = Grammars(
+            assembly.folder, self._facts.vocab_size, self._facts.eos_ids, settings.grammar_timeout
+        )
+        self._gpus = Gpus(str(assembly.device))
+        self._api_servers: dict[bytes, str] = {}  # connection → name
+        self._owners: dict[str, tuple[bytes, int]] = {}  # request → connection, number there
+        self._over: dict[str, tuple[Request, RequestStats]] = {}  # ended, and not yet told
+        self._stats = EngineStats()
+        self._recent = RecentRequests()
+        self._stats_due = 0.0
+        self._stopped = False
+        self._engine.on_finish(self._note_end)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def run(self) -> None:
+        """Until `stop`. Raises DeviceLost."""
+        working = False
+        while not self._stopped:
+            wait = 0.0 if self._engine.has_work else GRAMMAR_WAIT if self._grammars.pending else IDLE_WAIT
+            for connection, message in self._socket.receive(wait):
+                self._take(connection, message)
+            if self._engine.has_work and not working and len(self._api_servers) > 1:
+                self._broadcast()  # a step may be long: API servers with no part in it must know that there is one
+            working = self._engine.has_work
+            if self._grammars.pending:
+                for connection, submit, mask in self._grammars.done():
+                    self._begin(connection, submit, mask)
+            if self._engine.has_work:
+                self._step()
+            if time.monotonic() >= self._stats_due:
+                self._broadcast()
+        self._engine.shutdown()
+        self._socket.close()
+
+    # ---- messages ---------------------------------------------------------------------------------------------
+
+    def _take(self, connection: bytes, message: FromFace) -> None:
+        """Whatever is wrong with a message that could be decoded ends that message."""
+        try:
+            self._do(connection, message)
+        except Exception:
+            logger.exception("a message of the kind %s could not be handled", type(message).__name__)
+            if isinstance(message, Submit):
+                self._socket.send(connection, Refused(id=message.id, error="the engine could not take the request."))
+
+    def _do(self, connection: bytes, message: FromFace) -> None:
+        match message:
+            case Submit(grammar=None):
+                self._begin(connection, message, None)
+            case Submit():
+                try:
+                    self._grammars.compile(connection, message)
+                except Busy as busy:
+                    self._begin(connection, message, busy)
+            case Cancel():
+                self._cancel(connection, message)
+            case Hello():
+                for other in [c for c, name in self._api_servers.items() if name == message.name and c != connection]:
+                    self._forget(other)
+                self._api_servers[connection] = message.name
+                self._socket.send(connection, Welcome(facts=self._facts))
+            case Ask():
+                self._socket.send(connection, self._message())
+            case Look():
+                self._socket.send(connection, Seen(lives=self._recent.look(message, self._so_far)))
+
+    def _begin(self, connection: bytes, submit: Submit, mask: TokenMask | Exception | None) -> None:
+        """Queue it. Nothing in one request may hurt the others: whatever is wrong with it is told to its API server."""
+        name = _name(connection, submit.id)
+        try:
+            if isinstance(mask, Exception):
+                raise mask
+            request = _request(name, submit, mask)
+            self._engine.add(request)
+        except Busy as error:
+            self._socket.send(connection, Refused(id=submit.id, error=str(error), retry_after=GRAMMAR_RETRY))
+        except InvalidRequest as error:
+            self._socket.send(connection, Refused(id=submit.id, error=str(error), param=error.param))
+        except Exception as error:
+            logger.exception("a request could not be queued")
+            self._socket.send(connection, Refused(id=submit.id, error=f"the request could not be queued: {error}"))
+        else:
+            self._owners[name] = connection, submit.id
+            self._stats.note_arrival(request)
+            self._recent.begin(name, submit)
+
+    def _cancel(self, connection: bytes, message: Cancel) -> None:
+        for number in self._grammars.cancel(connection, message.ids):
+            self._socket.send(connection, Refused(id=number, error="the request was cancelled."))
+        names = dict.fromkeys(_name(connection, number) for number in message.ids)
+        found = [name for name in names if name in self._owners]
+        for name in found:
+            self._engine.abort(name, message.at_token)
+        ended = [self._end(name, "abort" if message.at_token is None else "stop") for name in found]
+        if ended:
+            self._socket.send(connection, Progress(ids=[], token_ids=[], events=[], ended=ended))
+
+    # ---- steps ------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        before = self._engine.headroom
+        events = self._engine.step()
+        now, spent, plan = time.monotonic(), self._engine.headroom.since(before), self._engine.last_plan
+        if spent.elapsed > 0 and plan is not None:
+            self._stats.note_step(now, spent, plan)
+        told = (*events.ids, *(event.request_id for event in events.events if event.token_id >= 0))
+        self._stats.note_tokens([name for name in told if name in self._owners], now)  # others were cancelled
+        for connection, progress in self._sorted(events).items():
+            if not self._socket.send(connection, progress):
+                self._forget(connection)
+
+    def _sorted(self, events: StepEvents) -> dict[bytes, Progress]:
+        """A step's events by API server. Those of requests that were cancelled meanwhile are nobody's."""
+        owners, found = self._owners, dict[bytes, Progress]()
+
+        def to(connection: bytes) -> Progress:
+            if connection not in found:
+                found[connection] = Progress(ids=[], token_ids=[], events=[], ended=[])
+            return found[connection]
+
+        for name, token_id in zip(events.ids, events.token_ids, strict=True):
+            if name in owners:
+                connection, number = owners[name]
+                progress = to(connection)
+                progress.ids.append(number)
+                progress.token_ids.append(token_id)
+        for event in events.events:
+            if event.request_id in owners:
+                connection, number = owners[event.request_id]
+                to(connection).events.append(_event(number, event))
+                if event.finish_reason is not None:
+                    to(connection).ended.append(self._end(event.request_id, event.finish_reason))
+        return found
+
+    def _note_end(self, request: Request, stats: RequestStats) -> None:
+        """The scheduler's word, which comes before the event that tells why."""
+        self._over[request.id] = request, stats
+
+    def _end(self, name: str, reason: str) -> Ended:
+        _, number = self._owners.pop(name)
+        request, stats = self._over.pop(name)
+        device = self._stats.note_end(request, stats, reason)
+        self._recent.end(name, reason, stats, device)
+        return Ended(id=number, stats=stats, device=device)
+
+    def _so_far(self, name: str) -> tuple[RequestStats, Headroom]:
+        stats = self._engine.scheduler.stats_of(name)
+        begun = stats.first_scheduled
+        return stats, Headroom() if begun is None else self._stats.worked(since=begun)
+
+    def _forget(self, connection: bytes) -> None:
+        """An API server is gone, or does not read: its requests end."""
+        logger.warning("API server %s is gone: its requests are ended", self._api_servers.pop(connection, "?"))
+        self._grammars.forget(connection)
+        for name in [name for name, (owner, _) in self._owners.items() if owner == connection]:
+            self._engine.abort(name)
+            self._end(name, "abort")
+
+    # ---- figures ----------------------------------------------------------------------------------------------
+
+    def _broadcast(self) -> None:
+        self._stats_due = time.monotonic() + STATS_PERIOD
+        message = self._message()
+        for connection in list(self._api_servers):
+            if not self._socket.send(connection, message):
+                self._forget(connection)
+
+    def _message(self) -> Stats:
+        return self._stats.message(self._engine.scheduler, self._engine.headroom, self._gpus.read())
+
+
+def facts_of(assembly: Assembly, served_name: str, life: int) -> EngineFacts:
+    """What API servers are told."""
+    config, layout, model = assembly.engine.config, assembly.engine.layout, assembly.model
+    return EngineFacts(
+        process_id=os.getpid(),
+        life=life,
+        model=served_name,
+        folder=str(assembly.folder),
+        max_model_len=config.max_model_len,
+        vocab_size=model.spec.vocab_size,
+        eos_ids=list(model.eos_token_ids),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        block_size=layout.block_size,
+        num_pages=layout.num_pages - 1,
+        cache_tokens=assembly.memory.tokens,
+        dtype=assembly.dtype,
+        device=str(assembly.device),
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+
+
+def _name(connection: bytes, number: int) -> str:
+    return f"{connection.hex()}-{number}"
+
+
+def _event(number: int, event: TokenEvent) -> Event:
+    return Event(
+        id=number,
+        token_id=event.token_id,
+        finish_reason=event.finish_reason,
+        logprobs=event.logprobs,
+        prompt_logprobs=event.prompt_logprobs,
+        error=event.error,
+    )
+
+
+def _request(name: str, submit: Submit, mask: TokenMask | None) -> Request:
+    return Request(
+        id=name,
+        prompt_token_ids=tuple(submit.prompt_token_ids),
+        params=submit.params,
+        seed=submit.seed,
+        max_total_tokens=submit.max_total_tokens,
+        stop_ids=frozenset(submit.stop_ids),
+        eos_ids=frozenset(submit.eos_ids),
+        cache_salt=submit.cache_salt,
+        priority=submit.priority,
+        lookahead=2 if mask is None else 1,
+        token_mask=mask,
+        arrival=submit.arrival,
+    )
+
+
+def main() -> None:
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
+    set_up_logging(as_json=settings.log_json, level=settings.log_level)
+    end_with_parent()
+    os.environ.update(KEPT_SHAPES | os.environ)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the supervisor decides
+    try:
+        assembly = assemble(LLMConfig(**settings.options), interactive=True)
+    except RidgelineError as error:
+        tell_mistake(error)
+    if (target := assembly.engine.config.itl_target) is not None:
+        logger.info("steps with prompts take about %.3g ms at most while requests decode (--itl-target)", 1e3 * target)
+    host = EngineHost(assembly, EngineSocket(settings.socket), settings)
+    signal.signal(signal.SIGTERM, lambda *_: host.stop())
+    tell_ready()
+    try:
+        host.run()
+    except DeviceLost as error:
+        logger.critical("%s", error)
+        os._exit(LOST)  # at once: what would tidy up waits for the device
+
+
+if __name__ == "__main__":
+    main()

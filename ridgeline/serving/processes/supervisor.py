@@ -1,0 +1,372 @@
+"""The server's first process: holds the listening sockets, starts the engine and the API servers, keeps them alive, and
+ends them. It loads no tensors and sees no requests.
+
+Its children end by themselves when it goes, however it goes: each holds the other end of a pipe (lifeline.py). All API
+servers accept from one inherited socket, so connections that a dead API server had not accepted yet wait for the others
+or for its successor, and a port that someone else has is known before anything starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from ridgeline.core.errors import InvalidConfig, RidgelineError
+from ridgeline.core.serving import ServeConfig
+from ridgeline.serving.generation_defaults import GenerationDefaults
+from ridgeline.serving.processes.lifeline import MISTAKE, MISTAKEN, READY
+from ridgeline.serving.processes.runtime import RuntimeDirectory, allow_descriptors
+
+logger = logging.getLogger(__name__)
+
+MOST_FAILURES = 5  # quick ones in a row
+STEADY = 30.0  # seconds of work after which a death is no quick failure
+MARGIN = 10.0  # seconds that a process gets to end beyond what it was promised
+BACKLOG = 2048
+UNREAD = 75_000  # milliseconds that a client may leave what it was sent unread, before its connection is reset
+LAST_WORDS = 1.0  # seconds to read what a process that has ended had still said
+
+
+# glibc gives large pieces of memory back at once, unless it has seen one freed: then it keeps those of up to 32 MiB in
+# every thread's own store, and after some bodies of that size an API server held three times its memory.
+GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
+
+
+class GaveUp(RidgelineError):
+    """code: that the whole server exits with."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Keeper:
+    """Keeps one process alive. settings: from the number of its life to its standard input. fds: it inherits these.
+    environment: its variables, where ours do not say otherwise."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        settings: Callable[[int], bytes],
+        fds: tuple[int, ...] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name, self._module, self._settings, self._fds = name, module, settings, fds
+        self._environment = {**(environment or {}), **os.environ}
+        self.ready = asyncio.Event()  # it was, at least once
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began: float | None = None  # since when this life works
+        self._mistake = ""  # that ended it
+        self._stopping = asyncio.Event()
+
+    async def keep(self) -> None:
+        """Until `stop`. Raises GaveUp after MOST_FAILURES quick failures in a row, or where its first life ends with
+        the user's mistake."""
+        failures, life = 0, 0
+        while not self._stopping.is_set():
+            life += 1
+            code, seconds = await self._live(life)
+            if self._stopping.is_set():
+                return
+            if code == MISTAKE and not self.ready.is_set():
+                raise GaveUp(self._mistake or f"the {self.name} could not be started.", MISTAKE)
+            failures = 1 if seconds >= STEADY else failures + 1
+            if failures >= MOST_FAILURES:
+                raise GaveUp(f"the {self.name} {how(code)}, {failures} times in a row; giving up.", 1)
+            delay = back_off(failures)
+            logger.error("the %s %s; it is started again in %g s", self.name, how(code), delay)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay)
+
+    def stop(self) -> None:
+        """Ask it to end, and start no other."""
+        self._stopping.set()
+        if self._process is not None:
+            self._process.terminate()  # does nothing to one that has ended
+
+    def kill(self) -> None:
+        self._stopping.set()
+        if self._process is not None:
+            self._process.kill()
+
+    async def _live(self, life: int) -> tuple[int, float]:
+        """One life: its exit code, and for how long it worked."""
+        process = self._process = subprocess.Popen(
+            [sys.executable, *_same_path(), "-m", self._module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=self._fds,
+            env=self._environment,
+            bufsize=0,
+            process_group=0,  # Ctrl+C reaches the supervisor alone, which then ends them one after the other
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        told = asyncio.create_task(self._listen(process.stdout))
+        try:
+            with suppress(BrokenPipeError):  # it is dead already
+                process.stdin.write(self._settings(life) + b"\n")
+            await _end_of(process)
+            await asyncio.wait([told], timeout=LAST_WORDS)
+        finally:
+            told.cancel()
+            await asyncio.wait([told])
+            process.stdin.close()
+            process.stdout.close()
+        worked = 0.0 if self._began is None else time.monotonic() - self._began
+        self._began = None
+        return process.wait(), worked
+
+    async def _listen(self, output: IO[bytes]) -> None:
+        """What it says on standard output. Not what ends its life: processes of its own may hold that longer."""
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), output)
+        async for line in reader:
+            if line.strip() == READY.encode():
+                self._began = time.monotonic()
+                self.ready.set()
+            else:
+                said = line.decode(errors="replace").rstrip()
+                if said.startswith(MISTAKEN):
+                    self._mistake = said.removeprefix(MISTAKEN)
+                if not said.startswith(MISTAKEN) or self.ready.is_set():
+                    print(said, file=sys.stderr)
+
+
+class Supervisor:
+    """folder: of the model. names: what clients call it. app: as in `ApiServerSettings`. Sockets are bound at once, so
+    InvalidConfig or ModelLoadError comes before any process does."""
+
+    def __init__(self, config: ServeConfig, folder: Path, names: tuple[str, ...], *, app: str | None = None) -> None:
+        self._config, self._folder, self._names, self._app = config, folder, names, app
+        allow_descriptors()
+        self._defaults = GenerationDefaults.of(config.generation_config, folder)
+        check_certificate(config)
+        with ExitStack() as opened:
+            self._listener = opened.enter_context(listen(config.host, config.port))
+            self.port: int = self._listener.getsockname()[1]
+            self.grpc_port: int | None = None
+            if config.grpc_port is not None:
+                shared = config.api_server_count > 1
+                self._reserved = opened.enter_context(reserve(config.host, config.grpc_port, shared=shared))
+                self.grpc_port = self._reserved.getsockname()[1]
+                if not shared:
+                    self._reserved.close()  # the one API server binds it alone
+            self._kept_open = opened.pop_all()
+
+    def run(self) -> int:
+        """Until a signal or an end that no restart mends; the exit code."""
+        try:
+            directory = RuntimeDirectory()
+        except InvalidConfig:
+            self._kept_open.close()
+            raise
+        try:
+            return asyncio.run(self._run(directory.socket))
+        finally:
+            self._kept_open.close()
+            directory.remove()
+
+    async def _run(self, path: Path) -> int:
+        engine, api_servers = self._keepers(path)
+        everyone = [engine, *api_servers]
+        signals: asyncio.Queue[int] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, signals.put_nowait, number)
+        lives = {keeper: asyncio.create_task(keeper.keep()) for keeper in everyone}
+        ready = asyncio.create_task(self._announce(api_servers))
+        try:
+            asked = asyncio.create_task(signals.get())
+            await asyncio.wait({asked, *lives.values()}, return_when=asyncio.FIRST_COMPLETED)
+            for life in lives.values():
+                if life.done():
+                    life.result()
+            logger.info("shutting down; a second signal ends everything at once")
+            again = asyncio.create_task(signals.get())
+            drained = asyncio.create_task(self._drain(engine, api_servers, lives))
+            await asyncio.wait({again, drained}, return_when=asyncio.FIRST_COMPLETED)
+            return 0 if drained.done() else 128 + again.result()
+        except GaveUp as reason:
+            print(f"ridgeline: {reason}", file=sys.stderr)
+            return reason.code
+        finally:
+            ready.cancel()
+            for keeper in everyone:
+                keeper.kill()
+            await asyncio.gather(*lives.values(), return_exceptions=True)
+
+    async def _drain(self, engine: Keeper, api_servers: list[Keeper], lives: dict[Keeper, asyncio.Task[None]]) -> None:
+        """API servers first: they need the engine for what they still run."""
+        self._kept_open.close()  # the API servers alone hold the port now
+        for api in api_servers:
+            api.stop()
+        await asyncio.wait([lives[api] for api in api_servers], timeout=self._config.shutdown_timeout + MARGIN)
+        for api in api_servers:
+            api.kill()
+        engine.stop()
+        await asyncio.wait([lives[engine]], timeout=MARGIN)
+
+    def _keepers(self, path: Path) -> tuple[Keeper, list[Keeper]]:
+        config, fd = self._config, self._listener.fileno()
+        engine_settings = {
+            "socket": str(path),
+            "options": {**config.engine, "model": str(self._folder)},
+            "served_name": self._names[0],
+            "grammar_timeout": config.grammar_timeout,
+            "log_json": config.log_json,
+            "log_level": config.log_level,
+        }
+        api_server_settings = {
+            "config": config,
+            "folder": self._folder,
+            "names": self._names,
+            "socket": str(path),
+            "listener": fd,
+            "grpc_address": None if self.grpc_port is None else address(config.host, self.grpc_port),
+            **({} if self._app is None else {"app": self._app}),
+        }
+
+        def settings_of(index: int) -> Callable[[int], bytes]:
+            return lambda life: encode({**api_server_settings, "name": f"face-{index}-{life}"})
+
+        engine = Keeper(
+            "engine",
+            "ridgeline.serving.processes.engine_process",
+            lambda life: encode({**engine_settings, "life": life}),
+        )
+        api_servers = [
+            Keeper(
+                f"API server {index}",
+                "ridgeline.serving.processes.api_server_process",
+                settings_of(index),
+                (fd,),
+                GIVEN_BACK,
+            )
+            for index in range(1, config.api_server_count + 1)
+        ]
+        return engine, api_servers
+
+    async def _announce(self, api_servers: list[Keeper]) -> None:
+        """One line on standard output once requests find an answer."""
+        for api in api_servers:
+            await api.ready.wait()
+        scheme = "https" if self._config.ssl_keyfile else "http"
+        urls = f"{scheme}://{address(self._config.host, self.port)}{self._config.root_path}"
+        if self.grpc_port is not None:
+            urls += f" and grpc://{address(self._config.host, self.grpc_port)}"
+        print(f"Ready: {', '.join(self._names)} at {urls}", flush=True)
+        if told := str(self._defaults):
+            logger.info("a request that leaves them out gets %s (--generation-config none: plain defaults)", told)
+
+
+def _same_path() -> list[str]:
+    """Modules in the current folder hide nothing from a child that they do not hide from us."""
+    return [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
+
+
+async def _end_of(process: subprocess.Popen[bytes]) -> None:
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    descriptor = os.pidfd_open(process.pid)
+    loop.add_reader(descriptor, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def how(code: int) -> str:
+    """In words, how a process ended."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def back_off(failures: int) -> float:
+    """Seconds to wait after so many quick failures in a row: 0, 1, 2, 4, …"""
+    return 0.0 if failures <= 1 else 2.0 ** (failures - 2)
+
+
+def check_certificate(config: ServeConfig) -> None:
+    """Raises InvalidConfig where HTTPS is wanted and cannot be."""
+    if config.ssl_certfile is None:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")  # never asks for one
+    except (OSError, ValueError) as error:
+        files = f"{config.ssl_certfile} and {config.ssl_keyfile}"
+        raise InvalidConfig(f"{files} are no certificate and key that can be used ({error}).") from error
+
+
+def address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises InvalidConfig."""
+    bound = _bind(host, port)
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise _complaint(host, port, error) from error
+    return bound
+
+
+def reserve(host: str, port: int, *, shared: bool) -> socket.socket:
+    """A port that is free now; shared: and stays ours, for several processes that listen on it. Raises
+    InvalidConfig."""
+    free = _bind(host, port)
+    if not shared:
+        return free
+    port = free.getsockname()[1]
+    free.close()  # the first bind tells whether someone else has it, which the second would not
+    return _bind(host, port, reuse_port=True)
+
+
+def _bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _complaint(host, port, error) from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD)  # connections inherit it
+        bound.bind(where)
+    except OSError as error:
+        bound.close()
+        raise _complaint(host, port, error) from error
+    bound.setblocking(False)
+    return bound
+
+
+def _complaint(host: str, port: int, error: OSError) -> InvalidConfig:
+    return InvalidConfig(f"cannot listen on port {port} of {host!r} ({error.strerror}); choose another host or port.")
+
+
+def encode(settings: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(settings, enc_hook=str)

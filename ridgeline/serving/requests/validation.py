@@ -1,0 +1,338 @@
+"""From what a client sent to what the engine can run, for REST and gRPC alike: limits first, work after.
+
+body = parse(ChatBody, data)
+asked = await chat_request(api, body, request_id)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ridgeline.core.request import SamplingParams
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
+from ridgeline.serving.generation.service import GenerationRequest
+from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
+from ridgeline.serving.requests.bounded_json import Size, decode
+from ridgeline.serving.requests.refusals import refusal, shortened
+from ridgeline.serving.requests.structure import grammar_of
+from ridgeline.text.requests import with_spelled_words
+from ridgeline.transport.messages import Grammar
+
+__all__ = ["ChatBody", "CompletionBody", "chat_request", "completion_requests", "parse"]
+
+INLINE_CHARS = 4096  # longer texts are tokenized in a thread: the event loop has other clients
+CHARS_PER_TOKEN = 128  # more than any token has: a text beyond this times the context cannot fit
+DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI has it; a chat may fill the context
+
+# Known to OpenAI or vLLM, not here: ignoring them would give another answer than the one asked for.
+REFUSED = {
+    "functions": "functions is not supported; use tools.",
+    "function_call": "function_call is not supported; use tool_choice.",
+    "audio": "audio output is not supported; leave audio out.",
+    "chat_template": "a request cannot bring a chat template; the server's is used.",
+    "continue_final_message": "continue_final_message is not supported; leave it out.",
+    "use_beam_search": "beam search is not supported; leave use_beam_search out.",
+    "prompt_embeds": "prompt_embeds is not supported; send prompt.",
+    "truncate_prompt_tokens": "truncate_prompt_tokens is not supported; shorten the prompt.",
+    "logits_processors": "logits_processors is not supported; leave it out.",
+    **{
+        f"guided_{kind}": f"guided_{kind} is not supported; use structured_outputs: {{{kind}: …}}."
+        for kind in ("json", "regex", "choice", "grammar")
+    },
+}
+MOST_SPELLED = 8192  # token ids of all bad words together
+MOST_SENT = 1 << 24  # token ids of rules, in all completions of a request: each takes its own to the engine
+# Fields that a body and SamplingParams have alike.
+SAMPLING = (
+    *("n", "best_of", "temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "allowed_token_ids", "bad_words"),
+    *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
+    *("guidance_scale", "negative_prompt"),
+    *("skip_special_tokens", "detokenize", "prompt_logprobs_start", "seed"),
+)
+
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+def parse(model_class: type[_Body], data: Any) -> _Body:
+    """Raises BadRequest that names the field, as OpenAI's errors do ("messages.0.role")."""
+    if not isinstance(data, Mapping):
+        raise BadRequest(f"the body must be a JSON object, got {shortened(data)}.")
+    for name, sentence in REFUSED.items():
+        if data.get(name):
+            raise BadRequest(sentence, param=name)
+    try:
+        return model_class.model_validate(data)
+    except ValidationError as error:
+        raise refusal(error.errors(include_url=False), data) from None
+
+
+@lru_cache
+def known_names(model_class: type[BaseModel]) -> frozenset[str]:
+    """Fields of a body that are looked at, be it to refuse them."""
+    return frozenset(REFUSED).union(field.alias or name for name, field in model_class.model_fields.items())
+
+
+def check_model(api: ApiServer, name: str | None) -> str:
+    """The name that the answer carries: the client's own. Raises ModelNotFound."""
+    if name is None:
+        return api.names[0]
+    if name not in api.names:
+        known = ", ".join(api.names)
+        raise ModelNotFound(f"the model {shortened(name)} does not exist; this server has: {known}.", param="model")
+    return name
+
+
+async def completion_requests(api: ApiServer, body: CompletionBody, request_id: str) -> list[GenerationRequest]:
+    """One for each prompt. Raises RequestFailed or InvalidRequest."""
+    check_model(api, body.model)
+    _check_completion(body)
+    _check_counts(api, body)
+    grammar = await grammar_of(api, body)
+    top = body.logprobs
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
+    prompt_logprobs = _highest(body.prompt_logprobs, body.echo and top)
+    params = _params(api, body, max_tokens=max_tokens, logprobs=top, prompt_logprobs=prompt_logprobs)
+    one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+    prompts = [body.prompt] if one else body.prompt
+    most, count = api.config.max_queue_requests, len(prompts) * params.num_drawn
+    if count > most > 0:
+        raise BadRequest(f"prompts times n (or best_of) are {count}, of at most {most}.", param="prompt")
+    params = await _ruled(api, params, count)
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    encoded = await encode_all(api, texts, body.add_special_tokens is not False)
+    asked = []
+    spelled: Sequence[str | None] = texts or [None] * len(prompts)
+    for index, (text, ids) in enumerate(zip(spelled, encoded or prompts, strict=True)):
+        name = request_id if one else f"{request_id}-{index}"
+        asked.append(_request(api, body, name, text, ids, params, grammar, "prompt", body.max_tokens or 1))
+    return asked
+
+
+async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> GenerationRequest:
+    """Raises RequestFailed or InvalidRequest."""
+    check_model(api, body.model)
+    _check_chat(body)
+    _check_counts(api, body)
+    grammar = await grammar_of(api, body)
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    params = _params(
+        api,
+        body,
+        max_tokens=api.defaults.max_tokens if most is None else most,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    params = await _ruled(api, params, params.num_drawn)
+    prompt = await render(api, body, use_tools=body.tool_choice != "none")
+    ids = await encode(api, prompt, add_special_tokens=False, param="messages")
+    return _request(api, body, request_id, prompt, ids, params, grammar, "messages", most or 1)
+
+
+async def render(api: ApiServer, body: TemplateBody, *, use_tools: bool = True) -> str:
+    """The prompt of a conversation, by the model's template, in a thread: it is a program, and may take its time."""
+    return await asyncio.to_thread(_render, api, body, use_tools)
+
+
+def _render(api: ApiServer, body: TemplateBody, use_tools: bool) -> str:
+    messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+    template, size = api.chat_template, Size()
+    for index, message in enumerate(messages):
+        if message["role"] == "developer" and not template.mentions("developer"):
+            message["role"] = "system"
+        if message.get("tool_calls"):
+            message["tool_calls"] = [_plain_call(call, index, size) for call in message["tool_calls"]]
+    extra = dict(body.chat_template_kwargs or {})
+    taken = {"messages", "tools", "add_generation_prompt"} & extra.keys()
+    if taken:
+        name = min(taken)
+        raise BadRequest(f"{name} is a field of its own; it cannot be set here.", param=f"chat_template_kwargs.{name}")
+    for name in ("documents", "reasoning_effort"):
+        if getattr(body, name) is not None:
+            extra.setdefault(name, getattr(body, name))
+    tools = body.tools if use_tools else None
+    return template.render(messages, body.add_generation_prompt is not False, tools or None, **extra)
+
+
+async def encode(api: ApiServer, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+    """Token ids. param: the field that the text is from. Raises TooLong for what could never fit, before any work."""
+    [ids] = await encode_all(api, [text], add_special_tokens, param)
+    return ids
+
+
+async def encode_all(
+    api: ApiServer, texts: Sequence[str], add_special_tokens: bool = True, param: str = "prompt"
+) -> list[list[int]]:
+    """The same for each of several."""
+    for text in texts:
+        _check_length(api, text, param)
+
+    def work() -> list[list[int]]:
+        return [api.tokenizer.encode(text, add_special_tokens) for text in texts]
+
+    return work() if sum(map(len, texts)) <= INLINE_CHARS else await asyncio.to_thread(work)
+
+
+def _check_length(api: ApiServer, text: str, param: str) -> None:
+    context = api.service.facts().max_model_len
+    if len(text) > context * CHARS_PER_TOKEN:
+        raise TooLong(
+            f"This model's maximum context length is {context} tokens. However, your {param} has {len(text)} "
+            f"characters. Please reduce the length of the {param}.",
+            param=param,
+        )
+
+
+# ---- what a body says ---------------------------------------------------------------------------------------------
+
+
+def _check_completion(body: CompletionBody) -> None:
+    if body.suffix:
+        raise BadRequest("suffix is not supported: the model only continues text; leave it out.", param="suffix")
+    if body.max_tokens == 0 and not body.echo:
+        raise BadRequest("max_tokens is 0, which asks for nothing; use at least 1, or echo.", param="max_tokens")
+    if body.stream and body.prompt_logprobs is not None:
+        raise BadRequest("prompt_logprobs cannot be streamed; set stream to false.", param="prompt_logprobs")
+    _check_stream(body)
+
+
+def _check_chat(body: ChatBody) -> None:
+    if body.top_logprobs and not body.logprobs:
+        raise BadRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    if body.stream and body.prompt_logprobs is not None:
+        raise BadRequest("prompt_logprobs cannot be streamed; set stream to false.", param="prompt_logprobs")
+    _check_stream(body)
+
+
+def _check_counts(api: ApiServer, body: GenerationBody) -> None:
+    """Check the length of what is looked at one by one later."""
+    facts = api.service.facts()
+    allowed, negative = len(body.allowed_token_ids or ()), body.negative_prompt
+    if allowed > facts.vocab_size:
+        message = f"allowed_token_ids has {allowed} ids, and the vocabulary {facts.vocab_size}; name each once."
+        raise BadRequest(message, param="allowed_token_ids")
+    if isinstance(negative, list) and len(negative) >= facts.max_model_len:
+        raise TooLong(
+            f"the negative prompt has {len(negative)} tokens and the context holds {facts.max_model_len} including the "
+            "output; shorten it.",
+            param="negative_prompt",
+        )
+
+
+def _check_stream(body: GenerationBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise BadRequest("stream_options needs stream to be true.", param="stream_options")
+    if body.stream and (body.best_of or 1) > (body.n or 1):
+        raise BadRequest(
+            "best_of chooses when all have ended, so it cannot be streamed; set stream to false.", param="best_of"
+        )
+
+
+def _params(
+    api: ApiServer, body: GenerationBody, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
+    """Over the model's own defaults. Raises InvalidRequest for a value out of range."""
+    if body.stop and body.detokenize is False:
+        raise BadRequest("stop needs detokenize to be true; use stop_token_ids.", param="stop")
+    given: dict[str, Any] = dict(api.defaults.sampling)
+    given |= {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+    if body.logit_bias is not None:
+        given["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
+    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
+
+
+async def _ruled(api: ApiServer, params: SamplingParams, completions: int) -> SamplingParams:
+    """With texts as token ids, spelled in a thread. Raises InvalidRequest, and BadRequest for more ids than are
+    bearable."""
+    texts = [text for text in (params.negative_prompt, *(params.bad_words or ())) if isinstance(text, str)]
+    if isinstance(params.negative_prompt, str):
+        _check_length(api, params.negative_prompt, "negative_prompt")
+    if texts:
+        params = await asyncio.to_thread(with_spelled_words, params, api.tokenizer)
+    allowed, spelled = len(params.allowed_token_ids or ()), sum(map(len, params.bad_words or ()))
+    if spelled > MOST_SPELLED:
+        message = (
+            f"bad_words are {spelled} tokens, with and without a space before them; at most {MOST_SPELLED} may be."
+        )
+        raise BadRequest(message, param="bad_words")
+    if (allowed + spelled) * completions > MOST_SENT:
+        raise BadRequest(
+            f"allowed_token_ids and bad_words are {allowed + spelled} token ids for each of {completions} completions, "
+            f"and at most {MOST_SENT} in all; ask for fewer completions at once.",
+            param="allowed_token_ids" if allowed else "bad_words",
+        )
+    return params
+
+
+def _token_id(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) <= 10):
+        raise BadRequest(f"logit_bias maps token ids to -100..100, got the key {shortened(key)}.", param="logit_bias")
+    return int(key)
+
+
+def _highest(*counts: int | bool | None) -> int | None:
+    """Of the counts that are asked for: 0 is one of them, False and None are not."""
+    asked = [int(count) for count in counts if count is not None and count is not False]
+    return max(asked, default=None)
+
+
+def _request(
+    api: ApiServer,
+    body: GenerationBody,
+    name: str,
+    text: str | None,
+    ids: list[int],
+    params: SamplingParams,
+    grammar: Grammar | None,
+    param: str,
+    wanted: int,
+) -> GenerationRequest:
+    """The last look: does it fit this model? wanted: output tokens for which there must be room; a default takes what
+    room there is."""
+    facts = api.service.facts()
+    if not ids:
+        raise BadRequest("the prompt is empty; give at least one token.", param=param)
+    wrong = max(ids)
+    if wrong >= facts.vocab_size:
+        raise BadRequest(
+            f"the prompt has token id {wrong}, outside the vocabulary (0 to {facts.vocab_size - 1}).", param=param
+        )
+    if len(ids) + wanted > facts.max_model_len:
+        raise TooLong(
+            f"This model's maximum context length is {facts.max_model_len} tokens. However, you requested "
+            f"{len(ids) + wanted} tokens ({len(ids)} in the {param}, {wanted} in the completion). Please reduce the "
+            f"length of the {param} or completion.",
+            param=param,
+        )
+    return GenerationRequest(
+        id=name,
+        prompt=text,
+        prompt_token_ids=ids,
+        params=params,
+        grammar=grammar,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        timeout=api.config.request_timeout,
+        queue_timeout=api.config.queue_timeout,
+    )
+
+
+def _plain_call(call: dict[str, Any], index: int, size: Size) -> dict[str, Any]:
+    """OpenAI sends a call's arguments as text; templates expect the object that it spells. size: of all arguments."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = decode((function["arguments"] or "{}").encode(), size)
+    except (BadRequest, UnicodeEncodeError):
+        raise BadRequest(
+            f"the arguments of a tool call must be JSON, got {shortened(function['arguments'])}.",
+            param=f"messages.{index}.tool_calls",
+        ) from None
+    return call | {"function": function | {"arguments": arguments}}

@@ -1,0 +1,119 @@
+"""A sentencepiece vocabulary as a `tokenizers` object, which gives the same ids for the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from ridgeline.text.components import check_charsmap
+from ridgeline.weights.formats.sentencepiece_file import Piece, PieceType, SentencePieceModel
+
+SPACE = "▁"
+
+
+def sentencepiece_backend(
+    model: SentencePieceModel, *, prefix_each: bool = False, add_bos: bool = True, add_eos: bool = False
+) -> tokenizers.Tokenizer:
+    """Equal to sentencepiece's own encoder on text without special tokens, and these are found as transformers does.
+
+    prefix_each: the space before a text also stands after each special token (transformers' `legacy`), not only at
+    the text's beginning.
+    """
+    backend = tokenizers.Tokenizer(_bpe(model) if model.kind == "bpe" else _unigram(model))
+    backend.normalizer = normalizers.Sequence(_normalizers(model))
+    backend.pre_tokenizer = _prefix(model, prefix_each)
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if model.add_dummy_prefix:
+        steps.append(decoders.Strip(" ", 1, 0))
+    backend.decoder = decoders.Sequence(steps)
+    special = {PieceType.CONTROL: True, PieceType.UNKNOWN: True, PieceType.USER_DEFINED: False}
+    backend.add_tokens(
+        [
+            AddedToken(piece.text, special=special[piece.type], normalized=not special[piece.type])
+            for piece in model.pieces
+            if piece.type in special
+        ]
+    )
+    backend.post_processor = framed(
+        backend,
+        model.pieces[model.ids["bos"]].text if add_bos and "bos" in model.ids else None,
+        model.pieces[model.ids["eos"]].text if add_eos and "eos" in model.ids else None,
+    )
+    return backend
+
+
+def framed(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> processors.TemplateProcessing | None:
+    """What puts these tokens around a prompt; None where it has nothing to put."""
+    ids = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
+    if not ids:
+        return None
+    template = " ".join(part for part in (bos, "$A", eos) if part is not None)
+    return processors.TemplateProcessing(single=template, special_tokens=ids)
+
+
+def merges_by_score(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
+    """sentencepiece merges the neighbours whose union scores highest; a list of merges says the same by its order.
+
+    A piece that can be made in several ways is listed with all of them, in the order of their parts' ids.
+    """
+    ids = {piece.text: i for i, piece in enumerate(pieces)}
+    ways: list[tuple[float, int, int, tuple[str, str]]] = []
+    for piece in pieces:
+        if piece.type not in (PieceType.NORMAL, PieceType.USER_DEFINED, PieceType.UNUSED):
+            continue
+        for cut in range(1, len(piece.text)):
+            left, right = piece.text[:cut], piece.text[cut:]
+            if left in ids and right in ids:
+                ways.append((-piece.score, ids[left], ids[right], (left, right)))
+    return [way[-1] for way in sorted(ways)]
+
+
+def _bpe(model: SentencePieceModel) -> models.BPE:
+    return models.BPE(
+        vocab={piece.text: i for i, piece in enumerate(model.pieces)},
+        merges=merges_by_score(model.pieces),
+        unk_token=_unknown(model),
+        fuse_unk=True,
+        byte_fallback=_has_bytes(model),
+    )
+
+
+def _unigram(model: SentencePieceModel) -> models.Unigram:
+    scored = [(piece.text, piece.score) for piece in model.pieces]
+    return models.Unigram(scored, unk_id=model.ids.get("unk"), byte_fallback=_has_bytes(model))
+
+
+def _unknown(model: SentencePieceModel) -> str | None:
+    return model.pieces[model.ids["unk"]].text if "unk" in model.ids else None
+
+
+def _has_bytes(model: SentencePieceModel) -> bool:
+    return sum(piece.type == PieceType.BYTE for piece in model.pieces) == 256
+
+
+def _normalizers(model: SentencePieceModel) -> list[normalizers.Normalizer]:
+    steps: list[normalizers.Normalizer] = []
+    if model.charsmap:
+        check_charsmap(model.charsmap)
+        steps.append(normalizers.Precompiled(model.charsmap))
+    if model.remove_extra_whitespaces:
+        # Before a text one space stays where one belongs: it is the prefix then.
+        ends = " +$" if model.add_dummy_prefix else "^ +| +$"
+        steps += [normalizers.Replace(Regex(ends), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    return [*steps, normalizers.Replace(" ", SPACE)]
+
+
+def _prefix(model: SentencePieceModel, each: bool) -> pre_tokenizers.PreTokenizer:
+    """The space before a text.
+
+    Metaspace leaves it out where the text begins with its own sign for a space; sentencepiece does so only where it
+    removes extra spaces. Otherwise a first Metaspace puts a bare space, which no text has any more, and a second turns
+    it into the sign.
+    """
+    scheme = "never" if not model.add_dummy_prefix else "always" if each else "first"
+    if model.remove_extra_whitespaces:
+        return pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
+    put = pre_tokenizers.Metaspace(" ", prepend_scheme=scheme, split=False)
+    return pre_tokenizers.Sequence([put, pre_tokenizers.Metaspace(SPACE, prepend_scheme="never", split=False)])

@@ -1,0 +1,112 @@
+"""The tensors of a model as its files hold them: safetensors in a folder, or one GGUF file.
+
+Files are mapped into memory, and a tensor is read when it is asked for. Nothing here can run code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.weights.dequantize import dequantize
+from ridgeline.weights.formats.gguf_file import TENSOR_TYPES, TensorInfo, is_gguf, read_gguf
+from ridgeline.weights.formats.json_file import read_json
+
+LOADABLE = frozenset({"F64", "F32", "BF16", "F16"} | {type.name for type in TENSOR_TYPES.values()})
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """dtype: as the file's format calls it. read: the tensor, dequantized where it was quantized."""
+
+    shape: list[int]
+    dtype: str
+    read: Callable[[], Tensor]
+
+
+@contextmanager
+def open_checkpoint(model: Path) -> Iterator[dict[str, StoredTensor]]:
+    """The tensors of a folder or GGUF file, by its name there. Raises ModelLoadError if files lack or are damaged."""
+    if is_gguf(model):
+        yield _gguf_tensors(model)
+        return
+    with ExitStack() as stack:
+        yield _by_name({path: _opened(path, stack) for path in weight_files(model)})
+
+
+def _gguf_tensors(path: Path) -> dict[str, StoredTensor]:
+    gguf = read_gguf(path)
+    mapped = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+
+    def read(info: TensorInfo) -> Tensor:
+        data = mapped[info.start : info.start + info.num_bytes]
+        aligned = data if info.start % 8 == 0 else data.clone()
+        return dequantize(aligned, info.type).view(info.shape)
+
+    return {
+        name: StoredTensor(list(info.shape), info.type.name, partial(read, info)) for name, info in gguf.tensors.items()
+    }
+
+
+def _by_name(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:
+    """Raises ModelLoadError where two files hold a tensor of one name: which one is meant?"""
+    holders: dict[str, Path] = {}
+    found: dict[str, StoredTensor] = {}
+    for path, file in files.items():
+        for name in file.keys():  # noqa: SIM118 (not a dictionary)
+            if name in holders:
+                raise ModelLoadError(
+                    f"{name} is in both {holders[name]} and {path.name}; delete the shard that is wrong."
+                )
+            holders[name] = path
+            part = file.get_slice(name)
+            found[name] = StoredTensor(part.get_shape(), part.get_dtype(), partial(file.get_tensor, name))
+    return found
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The single file if there is one, else the shards the index names."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
+    if index.exists():
+        shards = read_json(index, required=True).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+            raise ModelLoadError(f"{index} has no weight_map from tensor names to file names.")
+        names = sorted(set(shards.values()))
+        if wrong := [name for name in names if not _is_shard_name(name)]:
+            raise ModelLoadError(f"{index} names {wrong[0][:80]!r}, which is no .safetensors file of that folder.")
+        return [folder / name for name in names]
+    if not folder.is_dir():
+        raise ModelLoadError(f"{folder} is not a folder; give the one that holds config.json and model.safetensors.")
+    if any(path for pattern in _PICKLES for path in folder.glob(pattern)):
+        raise ModelLoadError(
+            f"{folder} holds only pickled weights; they can run code when opened, so only safetensors are loaded: "
+            "convert them first."
+        )
+    raise ModelLoadError(f"{folder} holds neither model.safetensors nor model.safetensors.index.json.")
+
+
+def _is_shard_name(name: str) -> bool:
+    """Whether it can only be a file beside the index: an index must not point at files elsewhere."""
+    return name.endswith(".safetensors") and name.isprintable() and "/" not in name and len(name) <= 255
+
+
+def _opened(path: Path, stack: ExitStack) -> Any:
+    try:
+        return stack.enter_context(safe_open(path, framework="pt"))
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{path} is missing, though the index beside it names it.") from error
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{path} is damaged or incomplete ({error}); download it again.") from error

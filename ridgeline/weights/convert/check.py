@@ -1,0 +1,122 @@
+"""A model's files opened and checked as the loader checks them, then value by value."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.model_spec import Source
+from ridgeline.models.config import ModelConfig
+from ridgeline.weights.checkpoint import StoredTensor, open_checkpoint
+from ridgeline.weights.loader import (
+    as_stored,
+    check_files,
+    checkpoint_views,
+    empty_decoder,
+    missing_offset,
+    read_model_config,
+)
+
+
+@dataclass(frozen=True)
+class OpenTensor:
+    """One of a checkpoint's tensors. theirs, ours: as its files have it, and as a folder of its architecture would.
+
+    part: what it fills of a parameter, without memory. offset: what a folder leaves out of it (see NormSpec.offset).
+    """
+
+    stored: StoredTensor
+    theirs: Source
+    ours: Source
+    part: Tensor
+    offset: float
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """copies: tensors that nothing needs, such as a tied weight stored again."""
+
+    path: Path
+    config: ModelConfig
+    tensors: list[OpenTensor]
+    copies: dict[str, StoredTensor]
+
+
+@dataclass
+class Report:
+    """What the files hold. not_finite: tensor → its values that are NaN or infinite."""
+
+    architecture: str
+    tensors: int = 0
+    parameters: int = 0
+    stored_as: Counter[str] = field(default_factory=Counter)
+    not_finite: dict[str, int] = field(default_factory=dict)
+    copies: list[str] = field(default_factory=list)
+
+    def note(self, name: str, stored: StoredTensor, values: Tensor) -> None:
+        self.tensors += 1
+        self.parameters += values.numel()
+        self.stored_as[stored.dtype] += 1
+        if count := count_not_finite(values):
+            self.not_finite[name] = count
+
+    def verdict(self, path: Path) -> None:
+        """Raises ModelLoadError if a value is no number."""
+        if self.not_finite:
+            first, count = next(iter(self.not_finite.items()))
+            more = f", and {len(self.not_finite) - 1} more tensors hold such" if len(self.not_finite) > 1 else ""
+            raise ModelLoadError(
+                f"{path} holds {count} values that are NaN or infinite in {first}{more}; copy it again."
+            )
+
+
+def count_not_finite(values: Tensor, at_once: int = 1 << 20) -> int:
+    """NaN and infinite values, counted in pieces: in one go it takes several times the tensor's memory."""
+    return sum(piece.numel() - int(piece.isfinite().sum()) for piece in values.reshape(-1).split(at_once))
+
+
+@contextmanager
+def open_model(path: Path) -> Iterator[OpenModel]:
+    """Raises ModelLoadError where the loader would: files missing or damaged, tensors missing, extra or misshaped."""
+    config = read_model_config(path)
+    check_files(path, config)
+    decoder = empty_decoder(config.spec)
+    with open_checkpoint(path) as stored:
+        weights = as_stored(config.weights, stored, path, config.spec)
+        views = checkpoint_views(decoder, weights)
+        parts = checkpoint_views(
+            decoder, {name: tuple(Source(name=each.name) for each in sources) for name, sources in weights.items()}
+        )
+        tensors = [
+            OpenTensor(
+                stored[theirs.name],
+                theirs,
+                ours,
+                parts[theirs.name],
+                missing_offset(decoder, name, ours) if theirs.complete else 0.0,
+            )
+            for name, sources in config.weights.items()
+            for ours, theirs in zip(sources, weights[name], strict=True)
+        ]
+        copies = {name: each for name, each in stored.items() if name not in views}
+        yield OpenModel(path, config, tensors, copies)
+
+
+def check_copies(model: OpenModel, report: Report) -> None:
+    """Raises ModelLoadError where a tied weight that is stored again is another: which one is meant?"""
+    report.copies = list(model.copies)
+    embedding = model.config.weights["embed.weight"][0]
+    embed = next(each for each in model.tensors if each.ours is embedding)
+    for name, copy in model.copies.items():
+        if name == "lm_head.weight" and not torch.equal(copy.read(), embed.stored.read()):
+            raise ModelLoadError(
+                f"{model.path} ties lm_head.weight to the embedding, but stores another one; "
+                "set tie_word_embeddings to false if it is the right one, else delete it."
+            )

@@ -1,0 +1,152 @@
+"""A model, in a folder or a GGUF file, as a folder of safetensors that transformers and we load."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.models.gguf_names import gguf_config
+from ridgeline.text.gguf_tokenizer import gguf_templates
+from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.convert.check import OpenModel, OpenTensor, Report, check_copies, count_not_finite, open_model
+from ridgeline.weights.convert.shards import Planned, split, write_shards
+from ridgeline.weights.formats.gguf_file import GGUF, is_gguf, read_gguf
+from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.loader import stored_shape, stored_view
+
+Progress = Callable[[str, float], None]
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_BESIDE = ("*.json", "*.jinja", "*.txt", "*.md", "tokenizer*", "LICENSE*", "additional_chat_templates/*.jinja")
+_OURS = ("config.json", "model.safetensors.index.json")
+
+
+def check(path: Path, progress: Progress) -> Report:
+    """Read every value. Raises ModelLoadError with the first thing that is wrong."""
+    with open_model(path) as model:
+        report = Report(model.config.spec.architecture)
+        check_copies(model, report)
+        for number, tensor in enumerate(model.tensors, 1):
+            report.note(tensor.theirs.name, tensor.stored, tensor.stored.read())
+            progress("checking", number / len(model.tensors))
+    report.verdict(path)
+    return report
+
+
+def convert(source: Path, target: Path, *, dtype: str | None, shard_size: int, progress: Progress) -> Report:
+    """Write `source` to the folder `target`, which appears when it is complete, and not at all after an error.
+
+    dtype: of the weights; without it, as they are, and what was quantized as the file's config has it. Raises
+    ModelLoadError as `check` does, and InvalidConfig if the target exists or a value does not fit the dtype.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InvalidConfig(f"{target} exists already; name a folder that does not.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial_folder = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    with open_model(source) as model:
+        report = Report(model.config.spec.architecture)
+        check_copies(model, report)
+        if dtype is None and is_gguf(source):
+            dtype = model.config.dtype
+        planned = [_planned(tensor, dtype, report) for tensor in model.tensors]
+        partial_folder.mkdir()
+        try:
+            write_shards(partial_folder, split(planned, shard_size), _counter(model, progress))
+            report.verdict(source)
+            _write_beside(source, partial_folder, dtype)
+            partial_folder.rename(target)
+        except BaseException:
+            shutil.rmtree(partial_folder, ignore_errors=True)
+            raise
+    return report
+
+
+def _counter(model: OpenModel, progress: Progress) -> Callable[[Planned], None]:
+    done, total = 0, sum(tensor.part.numel() for tensor in model.tensors)
+
+    def count(written: Planned) -> None:
+        nonlocal done
+        done += written.num_bytes // written.dtype.itemsize
+        progress("converting", done / total)
+
+    return count
+
+
+def _planned(tensor: OpenTensor, dtype: str | None, report: Report) -> Planned:
+    kind = _DTYPES.get(tensor.stored.dtype, torch.float32) if dtype is None else getattr(torch, dtype)
+    shape = stored_shape(stored_view(tensor.part, tensor.ours))
+    return Planned(tensor.ours.name, shape, kind, partial(_made, tensor, kind, shape, report))
+
+
+def _made(tensor: OpenTensor, dtype: torch.dtype, shape: list[int], report: Report) -> Tensor:
+    """From the file's order to ours, then to that of a folder."""
+    values = tensor.stored.read()
+    report.note(tensor.theirs.name, tensor.stored, values)
+    if replace(tensor.theirs, name=tensor.ours.name) == tensor.ours:
+        return _cast(values, dtype, tensor.theirs.name).reshape(shape)
+    part = torch.empty(tensor.part.shape, dtype=values.dtype)
+    view = stored_view(part, tensor.theirs)
+    view.copy_(values.view(view.shape))
+    if tensor.offset:
+        part = part - tensor.offset
+    return stored_view(_cast(part, dtype, tensor.theirs.name), tensor.ours).reshape(shape)
+
+
+def _cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Raises InvalidConfig where a value is beyond what the dtype holds."""
+    if values.dtype == dtype:
+        return values
+    made = values.to(dtype)
+    if too_large := count_not_finite(made) - count_not_finite(values):
+        raise InvalidConfig(
+            f"{too_large} values of {name} are too large for {str(dtype).removeprefix('torch.')}; "
+            "convert to bfloat16 or float32."
+        )
+    return made
+
+
+def _write_beside(source: Path, folder: Path, dtype: str | None) -> None:
+    """config.json, the tokenizer's files, the chat templates."""
+    if is_gguf(source):
+        gguf = read_gguf(source)
+        config = gguf_config(gguf)
+        if "tokenizer.ggml.tokens" in gguf.values:
+            _write_tokenizer(source, gguf, folder)
+    else:
+        config = read_json(source / "config.json", required=True)
+        for path in {path for pattern in _BESIDE for path in source.glob(pattern)}:
+            if path.is_file() and path.name not in _OURS:
+                place = folder / path.relative_to(source)
+                place.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, place)
+    if dtype is not None:
+        config.pop("torch_dtype", None)
+        config["dtype"] = dtype
+    _write_json(folder / "config.json", config)
+
+
+def _write_tokenizer(source: Path, gguf: GGUF, folder: Path) -> None:
+    tokenizer = Tokenizer.from_folder(source)
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    _write_json(folder / "tokenizer_config.json", {**settings, **tokenizer.special_tokens})
+    for name, text in gguf_templates(gguf).items():
+        path = folder / "chat_template.jinja"
+        if name != "default":
+            path = folder / "additional_chat_templates" / f"{Path(name).name}.jinja"
+            path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,47 @@
+"""Where a model lies: a folder, or what the hub holds. Needs no torch: who only wants to know waits for none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.weights.formats.gguf_file import is_gguf
+
+EMBEDDED_MODEL = Path(__file__).parents[1] / "assets" / "embedded"
+
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt"]
+_HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]  # the same weights again, in other layouts
+
+
+def resolve_model(model: str | Path, revision: str | None = None) -> Path:
+    """The folder of `model`, or the GGUF file: itself if it exists, else the hub id's snapshot (downloaded if it is not
+    cached).
+
+    Raises ModelLoadError if it is none of these, or a hub id that cannot be reached.
+    """
+    if not str(model):
+        raise ModelLoadError("no model was given; name a folder or a hub id.")
+    try:
+        folder = Path(model).expanduser()
+        is_folder, exists = folder.is_dir(), folder.exists()
+    except (TypeError, RuntimeError, OSError) as error:  # no text at all, an unknown ~user, a name too long
+        raise ModelLoadError(f"model {str(model)[:80]!r} is no path: {error.args[-1]}.") from error
+    if is_folder or (exists and is_gguf(folder)):
+        return folder
+    if exists:
+        raise ModelLoadError(
+            f"model {str(model)!r} is a file; give the folder that holds config.json, or a .gguf file."
+        )
+    if is_gguf(folder):
+        raise ModelLoadError(f"the file {str(model)!r} does not exist.")
+    from huggingface_hub import snapshot_download  # costs 0.3 s, and folders do not need it
+
+    try:
+        return Path(
+            snapshot_download(str(model), revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES)
+        )
+    except Exception as error:  # the hub client's errors share no base class across its versions
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise ModelLoadError(
+            f"model {str(model)!r} is neither an existing folder nor a hub model that can be reached ({reason})."
+        ) from error

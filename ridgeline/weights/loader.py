@@ -1,0 +1,215 @@
+"""From a model's files to parameters.
+
+Checkpoint tensors are copied, cast, straight into their part of the (fused) parameter, on whatever device that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import Ops
+from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.norm import Norm
+from ridgeline.models import model_config
+from ridgeline.models.config import ModelConfig
+from ridgeline.models.gguf_names import ROPE_FACTORS, gguf_model_config, gguf_weights
+from ridgeline.weights.checkpoint import LOADABLE, StoredTensor, open_checkpoint
+from ridgeline.weights.folder import resolve_model as resolve_model
+from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
+from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.transfer import fill
+
+Progress = Callable[[str, float], None]
+
+DUMMY_STD = 0.02
+
+_HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", *ROPE_FACTORS)  # they follow from the config
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """What config.json and, where there is one, generation_config.json say; or a GGUF file. Raises ModelLoadError."""
+    if is_gguf(folder):
+        return gguf_model_config(folder)
+    return model_config(read_json(folder / "config.json", required=True), read_json(folder / "generation_config.json"))
+
+
+def check_files(folder: Path, model: ModelConfig) -> None:
+    """Raises ModelLoadError unless the files hold what the config promises, by their headers: so before anything of
+    the config's sizes is allocated."""
+    with open_checkpoint(folder) as stored:
+        weights = as_stored(model.weights, stored, folder, model.spec)
+        if missing := [each.name for sources in weights.values() for each in sources if each.name not in stored]:
+            raise ModelLoadError(f"{folder} lacks tensors that {_config_of(folder)} asks for: {_some(missing)}.")
+        decoder = empty_decoder(model.spec)
+        check_checkpoint(decoder, checkpoint_views(decoder, weights), stored, folder)
+
+
+def empty_decoder(spec: ModelSpec) -> Decoder:
+    """On a device that allocates nothing, to know names and shapes by."""
+    ops, meta = Ops(Platform(device_type="cpu")), torch.device("meta")
+    return Decoder(spec, ops, dtype=torch.float32, device=meta, max_positions=1)
+
+
+def load_weights(
+    decoder: Decoder,
+    folder: Path,
+    weight_map: WeightMap,
+    *,
+    load_format: str = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> None:
+    """Fill every parameter of `decoder` from `folder`, or with random numbers where load_format is "dummy".
+
+    progress: called with what is being done and the fraction that is. Raises ModelLoadError, before any parameter is
+    touched, if files are missing or damaged, or hold other tensors than the config promises.
+    """
+    if load_format == "dummy":
+        fill_dummy(decoder, seed)
+        return
+    with open_checkpoint(folder) as stored:
+        weights = as_stored(weight_map, stored, folder, decoder.spec)
+        views = checkpoint_views(decoder, weights)
+        check_checkpoint(decoder, views, stored, folder)
+        done, total = 0, sum(view.numel() for view in views.values())
+        for count in _fill({name: (view, partial(_read, stored[name], view)) for name, view in views.items()}):
+            done += count
+            if progress is not None:
+                progress("loading weights", done / total)
+        for parameter, sources in weights.items():
+            if offset := missing_offset(decoder, parameter, sources[0]):
+                with torch.no_grad():
+                    decoder.get_parameter(parameter).add_(offset)
+
+
+def _read(stored: StoredTensor, view: Tensor) -> Tensor:
+    return stored.read().view(view.shape)
+
+
+def missing_offset(decoder: Decoder, parameter: str, source: Source) -> float:
+    """What a norm's weight lacks in this checkpoint; 0 for all else."""
+    owner = decoder.get_submodule(parameter.rpartition(".")[0])
+    return owner.offset if isinstance(owner, Norm) and not source.complete else 0.0
+
+
+def _fill(targets: Mapping[str, tuple[Tensor, Callable[[], Tensor]]]) -> Iterator[int]:
+    """Read every tensor into its target; yields its elements."""
+    device = next((target.device for target, _ in targets.values()), torch.device("cpu"))
+    if device.type == "cuda":
+        yield from fill(targets.values(), device)
+        return
+    for target, read in targets.values():
+        with torch.no_grad():
+            target.copy_(read())
+        yield target.numel()
+
+
+def fill_dummy(decoder: Decoder, seed: int) -> None:
+    """Norm weights 1, biases 0, the rest normal(0, DUMMY_STD); equal seeds on equal devices give equal numbers."""
+    generators: dict[torch.device, torch.Generator] = {}
+    for name, parameter in decoder.named_parameters():
+        if name.endswith(".bias"):
+            torch.nn.init.zeros_(parameter)
+        elif name.endswith("norm.weight"):
+            torch.nn.init.ones_(parameter)
+        else:
+            device = parameter.device
+            generator = generators.setdefault(device, torch.Generator(device).manual_seed(seed))
+            torch.nn.init.normal_(parameter, std=DUMMY_STD, generator=generator)
+
+
+def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:
+    """The inverse of loading: contiguous copies under the checkpoint's names and shapes, on the decoder's device."""
+    stored = {
+        name: view.detach().clone(memory_format=torch.contiguous_format).view(stored_shape(view))
+        for name, view in checkpoint_views(decoder, weight_map).items()
+    }
+    for parameter, sources in weight_map.items():
+        if offset := missing_offset(decoder, parameter, sources[0]):
+            stored[sources[0].name] -= offset
+    return stored
+
+
+def checkpoint_views(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:
+    """Checkpoint tensor name → the part of a parameter it fills, as `stored_view`."""
+    views: dict[str, Tensor] = {}
+    for parameter_name, sources in weight_map.items():
+        parameter = decoder.get_parameter(parameter_name)
+        owner = decoder.get_submodule(parameter_name.rpartition(".")[0])
+        rows = getattr(owner, "parts", ()) if len(sources) > 1 else (len(parameter),)
+        for source, part in zip(sources, parameter.split(rows), strict=True):
+            views[source.name] = stored_view(part, source)
+    return views
+
+
+def stored_view(part: Tensor, source: Source) -> Tensor:
+    """Our part of a parameter in the order of the checkpoint's tensor, and in its shape (one that is stored by heads:
+    [heads, …, …, columns])."""
+    if source.heads is not None:  # [q | k | v by head, …] seen as [head, q | k | v, …]
+        return part.unflatten(0, (3, source.heads, -1)).transpose(0, 1)
+    if source.interleaved is not None:  # [head by half, …] seen as [head, pair, half, …]
+        return part.unflatten(0, (source.interleaved, 2, -1)).transpose(1, 2)
+    return part.t() if source.transpose else part
+
+
+def stored_shape(view: Tensor) -> list[int]:
+    """Of the checkpoint's tensor: heads, parts and rows of a view by heads are its first dimension."""
+    return list(view.shape) if view.ndim <= 2 else [view.shape[:3].numel(), *view.shape[3:]]
+
+
+def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder: Path, spec: ModelSpec) -> WeightMap:
+    """With a GGUF file's names and orders; without the base model's prefix ("model.", "transformer.") if the checkpoint
+    was saved without it."""
+    if is_gguf(folder):
+        return gguf_weights(read_gguf(folder), weight_map, spec)
+    prefix = weight_map["embed.weight"][0].name.partition(".")[0] + "."
+    if any(name.startswith(prefix) for name in stored):
+        return weight_map
+    return {
+        parameter: tuple(replace(source, name=source.name.removeprefix(prefix)) for source in sources)
+        for parameter, sources in weight_map.items()
+    }
+
+
+def check_checkpoint(
+    decoder: Decoder, views: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], folder: Path
+) -> None:
+    """Raises ModelLoadError unless the files hold exactly what the config promises."""
+    says = _config_of(folder)
+    if missing := [name for name in views if name not in stored]:
+        raise ModelLoadError(f"{folder} lacks tensors that {says} asks for: {_some(missing)}.")
+    if extra := [name for name in stored if name not in views and not redundant(name, decoder, stored)]:
+        raise ModelLoadError(f"{folder} holds tensors that {says} has no place for: {_some(extra)}.")
+    misshaped = [
+        f"{name} is {stored[name].shape}, wanted {stored_shape(view)}"
+        for name, view in views.items()
+        if stored[name].shape != stored_shape(view)
+    ]
+    if misshaped:
+        raise ModelLoadError(f"{folder} holds tensors of other shapes than {says} says: {_some(misshaped)}.")
+    if odd := [f"{name} is {stored[name].dtype}" for name in views if stored[name].dtype not in LOADABLE]:
+        raise ModelLoadError(f"{folder} holds tensors of types we do not load: {_some(odd)}.")
+
+
+def _config_of(model: Path) -> str:
+    return "its metadata" if is_gguf(model) else "config.json"
+
+
+def redundant(name: str, decoder: Decoder, stored: Mapping[str, StoredTensor]) -> bool:
+    """A buffer that follows from the config, or a copy of the tied embedding."""
+    tied = name == "lm_head.weight" and decoder.spec.tie_word_embeddings
+    return name.endswith(_HARMLESS) or (tied and stored[name].shape == list(decoder.embed.weight.shape))
+
+
+def _some(names: list[str], shown: int = 4) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

@@ -1,0 +1,179 @@
+"""What a profile says is what ran."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline.bench.profile.flame import Sampler, collapsed, svg
+from ridgeline.bench.profile.memory import tensors
+from ridgeline.bench.profile.ncu import parse, table
+from ridgeline.bench.profile.profile import profile, summary
+from ridgeline.bench.profile.ranges import named_ranges
+from ridgeline.bench.profile.tables import merged, overlap
+from ridgeline.kernels.op import Platform
+from ridgeline.quantization import SCHEMES
+from tests.driving import Rig, ask, rig
+
+PROMPT = tuple(range(5, 15))
+
+
+def run(own: Rig) -> None:
+    for name in ("a", "b"):
+        own.engine.add(ask(name, PROMPT, max_tokens=6))
+    while own.engine.has_work:
+        own.engine.step()
+
+
+def test_a_profile_of_a_run(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    with rig(tiny_model("llama"), debug_checks=False) as own:
+        limits = {"mixer_norm": 1e-9, "qkv": 2e-9}
+        report = profile(own.engine, own.worker, lambda: run(own), tmp_path, lambda shape: limits)
+        steps = report.steps
+        assert steps >= 6
+        ops = {row.name: row for row in report.ops}
+        assert ops["mixer_norm + qkv"].calls == 2 * steps  # two layers
+        assert ops["final_norm + unembed"].calls == steps
+        assert ops["mixer_norm + qkv"].limit == pytest.approx(steps * 3e-9)
+        assert ops["down"].limit is None
+        assert any(row.name in ("aten::mm", "aten::addmm") for row in report.kernels)
+        assert 0 < report.headroom.elapsed <= report.wall
+        assert sum(row.seconds for row in report.idle) < report.span
+        trace = json.loads((tmp_path / "trace.json").read_text())
+        names = {event.get("name") for event in trace["traceEvents"]}
+        assert {
+            "segment forward",
+            "segment sample",
+            "layer 0",
+            "layer 1",
+            "op mixer_norm + qkv",
+            "engine schedule",
+        } <= names
+        weights = sum(p.untyped_storage().nbytes() for p in own.runner.decoder.parameters())
+        alive = json.loads((tmp_path / "memory.json").read_text())["tensors"]
+        assert sum(entry["bytes"] for entry in alive) > weights
+        assert "engine:step" in (tmp_path / "stacks.txt").read_text()
+        assert "attention" in summary(report, "a run")
+
+
+def test_ranges_leave_no_trace(tiny_model: Callable[[str], Path]) -> None:
+    with rig(tiny_model("llama")) as own:
+        parts = (own.engine.scheduler, own.worker, own.runner, own.runner.decoder.ops, own.runner.decoder.layers[0])
+        before = [dict(vars(part)) for part in parts]
+        with named_ranges(own.engine, own.worker) as shapes:
+            assert "forward" in vars(own.runner)
+            run(own)
+        assert [dict(vars(part)).keys() for part in parts] == [part.keys() for part in before]
+        assert all(vars(parts[3])[name] is value for name, value in before[3].items())
+        assert len(shapes) == len(own.results)
+        assert [int(n) for n in shapes[0].num_tokens_R] == [
+            10,
+            2,
+        ]  # the second one found eight tokens of the first in the cache
+
+
+@pytest.mark.parametrize("quantization", [n for n in SCHEMES if SCHEMES[n].supports(Platform(device_type="cpu"))])
+def test_products_have_their_names_and_weights_their_memory_in_every_form(
+    tiny_model: Callable[[str], Path], tmp_path: Path, quantization: str
+) -> None:
+    """Packed and rounded weights are no parameters, and only oneDNN can read the memory of some."""
+    with rig(tiny_model("llama"), dtype="bfloat16", debug_checks=False, quantization=quantization) as own:
+        report = profile(own.engine, own.worker, lambda: run(own), tmp_path)
+        assert not own.errors
+        calls = {row.name: row.calls for row in report.ops}
+        assert calls["mixer_norm + qkv"] == calls["out"] == calls["down"] == 2 * report.steps
+        assert calls["feed_forward_norm + gate_up + gated_activation"] == 2 * report.steps
+        assert calls["final_norm + unembed"] == report.steps
+        assert not {"linear", "norm_linear", "rms_norm", "gated_activation", f"{quantization}_linear"} & set(calls)
+        alive = json.loads((tmp_path / "memory.json").read_text())["tensors"]
+        assert sum(entry["bytes"] for entry in alive) > own.runner.decoder.weight_bytes
+
+
+def test_the_sampler_sees_where_time_goes() -> None:
+    def busy_one() -> None:
+        end = time.perf_counter() + 0.3
+        while time.perf_counter() < end:
+            sum(range(100))
+
+    with Sampler() as sampler:
+        worker = threading.Thread(target=busy_one, name="busy")
+        worker.start()
+        worker.join()
+    seen = Counter({stack: n for stack, n in sampler.stacks.items() if stack[0] == "busy"})
+    inside = sum(n for stack, n in seen.items() if any(frame.endswith(":busy_one") for frame in stack))
+    assert inside > 20
+    assert inside > 0.9 * seen.total()
+
+
+def test_a_flame_graph_is_valid_and_its_boxes_have_the_right_widths() -> None:
+    stacks = Counter({("main", "a:<f>", "b:g"): 3, ("main", "a:<f>"): 1, ("main", "c:h&"): 4})
+    root = ElementTree.fromstring(svg(stacks, "x < y"))
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = {
+        group.findtext(f"{space}title", "").partition(": ")[0]: float(group.find(f"{space}rect").get("width"))  # type: ignore[union-attr,arg-type]
+        for group in root.iter(f"{space}g")
+    }
+    assert boxes == {"main": 1400.0, "a:<f>": 700.0, "b:g": 525.0, "c:h&": 700.0}
+    assert collapsed(stacks).splitlines()[0] == "main;a:<f> 1"
+
+
+def test_intervals() -> None:
+    assert merged([(5, 6), (0, 2), (1, 3)]) == [(0, 3), (5, 6)]
+    assert overlap([(0, 3), (5, 8)], [(2, 6), (7, 20)]) == 1 + 1 + 1
+    assert overlap([], [(0, 1)]) == 0
+
+
+def test_tensors_are_counted_once_by_their_memory() -> None:
+    kept = torch.zeros(1237, 11)
+    view = kept[:5]
+    found = [entry for entry in tensors(torch.device("cpu")) if entry["bytes"] == kept.nbytes]
+    assert len(found) == 1
+    assert found[0]["count"] == 1
+    assert view.shape == (5, 11)
+
+
+NCU = """==PROF== Connected
+"ID","Kernel Name","gpu__time_duration.sum","dram__bytes.sum.per_second","dram__throughput.avg.pct_of_peak_sustained_elapsed","sm__warps_active.avg.pct_of_peak_sustained_active","smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio","smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio"
+"","","usecond","Tbyte/s","%","%","inst","inst"
+"0","gemv","12.5","3.9","81.2","45.0","9.1","0.2"
+"1","gemv","13.5","4.1","85.2","47.0","9.3","0.2"
+"2","norm","2,000.0","0.5","10.0","20.0","0.1","3.0"
+"""  # noqa: E501
+
+
+def test_the_raw_page_of_nsight_compute() -> None:
+    rows = parse(NCU)
+    assert [row["name"] for row in rows] == ["gemv", "gemv", "norm"]
+    assert rows[0]["time"] == pytest.approx(12.5e-6)
+    assert rows[0]["bandwidth"] == pytest.approx(3.9e12)
+    assert (rows[0]["stall"], rows[2]["stall"]) == ("long_scoreboard", "barrier")
+    first, second = table(rows).splitlines()[1:]
+    assert first.split()[:3] == ["norm", "2.000", "1"]
+    assert second.split()[:4] == ["gemv", "0.026", "2", "4000"]
+    assert parse("==ERROR== no permission") == []
+
+
+@pytest.mark.gpu
+def test_a_profile_on_a_gpu_has_kernels_and_blocks(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    with rig(tiny_model("llama"), device="cuda", debug_checks=False) as own:
+
+        def anew() -> None:
+            own.engine.scheduler.cache.forget_all()  # or the prompts would be found, and single tokens run
+            run(own)
+
+        report = profile(own.engine, own.worker, anew, tmp_path)
+        assert report.kernels
+        ops = {row.name: row for row in report.ops}
+        products = ops["mixer_norm + qkv"], ops["down"]
+        assert all(row.calls == 2 * report.steps and row.seconds > 1e-6 * row.calls for row in products)
+        assert ops["attention"].seconds > 1e-6 * ops["attention"].calls
+        assert report.memory["blocks"]
+        assert sum(row.seconds for row in report.idle) < report.span

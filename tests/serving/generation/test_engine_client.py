@@ -1,0 +1,342 @@
+"""An API server's end of the wire when things go wrong: an engine that dies in the middle, readers that are late,
+backlogs.
+
+Where moments matter, the engine is a script on the real socket; its process is one that can be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.core.cost import Headroom
+from ridgeline.core.request import RequestStats, SamplingParams
+from ridgeline.core.serving import ServeConfig
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.errors import BadRequest, Overloaded, SlowReader, TimedOut, Unavailable
+from ridgeline.serving.generation.service import GenerationRequest, Run
+from ridgeline.transport.messages import (
+    Cancel,
+    Ended,
+    EngineFacts,
+    Event,
+    FromFace,
+    Hello,
+    Progress,
+    Submit,
+    Welcome,
+)
+from ridgeline.transport.zmq import EngineSocket
+from ridgeline.weights.folder import EMBEDDED_MODEL
+from tests.serving.conftest import MODEL, PATIENCE, open_api_server, start_engine, stop_engine
+
+FACTS = {
+    "model": MODEL,
+    "folder": str(EMBEDDED_MODEL),
+    "max_model_len": 4096,
+    "vocab_size": 4096,
+    "eos_ids": [0],
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 512,
+    "block_size": 16,
+    "num_pages": 100_000,
+    "cache_tokens": 1_000_000,
+    "dtype": "float32",
+    "device": "cpu",
+    "enable_prefix_caching": True,
+}
+STATS = RequestStats(
+    arrival=0.0,
+    first_scheduled=0.1,
+    first_token=0.2,
+    finished=1.0,
+    prompt_tokens=1,
+    cached_tokens=0,
+    output_tokens=1,
+)
+
+
+class ScriptedEngine:
+    """Says what a test wants it to say."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = EngineSocket(str(path))
+        self.process = subprocess.Popen(["sleep", "1000"])
+        self.api = b""
+        self._unread: list[FromFace] = []
+
+    async def heard(self, kind: type[Any]) -> Any:
+        """The next message of this kind; greetings are answered meanwhile."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                for connection, message in self.socket.receive(0):
+                    self.api = connection
+                    self._unread.append(message)
+                    if isinstance(message, Hello):
+                        self.say(Welcome(facts=EngineFacts(process_id=self.process.pid, **FACTS)))
+                found = next((message for message in self._unread if isinstance(message, kind)), None)
+                if found is not None:
+                    self._unread.remove(found)
+                    return found
+                await asyncio.sleep(0.005)
+
+    def say(self, message: Any) -> None:
+        assert self.socket.send(self.api, message)
+
+    def tokens(self, number: int, *token_ids: int) -> None:
+        self.say(Progress(ids=[number] * len(token_ids), token_ids=list(token_ids), events=[], ended=[]))
+
+    def finish(self, number: int, token_id: int, *before: int) -> None:
+        self.say(
+            Progress(
+                ids=[number] * len(before),
+                token_ids=list(before),
+                events=[Event(id=number, token_id=token_id, finish_reason="length")],
+                ended=[ended(number)],
+            )
+        )
+
+    def die(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def ended(number: int) -> Ended:
+    return Ended(id=number, stats=STATS, device=Headroom())
+
+
+@asynccontextmanager
+async def scripted(folder: Path, **settings: Any) -> AsyncIterator[tuple[ScriptedEngine, ApiServer]]:
+    """An engine and an API server that has greeted it. settings: of ServeConfig."""
+    engine = ScriptedEngine(folder / "socket")
+    api = ApiServer.build(ServeConfig(**settings), EMBEDDED_MODEL, (MODEL,), str(folder / "socket"), "face")
+    running = asyncio.create_task(api.client.run())
+    try:
+        await engine.heard(Hello)
+        await asyncio.wait_for(api.client.wait_until_up(), PATIENCE)
+        yield engine, api
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        engine.die()
+        engine.socket.close()
+
+
+def asked(**more: Any) -> GenerationRequest:
+    fields: dict[str, Any] = {"max_tokens": 2000} | more
+    timeout = fields.pop("timeout", 0.0)
+    return GenerationRequest(id="r", prompt_token_ids=[5], params=SamplingParams(**fields), timeout=timeout)
+
+
+async def finish(api: ApiServer, request: GenerationRequest) -> Run:
+    async with api.service.run(request) as run:
+        await run.finish()
+    return run
+
+
+def in_time(work: Coroutine[Any, Any, None], seconds: float = PATIENCE) -> None:
+    """What hangs fails."""
+    asyncio.run(asyncio.wait_for(work, seconds))
+
+
+# ---- an engine that dies ------------------------------------------------------------------------------------------
+
+
+def test_what_is_sent_while_an_engine_dies_fails_with_a_word(tmp_path: Path) -> None:
+    """The connection is gone before the process is: a large process takes seconds to end. Who sends something
+    meanwhile waits, and is then told, rather than cancelled."""
+
+    async def work() -> None:
+        async with scripted(tmp_path) as (engine, api):
+            engine.socket.close()
+            await asyncio.sleep(0.2)
+            tries = [asyncio.create_task(finish(api, asked(n=2, seed=number))) for number in range(3)]
+            asking = asyncio.create_task(api.client.ask(timeout=PATIENCE))
+            await asyncio.sleep(0.1)
+            assert not any(task.done() for task in tries)
+            engine.die()
+            for task in tries:
+                with pytest.raises(Unavailable, match="died"):
+                    await task
+            assert await asking is None
+            assert (api.client.num_open, api.service.admission.open_requests) == (0, 0)
+            assert api.service.admission.open_tokens == 0
+
+    in_time(work())
+
+
+def test_a_storm_of_requests_outlives_the_engine(tmp_path: Path) -> None:
+    """Killed in the middle of it all, and started again: every request has an answer or is told, and none is lost."""
+
+    async def client(api: ApiServer, told: list[str]) -> None:
+        while told.count("ended in the second life") < 100:
+            try:
+                run = await finish(api, asked(n=2, max_tokens=6))
+                assert all(len(output.token_ids) <= 6 for output in run.result.outputs)
+                told.append("ended" if api.client.lives == 1 else "ended in the second life")
+            except Unavailable:
+                told.append("unavailable")
+                await asyncio.sleep(0.05)
+
+    async def work() -> None:
+        engine = start_engine(tmp_path / "socket")
+        try:
+            async with open_api_server(tmp_path / "socket") as api:
+                told: list[str] = []
+                clients = [asyncio.create_task(client(api, told)) for _ in range(40)]
+                await asyncio.sleep(0.7)
+                await asyncio.to_thread(stop_engine, engine)
+                engine = await asyncio.to_thread(start_engine, tmp_path / "socket")
+                await asyncio.gather(*clients)
+                assert {"ended", "unavailable", "ended in the second life"} == set(told)
+                assert (api.client.num_open, api.service.admission.open_requests) == (0, 0)
+                assert api.service.admission.open_tokens == 0
+                stats = await api.client.ask()
+                assert stats is not None
+                assert (stats.running, stats.waiting) == (0, 0)
+        finally:
+            stop_engine(engine)
+
+    in_time(work(), 2 * PATIENCE)
+
+
+# ---- readers that are late ----------------------------------------------------------------------------------------
+
+
+def test_an_end_that_comes_while_nobody_waits_is_seen(tmp_path: Path) -> None:
+    """One completion was stopped by a string and waits for its figures; they come while its reader is busy with the
+    last of the other."""
+
+    async def work() -> None:
+        async with scripted(tmp_path) as (engine, api):
+            [stop] = api.tokenizer.encode("=", add_special_tokens=False)
+            pieces = 0
+            async with api.service.run(asked(n=2, stop=["="])) as run:
+                first, second = [(await engine.heard(Submit)).id for _ in range(2)]
+                engine.tokens(first, stop)
+                engine.finish(second, 700)
+                await asyncio.sleep(0.2)  # both are there when the reader looks
+                async for _ in run:
+                    pieces += 1
+                    if pieces == 2:
+                        assert (await engine.heard(Cancel)).at_token is not None
+                        engine.say(Progress(ids=[], token_ids=[], events=[], ended=[ended(first)]))
+                        await asyncio.sleep(0.2)
+            assert [output.finish_reason for output in run.result.outputs] == ["stop", "length"]
+            assert None not in run.endings
+
+    in_time(work())
+
+
+def test_a_reader_that_falls_behind_twice_at_once_is_cut_once(tmp_path: Path) -> None:
+    """A token and an event of one step, both too many."""
+
+    async def work() -> None:
+        async with scripted(tmp_path, stream_buffer=4) as (engine, api):
+            async with api.service.run(asked()) as run:
+                number = (await engine.heard(Submit)).id
+                event = Event(id=number, token_id=9)
+                engine.say(Progress(ids=[number] * 6, token_ids=[9] * 6, events=[event], ended=[]))
+                assert (await engine.heard(Cancel)).ids == [number]
+                with pytest.raises(SlowReader):
+                    await run.finish()
+            other = asyncio.create_task(finish(api, asked()))
+            engine.finish((await engine.heard(Submit)).id, 700)
+            assert (await other).result.outputs[0].token_ids == [700]
+
+    in_time(work())
+
+
+def test_what_has_ended_is_read_to_its_end(tmp_path: Path) -> None:
+    """There is nothing left to cut."""
+
+    async def work() -> None:
+        async with scripted(tmp_path, stream_buffer=4) as (engine, api):
+            async with api.service.run(asked()) as run:
+                engine.finish((await engine.heard(Submit)).id, 700, *range(600, 604))
+                await asyncio.sleep(0.2)
+                await run.finish()
+            assert run.result.outputs[0].token_ids == [600, 601, 602, 603, 700]
+
+    in_time(work())
+
+
+def test_a_backlog_is_no_slow_reader(tmp_path: Path) -> None:
+    """The whole process stood still for a while: its readers are not to blame, and they get their turn."""
+
+    async def work() -> None:
+        async with scripted(tmp_path, stream_buffer=16) as (engine, api):
+            reading = asyncio.create_task(finish(api, asked()))
+            number = (await engine.heard(Submit)).id
+            for _ in range(500):
+                engine.tokens(number, 700)
+            engine.finish(number, 701)
+            time.sleep(0.3)
+            assert len((await reading).result.outputs[0].token_ids) == 501
+
+    in_time(work())
+
+
+def test_a_timeout_is_one_even_where_there_is_always_something_to_read(tmp_path: Path) -> None:
+    async def speak(engine: ScriptedEngine, number: int) -> None:
+        while True:
+            engine.tokens(number, 700)
+            await asyncio.sleep(0.005)
+
+    async def read_slowly(run: Run) -> None:
+        async for _ in run:
+            await asyncio.sleep(0.05)
+
+    async def work() -> None:
+        async with scripted(tmp_path) as (engine, api):
+            began = time.monotonic()
+            async with api.service.run(asked(timeout=0.5)) as run:
+                speaking = asyncio.create_task(speak(engine, (await engine.heard(Submit)).id))
+                with pytest.raises(TimedOut, match=r"0\.5 s"):
+                    await read_slowly(run)
+            assert time.monotonic() - began >= 0.5
+            speaking.cancel()
+
+    in_time(work())
+
+
+# ---- who is let in ------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_cannot_begin_leaves_nothing_open(
+    api_server_of: Callable[..., AbstractAsyncContextManager[ApiServer]],
+) -> None:
+    async def work() -> None:
+        async with api_server_of() as api:
+            request = GenerationRequest(id="r", prompt_token_ids=[2**40], params=SamplingParams())
+            with pytest.raises(BadRequest, match="vocabulary"):  # by the engine, where nobody has looked before
+                await finish(api, request)
+            assert (api.client.num_open, api.service.admission.open_requests) == (0, 0)
+            assert api.service.admission.open_tokens == 0
+
+    in_time(work())
+
+
+def test_what_could_never_be_let_in_is_no_matter_of_trying_again(
+    api_server_of: Callable[..., AbstractAsyncContextManager[ApiServer]],
+) -> None:
+    async def work() -> None:
+        async with api_server_of(ServeConfig(max_queue_requests=2, max_queue_tokens=100)) as api:
+            for request, param in ((asked(n=3, max_tokens=5), "n"), (asked(max_tokens=500), "max_tokens")):
+                with pytest.raises(BadRequest) as caught:
+                    await finish(api, request)
+                assert caught.value.param == param
+            async with api.service.run(asked(n=2, max_tokens=40)):
+                for request in (asked(max_tokens=5), asked(max_tokens=50)):
+                    with pytest.raises(Overloaded):
+                        await finish(api, request)
+            await finish(api, asked(max_tokens=50))
+
+    in_time(work())

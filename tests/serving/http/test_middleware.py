@@ -1,0 +1,342 @@
+"""What every HTTP request passes before a route: names, keys, limits, repetitions, the log. The app is real."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import httpx
+import pytest
+
+from ridgeline.core.serving import ServeConfig
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.http import idempotency, middleware
+from ridgeline.serving.http.app import create_app
+from ridgeline.serving.http.middleware import HEALTH, wrap
+from ridgeline.serving.keys import allowed
+from ridgeline.serving.processes.logs import JsonLines
+
+FaceOf = Callable[..., AbstractAsyncContextManager[ApiServer]]
+Test = Callable[[httpx.AsyncClient, ApiServer], Awaitable[None]]
+ASKED = {"prompt": "def f(", "max_tokens": 8, "temperature": 1}
+
+
+def run(api_server_of: FaceOf, test: Test, **settings: Any) -> None:
+    """`test` with a client of a wrapped app under these settings of `ServeConfig`."""
+
+    async def main() -> None:
+        async with api_server_of(ServeConfig(**settings)) as api:
+            app = wrap(create_app(api), api)
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False, root_path=api.config.root_path)
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+                await test(client, api)
+
+    asyncio.run(main())
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+# ---- keys -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_route_but_health_asks_for_a_key(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        document = create_app(api).openapi()["paths"]
+        routes = [(path, method.upper()) for path, operations in document.items() for method in operations]
+        assert len(routes) > 12
+        others = (
+            "/dashboard",
+            "/dashboard/data",
+            "/docs",
+            "/openapi.json",
+            "/nowhere",
+            "/health/../metrics",
+            "/healthy",
+        )
+        for path, method in [*routes, *((path, "GET") for path in others)]:
+            for headers in ({}, bearer("wrong"), {"Authorization": "key-1"}, {"X-API-Key": ""}):
+                answer = await client.request(method, path, headers=headers)
+                assert answer.status_code == (200 if path in HEALTH else 401), (method, path, headers)
+                if path not in HEALTH:
+                    assert answer.json()["error"]["code"] == "invalid_api_key"
+                    assert "www-authenticate" in answer.headers
+            for headers in (bearer("key-1"), bearer("key-2"), {"X-API-Key": "key-2"}):
+                answer = await client.request(method, path, headers=headers)
+                assert answer.status_code != 401, (method, path, headers)
+
+    run(api_server_of, test, api_key=("key-1", "key-2"))
+
+
+def test_what_shows_other_clients_has_a_key_of_its_own(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        for path in ("/v1/requests", "/v1/requests/req-1", "/dashboard", "/dashboard/data"):
+            assert (await client.get(path)).status_code == 401
+            refused = await client.get(path, headers=bearer("client"))
+            assert refused.status_code == 403
+            assert refused.json()["error"]["code"] == "admin_key_required"
+            assert (await client.get(path, headers=bearer("admin"))).status_code in (200, 404)
+            assert (await client.get(path, auth=("anyone", "admin"))).status_code in (200, 404)  # a browser's dialog
+        assert (await client.get("/v1/models", headers=bearer("admin"))).status_code == 200
+        assert (await client.post("/v1/completions", json=ASKED, auth=("anyone", "client"))).status_code == 401
+
+    run(api_server_of, test, api_key=("client",), admin_key=("admin",))
+
+
+def test_an_admin_key_alone_leaves_the_rest_open(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        assert (await client.get("/v1/models")).status_code == 200
+        assert (await client.get("/v1/requests")).status_code == 401
+
+    run(api_server_of, test, admin_key=("admin",))
+
+
+def test_a_proxys_prefix_opens_nothing(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        assert (await client.get("/proxied/health")).status_code == 200
+        assert (await client.get("/proxied/v1/requests")).status_code == 401
+        for path in ("/proxied/v1/requests", "/proxied/proxied/v1/requests"):
+            answer = await client.get(path, headers=bearer("admin"))
+            assert answer.status_code == (200 if path.count("proxied") == 1 else 404)
+
+    run(api_server_of, test, admin_key=("admin",), root_path="/proxied")
+
+
+@pytest.mark.parametrize("given", ["first", "last", "none of them", ""])
+def test_keys_are_compared_to_the_end_whatever_was_given(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, int]] = []
+    real = hmac.compare_digest
+
+    def compare(a: bytes, b: bytes) -> bool:
+        compared.append((len(a), len(b)))
+        return real(a, b)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    assert allowed(given, ["first", "a longer one", "last"]) is (given in ("first", "last"))
+    assert compared == [(32, 32)] * 3
+
+
+# ---- names and the log ----------------------------------------------------------------------------------------------
+
+
+def test_requests_have_names_the_clients_own_if_they_are_harmless(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        for given in ("abc", "a.b:c-d_e", "x" * 128):
+            answer = await client.get("/version", headers={"X-Request-Id": given})
+            assert answer.headers["x-request-id"] == given
+        for given in ("", "a b", "x" * 129, "a\tb", "<b>", "ä"):
+            answer = await client.get("/nowhere", headers=[(b"x-request-id", given.encode("latin-1"))])
+            assert answer.headers["x-request-id"].startswith("req-")
+        names = {(await client.get("/version")).headers["x-request-id"] for _ in range(5)}
+        assert len(names) == 5
+        answer = await client.post("/v1/completions", json=ASKED, headers={"X-Request-Id": "mine"})
+        assert answer.json()["id"] == "cmpl-mine"
+
+    run(api_server_of, test)
+
+
+def test_the_access_log_is_json_without_secrets(api_server_of: FaceOf, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        headers = bearer("secret-key") | {"X-Request-Id": "named"}
+        await client.get("/v1/models/no%0Asuch?token=secret-query", headers=headers)
+        await client.get("/health")
+
+    with caplog.at_level(logging.INFO, "ridgeline.access"):
+        run(api_server_of, test, api_key=("secret-key",))
+    records = [record for record in caplog.records if record.name == "ridgeline.access"]
+    assert len(records) == 1  # probes are no news
+    text = JsonLines().format(records[0])
+    line = json.loads(text)
+    assert (line["request_id"], line["method"], line["status"]) == ("named", "GET", 404)
+    assert line["path"].startswith("/v1/models/no%0Asuch")
+    assert 0 <= line["seconds"] < 5
+    assert "secret" not in text
+    assert "\n" not in text
+
+
+def test_no_access_log_where_none_is_wanted(api_server_of: FaceOf, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        await client.get("/version")
+
+    with caplog.at_level(logging.INFO, "ridgeline.access"):
+        run(api_server_of, test, access_log=False)
+    assert not [record for record in caplog.records if record.name == "ridgeline.access"]
+
+
+# ---- limits, other origins, the end ---------------------------------------------------------------------------------
+
+
+def test_a_body_that_is_too_long_is_not_read(api_server_of: FaceOf) -> None:
+    read = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal read
+        for _ in range(100):
+            read += 100
+            yield b"x" * 100
+
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        told = await client.post("/v1/completions", content=b"x" * 1001)
+        untold = await client.post("/v1/completions", content=pieces())
+        for answer in (told, untold):
+            assert answer.status_code == 413
+            assert answer.json()["error"]["code"] == "body_too_large"
+            assert "1000" in answer.json()["error"]["message"]
+        assert read < 2000
+        fits = await client.post("/v1/completions", content=json.dumps(ASKED).encode().ljust(1000))
+        assert fits.status_code == 200
+
+    run(api_server_of, test, max_body_bytes=1000)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(api_server_of: FaceOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "BODY_TIMEOUT", 0.05)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(5)
+        yield b"}"
+
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        answer = await client.post("/v1/completions", content=pieces())
+        assert answer.status_code == 504
+
+    run(api_server_of, test)
+
+
+def test_browsers_of_allowed_origins_may_ask(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        ours = await client.options("/v1/completions", headers={"Origin": "https://ours", **asked})
+        assert ours.status_code == 200  # browsers send no key with this one
+        assert ours.headers["access-control-allow-origin"] == "https://ours"
+        others = await client.options("/v1/completions", headers={"Origin": "https://others", **asked})
+        assert "access-control-allow-origin" not in others.headers
+        refused = await client.get("/v1/models", headers={"Origin": "https://ours"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://ours"  # so that the page can read why
+
+    run(api_server_of, test, allowed_origins=("https://ours",), api_key=("key",))
+
+
+def test_while_the_server_ends_new_work_goes_elsewhere(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        api.service.admission.draining = True
+        answer = await client.post("/v1/completions", json=ASKED)
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) > 0
+        assert answer.headers["connection"] == "close"
+        assert answer.json()["error"]["type"] == "service_unavailable"
+        states = [(await client.get(path)).status_code for path in (*HEALTH, "/metrics")]
+        assert dict(zip((*HEALTH, "/metrics"), states, strict=True)) == {
+            "/health": 200, "/health/live": 200, "/health/ready": 503, "/metrics": 200,
+        }  # fmt: skip
+
+    run(api_server_of, test)
+
+
+# ---- requests that come twice ---------------------------------------------------------------------------------------
+
+
+def test_a_repetition_gets_the_first_answer(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        for asked in (ASKED, {**ASKED, "stream": True}):
+            headers = {"Idempotency-Key": f"key-{asked.get('stream')}"}
+            first = await client.post("/v1/completions", json=asked, headers=headers)
+            again = await client.post("/v1/completions", json=asked, headers=headers)
+            other = await client.post("/v1/completions", json=asked, headers={"Idempotency-Key": "another"})
+            assert first.status_code == 200
+            assert again.content == first.content
+            assert again.headers["idempotent-replayed"] == "true"
+            assert "idempotent-replayed" not in first.headers
+            assert again.headers["x-request-id"] != first.headers["x-request-id"]
+            assert other.content != first.content
+
+    run(api_server_of, test)
+
+
+def test_a_repetition_waits_for_what_still_runs(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        headers = {"Idempotency-Key": "k"}
+        asked = {**ASKED, "max_tokens": 64, "ignore_eos": True}
+        answers = await asyncio.gather(*(client.post("/v1/completions", json=asked, headers=headers) for _ in range(4)))
+        assert len({answer.content for answer in answers}) == 1
+        assert sorted("idempotent-replayed" in answer.headers for answer in answers) == [False, True, True, True]
+
+    run(api_server_of, test)
+
+
+def test_a_key_belongs_to_a_body_a_client_and_a_path(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        async def post(key: str = "one", path: str = "/v1/completions", **others: Any) -> httpx.Response:
+            return await client.post(path, json={**ASKED, **others}, headers={"Idempotency-Key": "k", **bearer(key)})
+
+        first = await post()
+        changed = await post(max_tokens=9)
+        assert changed.status_code == 422
+        assert changed.json()["error"]["code"] == "idempotency_key_reused"
+        theirs = await post(key="two")
+        assert theirs.content != first.content
+        assert (await post(path="/tokenize")).json()["count"] > 0
+        bad = await client.post("/v1/completions", json=ASKED, headers={"Idempotency-Key": "k" * 256, **bearer("one")})
+        assert bad.status_code == 400
+
+    run(api_server_of, test, api_key=("one", "two"))
+
+
+def test_failures_of_the_server_are_tried_again_mistakes_are_not(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        async def post(key: str, **others: Any) -> httpx.Response:
+            return await client.post("/v1/completions", json={**ASKED, **others}, headers={"Idempotency-Key": key})
+
+        admission = api.service.admission
+        admission.max_requests = admission.open_requests = 1  # somebody else's
+        assert (await post("full")).status_code == 429
+        admission.open_requests = 0
+        assert (await post("full")).status_code == 200
+        assert (await post("wrong", n=-1)).status_code == 400
+        assert (await post("wrong", n=-1)).headers["idempotent-replayed"] == "true"
+
+    run(api_server_of, test)
+
+
+def test_answers_are_kept_for_a_time_and_within_bounds(api_server_of: FaceOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        async def post(key: str) -> httpx.Response:
+            return await client.post("/v1/completions", json=ASKED, headers={"Idempotency-Key": key})
+
+        monkeypatch.setattr(idempotency, "LIFETIME", 0.05)
+        first = await post("old")
+        await asyncio.sleep(0.1)
+        assert (await post("old")).content != first.content
+        monkeypatch.setattr(idempotency, "LIFETIME", 60.0)
+        monkeypatch.setattr(idempotency, "MOST_BYTES_EACH", 10)
+        assert (await post("long")).status_code == 200
+        unkept = await post("long")
+        assert unkept.status_code == 409
+        assert unkept.json()["error"]["code"] == "idempotent_answer_not_kept"
+
+    run(api_server_of, test)
+
+
+def test_websockets_are_not_let_in(api_server_of: FaceOf) -> None:
+    async def main() -> None:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "websocket.connect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async with api_server_of() as api:
+            await wrap(create_app(api), api)({"type": "websocket", "path": "/v1/models"}, receive, send)
+        assert sent == [{"type": "websocket.close", "code": 1008}]
+
+    asyncio.run(main())

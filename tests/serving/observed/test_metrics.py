@@ -1,0 +1,251 @@
+"""The engine's figures against traffic that was counted by hand, and the page of metrics against Prometheus' parser."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from ridgeline.core.request import Preemption, SamplingParams
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.generation.service import GenerationRequest, Run
+from ridgeline.serving.http.operator import page_of_metrics, snapshot
+from ridgeline.serving.observed import metrics
+from ridgeline.serving.observed.histograms import BOUNDS
+from ridgeline.transport.messages import Gpu, Stats, StepFigures
+from tests.serving.conftest import MODEL, PATIENCE, open_api_server, start_engine, stop_engine, until_idle
+
+GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
+PAGE = 114_688  # bytes of a block of 16 tokens of the embedded model in float32; the first of all is never used
+ENGINE = {"model_name": MODEL, "engine": "0"}
+
+
+@pytest.fixture
+def socket(tmp_path: Path) -> Iterator[Path]:
+    """An engine that nobody else talks to, with a cache that few requests fill."""
+    process = start_engine(tmp_path / "engine", kv_cache_memory=25 * PAGE, max_num_seqs=8, max_model_len=350)
+    yield tmp_path / "engine"
+    stop_engine(process)
+
+
+async def run(api: ApiServer, tokens: list[int], **params: object) -> Run:
+    asked = GenerationRequest(id="x", prompt_token_ids=tokens, params=SamplingParams(**{"ignore_eos": True, **params}))
+    async with api.service.run(asked) as running:
+        await running.finish()
+    return running
+
+
+async def figures(api: ApiServer) -> Stats:
+    stats = await api.client.ask()
+    assert stats is not None
+    return stats
+
+
+def counts(stats: Stats) -> dict[str, int]:
+    return {name: sum(found.counts) for name, found in stats.histograms.items()}
+
+
+def parsed(text: str) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def value(page: dict[str, Metric], family: str, sample: str = "", **labels: str) -> float:
+    """Of the one sample with these labels."""
+    name = sample or family
+    [found] = [s.value for s in page[family].samples if s.name == name and {**ENGINE, **labels} == s.labels]
+    return found
+
+
+def test_a_new_engine_has_counted_nothing(socket: Path) -> None:
+    async def main() -> Stats:
+        async with open_api_server(socket) as api:
+            return await figures(api)
+
+    stats = asyncio.run(main())
+    assert not any(stats.counters.values())
+    assert not any(counts(stats).values())
+    assert (stats.steps, stats.step_seconds, stats.finished) == (0, 0.0, {})
+
+
+def test_figures_of_known_traffic(socket: Path) -> None:
+    """5 requests of 40 prompt tokens, which differ from the first token on, and 7 output tokens each."""
+
+    async def main() -> tuple[Stats, str, list[Run]]:
+        async with open_api_server(socket) as api:
+            runs = await asyncio.gather(*(run(api, [n + 5] * 40, max_tokens=7) for n in range(5)))
+            return await figures(api), (await page_of_metrics(api)).decode(), runs
+
+    stats, text, runs = asyncio.run(main())
+    assert stats.counters == {
+        "prompt_tokens": 200,
+        "generation_tokens": 35,
+        "preemptions": 0,
+        **{f"preemptions: {reason}": 0 for reason in Preemption},
+        "prefix_cache_queries": 200,
+        "prefix_cache_hits": 0,
+    }
+    assert stats.finished == {"length": 5}
+    counted = counts(stats)
+    steps = counted.pop("iteration_tokens_total")
+    assert counted == {**dict.fromkeys(counted, 5), "inter_token_latency_seconds": 35 - 5}
+    assert steps == stats.steps >= 7
+    # What each request's own stats say is what the histograms add up to.
+    told = [run.endings[0].stats for run in runs if run.endings[0] is not None]
+    total = {name: found.total for name, found in stats.histograms.items()}
+    assert total["e2e_request_latency_seconds"] == pytest.approx(sum(s.finished - s.arrival for s in told))
+    assert total["request_queue_time_seconds"] == pytest.approx(sum(s.first_scheduled - s.arrival for s in told))
+    assert total["request_prompt_tokens"] == 200
+    assert total["request_generation_tokens"] == 35
+    assert total["iteration_tokens_total"] == 200 + 5 * 6  # all but the last output token are run themselves
+    assert total["time_to_first_token_seconds"] + total["inter_token_latency_seconds"] == pytest.approx(
+        total["e2e_request_latency_seconds"], rel=0.05, abs=0.01
+    )
+    page = parsed(text)
+    assert value(page, "vllm:prompt_tokens", "vllm:prompt_tokens_total") == 200
+    assert value(page, "vllm:generation_tokens", "vllm:generation_tokens_total") == 35
+    succeeded = "vllm:request_success_total"
+    assert value(page, "vllm:request_success", succeeded, finished_reason="length") == 5
+    assert value(page, "vllm:request_success", succeeded, finished_reason="abort") == 0
+    generation = "vllm:request_generation_tokens"
+    assert value(page, generation, f"{generation}_bucket", le="5.0") == 0
+    assert value(page, generation, f"{generation}_bucket", le="10.0") == 5
+    assert value(page, generation, f"{generation}_bucket", le="+Inf") == 5
+    assert value(page, generation, f"{generation}_count") == 5
+    assert value(page, generation, f"{generation}_sum") == 35
+    assert value(page, "vllm:num_requests_running") == 0
+    assert value(page, "ridgeline:engine_up") == 1
+
+
+def test_the_prefix_cache_counts_each_prompt_once(socket: Path) -> None:
+    async def main() -> tuple[Stats, Run]:
+        async with open_api_server(socket) as api:
+            await run(api, list(range(5, 45)), max_tokens=2)
+            again = await run(api, list(range(5, 45)), max_tokens=2)
+            return await figures(api), again
+
+    stats, again = asyncio.run(main())
+    assert stats.counters["prefix_cache_queries"] == 80
+    assert stats.counters["prefix_cache_hits"] == again.cached_tokens == 39  # all but the last, which is run
+
+
+def test_preempted_requests_are_counted_and_their_own_blocks_are_no_hit(socket: Path) -> None:
+    """8 requests that grow to 90 tokens each want 48 blocks of 16, and there are 24."""
+
+    async def main() -> tuple[Stats, list[Run]]:
+        async with open_api_server(socket) as api:
+            runs = await asyncio.gather(*(run(api, [n + 5] * 30, max_tokens=60) for n in range(8)))
+            return await figures(api), runs
+
+    stats, runs = asyncio.run(main())
+    told = [run.endings[0].stats for run in runs if run.endings[0] is not None]
+    assert stats.counters["preemptions"] == sum(s.preemptions for s in told) > 0
+    assert stats.counters["prompt_tokens"] == stats.counters["prefix_cache_queries"] == 240
+    assert stats.counters["prefix_cache_hits"] == 0
+    assert [s.cached_tokens for s in told] == [0] * 8
+    assert counts(stats)["time_to_first_token_seconds"] == 8
+    assert counts(stats)["inter_token_latency_seconds"] == 8 * 59
+    assert stats.pages_used == 0
+
+
+def test_an_aborted_request_ends_as_such_and_has_only_the_times_it_reached(socket: Path) -> None:
+    async def main() -> tuple[Stats, Stats]:
+        async with open_api_server(socket) as api:
+            await run(api, [7] * 8, max_tokens=2)
+            before = await figures(api)
+            params = SamplingParams(max_tokens=300, ignore_eos=True)
+            asked = GenerationRequest(id="left", prompt_token_ids=[9] * 8, params=params)
+            async with api.service.run(asked) as running:
+                await anext(aiter(running))
+            assert await until_idle(api, PATIENCE)
+            return before, await figures(api)
+
+    before, after = asyncio.run(main())
+    assert after.finished == {"length": 1, "abort": 1}
+    assert (after.running, after.waiting, after.pages_used) == (0, 0, 0)
+    assert counts(after)["e2e_request_latency_seconds"] == 2
+    generated = after.counters["generation_tokens"] - before.counters["generation_tokens"]
+    assert 0 < generated < 300
+    firsts = counts(after)["time_to_first_token_seconds"] - counts(before)["time_to_first_token_seconds"]
+    gaps = counts(after)["inter_token_latency_seconds"] - counts(before)["inter_token_latency_seconds"]
+    assert (firsts, gaps) == (1, generated - 1)
+
+
+def test_the_page_outlives_the_engine(tmp_path: Path) -> None:
+    async def main() -> tuple[str, str]:
+        process = start_engine(tmp_path / "engine")
+        try:
+            async with open_api_server(tmp_path / "engine") as api:
+                await run(api, [7] * 8, max_tokens=4)
+                await figures(api)
+                stop_engine(process)
+                async with asyncio.timeout(PATIENCE):
+                    while api.client.facts is not None:
+                        await asyncio.sleep(0.01)
+                down = (await page_of_metrics(api)).decode()
+                process = await asyncio.to_thread(start_engine, tmp_path / "engine", life=2)
+                await asyncio.wait_for(api.client.wait_until_up(), PATIENCE)
+                return down, (await page_of_metrics(api)).decode()
+        finally:
+            stop_engine(process)
+
+    down, back = (parsed(text) for text in asyncio.run(main()))
+    assert value(down, "ridgeline:engine_up") == 0
+    assert value(down, "vllm:generation_tokens", "vllm:generation_tokens_total") == 4
+    restarts = "ridgeline:engine_restarts", "ridgeline:engine_restarts_total"
+    assert (value(down, *restarts), value(back, *restarts)) == (0, 1)
+    assert value(back, "ridgeline:engine_up") == 1
+    assert value(back, "vllm:generation_tokens", "vllm:generation_tokens_total") == 0
+
+
+def shape(page: dict[str, Metric]) -> str:
+    """Name, type and labels of each metric, as the golden file has them."""
+    lines = []
+    for family in page.values():
+        samples = [s for s in family.samples if not s.name.endswith("_created")]
+        labels = sorted({label for sample in samples for label in sample.labels} - {"le"})
+        name = samples[0].name if samples and family.type == "counter" else family.name
+        lines.append(f"{name} {family.type} {{{','.join(labels)}}}")
+    return "\n".join(sorted(lines)) + "\n"
+
+
+def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
+    """What a page says on a machine whose GPU and limits are known."""
+    fields = {name: getattr(stats, name) for name in stats.__struct_fields__}
+    gpu = Gpu(
+        index=0, name="H", utilization=0.5, memory_used=1 << 30, memory_total=2 << 30, power=300.0, temperature=50.0
+    )
+    step = StepFigures(at=1.0, seconds=0.002, limit=0.001, decode_rows=1, prefill_rows=0, tokens=1)
+    return snapshot(api, Stats(**{**fields, "gpus": [gpu], "recent": [step] * 3}))
+
+
+def test_names_types_and_labels_are_those_of_the_golden_file(socket: Path) -> None:
+    async def main() -> tuple[str, str]:
+        async with open_api_server(socket) as api:
+            await run(api, [7] * 8, max_tokens=4)
+            real = (await page_of_metrics(api)).decode()
+            return real, metrics.render(complete(api, await figures(api))).decode()
+
+    real, full = asyncio.run(main())
+    assert shape(parsed(full)) == GOLDEN.read_text(), "names that others read have changed"
+    golden = dict(line.split(" ", 1) for line in GOLDEN.read_text().splitlines())
+    assert [name for name in re.findall(r"^# TYPE (\S+)", real, re.M) if name not in golden] == []
+    for line in shape(parsed(real)).splitlines():
+        name, rest = line.split(" ", 1)
+        assert rest == golden[name] or rest.endswith("{}"), f"{line}, and the golden file has {golden[name]}"
+    assert value(parsed(full), "ridgeline:headroom") == pytest.approx(0.5)
+
+
+def test_every_bucket_of_the_page_is_a_bound(socket: Path) -> None:
+    async def main() -> str:
+        async with open_api_server(socket) as api:
+            return (await page_of_metrics(api)).decode()
+
+    page = parsed(asyncio.run(main()))
+    for name, bounds in BOUNDS.items():
+        samples = [s for s in page[f"vllm:{name}"].samples if s.name.endswith("_bucket")]
+        assert [float(s.labels["le"]) for s in samples] == [*map(float, bounds), float("inf")]

@@ -1,0 +1,232 @@
+"""What one client sends must not keep the event loop from the others: the loop's own lateness, measured within it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.attacks.http_cases import ask, make, make_plain
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.grpc.bounds import MOST_FIELDS, check_message
+from ridgeline.serving.grpc.proto import kserve_pb2
+from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2
+from ridgeline.serving.http.app import create_app
+from ridgeline.serving.http.middleware import wrap
+from ridgeline.serving.observed.watchdog import Watchdog
+from ridgeline.serving.requests import bounded_json
+from ridgeline.serving.requests.bounded_json import (
+    MOST_CONTAINERS,
+    MOST_TEXTS,
+    MOST_VALUES,
+    SLICE,
+    Size,
+    decode,
+    decode_body,
+)
+from ridgeline.serving.requests.refusals import shortened
+from ridgeline.serving.requests.structure import _one_of
+from tests.serving.conftest import MODEL, Server
+
+FaceOf = Callable[..., AbstractAsyncContextManager[ApiServer]]
+TEXT = {"model": MODEL, "prompt": "x", "max_tokens": 1}
+MOST = 0.5  # seconds that the loop may be late; before there were bounds these bodies took 1 s to 14 s
+
+
+async def lateness(work: Awaitable[Any]) -> tuple[Any, float]:
+    """The work's result, and how much too late a task that sleeps came at the most."""
+    worst, over = 0.0, False
+
+    async def sleeper() -> None:
+        nonlocal worst
+        while not over:
+            began = time.monotonic()
+            await asyncio.sleep(0.005)
+            worst = max(worst, time.monotonic() - began - 0.005)
+
+    watching = asyncio.create_task(sleeper())
+    result = await work
+    over = True
+    await watching
+    return result, worst
+
+
+def arguments(text: str) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "f", "arguments": text}}
+    return {"messages": [{"role": "assistant", "content": "x", "tool_calls": [call]}], "max_tokens": 1}
+
+
+LISTS = "[" + "[]," * (6 << 20) + "[]]"
+HOSTILE: dict[str, tuple[str, Callable[[], str], int]] = {
+    "unknown field": ("/v1/completions", lambda: json.dumps(TEXT)[:-1] + f', "x": {LISTS}}}', 400),
+    "arguments": ("/v1/chat/completions", lambda: json.dumps(arguments(LISTS)), 400),
+    "logit_bias": (
+        "/v1/completions",
+        lambda: json.dumps(TEXT | {"logit_bias": dict.fromkeys(map(str, range(1 << 20)), 1)}),
+        400,
+    ),
+    "ids": ("/v1/completions", lambda: json.dumps(TEXT | {"prompt": [5] * (1 << 20)}), 400),
+    "negative": (
+        "/v1/completions",
+        lambda: json.dumps(TEXT | {"negative_prompt": [5] * (1 << 20), "guidance_scale": 2}),
+        400,
+    ),
+    "detokenize": ("/detokenize", lambda: json.dumps({"tokens": [100] * (1 << 20)}), 200),
+    "text": ("/v1/completions", lambda: json.dumps(TEXT | {"prompt": "ab " * 80_000}), 400),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_body_holds_the_loop_up(api_server_of: FaceOf, name: str) -> None:
+    path, make_body, status = HOSTILE[name]
+    body = make_body().encode()
+
+    async def main() -> tuple[httpx.Response, float]:
+        async with api_server_of() as api:
+            transport = httpx.ASGITransport(wrap(create_app(api), api), raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+                await client.post(path, json={})  # imports, and what is made once
+                return await lateness(client.post(path, content=body))
+
+    answer, late = asyncio.run(main())
+    assert answer.status_code == status, answer.text[:300]
+    assert late < MOST
+
+
+# ---- what is counted ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        (b"[" + b"[]," * (MOST_CONTAINERS - 2) + b"[]]", None),
+        (b"[" + b"[]," * MOST_CONTAINERS + b"[]]", "lists and objects"),
+        (b"[" + b"1," * MOST_VALUES + b"1]", None),
+        (b"[" + b"1," * (MOST_VALUES + 1) + b"1]", "values"),
+        (b"[" + b'"a",' * (MOST_TEXTS - 1) + b'"a"]', None),
+        (b"[" + b'"a",' * MOST_TEXTS + b'"a"]', "strings"),
+        (b'"' + b"[{,]}" * (1 << 20) + b'"', None),
+        (b'"' + b'[\\",' * (1 << 20) + b'"', None),
+        (b'"' + b"[,\\\\" * (1 << 20) + b'"', None),
+        (b'"' + b"\\" * 4 * SLICE + b'",[' + b"[]," * MOST_CONTAINERS, "lists and objects"),
+    ],
+)
+def test_what_json_holds_is_counted_outside_of_its_strings(text: bytes, refused: str | None) -> None:
+    for shift in (0, 1, 2):  # the bounds of slices fall elsewhere
+        if refused is None:
+            Size().add(b" " * shift + text)
+        else:
+            with pytest.raises(BadRequest, match=refused):
+                Size().add(b" " * shift + text)
+
+
+def test_sizes_of_several_texts_add_up() -> None:
+    size, text = Size(), b"[" + b"[]," * (MOST_CONTAINERS // 2) + b"[]]"
+    assert len(decode(text, size)) == MOST_CONTAINERS // 2 + 1
+    with pytest.raises(BadRequest, match="lists and objects"):
+        decode(text, size)
+
+
+def test_large_bodies_are_read_as_small_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = {"prompt": ['é\\"x'], "n": 2, "other": [1], "stop": None, "seed": 2**64 - 1, "top_p": 0.5}
+    data = json.dumps(value).encode()
+    known = {name: value[name] for name in ("prompt", "n", "stop")}
+    assert decode_body(data, known.keys()) == value
+    monkeypatch.setattr(bounded_json, "INLINE_BYTES", 0)
+    assert decode_body(data, known.keys()) == known
+    for wrong in (b"[1]", b'{"prompt": tru}', b'{"a": 1', b'{"prompt": 1e999}', b'{"prompt": ' + b"[" * 5000):
+        with pytest.raises(BadRequest):
+            decode_body(wrong, known.keys())
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x" * (1 << 25), [["x" * (1 << 25)]], {"a": list(range(1 << 20))}, 10**20_000],
+    ids=lambda value: type(value).__name__,
+)
+def test_no_more_of_a_wrong_value_is_looked_at_than_is_shown(value: Any) -> None:
+    began = time.process_time()
+    assert len(shortened(value)) <= 81
+    assert time.process_time() - began < 0.02
+
+
+def test_protobuf_fields_are_counted_before_they_are_built() -> None:
+    read = kserve_pb2.ModelInferRequest.FromString
+    empty = kserve_pb2.ModelInferRequest.InferInputTensor()
+    full = kserve_pb2.ModelInferRequest.InferInputTensor()
+    full.contents.bytes_contents.extend([b""] * (MOST_FIELDS + 1))
+    for wrong in ([empty] * (MOST_FIELDS + 1), [full]):
+        with pytest.raises(BadRequest, match="fields"):
+            check_message(kserve_pb2.ModelInferRequest(inputs=wrong).SerializeToString(), read)
+    many = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=range(1 << 20)))
+    check_message(many.SerializeToString(), inference_pb2.GenerateRequest.FromString)
+    check_message(b"\xff" * (1 << 20), read)  # no protobuf: whoever reads it says so
+    free = inference_pb2.GenerateRequest()
+    free.chat.chat_template_kwargs.update({"x": [1] * 100_000})
+    with pytest.raises(BadRequest, match="chat_template_kwargs"):
+        check_message(free.SerializeToString(), inference_pb2.GenerateRequest.FromString)
+
+
+# ---- what holds the loop up is told ---------------------------------------------------------------------------------
+
+
+def test_the_watchdog_names_what_held_the_loop_up(caplog: pytest.LogCaptureFixture) -> None:
+    def hold_up() -> None:
+        began = time.monotonic()
+        while time.monotonic() - began < 0.6:
+            pass
+
+    async def main() -> Watchdog:
+        watchdog = Watchdog()
+        watchdog.start(asyncio.get_running_loop())
+        await asyncio.sleep(0.1)
+        hold_up()
+        await asyncio.sleep(0.2)
+        watchdog.stop()
+        return watchdog
+
+    with caplog.at_level(logging.WARNING):
+        watchdog = asyncio.run(main())
+    assert watchdog.stalls >= 1
+    assert watchdog.seconds > 0.3
+    assert any("hold_up (test_stalls.py:" in record.getMessage() for record in caplog.records)
+
+
+# ---- choices --------------------------------------------------------------------------------------------------------
+
+
+def test_as_many_choices_as_a_body_may_name(server: Server) -> None:
+    choices = [f"{'abcdefgh'[i % 8]}{i}" for i in range(4096)]
+    body = TEXT | {"structured_outputs": {"choice": choices}, "max_tokens": 16, "temperature": 1, "seed": 3}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["text"] in choices
+
+
+@pytest.mark.parametrize("choices", [["a", "ab"], ["", "x"], ['é\n"q"', "\\d", "/x/"]])
+def test_a_choice_is_taken_word_by_word(server: Server, choices: list[str]) -> None:
+    assert _one_of(choices).count("CHOICE") == 2
+    body = TEXT | {"structured_outputs": {"choice": choices}, "max_tokens": 16, "temperature": 1, "n": 4, "seed": 1}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert {choice["text"] for choice in answer.json()["choices"]} <= set(choices)
+
+
+# ---- mutated requests -----------------------------------------------------------------------------------------------
+
+
+def test_no_mutated_request_breaks_the_server(server: Server) -> None:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    address = (host, int(port))
+    found = {number: ask(address, make(number)) for number in range(300)}
+    assert not [number for number, status in found.items() if status in ("500", "hung")]
+    assert {"200", "400", "404"} <= set(found.values()), "the cases reach nothing"
+    assert ask(address, make_plain("")) == "200"

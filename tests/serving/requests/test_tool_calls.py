@@ -1,0 +1,236 @@
+"""Tools as the real `openai` client sees them. The embedded model knows no tools: what it writes is held to a form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import tokenizers
+from llguidance import LLMatcher, LLTokenizer
+
+from ridgeline.serving.grammars.grammar import check, compiled, vocabulary
+from ridgeline.serving.http import answers
+from ridgeline.serving.requests.bodies import ChatBody
+from ridgeline.serving.requests.tools import calls_grammar
+from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tool_calls import CLOSE, OPEN
+from ridgeline.weights.folder import EMBEDDED_MODEL
+from tests.serving.conftest import MODEL, Server, StartServer
+from tests.serving.http.test_http import events
+
+MESSAGES: Any = [{"role": "user", "content": "Is it raining?"}]
+CITY = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"city": {"enum": ["Oslo", "São Paulo"]}},
+}
+
+
+def tool(name: str, **rest: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **rest}}
+
+
+TOOLS: Any = [tool("weather", parameters=CITY), tool("time.now")]
+ASKED: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "max_tokens": 600, "temperature": 0.7, "seed": 3}
+
+
+def fits(name: str, arguments: Any) -> bool:
+    if name == "time.now":
+        return arguments == {}
+    return name == "weather" and arguments["city"] in ("Oslo", "São Paulo") and 1 <= arguments["days"] <= 9
+
+
+def joined(server: Server, **asked: Any) -> tuple[str | None, list[tuple[str, str]], str | None]:
+    """Content, calls and finish reason of a stream, joined by the client's own helper."""
+    with server.client.chat.completions.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        choice = stream.get_final_completion().choices[0]
+    calls = choice.message.tool_calls or []
+    assert ("tool_calls.function.arguments.done" in kinds) == bool(calls)
+    assert len({call.id for call in calls}) == len(calls)
+    return (
+        choice.message.content or None,
+        [(c.function.name, c.function.arguments) for c in calls],
+        choice.finish_reason,
+    )
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_required_calls_are_well_formed_whole_and_streamed(
+    server: Server, parallel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a parser, too: the form is then ours."""
+    monkeypatch.setattr("ridgeline.serving.requests.tools.MOST_CALLS", 3)
+    asked = ASKED | {"tool_choice": "required", "parallel_tool_calls": parallel}
+    choice = server.client.chat.completions.create(**asked).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    calls = choice.message.tool_calls or []
+    assert len(calls) == (3 if parallel else 1), "the model never ends by itself"
+    assert all(fits(call.function.name, json.loads(call.function.arguments)) for call in calls)
+    assert all(call.type == "function" and call.id for call in calls)
+    written = [(call.function.name, call.function.arguments) for call in calls]
+    assert joined(server, **asked) == (None, written, "tool_calls")
+    assert server.wait_idle()
+
+
+@pytest.mark.parametrize("name", ["weather", "time.now"])
+def test_a_named_call_is_the_one_that_is_made(server: Server, name: str) -> None:
+    asked = ASKED | {"tool_choice": {"type": "function", "function": {"name": name}}, "n": 2}
+    for choice in server.client.chat.completions.create(**asked).choices:
+        [call] = choice.message.tool_calls or []
+        assert call.function.name == name
+        assert fits(name, json.loads(call.function.arguments))
+        assert choice.finish_reason == "stop", "as OpenAI ends a call that the client named"
+
+
+@pytest.fixture(scope="module")
+def hermes(start_server: StartServer) -> Iterator[Server]:
+    with start_server(tool_call_parser="hermes") as running:
+        yield running
+
+
+WEATHER, TIME_NOW = '{"city": "São Paulo", "days": 2}', "{}"
+WRITTEN = (
+    f'Let me see.\n<tool_call>\n{{"name": "weather", "arguments": {WEATHER}}}\n</tool_call>\n'
+    f'<tool_call>\n{{"name": "time.now", "arguments": {TIME_NOW}}}\n</tool_call>'
+)
+CALLS = [("weather", WEATHER), ("time.now", TIME_NOW)]
+
+
+def writes(text: str, **asked: Any) -> dict[str, Any]:
+    """A request to which the model can only answer with the text."""
+    return ASKED | {"extra_body": {"structured_outputs": {"choice": [text]}}} | asked
+
+
+def test_calls_are_found_in_what_the_model_writes(hermes: Server) -> None:
+    choice = hermes.client.chat.completions.create(**writes(WRITTEN)).choices[0]
+    found = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
+    assert (choice.message.content, found, choice.finish_reason) == ("Let me see.\n", CALLS, "tool_calls")
+    assert joined(hermes, **writes(WRITTEN)) == ("Let me see.\n", CALLS, "tool_calls")
+    first = hermes.client.chat.completions.create(**writes(WRITTEN, parallel_tool_calls=False)).choices[0].message
+    assert [call.function.name for call in first.tool_calls or []] == ["weather"]
+
+
+def test_a_call_that_is_cut_off_ends_for_its_length(hermes: Server) -> None:
+    asked = writes(WRITTEN, max_tokens=len(hermes.api.tokenizer.encode(WRITTEN[:70], add_special_tokens=False)))
+    choice = hermes.client.chat.completions.create(**asked).choices[0]
+    [call] = choice.message.tool_calls or []
+    assert (choice.message.content, call.function.name, choice.finish_reason) == ("Let me see.\n", "weather", "length")
+    assert 1 < len(call.function.arguments) < len(WEATHER)
+    assert WEATHER.startswith(call.function.arguments)
+    with pytest.raises(openai.LengthFinishReasonError):
+        joined(hermes, **asked)
+
+
+def test_text_without_calls_is_content(hermes: Server) -> None:
+    for text in ("It <b>rains</b> <tool", "<tool_call>weather</tool_call>"):
+        choice = hermes.client.chat.completions.create(**writes(text)).choices[0]
+        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (text, None, "stop")
+        assert joined(hermes, **writes(text)) == (text, [], "stop")
+
+
+@pytest.mark.parametrize("asked", [{"tool_choice": "none"}, {"tools": None}])
+def test_nothing_is_looked_for_where_no_tool_may_be_called(hermes: Server, asked: dict[str, Any]) -> None:
+    body = {name: value for name, value in writes(WRITTEN, **asked).items() if value is not None}
+    choice = hermes.client.chat.completions.create(**body).choices[0]
+    assert (choice.message.content, choice.message.tool_calls) == (WRITTEN, None)
+
+
+def test_without_a_parser_calls_stay_text(server: Server) -> None:
+    choice = server.client.chat.completions.create(**writes(WRITTEN)).choices[0]
+    assert (choice.message.content, choice.finish_reason) == (WRITTEN, "stop")
+
+
+def test_answers_with_calls_are_what_the_document_says(hermes: Server) -> None:
+    asked = writes(WRITTEN, logprobs=True, return_token_ids=True)
+    asked |= asked.pop("extra_body")
+    for stream in (False, True):
+        response = httpx.post(f"{hermes.url}/v1/chat/completions", json=asked | {"stream": stream}, timeout=120)
+        assert response.status_code == 200, response.text
+        if not stream:
+            [choice] = answers.Chat.model_validate_json(response.content).choices
+            assert choice.logprobs is not None
+            tokens = [entry.token for entry in choice.logprobs.content]
+        else:
+            chunks = [answers.ChatChunk.model_validate_json(event) for event in events(response)[:-1]]
+            told = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices]
+            assert [entry.token for each in told if each for entry in each.content] == tokens
+
+
+def test_a_calls_answer_goes_back_into_the_conversation(hermes: Server) -> None:
+    message = hermes.client.chat.completions.create(**writes(WRITTEN)).choices[0].message
+    said: Any = [*MESSAGES, message.model_dump(exclude_none=True)]
+    for call in message.tool_calls or []:
+        said.append({"role": "tool", "tool_call_id": call.id, "content": "7"})
+    answer = hermes.client.chat.completions.create(**ASKED | {"messages": said, "max_tokens": 4})
+    assert answer.choices[0].finish_reason in ("stop", "length")
+
+
+REQUIRED = {"tool_choice": "required"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (REQUIRED, "tool_choice"),
+        (REQUIRED | {"tools": []}, "tool_choice"),
+        (REQUIRED | {"tools": [{}]}, "tools.0.function"),
+        (REQUIRED | {"tools": [tool("ok"), tool("two words")]}, "tools.1.function.name"),
+        (REQUIRED | {"tools": [tool("f", parameters=[])]}, "tools.0.function.parameters"),
+        (REQUIRED | {"tools": [tool("f", parameters={"type": "array"})]}, "tools.0.function.parameters"),
+        (REQUIRED | {"tools": [tool("f", parameters={"properties": {"a": {"type": "odd"}}})]}, "tools"),
+        (REQUIRED | {"tools": TOOLS, "response_format": {"type": "json_object"}}, "tool_choice"),
+        (REQUIRED | {"tools": TOOLS, "structured_outputs": {"regex": "a"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {}}, "tool_choice"),
+        ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    ],
+)
+def test_what_cannot_be_forced_is_named(server: Server, body: dict[str, Any], param: str) -> None:
+    asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 8} | body
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=120)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param, response.text
+
+
+def test_a_schema_that_nests_too_deeply_is_refused(server: Server) -> None:
+    deep: Any = {}
+    for _ in range(100):
+        deep = {"properties": {"a": deep}}
+    asked = REQUIRED | {"model": MODEL, "messages": MESSAGES, "tools": [tool("f", parameters=deep)]}
+    error = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=120).json()["error"]
+    assert error["param"] == "tools.0.function.parameters"
+    assert "deep" in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["none", "plain", "special"])
+def test_a_model_writes_the_tags_with_the_tokens_it_was_taught(kind: str, tmp_path: Path) -> None:
+    """Where it has such tokens, and they show in its text."""
+    backend = tokenizers.Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    added = [tokenizers.AddedToken(tag, special=kind == "special") for tag in (OPEN, CLOSE)]
+    if kind != "none":
+        backend.add_special_tokens(added) if kind == "special" else backend.add_tokens(added)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    body = ChatBody(messages=MESSAGES, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    grammar = calls_grammar(body, tokenizer)
+    assert grammar is not None
+    check(grammar, vocabulary(tokenizer.added, tokenizer.vocab_size))
+    text = f"{OPEN}\n{json.dumps({'name': 'weather', 'arguments': json.loads(WEATHER)}, ensure_ascii=False)}\n{CLOSE}"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    spelled = [i for part in ("<", text[1:-12], "<", "/tool_call>") for i in tokenizer.encode(part, False)]
+    assert (ids[0] == backend.token_to_id(OPEN)) == (kind != "none")
+    for tokens, fits_well in ((ids, kind != "special"), (spelled, kind != "plain")):
+        matcher = LLMatcher(LLTokenizer(backend.to_str()), compiled(grammar), log_level=0)
+        accepted = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        assert accepted == fits_well, tokens

@@ -1,0 +1,141 @@
+"""A GGUF file is the model that it was written from, or one clear sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.weights.folder import resolve_model
+from ridgeline.weights.formats.gguf_file import read_gguf
+from ridgeline.weights.loader import read_model_config
+from tests import gguf_files, tiny_models
+from tests.weights.loading import dense_logits, load
+
+gguf = pytest.importorskip("gguf")
+
+TinyModel = Callable[[str], Path]
+
+IDS = torch.randint(3, tiny_models.VOCAB, (2, 40), generator=torch.Generator().manual_seed(0))
+
+
+def written(family: str, folder: Path, **how: Any) -> Path:
+    return gguf_files.write(
+        tiny_models.build(family, **gguf_files.CHANGES.get(family, {})), folder / "model.gguf", **how
+    )
+
+
+@pytest.mark.parametrize("family", gguf_files.ARCHITECTURES)
+def test_parameters_and_logits_are_those_of_the_model_it_was_written_from(family: str, tmp_path: Path) -> None:
+    folder = tiny_models.save(family, tmp_path / "folder", **gguf_files.CHANGES.get(family, {}))
+    ours, path = load(folder), written(family, tmp_path)
+    theirs = load(path)
+    expected = dict(ours.named_parameters())
+    for name, parameter in theirs.named_parameters():
+        assert torch.equal(parameter, expected[name]), name
+    with torch.no_grad():
+        torch.testing.assert_close(dense_logits(theirs, IDS), dense_logits(ours, IDS), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_logits_equal_those_of_transformers_own_reading(family: str, tmp_path: Path) -> None:
+    path = written(family, tmp_path, extra={"tokenizer.ggml.model": "gpt2"})
+    empty = tiny_models.build(family)
+    read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=empty)
+    widths = {"head_dim": 32} if family == "qwen3" else {}  # which it does not read
+    config = transformers.AutoConfig.for_model(**{**read["config"], **widths})
+    oracle = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    lacking = oracle.load_state_dict(read["tensors"], strict=False)
+    assert set(lacking.missing_keys) <= {"lm_head.weight"}  # tied
+    assert not lacking.unexpected_keys
+    with torch.no_grad():
+        torch.testing.assert_close(dense_logits(load(path), IDS), oracle(IDS).logits, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_0"])
+def test_quantized_matrices_are_dequantized(kind: str, tmp_path: Path) -> None:
+    model = tiny_models.build("qwen3", intermediate_size=128)
+    path = gguf_files.write(model, tmp_path / "model.gguf", kinds={"*": kind, "token_embd.weight": "F32"})
+    decoder = load(path)
+    wanted = model.model.layers[1].mlp.down_proj.weight.detach()
+    assert torch.equal(decoder.get_parameter("layers.1.feed_forward.down.weight"), gguf_files.dequantized(wanted, kind))
+    assert read_model_config(path).dtype == {"F16": "float16"}.get(kind, "bfloat16")
+
+
+def test_what_the_config_says(tmp_path: Path) -> None:
+    path = written("llama", tmp_path, extra={"tokenizer.ggml.eot_token_id": 7})
+    config = read_model_config(resolve_model(path))
+    assert (config.bos_token_id, config.eos_token_ids, config.dtype) == (1, (2, 7), "float32")
+    assert not config.spec.tie_word_embeddings
+    assert config.spec.max_position_embeddings == 256
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.endswith(".")
+    assert str(path) in message
+    return message
+
+
+def test_files_that_are_cut_anywhere_are_refused(tmp_path: Path) -> None:
+    path = written("qwen3", tmp_path)
+    whole = path.read_bytes()
+    header = min(info.start for info in read_gguf(path).tensors.values())
+    for length in (0, 3, 4, 20, header // 2, header - 40, header, len(whole) - 8192):
+        path.write_bytes(whole[:length])
+        assert "cannot be read as a GGUF file" in refusal(path)
+
+
+def test_damaged_headers_never_escape_as_something_else(tmp_path: Path) -> None:
+    path = written("qwen3", tmp_path)
+    whole = path.read_bytes()
+    header = min(info.start for info in read_gguf(path).tensors.values())
+    for at in range(4, header, 61):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0xFF
+        path.write_bytes(damaged)
+        try:
+            read_gguf(path)
+        except ModelLoadError as error:
+            assert "\n" not in str(error)  # noqa: PT017 (many damages hurt nothing but a name)
+
+
+def rewritten(family: str, path: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:
+    """With other tensors than the model has."""
+    model = tiny_models.build(family)
+    state = dict(model.state_dict())
+    change(state)
+    model.state_dict = lambda: state  # type: ignore[method-assign]
+    return gguf_files.write(model, path)
+
+
+def test_missing_extra_and_misshaped_tensors_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    name = "model.layers.0.self_attn.q_norm.weight"
+    assert "blk.0.attn_q_norm.weight" in refusal(rewritten("qwen3", path, lambda state: state.__delitem__(name)))
+    assert "[16]" in refusal(rewritten("qwen3", path, lambda state: state.update({name: torch.ones(16)})))
+    extra = {"model.layers.1.self_attn.q_proj.bias": torch.ones(128)}
+    assert "blk.1.attn_q.bias" in refusal(rewritten("qwen3", path, lambda state: state.update(extra)))
+
+
+def test_what_we_do_not_read_is_said(tmp_path: Path) -> None:
+    assert "experts" in refusal(written("llama", tmp_path, extra={"llama.expert_count": 8}))
+    assert "one part of 3" in refusal(written("llama", tmp_path, extra={"split.count": 3}))
+    path = tmp_path / "other.gguf"
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert "'mamba'" in refusal(path)
+    with pytest.raises(ModelLoadError, match="does not exist"):
+        resolve_model(tmp_path / "none.gguf")
