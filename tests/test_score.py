@@ -10,6 +10,7 @@ import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.text.scoring import continued
 from tests import tiny_models
 
 CONTEXTS = [[5], list(range(10, 61)), [9] * 30 + [3, 4]]
@@ -86,3 +87,11 @@ def test_what_cannot_be_scored_is_refused(continuations: object, tiny_model: Cal
         assert not llm.engine.has_work
     assert str(raised.value).count(".") <= 4
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("prompt", "continuation", "empty"), [([], [7], "prompt"), ([5], [], "continuation")])
+def test_of_a_prompt_and_its_continuation_the_one_without_tokens_is_named(
+    prompt: list[int], continuation: list[int], empty: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"the {empty} has no token of its own"):
+        continued((None, prompt), continuation, None)

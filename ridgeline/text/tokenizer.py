@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ PROBE = "The 1st\t<s>\n é 🎃"  # what every tokenizer is tried with when it i
 # Characters or tokens from which on the library is asked for a batch of one: for batches alone it lets other threads
 # have the interpreter meanwhile.
 ALONE = 4096
+BYTE = re.compile("<0x([0-9A-Fa-f+][0-9A-Fa-f])>")  # as the library reads it, which takes a sign for a digit
 MAX_ID = 2**32 - 1  # the library's id type; it raises on anything beyond
 
 
@@ -150,12 +152,8 @@ class Tokenizer:
 
 def fallback_byte(token: str) -> int | None:
     """0xE2 for "<0xE2>", None for any other token."""
-    if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
-        return None
-    try:
-        return int(token[3:5], 16)
-    except ValueError:
-        return None
+    found = BYTE.fullmatch(token)
+    return None if found is None else int(found[1], 16)
 
 
 def _load_backend(path: Path) -> tokenizers.Tokenizer:

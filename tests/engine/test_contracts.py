@@ -444,6 +444,7 @@ def test_both_sequences_of_a_guided_request_come_to_their_end_in_one_plan(budget
         fed += plans[-1].num_tokens
         desk.deliver()
     assert [plan.rows.num_logits_R.sum() for plan in plans] == [0] * (len(plans) - 1) + [2]
+    assert (desk.scheduler.num_running, desk.scheduler.num_waiting) == (1, 0), "it is one request"
     assert (desk.submit().num_tokens, desk.submit().num_tokens, desk.rows_of("a")) == (2, 2, 2)
     desk.finish()
     assert desk.got["a"] == desk.alone(request)

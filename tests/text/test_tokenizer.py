@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders
 from transformers import AutoTokenizer
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
@@ -138,6 +138,16 @@ def test_token_bytes_of_fallback_bytes_and_spaces(byte_fallback_tokenizer: Token
     ids = byte_fallback_tokenizer.encode(" é", add_special_tokens=False)
     assert b"".join(byte_fallback_tokenizer.token_bytes(i) for i in ids) == "  é".encode()
     assert [fallback_byte(t) for t in ("<0xE2>", "<0xe2>", "<0xZZ>", "<0xE2", "a")] == [0xE2, 0xE2, None, None, None]
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["<0x41>", "<0x4f>", "<0x+1>", "<0x-1>", "<0x 1>", "<0x4_>", "<0x\u0663\u0661>", "<0x4>", "<0x041>", "<0x>"],
+)
+def test_a_token_is_a_byte_where_the_library_says_so(token: str) -> None:
+    theirs = decoders.ByteFallback().decode([token])
+    byte = fallback_byte(token)
+    assert theirs == (token if byte is None else chr(byte))
 
 
 def test_special_ids_are_what_decoding_skips(tokenizer: Tokenizer) -> None:

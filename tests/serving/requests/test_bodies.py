@@ -188,6 +188,27 @@ def test_completions_of_a_prompt_have_seeds_of_their_own_and_the_first_the_one_t
     assert not set(several) & set(seeds(SamplingParams(n=4), 8)), "one seed's are no other's"
 
 
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [
+        ("logit_bias", {9: 1.0}, {10: 1.0}),
+        ("stop_token_ids", [9], [3, 10]),
+        ("allowed_token_ids", [9], [3, 10]),
+        ("bad_words", [[9]], [[3], [3, 10]]),
+        ("negative_prompt", [9], [3, 10]),
+    ],
+)
+def test_rules_name_tokens_of_the_vocabulary(name: str, inside: Any, outside: Any) -> None:
+    limits = RequestLimits(max_model_len=20, vocab_size=10, eos_ids=frozenset())
+    other: dict[str, Any] = {"guidance_scale": 2.0} if name == "negative_prompt" else {}
+    assert make_requests("x", [1, 2], SamplingParams(**{name: inside}, **other), limits, seed=0)
+    with pytest.raises(
+        InvalidRequest, match=rf"{name} names token id 10, outside the vocabulary \(0 to 9\)"
+    ) as refused:
+        make_requests("x", [1, 2], SamplingParams(**{name: outside}, **other), limits, seed=0)
+    assert refused.value.param == name
+
+
 def test_token_ids_have_32_bits() -> None:
     assert parse(DetokenizeBody, {"tokens": [0, 2**32 - 1]}).tokens == [0, 2**32 - 1]
     for wrong, at in (([5, 2**32], 1), ([-1, 5], 0), ([5, "x"], 1), ([5, True], 1)):
