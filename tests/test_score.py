@@ -10,7 +10,7 @@ import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.text.scoring import continued
+from ridgeline.text.continuations import continued
 from tests import tiny_models
 
 CONTEXTS = [[5], list(range(10, 61)), [9] * 30 + [3, 4]]

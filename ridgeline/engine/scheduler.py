@@ -198,12 +198,12 @@ class Scheduler:
     def _grow_running(self) -> None:
         """Give blocks to every request whose next tokens have none, preempting the last in order if need be."""
         standing, kv_len, capacity = self._standing_rows(), self.slots.kv_len, self.slots.capacity
-        full_R = kv_len[standing.columns_R] > capacity[standing.columns_R] - self._each
+        full_R = kv_len[standing.columns_R] >= capacity[standing.columns_R]
         full = [standing.seqs[i] for i in full_R.nonzero()[0].tolist()]
         full += [seq for seq in self._due() if kv_len[seq.slot] >= capacity[seq.slot]]
         if not full:
             return
-        for seq in full:
+        for seq in full if self.cache.windowed else ():
             self._deltas += self.cache.let_go(seq, self._certain(seq), self._plan_id)
         changes = self.cache.add_block(full) if self._each <= self.cache.block_size else None
         if changes is not None:
@@ -384,7 +384,7 @@ class Scheduler:
         if changes is None:
             return False
         self._deltas += changes
-        self.slots.capacity[seq.slot] = len(seq.blocks[0]) * self.cache.block_size
+        self.slots.capacity[seq.slot] = len(seq.blocks[0]) * self.cache.block_size - (self._each - 1)
         return True
 
     def _certain(self, seq: Sequence) -> int:
@@ -490,10 +490,11 @@ class Scheduler:
         seqs, plan, block_size = record.seqs, record.plan, self.cache.block_size
         full_R = plan.kv_bound_R % block_size == 0  # a block is full, and its keys are written
         if len(tokens_KR) > 1:
-            full_R |= plan.rows.kinds_R == RowKind.VERIFY  # where they end is known only now
+            full_R &= plan.rows.kinds_R != RowKind.VERIFY
+            self._note_verified(record, emitted_R)
         for row in full_R.nonzero()[0].tolist():
             if seqs[row].slot != NO_SLOT:
-                self.cache.publish(seqs[row], min(int(plan.kv_bound_R[row]), len(seqs[row].tokens) - 1))
+                self.cache.publish(seqs[row], int(plan.kv_bound_R[row]))
         for seq in [seqs[span.row] for span in plan.spans if emitted_R[span.row]]:
             seq.has_emitted, seq.first_token = True, seq.first_token or time.monotonic()
             self._suspects.pop(seq, None)
@@ -502,23 +503,22 @@ class Scheduler:
                 self._distrust(seqs[row])
             elif seqs[row].status is not Status.FINISHED:
                 self._finish(seqs[row], stopped=True)
-        if len(tokens_KR) > 1:
-            self._correct_lengths(record, emitted_R)
         if plan.rows.features & Feature.MASK:
             for tokens_R in tokens_KR:
                 for seq, token in zip(seqs, tokens_R, strict=True):
                     masks.accept(seq, token, self._fail)
 
-    def _correct_lengths(self, record: InFlight, emitted_R: np.ndarray) -> None:
-        """Take back what rows did not emit of what they might have; who was thought to have ended by it goes on."""
-        rows = record.plan.rows
-        spare_R = np.where(rows.kinds_R == RowKind.VERIFY, rows.num_logits_R - emitted_R, 0)
-        for row in spare_R.nonzero()[0].tolist():
+    def _note_verified(self, record: InFlight, emitted_R: np.ndarray) -> None:
+        """Publish what rows verified, and take back what they did not emit of what they might have: who was thought to
+        have ended by it goes on."""
+        rows, kv_len, last_kv_len = record.plan.rows, self.slots.kv_len, self.slots.last_kv_len
+        for row in (rows.kinds_R == RowKind.VERIFY).nonzero()[0].tolist():
             seq, slot = record.seqs[row], record.seqs[row].slot
             if slot == NO_SLOT:
                 continue
-            self.slots.kv_len[slot] -= spare_R[row]
-            if seq not in self._decoding and self.slots.kv_len[slot] < self.slots.last_kv_len[slot]:
+            self.cache.publish(seq, len(seq.tokens) - 1)  # the keys of its newest token are not written yet
+            kv_len[slot] -= rows.num_logits_R[row] - emitted_R[row]
+            if seq not in self._decoding and kv_len[slot] < last_kv_len[slot]:
                 self._begin_decoding(seq)
 
     def masks_due(self) -> tuple[int, dict[int, np.ndarray]] | None:

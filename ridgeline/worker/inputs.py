@@ -88,15 +88,15 @@ class StepInputs:
                 override_T[start_R1[row] : start_R1[row] + len(token_ids)] = token_ids
             if len(prefix):
                 _write_prefixes(plan.rows.prefixes, prefix.reshape(4, self.num_rows))
-        padding = np.arange(self.num_rows + 1 - rows)
-        start_R1[rows:] = start_R1[rows] + self.tokens_each * padding
+        each = self.tokens_each
+        start_R1[rows:] = np.arange(rows * each, self.num_tokens + 1, each) if each else start_R1[rows]
 
     def _check(self, rows: Rows) -> None:
         if self.tokens_each not in (0, rows.tokens_each):
             raise ContractViolation(
                 f"a step of {self.tokens_each} tokens a row was given rows of {rows.tokens_each or 'unlike numbers'}."
             )
-        if rows.num_logits_R.max(initial=0) > 1:
+        if rows.tokens_each != 1 and rows.num_logits_R.max() > 1:
             raise ContractViolation(
                 f"a row may emit {rows.num_logits_R.max()} tokens; this worker verifies no drafts, so a row emits one."
             )

@@ -169,9 +169,9 @@ def test_pairs_masks_and_paced_requests_run_beside_rows_that_verify() -> None:
 
 
 def test_logprobs_come_with_their_tokens_in_order() -> None:
-    """Row 0 asks for them and emits two tokens, row 1 does not ask and emits three, the last of which ends it."""
+    """Row 0 does not ask for any and emits three tokens, the last of which ends it; row 1 asks and emits two."""
     desk = verifying(2)
-    desk.add(make_request("a", PROMPT, logprobs=1), make_request("b", PROMPT))
+    desk.add(make_request("a", PROMPT), make_request("b", PROMPT, logprobs=1))
     desk.submit(), desk.deliver()
     plan = desk.submit()
     assert plan is not None
@@ -179,17 +179,17 @@ def test_logprobs_come_with_their_tokens_in_order() -> None:
     entries = np.arange(2 * BOUND)
     result = StepResult(
         plan_id=plan.id,
-        tokens_RK=np.array([[4, 5, -1], [1, 2, 3]], np.int32),
-        emitted_R=np.array([2, 3], np.int32),
-        finish_R=np.array([Finish.NONE, Finish.STOP], np.int8),
+        tokens_RK=np.array([[1, 2, 3], [4, 5, -1]], np.int32),
+        emitted_R=np.array([3, 2], np.int32),
+        finish_R=np.array([Finish.STOP, Finish.NONE], np.int8),
         logprobs=StepLogprobs(-1.0 * entries, entries, entries[:, None], -1.0 * entries[:, None]),
     )
     events: dict[str, list[TokenEvent]] = {"a": [], "b": []}
     for event in desk.scheduler.update(result):
         events[event.request_id].append(event)
-    assert [(event.token_id, event.finish_reason) for event in events["b"]] == [(1, None), (2, None), (3, "stop")]
-    assert [event.token_id for event in events["a"]] == [4, 5]
-    assert [event.logprobs.rank for event in events["a"] if event.logprobs] == [0, 1]
+    assert [(event.token_id, event.finish_reason) for event in events["a"]] == [(1, None), (2, None), (3, "stop")]
+    assert [event.token_id for event in events["b"]] == [4, 5]
+    assert [event.logprobs.rank for event in events["b"] if event.logprobs] == [BOUND, BOUND + 1]
 
 
 def test_a_row_whose_scores_are_no_numbers_keeps_what_it_emitted_before() -> None:

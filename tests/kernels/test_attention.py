@@ -157,7 +157,7 @@ def test_triton_does_all_the_op_says_and_reads_nothing_unseen(case: Case, dtype:
     options = options_of(case, dtype, torch.device(device))
     expected = PAGED_ATTENTION.reference(q_THD, *caches, batch, **options)
     tokens = len(q_THD)
-    spare = 0 if all(new == 1 for new, _ in case.rows) else 3
+    spare = 0 if batch.tokens_each else 3
     wide_THD = torch.full((tokens + spare, case.num_heads + 2, case.head_dim), torch.nan, dtype=dtype, device=device)
     wide_THD[:tokens, 1:-1] = q_THD
     batch = replace(batch, kv_len_R=batch.kv_len_R.int(), num_tokens_R=None, kv_bound_R=None)
@@ -214,6 +214,23 @@ def test_a_captured_graph_serves_other_lengths(rows: tuple[tuple[int, int], ...]
         tokens = int(batch.start_R1[-1])
         worst = (out_THD - expected)[:tokens].abs().max().item()
         assert worst <= tolerance(torch.bfloat16)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("each", "few", "tiles"), [(1, 1, 0), (3, 3, 0), (4, 4, 0), (5, 4, 5), (0, 4, 0)])
+def test_rows_that_bring_few_tokens_each_are_items_and_nothing_else(
+    each: int, few: int, tiles: int, device: str
+) -> None:
+    """Heads in groups of four: four tokens of a row fill the smallest product."""
+    counts = torch.full((5,), each or 1)  # 0: a mixed step of as many tokens as rows, which is no decode step
+    start, lengths = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0))), counts + 90
+    schedule = make_schedule(
+        start.to(device), lengths.to(device), torch.arange(5, device=device),
+        num_tokens=int(start[-1]), tokens_each=each, num_heads=8, num_kv_heads=2,
+    )  # fmt: skip
+    assert schedule.few == few
+    assert schedule.counts_2.tolist() == [0 if tiles else 5, tiles]
+    assert bool(len(schedule.tiles_J4)) == (each in (0, 5))
 
 
 @pytest.mark.parametrize("device", DEVICES)

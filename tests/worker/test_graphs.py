@@ -94,13 +94,13 @@ def test_inputs_of_a_step_of_several_tokens_each_give_padding_rows_as_many() -> 
     assert inputs.slots_R.tolist() == [10, 11, DUMMY, DUMMY]
     assert inputs.start_R1.tolist() == [0, 3, 6, 9, 12]
     for each in (0, 1, 3):  # without a plan: padding only
-        empty = StepInputs(Shape(4, 12, each), DUMMY, torch.device("cpu"))
+        empty = StepInputs(Shape(4, 4 * each or 12, each), DUMMY, torch.device("cpu"))
         assert empty.start_R1.tolist() == [0, each, 2 * each, 3 * each, 4 * each]
 
 
 @pytest.mark.parametrize(("each", "tokens"), [(1, [3, 1]), (1, [2, 2]), (3, [3, 2]), (3, [1, 1])])
 def test_inputs_refuse_rows_of_other_numbers_of_tokens(each: int, tokens: list[int]) -> None:
-    inputs = StepInputs(Shape(4, 12, each), DUMMY, torch.device("cpu"))
+    inputs = StepInputs(Shape(4, 4 * each, each), DUMMY, torch.device("cpu"))
     with pytest.raises(ContractViolation, match=f"{each} tokens a row"):
         inputs.load(plan(tokens))
 
