@@ -15,9 +15,9 @@ from ridgeline.core.cost import Cost
 from ridgeline.core.plan import Feature
 from ridgeline.kernels.activation import op as activation
 from ridgeline.kernels.activation.cost import activation_cost
-from ridgeline.kernels.attention import decode_op
 from ridgeline.kernels.attention import op as attention
 from ridgeline.kernels.attention.cost import attention_cost, write_kv_cost
+from ridgeline.kernels.decode_attention import op as decode
 from ridgeline.kernels.embedding import op as embedding
 from ridgeline.kernels.embedding.cost import embedding_cost
 from ridgeline.kernels.gemm import op as gemm
@@ -94,7 +94,7 @@ REAL: Mapping[str, Sequence[Any]] = {
         for rows, new, cached in ((1, 1, 8192), (8, 1, 8192), (64, 1, 1024), (256, 1, 1088), (1, 2048, 2048))
     ],
     "decode_attention": [
-        decode_op.DecodeCase(
+        decode.DecodeCase(
             lengths=(cached,) * rows, num_heads=h, num_kv_heads=8, head_dim=128, rotary_dim=128, norm=h == 16
         )
         for h, rows, cached in (
@@ -141,7 +141,7 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
         yield Subject(activation.GATED_ACTIVATION, label, c.inputs, _activation(c), slack=16 * 16)
     for c in cases("paged_attention", attention.CASES):
         yield _attention(c)
-    for c in cases("decode_attention", decode_op.CASES):
+    for c in cases("decode_attention", decode.CASES):
         yield _decode_attention(c)
     for c in cases("sample", SAMPLE_CASES):
         yield Subject(sampling.SAMPLE, f"{c.rows}x{c.vocab_size}", c.inputs, _sample(c))
@@ -213,7 +213,7 @@ def _attention(c: attention.Case) -> Subject:
     )
 
 
-def _decode_attention(c: decode_op.DecodeCase) -> Subject:
+def _decode_attention(c: decode.DecodeCase) -> Subject:
     """The projection read, keys and values kept, and the attention; angles and weights are left out."""
     shape: Any = {"num_heads": c.num_heads, "num_kv_heads": c.num_kv_heads, "head_dim": c.head_dim}
 
@@ -227,7 +227,7 @@ def _decode_attention(c: decode_op.DecodeCase) -> Subject:
     lengths = f"{len(c.lengths)}x {c.lengths[0]}" if same else str(c.lengths).replace(" ", "")
     window = f" window {c.window}" if c.window else ""
     return Subject(
-        decode_op.DECODE_ATTENTION,
+        decode.DECODE_ATTENTION,
         f"{lengths} heads {c.num_heads}/{c.num_kv_heads}x{c.head_dim}{window}" + (" norm" if c.norm else ""),
         c.inputs,
         cost,

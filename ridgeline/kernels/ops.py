@@ -7,8 +7,8 @@ from typing import Any
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.activation.op import ACTIVATION, GATED_ACTIVATION
-from ridgeline.kernels.attention.decode_op import DECODE_ATTENTION
 from ridgeline.kernels.attention.op import ATTENTION_SCHEDULE, PAGED_ATTENTION
+from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
 from ridgeline.kernels.embedding.op import EMBEDDING
 from ridgeline.kernels.gemm.op import LINEAR, NORM_LINEAR
 from ridgeline.kernels.int8_gemm.op import INT8_LINEAR

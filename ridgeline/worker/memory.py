@@ -14,7 +14,7 @@ from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.state_spec import DTYPE_BYTES
-from ridgeline.kernels.attention.sdpa import WORKSPACE_BYTES
+from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
 
 CPU_SHARE = 0.5  # of the free memory, at most: the machine is not ours alone
 

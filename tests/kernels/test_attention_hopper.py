@@ -19,7 +19,8 @@ from ridgeline.kernels.op import Platform
 from tests.kernels.unseen import forgotten, spoiled
 
 pytest.importorskip("triton")
-from ridgeline.kernels.attention import hopper
+from ridgeline.kernels.attention import hopper, hopper_items
+from ridgeline.kernels.attention.hopper_kernel import prefill_kernel
 
 CASES = (
     Case(rows=((128, 128),), num_heads=2, num_kv_heads=2, head_dim=128),
@@ -39,7 +40,7 @@ def test_the_work_list_has_every_tile_once_and_the_latest_first_within_a_section
     case = Case(rows=((1, 3), (300, 700), (129, 129), (1, 9), (128, 428), (5, 9)))
     _, _, _, batch = make_case(case, torch.float32, torch.device("cpu"))
     num_tokens, section = sum(new for new, _ in case.rows), 1000
-    items = hopper.prefill_items(
+    items = hopper_items.prefill_items(
         batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens,
         kv_row_bytes=hopper.CACHED_BYTES // section, few=2, queries=queries, pack=pack,
     )  # fmt: skip
@@ -102,7 +103,7 @@ def test_long_rows_equal_the_reference_and_others_are_left_alone(
 ) -> None:
     """With NaN and inf in every cell that no row sees, before its window and in the null block too."""
     device = torch.device("cuda")
-    if queries > hopper.tile_shape(case.head_dim, 1, 1 << 20, 1)[0]:
+    if queries > hopper_items.tile_shape(case.head_dim, 1, 1 << 20, 1)[0]:
         pytest.skip("no registers for so many")
     if not hopper.supports(Platform.of(device).arch, dtype, case.head_dim, case.block_size):
         pytest.skip("not a Hopper GPU")
@@ -113,7 +114,7 @@ def test_long_rows_equal_the_reference_and_others_are_left_alone(
     group = case.num_heads // case.num_kv_heads
     pack = group & -group if packed else 1
     expected = paged_attention_reference(q_THD, k_cache, v_cache, batch, **options)
-    items = hopper.prefill_items(
+    items = hopper_items.prefill_items(
         batch.start_R1, batch.kv_len_R, batch.slots_R, len(q_THD),
         kv_row_bytes=4 * case.num_kv_heads * case.head_dim, queries=queries, pack=pack,
     )  # fmt: skip
@@ -150,14 +151,14 @@ def machine_code(head_dim: int, queries: int, window: int) -> dict[str, int]:
         "CONSUMER_REGS": config.CONSUMER_REGS, "PRODUCER_REGS": config.PRODUCER_REGS,
     }  # fmt: skip
     types = {**descriptors, "out_ptr": "*bf16", "scale_log2": "fp32", **dict.fromkeys(constants, "constexpr")}
-    names = hopper.prefill_kernel.arg_names
+    names = prefill_kernel.arg_names
     signature = {name: types.get(name, "*i32" if name.endswith("_ptr") else "i32") for name in names}
     attributes = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
         if signature[name].startswith("*") or name == "out_stride"
     }
-    source = GluonASTSource(hopper.prefill_kernel, signature, constants, attributes)
+    source = GluonASTSource(prefill_kernel, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention.decode_op import CASES, DECODE_ATTENTION, WIDE_CASES, DecodeCase
+from ridgeline.kernels.decode_attention.op import CASES, DECODE_ATTENTION, WIDE_CASES, DecodeCase
 from ridgeline.kernels.op import Platform
 
 pytest.importorskip("triton")

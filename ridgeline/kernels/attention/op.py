@@ -280,6 +280,6 @@ PAGED_ATTENTION = Op(
     paged_attention_reference,
     (
         Implementation("triton", "ridgeline.kernels.attention.triton:paged_attention", on_gpu),
-        Implementation("sdpa", "ridgeline.kernels.attention.sdpa:paged_attention"),
+        Implementation("sdpa", "ridgeline.kernels.attention.torch_ops:paged_attention"),
     ),
 )

@@ -62,7 +62,7 @@ def make_schedule(
     max_items = target + num_rows
     hopper = None
     if cache_NGPD is not None and not all_short and not fixed and hopper_is_faster(num_tokens, cache_NGPD):
-        from ridgeline.kernels.attention.hopper import prefill_items, tile_shape
+        from ridgeline.kernels.attention.hopper_items import prefill_items, tile_shape
 
         row_bytes = 2 * num_kv_heads * cache_NGPD.shape[3] * cache_NGPD.element_size()
         queries, pack = tile_shape(cache_NGPD.shape[3], group, num_tokens, num_rows)

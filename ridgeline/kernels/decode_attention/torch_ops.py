@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ridgeline.kernels.attention.decode_op import composed
-from ridgeline.kernels.attention.sdpa import paged_attention
+from ridgeline.kernels.attention.torch_ops import paged_attention
+from ridgeline.kernels.decode_attention.op import composed
 from ridgeline.kernels.rotary.torch_ops import rope_kv
 
 decode_attention = composed(rope_kv, paged_attention)

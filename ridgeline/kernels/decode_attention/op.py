@@ -1,7 +1,7 @@
 """A decode step's attention in one op: from the fused projection to the attended heads, every row bringing one token.
 
-`rope_kv` and `paged_attention` composed, which is what steps with longer rows use. Legend as in op.py and rotary/op.py;
-X = (H + 2G) * D columns of the fused projection.
+`rope_kv` and `paged_attention` composed, which is what steps with longer rows use. Legend as in attention/op.py and
+rotary/op.py; X = (H + 2G) * D columns of the fused projection.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _plain = composed(rope_kv, paged_attention_reference)
 @dataclass(frozen=True, kw_only=True)
 class DecodeCase:
     """`lengths`: tokens cached by row, the new one included. rotary_dim None: no rotation. norm_float32: the norms'
-    weights are float32 whatever the activations are. The rest as in op.py."""
+    weights are float32 whatever the activations are. The rest as in attention/op.py."""
 
     lengths: tuple[int, ...]
     num_heads: int = 4
@@ -188,8 +188,8 @@ DECODE_ATTENTION = Op(
     "decode_attention",
     decode_attention,
     (
-        Implementation("triton", "ridgeline.kernels.attention.decode:decode_attention", on_gpu),
-        Implementation("torch", "ridgeline.kernels.attention.decode_native:decode_attention"),
-        Implementation("batch_invariant", "ridgeline.kernels.attention.decode:decode_attention_fixed", on_gpu),
+        Implementation("triton", "ridgeline.kernels.decode_attention.triton:decode_attention", on_gpu),
+        Implementation("torch", "ridgeline.kernels.decode_attention.torch_ops:decode_attention"),
+        Implementation("batch_invariant", "ridgeline.kernels.decode_attention.triton:batch_invariant", on_gpu),
     ),
 )

@@ -9,19 +9,19 @@ import triton
 from torch import Tensor
 
 from ridgeline.kernels.aot import AotKernel
-from ridgeline.kernels.attention.decode_op import composed
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.attention.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.triton import COMBINED, decode_config, paged_attention
 from ridgeline.kernels.attention.triton_common import LOG2E
-from ridgeline.kernels.attention.triton_fused import fused_kernel
+from ridgeline.kernels.decode_attention.op import composed
+from ridgeline.kernels.decode_attention.triton_fused import fused_kernel
 from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.rotary.triton import rope_kv, rope_kv_batch_invariant
 
 MANY_ROWS = 64  # beyond, reading keys decides, and the plain kernel keeps more programs on a multiprocessor
 
 in_two_launches = composed(rope_kv, paged_attention)
-decode_attention_fixed = composed(rope_kv_batch_invariant, paged_attention)
+batch_invariant = composed(rope_kv_batch_invariant, paged_attention)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def decode_attention(
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
 ) -> Tensor:
-    """As `decode_op.decode_attention`; what no query sees may be NaN. The caches as `triton.paged_attention` wants
+    """As `op.decode_attention`; what no query sees may be NaN. The caches as `triton.paged_attention` wants
     them. Returns a contiguous [T, H, D]."""
     num_rows, head_dim = len(batch.slots_R), k_cache_NGPD.shape[3]
     if batch.tokens_each != 1:
