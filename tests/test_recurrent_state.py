@@ -61,7 +61,7 @@ def test_whoever_gives_way_starts_over(llama: Path, layers: str) -> None:
         for step in range(400):
             if not own.engine.has_work:
                 break
-            running = sorted(scheduler._running(), key=lambda seq: seq.id)
+            running = sorted(scheduler.running.leaders(), key=lambda seq: seq.id)
             if step % 3 == 2 and running:
                 scheduler._preempt(draw.choice(running), Preemption.BLOCKS)
             own.step()

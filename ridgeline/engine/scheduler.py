@@ -17,11 +17,9 @@ draws for the two of them. So each plans like any other sequence: nothing waits 
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as PySequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -29,24 +27,21 @@ from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel
 from ridgeline.core.errors import ContractViolation, InvalidConfig
-from ridgeline.core.plan import Assign, Delta, Feature, Finish, Release, RowKind, Rows, StepPlan, StepResult
+from ridgeline.core.plan import StepPlan, StepResult
 from ridgeline.core.request import Preemption, Request, RequestStats, StepEvents, TokenEvent
 from ridgeline.core.state_spec import WINDOW_CHUNK
 from ridgeline.engine import masks
-from ridgeline.engine.cache.manager import CacheManager
-from ridgeline.engine.draft import NOBODY, Draft, InFlight, Standing
+from ridgeline.engine.draft import Draft, InFlight
 from ridgeline.engine.itl import ItlBound
-from ridgeline.engine.logprobs import NO_ENTRIES, row_entries
 from ridgeline.engine.pace import Pace
 from ridgeline.engine.policy import POLICIES, Policy
-from ridgeline.engine.prefix_groups import PrefixGroups
+from ridgeline.engine.recovery import Recovery
+from ridgeline.engine.results import Results
+from ridgeline.engine.running import Running
 from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
-from ridgeline.engine.slots import SlotTable
 from ridgeline.engine.waiting import WaitingQueue
 
-REASONS = (None, "stop", "length", None)  # by `Finish` code
 LOOK_AGAIN = 16  # plans after which it is looked again for whom the first waiting request could take the place of
-NOT_NUMBERS = "the model's scores are not numbers (NaN): its weights are damaged, or its dtype overflows."
 
 
 class Scheduler:
@@ -68,32 +63,20 @@ class Scheduler:
         self.config = config
         if tokens_each > 1 and any(group.spec.exact for group in layout.groups):
             raise InvalidConfig("drafts cannot be taken back from a state that every token replaces; verify none.")
-        self._each = tokens_each
-        self.cache = CacheManager(
-            layout, prefix_caching=config.enable_prefix_caching, max_chunk=config.max_num_batched_tokens
-        )
-        self.slots = SlotTable(config.max_num_seqs)
+        self.running = Running(config, layout, tokens_each)
+        self.cache, self.slots = self.running.cache, self.running.slots
         self.in_flight: deque[InFlight] = deque()
         self.on_finish: Callable[[Request, RequestStats], None] = lambda request, stats: None
         self._policy: Policy = POLICIES[config.scheduling_policy]()
         self._by_id: dict[str, Sequence] = {}
         self._waiting = WaitingQueue()
-        self._prefilling: dict[Sequence, None] = {}
-        self._decoding: dict[Sequence, None] = {}  # may be planned before their last token is known
-        self._paced: dict[Sequence, None] = {}  # decoding with lookahead 0
         self._looked: tuple[Sequence | None, int, int] = None, 0, 0  # for whom, running then, newest plan then
-        self._standing: Standing | None = NOBODY  # rows of _decoding; None when the set changed
-        self._prefixes = PrefixGroups(layout, config.max_num_seqs) if config.cascade and tokens_each == 1 else None
-        self._deltas: list[Delta] = []  # what the next plan tells the worker, in order
-        self._suspects: dict[Sequence, None] = {}
         self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs, tokens_each)
         self._itl = ItlBound(config.itl_target, cost_model)
-        self._failed: list[InFlight] = []
-        self._unsent: list[TokenEvent] = []  # ends that no result brought
-        self._reset = True  # the first plan too finds a worker in an unknown state
+        self._recovery = Recovery()
+        self._results = Results(self.running, self._recovery.suspects, self._finish, self._preempt)
         self.preemptions = Counter[Preemption]()
         self._arrivals = 0
-        self._companions = 0  # in slots
         self._plan_id = 0  # newest submitted
         self._retired = 0  # newest whose result is in
 
@@ -102,15 +85,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Requests in slots."""
-        return self._num_seqs - self._companions
+        return self.running.num_requests
 
     @property
     def num_waiting(self) -> int:
         return len(self._by_id) - self.num_running
-
-    @property
-    def _num_seqs(self) -> int:
-        return self.config.max_num_seqs - self.slots.num_free
 
     @property
     def has_work(self) -> bool:
@@ -148,12 +127,12 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or None when nothing can run before a result comes in."""
-        if self._failed and not self._recover():
+        if self._recovery.failed and not self._recover():
             return None
         if self.in_flight and not self.in_flight[-1].masks_given:
             return None  # what the next plan needs is not sampled before the masks are there
         draft = Draft(self._pace.tokens)
-        if self._suspects:
+        if self._recovery.suspects:
             self._run_a_suspect(draft)
         else:
             self._make_way_by_rank()
@@ -175,13 +154,13 @@ class Scheduler:
         if seq is None or seq.last_plan > self._retired:
             return
         looked_for, running, plan_id = self._looked
-        if seq is looked_for and running <= self._num_seqs and self._plan_id < plan_id + LOOK_AGAIN:
+        if seq is looked_for and running <= self.running.num_seqs and self._plan_id < plan_id + LOOK_AGAIN:
             return
         self._take_places(seq)
-        self._looked = seq, self._num_seqs, self._plan_id
+        self._looked = seq, self.running.num_seqs, self._plan_id
 
     def _take_places(self, seq: Sequence) -> None:
-        lower = [s for s in self._running() if self._policy.outranks(seq.request, s.request)]
+        lower = [s for s in self.running.leaders() if self._policy.outranks(seq.request, s.request)]
         lower.sort(key=lambda s: s.order)
         if not lower or not self._could_start(seq, lower):
             return
@@ -191,37 +170,33 @@ class Scheduler:
     def _could_start(self, seq: Sequence, without: PySequence[Sequence]) -> bool:
         """Return whether there would be slots and blocks for `seq` if the running requests `without` had none."""
         leaving = [member for other in without for member in other.members]
-        staying = self._num_seqs - len(leaving)
+        staying = self.running.num_seqs - len(leaving)
         room = staying + len(seq.members) <= self._pace.rows
         return room and self.cache.would_admit(*seq.members, reserve_blocks=staying, without=leaving)
 
     def _grow_running(self) -> None:
         """Give blocks to every request whose next tokens have none, preempting the last in order if need be."""
-        standing, kv_len, capacity = self._standing_rows(), self.slots.kv_len, self.slots.capacity
+        standing, kv_len, capacity = self.running.standing_rows(), self.slots.kv_len, self.slots.capacity
         full_R = kv_len[standing.columns_R] >= capacity[standing.columns_R]
         full = [standing.seqs[i] for i in full_R.nonzero()[0].tolist()]
-        full += [seq for seq in self._due() if kv_len[seq.slot] >= capacity[seq.slot]]
+        full += [seq for seq in self.running.due(self._retired) if kv_len[seq.slot] >= capacity[seq.slot]]
         if not full:
             return
         for seq in full if self.cache.windowed else ():
-            self._deltas += self.cache.let_go(seq, self._certain(seq), self._plan_id)
-        changes = self.cache.add_block(full) if self._each <= self.cache.block_size else None
+            self.running.deltas += self.cache.let_go(seq, self.running.certain(seq, len(self.in_flight)), self._plan_id)
+        changes = self.cache.add_block(full) if self.running.each <= self.cache.block_size else None
         if changes is not None:
-            self._deltas += changes
+            self.running.deltas += changes
             capacity[[seq.slot for seq in full]] += self.cache.block_size
             return
         for seq in full:
             if seq.slot != NO_SLOT:
                 self._grow(seq)
 
-    def _due(self) -> list[Sequence]:
-        """Requests with lookahead 0 whose last result is in."""
-        return [seq for seq in self._paced if seq.last_plan <= self._retired]
-
     def _grow(self, seq: Sequence) -> bool:
         """Room for a row's tokens; False when the request itself had to give way."""
-        while not self._extend(seq, self._each):
-            victim = max(self._running(), key=lambda s: s.order)
+        while not self._extend(seq, self.running.each):
+            victim = max(self.running.leaders(), key=lambda s: s.order)
             self._make_way(victim)
             if victim is seq.leader:
                 return False
@@ -231,36 +206,32 @@ class Scheduler:
         """Preempt for want of blocks. A request that runs alone will do without the cache: then its blocks fill whole
         pages, and it fits (`CacheLayout.pages_needed`)."""
         if self.num_running == 1:
-            _make_private(seq)
+            seq.make_private()
         self._preempt(seq, Preemption.BLOCKS)
 
-    def _running(self) -> set[Sequence]:
-        """Requests that give up their blocks if they are preempted."""
-        return {seq.leader for seq in (*self._decoding, *self._paced, *self._prefilling)}
-
     def _advance_decoding(self, draft: Draft) -> None:
-        seqs, _, columns_R, last_kv_len_R = draft.standing = self._standing_rows()
-        draft.budget -= len(seqs) * self._each
-        kv_len_R = self.slots.kv_len[columns_R] + self._each
+        seqs, _, columns_R, last_kv_len_R = draft.standing = self.running.standing_rows()
+        draft.budget -= len(seqs) * self.running.each
+        kv_len_R = self.slots.kv_len[columns_R] + self.running.each
         self.slots.kv_len[columns_R] = kv_len_R
         for i in (kv_len_R >= last_kv_len_R).nonzero()[0].tolist():
-            del self._decoding[seqs[i]]  # its last token is on the way, if every row emits what it may
-            self._standing = None
+            del self.running.decoding[seqs[i]]  # its last token is on the way, if every row emits what it may
+            self.running.changed()
 
     def _advance_paced(self, draft: Draft) -> None:
-        for seq in self._due():
+        for seq in self.running.due(self._retired):
             self.slots.kv_len[seq.slot] += 1
             draft.add(seq, 1, 1, None)
             seq.last_plan = self._plan_id + 1
             if self.slots.kv_len[seq.slot] >= self.slots.last_kv_len[seq.slot]:
-                del self._paced[seq]
+                del self.running.paced[seq]
 
     def _advance_prompts(self, draft: Draft) -> None:
         """Continue prompts under way and admit waiting requests, all in one order, as far as the budget goes.
 
         Nobody new is admitted past one that waits for room, and nothing runs past a prompt that is held up.
         """
-        under_way = deque(sorted(self._prefilling, key=lambda s: s.order))
+        under_way = deque(sorted(self.running.prefilling, key=lambda s: s.order))
         waiting = self._waiting.head()
         first = under_way[0] if under_way else waiting
         if first is not None and self._itl.target is not None:  # else its arguments need not be made
@@ -277,12 +248,12 @@ class Scheduler:
 
     def _admit(self, seq: Sequence) -> bool:
         """Start a waiting request beside those that run. False if there is no room for it."""
-        room = self.cache.pool.free_pages, self._num_seqs
+        room = self.cache.pool.free_pages, self.running.num_seqs
         if seq.last_plan > self._retired or self._waiting.refused(seq, *room):
             return False
-        if self._num_seqs + len(seq.members) > self._pace.rows:
+        if self.running.num_seqs + len(seq.members) > self._pace.rows:
             return False
-        if not self._start(seq, reserve_blocks=self._num_seqs):
+        if not self.running.start(seq, reserve_blocks=self.running.num_seqs):
             self._waiting.refuse(seq, *room)
             return False
         return True
@@ -290,41 +261,23 @@ class Scheduler:
     def _run_a_suspect(self, draft: Draft) -> None:
         if self.in_flight:
             return
-        seq = min(self._suspects, key=lambda s: s.order)
+        seq = min(self._recovery.suspects, key=lambda s: s.order)
         room = self.slots.num_free >= len(seq.members)
-        if seq.slot == NO_SLOT and not (room and self._start(seq, reserve_blocks=0)):
+        if seq.slot == NO_SLOT and not (room and self.running.start(seq, reserve_blocks=0)):
             self._preempt_all(Preemption.RECOVERY)
-            self._start(seq, reserve_blocks=0)
+            self.running.start(seq, reserve_blocks=0)
         if not self._add_chunk(draft, seq):
             self._preempt_all(Preemption.RECOVERY)
-            _make_private(seq)
+            seq.make_private()
 
     def _unblock(self) -> StepPlan | None:
         """Nothing could be planned. If no result is due either, prompts hold each other's blocks: one gives way."""
-        if self.in_flight or not self._prefilling:
+        if self.in_flight or not self.running.prefilling:
             return None
-        self._make_way(max(self._prefilling, key=lambda s: s.order))
+        self._make_way(max(self.running.prefilling, key=lambda s: s.order))
         return self.schedule()
 
     # ---- pieces of a plan -------------------------------------------------------------------------------------
-
-    def _start(self, seq: Sequence, *, reserve_blocks: int) -> bool:
-        """Move a waiting request into its slots, with its prefix hits. False if its known tokens would not fit."""
-        members = seq.members
-        admitted = self.cache.admit(*members, reserve_blocks=reserve_blocks)
-        if not admitted and self.num_running == 0 and not seq.private:
-            _make_private(seq)  # its hit lies scattered over too many pages
-            admitted = self.cache.admit(*members, reserve_blocks=0)
-        if not admitted:
-            return False
-        for member in members:
-            self.slots.acquire(member, member.cached_tokens)
-            self._deltas.append(self._full_form(member))
-        self._companions += len(members) - 1
-        seq.status = Status.RUNNING
-        seq.admitted = seq.admitted or time.monotonic()
-        self._prefilling[seq] = None
-        return True
 
     def _add_chunk(self, draft: Draft, seq: Sequence) -> bool:
         """Rows for as much of the request's known tokens as the budget allows; False when it, or blocks, are short."""
@@ -364,41 +317,12 @@ class Scheduler:
             draft.copying.append(seq)
         draft.published += self.cache.publish_chunk(seq, start, end)
         if complete:
-            self._prefilling.pop(seq.leader, None)
+            self.running.prefilling.pop(seq.leader, None)
             if end < columns.last_kv_len[slot]:
-                self._begin_decoding(seq)
-
-    def _begin_decoding(self, seq: Sequence) -> None:
-        if seq.request.lookahead == 0:
-            self._paced[seq] = None
-            seq.last_plan = self._plan_id + 1
-        else:
-            self._decoding[seq] = None
-            self._standing = None
-            if self._prefixes is not None:
-                self._prefixes.note(seq.slot, seq.blocks, int(self.slots.kv_len[seq.slot]))
+                self.running.begin_decoding(seq, self._plan_id)
 
     def _extend(self, seq: Sequence, num_tokens: int) -> bool:
-        self._deltas += self.cache.let_go(seq, self._certain(seq), self._plan_id)
-        changes = self.cache.extend(seq, int(self.slots.kv_len[seq.slot]) + num_tokens)
-        if changes is None:
-            return False
-        self._deltas += changes
-        self.slots.capacity[seq.slot] = len(seq.blocks[0]) * self.cache.block_size - (self._each - 1)
-        return True
-
-    def _certain(self, seq: Sequence) -> int:
-        """The position from which on it goes on at the earliest: plans in flight may emit nothing where they verify."""
-        uncertain = self._each if self._each > 1 else 0
-        return int(self.slots.kv_len[seq.slot]) - len(self.in_flight) * uncertain
-
-    def _standing_rows(self) -> Standing:
-        if self._standing is None:
-            self._standing = Standing.of(list(self._decoding), self.slots, self._each) if self._decoding else NOBODY
-            if self._prefixes is not None and self._decoding:
-                rows = replace(self._standing.rows, prefixes=self._prefixes.find(self._standing.columns_R))
-                self._standing = self._standing._replace(rows=rows)
-        return self._standing
+        return self.running.extend(seq, num_tokens, len(self.in_flight), self._plan_id)
 
     def _submit(self, draft: Draft) -> StepPlan:
         self._plan_id += 1
@@ -408,39 +332,15 @@ class Scheduler:
             rows=rows,
             kv_bound_R=self.slots.kv_len[rows.slots_R],
             spans=spans,
-            deltas=tuple(self._deltas),
+            deltas=tuple(self.running.deltas),
             copies=self.cache.copies(draft.copying, self._plan_id),
-            reset=self._reset,
-            expected=self._expected(seqs, rows) if self.config.debug_checks else None,
+            reset=self._recovery.reset,
+            expected=self.running.expected(seqs, rows) if self.config.debug_checks else None,
         )
-        self._deltas.clear()
-        self._reset = False
+        self.running.deltas.clear()
+        self._recovery.reset = False
         self.in_flight.append(InFlight(plan, seqs, draft.published))
         return plan
-
-    def _full_form(self, seq: Sequence) -> Assign:
-        request = seq.request
-        return Assign(
-            slot=seq.slot,
-            generation=seq.generation,
-            kv_len=int(self.slots.kv_len[seq.slot]),
-            last_token=-1,
-            blocks=tuple(tuple(blocks) for blocks in seq.blocks),
-            params=request.params,
-            seed=request.seed,
-            stop_ids=request.all_stop_ids,
-            max_total_tokens=request.max_total_tokens,
-            prompt=request.prompt_token_ids,
-            output=tuple(seq.output),
-        )
-
-    def _expected(self, seqs: list[Sequence], rows: Rows) -> dict[int, Assign]:
-        """Full forms as they must stand on the device after the plan's deltas and before its rows."""
-        return {
-            seq.slot: replace(self._full_form(seq), kv_len=int(self.slots.kv_len[seq.slot] - n), last_token=None)
-            for seq, kind, n in zip(seqs, rows.kinds_R, rows.num_tokens_R, strict=True)
-            if kind != RowKind.VERIFY
-        }
 
     # ---- taking a result --------------------------------------------------------------------------------------
 
@@ -455,71 +355,10 @@ class Scheduler:
             self._retired = result.plan_id
             self._pace.went_well()
             self._itl.note(record.plan, result.elapsed)
-            events = self._accept(record, result)
-        events.events.extend(self._unsent)
-        self._unsent.clear()
+            events = self._results.accept(record, result, self._plan_id)
+        events.events.extend(self._results.unsent)
+        self._results.unsent.clear()
         return events
-
-    def _accept(self, record: InFlight, result: StepResult) -> StepEvents:
-        """Append the accepted tokens and tell of them. The one loop over all rows of a step: it does little per row."""
-        events, finished = StepEvents(), Status.FINISHED
-        tokens_KR, finish_R = result.tokens_RK.T.tolist(), result.finish_R
-        if record.plan.rows.guided:
-            finish_R = _hand_over(record, tokens_KR, finish_R)
-        for k, tokens_R in enumerate(tokens_KR):  # one column, unless rows verify drafts
-            ends_R = finish_R if len(tokens_KR) == 1 else finish_R * (np.maximum(result.emitted_R, 1) == k + 1)
-            for seq, token, finish, entries in zip(  # noqa: B905
-                record.seqs, tokens_R, ends_R.tolist(), row_entries(record, result, k)
-            ):
-                if seq.status is finished or (token < 0 and entries[1] is None):
-                    continue
-                if token >= 0:
-                    seq.tokens.append(token)
-                if finish or entries is not NO_ENTRIES:
-                    events.events.append(TokenEvent(seq.id, token, REASONS[finish], *entries))
-                else:
-                    events.ids.append(seq.id)
-                    events.token_ids.append(token)
-        self._settle(record, result.emitted_R, tokens_KR, finish_R)
-        return events
-
-    def _settle(
-        self, record: InFlight, emitted_R: np.ndarray, tokens_KR: list[list[int]], finish_R: np.ndarray
-    ) -> None:
-        """What follows from a plan's tokens for the few rows to which something happened."""
-        seqs, plan, block_size = record.seqs, record.plan, self.cache.block_size
-        full_R = plan.kv_bound_R % block_size == 0  # a block is full, and its keys are written
-        if len(tokens_KR) > 1:
-            full_R &= plan.rows.kinds_R != RowKind.VERIFY
-            self._note_verified(record, emitted_R)
-        for row in full_R.nonzero()[0].tolist():
-            if seqs[row].slot != NO_SLOT:
-                self.cache.publish(seqs[row], int(plan.kv_bound_R[row]))
-        for seq in [seqs[span.row] for span in plan.spans if emitted_R[span.row]]:
-            seq.has_emitted, seq.first_token = True, seq.first_token or time.monotonic()
-            self._suspects.pop(seq, None)
-        for row in finish_R.nonzero()[0].tolist():
-            if finish_R[row] == Finish.NAN:
-                self._distrust(seqs[row])
-            elif seqs[row].status is not Status.FINISHED:
-                self._finish(seqs[row], stopped=True)
-        if plan.rows.features & Feature.MASK:
-            for tokens_R in tokens_KR:
-                for seq, token in zip(seqs, tokens_R, strict=True):
-                    masks.accept(seq, token, self._fail)
-
-    def _note_verified(self, record: InFlight, emitted_R: np.ndarray) -> None:
-        """Publish what rows verified, and take back what they did not emit of what they might have: who was thought to
-        have ended by it goes on."""
-        rows, kv_len, last_kv_len = record.plan.rows, self.slots.kv_len, self.slots.last_kv_len
-        for row in (rows.kinds_R == RowKind.VERIFY).nonzero()[0].tolist():
-            seq, slot = record.seqs[row], record.seqs[row].slot
-            if slot == NO_SLOT:
-                continue
-            self.cache.publish(seq, len(seq.tokens) - 1)  # the keys of its newest token are not written yet
-            kv_len[slot] -= rows.num_logits_R[row] - emitted_R[row]
-            if seq not in self._decoding and kv_len[slot] < last_kv_len[slot]:
-                self._begin_decoding(seq)
 
     def masks_due(self) -> tuple[int, dict[int, np.ndarray]] | None:
         """Masks for the oldest plan in flight if it waits for them: (plan id, row → packed bits)."""
@@ -528,48 +367,12 @@ class Scheduler:
             return None
         record.masks_given = True
         sampled = np.flatnonzero(record.plan.rows.num_logits_R).tolist()
-        return record.plan.id, masks.due({row: record.seqs[row] for row in sampled}, self._fail)
-
-    def _distrust(self, seq: Sequence) -> None:
-        """A request's scores were no numbers. Nobody may find what it, or whoever it shares with, has in the cache;
-        it starts over with blocks of its own, once."""
-        if not seq.distrusted:  # since then it has shared nothing
-            self.cache.withdraw(*seq.members)
-        if seq.status is Status.FINISHED:
-            return
-        if seq.distrusted:
-            self._fail(seq, NOT_NUMBERS)
-            return
-        seq.distrusted = True
-        _make_private(seq)
-        if seq.slot != NO_SLOT:
-            self._preempt(seq, Preemption.NOT_NUMBERS)
-
-    def _fail(self, seq: Sequence, error: str) -> None:
-        """End one request with an error, told with the next result."""
-        self._finish(seq)
-        self._unsent.append(TokenEvent(seq.request.id, -1, "error", error=error))
+        return record.plan.id, masks.due({row: record.seqs[row] for row in sampled}, self._results.fail)
 
     # ---- leaving ----------------------------------------------------------------------------------------------
 
-    def _leave(self, seq: Sequence, *, stopped: bool = False) -> None:
-        """Take a running request off its slots and blocks. Plans in flight may still name it. stopped: the device has
-        ended it, so they do nothing for it."""
-        self._prefilling.pop(seq, None)
-        self._companions -= len(seq.members) - 1
-        for member in seq.members:
-            self._paced.pop(member, None)
-            if member in self._decoding:
-                del self._decoding[member]
-                self._standing = None
-            member.last_plan = self._plan_id
-            ahead = int(self.slots.kv_len[member.slot])
-            self.cache.release(member, self._plan_id, member.written if stopped and member is seq else ahead)
-            self._deltas.append(Release(member.slot))
-            self.slots.release(member)
-
     def _preempt(self, seq: Sequence, reason: Preemption) -> None:
-        self._leave(seq)
+        self.running.leave(seq, self._plan_id)
         for member in seq.members:
             member.preemptions[reason] += 1
         self.preemptions[reason] += 1
@@ -581,55 +384,29 @@ class Scheduler:
 
     def _finish(self, seq: Sequence, *, stopped: bool = False) -> None:
         if seq.slot != NO_SLOT:
-            self._leave(seq, stopped=stopped)
+            self.running.leave(seq, self._plan_id, stopped=stopped)
         seq.status = Status.FINISHED
-        self._suspects.pop(seq, None)
+        self._recovery.suspects.pop(seq, None)
         del self._by_id[seq.request.id]
         self.on_finish(seq.request, seq.stats())
 
     # ---- failure ----------------------------------------------------------------------------------------------
 
     def _note_failure(self, record: InFlight, result: StepResult) -> list[TokenEvent]:
-        self._failed.append(record)
-        if result.error is None:
-            return []  # only dropped: nobody here is to blame
-        if result.out_of_memory and self._pace.shrink(record.plan):
-            return []  # nor here: together they were too many
-        alive = list(dict.fromkeys(seq.leader for seq in record.seqs if seq.leader.status is not Status.FINISHED))
-        if len(alive) == 1 and alive[0] in self._suspects:
-            self._finish(alive[0])
-            return [TokenEvent(alive[0].request.id, -1, "error", error=result.error)]
-        self._suspects.update(dict.fromkeys(alive))
-        return []
+        shrunk = result.out_of_memory and self._pace.shrink(record.plan)  # together they were too many
+        guilty = self._recovery.note(record, blame=result.error is not None and not shrunk)
+        if guilty is None:
+            return []
+        self._finish(guilty)
+        return [TokenEvent(guilty.request.id, -1, "error", error=result.error)]
 
     def _recover(self) -> bool:
         """Once nothing is in flight, start over from what retired plans left. False while plans still drain."""
         if self.in_flight:
             return False
-        for record in self._failed:
-            self.cache.unpublish(record.published)
-        self._failed.clear()
+        for node_hashes in self._recovery.start_over():
+            self.cache.unpublish(node_hashes)
         self._preempt_all(Preemption.RECOVERY)
-        self._deltas.clear()
+        self.running.deltas.clear()
         self._retired = self._plan_id
-        self._reset = True
         return True
-
-
-def _make_private(seq: Sequence) -> None:
-    for member in seq.members:
-        member.private = True
-
-
-def _hand_over(record: InFlight, tokens_KR: list[list[int]], finish_R: np.ndarray) -> np.ndarray:
-    """Append their tokens to companions, then take them out of the lists: nobody is told of them. Returns finish_R
-    without theirs."""
-    finish_R = finish_R.copy()
-    for _, row, _ in record.plan.rows.guided:
-        for tokens_R in tokens_KR:
-            if tokens_R[row] >= 0:
-                record.seqs[row].tokens.append(tokens_R[row])
-                record.seqs[row].has_emitted = True
-            tokens_R[row] = -1
-        finish_R[row] = Finish.NONE
-    return finish_R

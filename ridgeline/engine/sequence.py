@@ -102,6 +102,11 @@ class Sequence:
         """A request's sequences: one, or a guided one's two, the leader first."""
         return (self,) if self.companion is None else (self, self.companion)
 
+    def make_private(self) -> None:
+        """Let the request run on without the prefix cache."""
+        for member in self.members:
+            member.private = True
+
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt_token_ids)

@@ -75,7 +75,7 @@ def test_a_higher_priority_takes_blocks_of_as_many_lower_ones_as_it_needs() -> N
     desk.add(high := ranked("high", (*LONG, *SHORT * 4), -10, max_tokens=1))
     assert plans_until_token(desk, "high") == 1
     assert desk.scheduler.preemptions == {Preemption.PRIORITY: 2}
-    assert "low 0" in {seq.id for seq in desk.scheduler._running()}
+    assert "low 0" in {seq.id for seq in desk.scheduler.running.leaders()}
     desk.finish()
     assert desk.got == {request.id: desk.alone(request) for request in [*requests, high]}
 

@@ -94,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.scheduler = Scheduler(self.config, self.layout, tokens_each=each)
         if each == 1:
-            self.scheduler._prefixes = PrefixGroups(self.layout, max_num_seqs, min_saved=1)
+            self.scheduler.running.prefixes = PrefixGroups(self.layout, max_num_seqs, min_saved=1)
         self.distrusted: set[str] = set()
         self.worker = IdealWorker(self.layout, lazy=lazy)
         self.worker.script = lambda seed, turn, bound: (7 * seed + turn * (turn + 3)) % 11 % (bound + 1)
@@ -293,18 +293,18 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _ended_unheard(self) -> set[str]:
         """Requests whose token mask failed: they end at once, and the next result tells."""
-        return {event.request_id for event in self.scheduler._unsent}
+        return {event.request_id for event in self.scheduler._results.unsent}
 
     @invariant()
     def lengths_are_the_devices_once_all_results_are_in(self) -> None:
-        if hasattr(self, "expected") and not self.scheduler.in_flight and not self.scheduler._failed:
-            for seq in (*self.scheduler._decoding, *self.scheduler._paced):
+        if hasattr(self, "expected") and not self.scheduler.in_flight and not self.scheduler._recovery.failed:
+            for seq in (*self.scheduler.running.decoding, *self.scheduler.running.paced):
                 assert self.scheduler.slots.kv_len[seq.slot] == len(seq.tokens) - 1
 
     @invariant()
     def cached_blocks_hold_what_the_index_says(self) -> None:
         """Nothing unaccepted, stale or written by a failed plan can be found."""
-        if not hasattr(self, "expected") or self.scheduler.in_flight or self.scheduler._failed:
+        if not hasattr(self, "expected") or self.scheduler.in_flight or self.scheduler._recovery.failed:
             return
         index, pool, size = self.scheduler.cache.index, self.scheduler.cache.pool, self.layout.block_size
         states = self._states() if any(group.spec.exact for group in self.layout.groups) else {}

@@ -120,8 +120,8 @@ def arriving(own: Rig, requests: Iterable[Request], every_step: int, *, preempti
             return bits_of(own)
         own.add(*left[:every_step])
         del left[:every_step]
-        if preempting and step % 3 == 2 and scheduler._decoding:
-            scheduler._preempt(draw.choice([*scheduler._decoding]).leader, Preemption.BLOCKS)
+        if preempting and step % 3 == 2 and scheduler.running.decoding:
+            scheduler._preempt(draw.choice([*scheduler.running.decoding]).leader, Preemption.BLOCKS)
         own.step()
     raise AssertionError
 

@@ -1,0 +1,135 @@
+"""What a plan's result does to the requests that ran in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from ridgeline.core.plan import Feature, Finish, RowKind, StepResult
+from ridgeline.core.request import Preemption, StepEvents, TokenEvent
+from ridgeline.engine import masks
+from ridgeline.engine.draft import InFlight
+from ridgeline.engine.logprobs import NO_ENTRIES, row_entries
+from ridgeline.engine.running import Running
+from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
+
+REASONS = (None, "stop", "length", None)  # by `Finish` code
+NOT_NUMBERS = "the model's scores are not numbers (NaN): its weights are damaged, or its dtype overflows."
+
+
+class End(Protocol):
+    def __call__(self, seq: Sequence, *, stopped: bool = False) -> None:
+        """End a request. stopped: the device has ended it already."""
+
+
+class Results:
+    """unsent: ends of requests that no result brought; they are told with the next one."""
+
+    def __init__(
+        self,
+        running: Running,
+        suspects: dict[Sequence, None],
+        end: End,
+        preempt: Callable[[Sequence, Preemption], None],
+    ) -> None:
+        self.unsent: list[TokenEvent] = []
+        self._running, self._suspects = running, suspects
+        self._finish, self._preempt = end, preempt
+
+    def accept(self, record: InFlight, result: StepResult, newest: int) -> StepEvents:
+        """Append the accepted tokens and tell of them. The one loop over all rows of a step: it does little per row."""
+        events, finished = StepEvents(), Status.FINISHED
+        tokens_KR, finish_R = result.tokens_RK.T.tolist(), result.finish_R
+        if record.plan.rows.guided:
+            finish_R = _hand_over(record, tokens_KR, finish_R)
+        for k, tokens_R in enumerate(tokens_KR):  # one column, unless rows verify drafts
+            ends_R = finish_R if len(tokens_KR) == 1 else finish_R * (np.maximum(result.emitted_R, 1) == k + 1)
+            for seq, token, finish, entries in zip(  # noqa: B905
+                record.seqs, tokens_R, ends_R.tolist(), row_entries(record, result, k)
+            ):
+                if seq.status is finished or (token < 0 and entries[1] is None):
+                    continue
+                if token >= 0:
+                    seq.tokens.append(token)
+                if finish or entries is not NO_ENTRIES:
+                    events.events.append(TokenEvent(seq.id, token, REASONS[finish], *entries))
+                else:
+                    events.ids.append(seq.id)
+                    events.token_ids.append(token)
+        self._settle(record, result.emitted_R, tokens_KR, finish_R, newest)
+        return events
+
+    def _settle(
+        self, record: InFlight, emitted_R: np.ndarray, tokens_KR: list[list[int]], finish_R: np.ndarray, newest: int
+    ) -> None:
+        """What follows from a plan's tokens for the few rows to which something happened."""
+        seqs, plan, block_size = record.seqs, record.plan, self._running.cache.block_size
+        full_R = plan.kv_bound_R % block_size == 0  # a block is full, and its keys are written
+        if len(tokens_KR) > 1:
+            full_R &= plan.rows.kinds_R != RowKind.VERIFY
+            self._note_verified(record, emitted_R, newest)
+        for row in full_R.nonzero()[0].tolist():
+            if seqs[row].slot != NO_SLOT:
+                self._running.cache.publish(seqs[row], int(plan.kv_bound_R[row]))
+        for seq in [seqs[span.row] for span in plan.spans if emitted_R[span.row]]:
+            seq.has_emitted, seq.first_token = True, seq.first_token or time.monotonic()
+            self._suspects.pop(seq, None)
+        for row in finish_R.nonzero()[0].tolist():
+            if finish_R[row] == Finish.NAN:
+                self._distrust(seqs[row])
+            elif seqs[row].status is not Status.FINISHED:
+                self._finish(seqs[row], stopped=True)
+        if plan.rows.features & Feature.MASK:
+            for tokens_R in tokens_KR:
+                for seq, token in zip(seqs, tokens_R, strict=True):
+                    masks.accept(seq, token, self.fail)
+
+    def _note_verified(self, record: InFlight, emitted_R: np.ndarray, newest: int) -> None:
+        """Publish what rows verified, and take back what they did not emit of what they might have: who was thought to
+        have ended by it goes on."""
+        rows, kv_len, last_kv_len = record.plan.rows, self._running.slots.kv_len, self._running.slots.last_kv_len
+        for row in (rows.kinds_R == RowKind.VERIFY).nonzero()[0].tolist():
+            seq, slot = record.seqs[row], record.seqs[row].slot
+            if slot == NO_SLOT:
+                continue
+            self._running.cache.publish(seq, len(seq.tokens) - 1)  # the keys of its newest token are not written yet
+            kv_len[slot] -= rows.num_logits_R[row] - emitted_R[row]
+            if seq not in self._running.decoding and kv_len[slot] < last_kv_len[slot]:
+                self._running.begin_decoding(seq, newest)
+
+    def _distrust(self, seq: Sequence) -> None:
+        """A request's scores were no numbers. Nobody may find what it, or whoever it shares with, has in the cache;
+        it starts over with blocks of its own, once."""
+        if not seq.distrusted:  # since then it has shared nothing
+            self._running.cache.withdraw(*seq.members)
+        if seq.status is Status.FINISHED:
+            return
+        if seq.distrusted:
+            self.fail(seq, NOT_NUMBERS)
+            return
+        seq.distrusted = True
+        seq.make_private()
+        if seq.slot != NO_SLOT:
+            self._preempt(seq, Preemption.NOT_NUMBERS)
+
+    def fail(self, seq: Sequence, error: str) -> None:
+        """End one request with an error, told with the next result."""
+        self._finish(seq)
+        self.unsent.append(TokenEvent(seq.request.id, -1, "error", error=error))
+
+
+def _hand_over(record: InFlight, tokens_KR: list[list[int]], finish_R: np.ndarray) -> np.ndarray:
+    """Append their tokens to companions, then take them out of the lists: nobody is told of them. Returns finish_R
+    without theirs."""
+    finish_R = finish_R.copy()
+    for _, row, _ in record.plan.rows.guided:
+        for tokens_R in tokens_KR:
+            if tokens_R[row] >= 0:
+                record.seqs[row].tokens.append(tokens_R[row])
+                record.seqs[row].has_emitted = True
+            tokens_R[row] = -1
+        finish_R[row] = Finish.NONE
+    return finish_R

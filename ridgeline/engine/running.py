@@ -1,0 +1,158 @@
+"""The requests that hold slots: which of them prefill and which decode, their blocks, and what the worker must be told.
+
+A running request is *prefilling* while it has known tokens to feed, and *decoding* when its next input is the token it
+just sampled. Decoding requests form one standing set of rows. Successive plans share its object until the set changes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.plan import Assign, Delta, Release, RowKind, Rows
+from ridgeline.engine.cache.manager import CacheManager
+from ridgeline.engine.draft import NOBODY, Standing
+from ridgeline.engine.prefix_groups import PrefixGroups
+from ridgeline.engine.sequence import Sequence, Status
+from ridgeline.engine.slots import SlotTable
+
+
+class Running:
+    """The cache, the slot table and everybody who has a place in them.
+
+    each: tokens of a decoding row. prefilling, decoding, paced: ordered sets; those in `paced` decode with lookahead 0,
+    and those in `decoding` may be planned before their last token is known. deltas: what the next plan tells the
+    worker, in order. prefixes: which decoding rows share their first blocks, if attention makes use of it.
+    """
+
+    def __init__(self, config: EngineConfig, layout: CacheLayout, tokens_each: int) -> None:
+        self.each = tokens_each
+        self.cache = CacheManager(
+            layout, prefix_caching=config.enable_prefix_caching, max_chunk=config.max_num_batched_tokens
+        )
+        self.slots = SlotTable(config.max_num_seqs)
+        self.prefilling: dict[Sequence, None] = {}
+        self.decoding: dict[Sequence, None] = {}
+        self.paced: dict[Sequence, None] = {}
+        self.deltas: list[Delta] = []
+        self.prefixes = PrefixGroups(layout, config.max_num_seqs) if config.cascade and tokens_each == 1 else None
+        self._standing: Standing | None = NOBODY  # rows of `decoding`; None when the set changed
+        self._max_num_seqs = config.max_num_seqs
+        self._companions = 0  # in slots
+
+    @property
+    def num_seqs(self) -> int:
+        return self._max_num_seqs - self.slots.num_free
+
+    @property
+    def num_requests(self) -> int:
+        return self.num_seqs - self._companions
+
+    def leaders(self) -> set[Sequence]:
+        """Requests that give up their blocks if they are preempted."""
+        return {seq.leader for seq in (*self.decoding, *self.paced, *self.prefilling)}
+
+    def due(self, retired: int) -> list[Sequence]:
+        """Requests with lookahead 0 whose last result is in: that of a plan up to `retired`."""
+        return [seq for seq in self.paced if seq.last_plan <= retired]
+
+    # ---- coming and going -------------------------------------------------------------------------------------
+
+    def start(self, seq: Sequence, *, reserve_blocks: int) -> bool:
+        """Move a waiting request into its slots, with its prefix hits. False if its known tokens would not fit."""
+        members = seq.members
+        admitted = self.cache.admit(*members, reserve_blocks=reserve_blocks)
+        if not admitted and self.num_requests == 0 and not seq.private:
+            seq.make_private()  # its hit lies scattered over too many pages
+            admitted = self.cache.admit(*members, reserve_blocks=0)
+        if not admitted:
+            return False
+        for member in members:
+            self.slots.acquire(member, member.cached_tokens)
+            self.deltas.append(self.full_form(member))
+        self._companions += len(members) - 1
+        seq.status = Status.RUNNING
+        seq.admitted = seq.admitted or time.monotonic()
+        self.prefilling[seq] = None
+        return True
+
+    def begin_decoding(self, seq: Sequence, plan_id: int) -> None:
+        if seq.request.lookahead == 0:
+            self.paced[seq] = None
+            seq.last_plan = plan_id + 1
+        else:
+            self.decoding[seq] = None
+            self._standing = None
+            if self.prefixes is not None:
+                self.prefixes.note(seq.slot, seq.blocks, int(self.slots.kv_len[seq.slot]))
+
+    def leave(self, seq: Sequence, plan_id: int, *, stopped: bool = False) -> None:
+        """Take a running request off its slots and blocks. Plans up to plan_id may still name it. stopped: the device
+        has ended it, so they do nothing for it."""
+        self.prefilling.pop(seq, None)
+        self._companions -= len(seq.members) - 1
+        for member in seq.members:
+            self.paced.pop(member, None)
+            if member in self.decoding:
+                del self.decoding[member]
+                self._standing = None
+            member.last_plan = plan_id
+            ahead = int(self.slots.kv_len[member.slot])
+            self.cache.release(member, plan_id, member.written if stopped and member is seq else ahead)
+            self.deltas.append(Release(member.slot))
+            self.slots.release(member)
+
+    # ---- rows and blocks --------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Note that somebody joined or left those who decode."""
+        self._standing = None
+
+    def extend(self, seq: Sequence, num_tokens: int, plans: int, plan_id: int) -> bool:
+        """Give a sequence room for its next tokens; False if blocks are short. plans: in flight, plan_id the newest."""
+        self.deltas += self.cache.let_go(seq, self.certain(seq, plans), plan_id)
+        changes = self.cache.extend(seq, int(self.slots.kv_len[seq.slot]) + num_tokens)
+        if changes is None:
+            return False
+        self.deltas += changes
+        self.slots.capacity[seq.slot] = len(seq.blocks[0]) * self.cache.block_size - (self.each - 1)
+        return True
+
+    def certain(self, seq: Sequence, plans: int) -> int:
+        """The position from which on it goes on at the earliest: plans in flight may emit nothing where they verify."""
+        uncertain = self.each if self.each > 1 else 0
+        return int(self.slots.kv_len[seq.slot]) - plans * uncertain
+
+    def standing_rows(self) -> Standing:
+        if self._standing is None:
+            self._standing = Standing.of(list(self.decoding), self.slots, self.each) if self.decoding else NOBODY
+            if self.prefixes is not None and self.decoding:
+                rows = replace(self._standing.rows, prefixes=self.prefixes.find(self._standing.columns_R))
+                self._standing = self._standing._replace(rows=rows)
+        return self._standing
+
+    def full_form(self, seq: Sequence) -> Assign:
+        request = seq.request
+        return Assign(
+            slot=seq.slot,
+            generation=seq.generation,
+            kv_len=int(self.slots.kv_len[seq.slot]),
+            last_token=-1,
+            blocks=tuple(tuple(blocks) for blocks in seq.blocks),
+            params=request.params,
+            seed=request.seed,
+            stop_ids=request.all_stop_ids,
+            max_total_tokens=request.max_total_tokens,
+            prompt=request.prompt_token_ids,
+            output=tuple(seq.output),
+        )
+
+    def expected(self, seqs: list[Sequence], rows: Rows) -> dict[int, Assign]:
+        """Full forms as they must stand on the device after the plan's deltas and before its rows."""
+        return {
+            seq.slot: replace(self.full_form(seq), kv_len=int(self.slots.kv_len[seq.slot] - n), last_token=None)
+            for seq, kind, n in zip(seqs, rows.kinds_R, rows.num_tokens_R, strict=True)
+            if kind != RowKind.VERIFY
+        }
