@@ -2,9 +2,9 @@
 
     python benchmarks/walk.py [--calls]
 
-It follows `LLM.generate("x")` on a CPU with the embedded model, from the call to the moment when the worker's thread has
-drawn the first token. Functions of the standard library and of others are not counted; neither is what runs once for
-all, since the engine has answered another prompt before.
+It follows `LLM.generate("x")` on a CPU with the embedded model, from the call to the moment when the worker's thread
+has drawn the first token. Functions of the standard library and of other packages are not counted. Neither is what
+runs only once, since the engine has answered another prompt before.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def main() -> None:
         print(f"\n{where}: {len(found.files)} files, {len(found.functions)} functions, {found.calls()} entered")
         for file in found.files:
             names = [
-                f"{name} ×{found.entered[file, name]}" if show_calls else name
+                f"{name} x{found.entered[file, name]}" if show_calls else name
                 for of, name in found.functions
                 if of == file
             ]

@@ -208,7 +208,7 @@ class StepResult:
     this one was not run.
     prompt_logprobs: row → StepLogprobs of the prompt tokens that this chunk predicts (those at its start + 1 … its
     end), from the params' `scored_from` on.
-    elapsed: seconds the device spent on the segments. limit: the least it could have, if the engine has a cost model.
+    elapsed: seconds the device spent on the segments.
     """
 
     plan_id: int
@@ -218,7 +218,6 @@ class StepResult:
     logprobs: StepLogprobs | None = None
     prompt_logprobs: Mapping[int, StepLogprobs] = field(default_factory=dict)
     elapsed: float = 0.0
-    limit: float = 0.0
     error: str | None = None
     out_of_memory: bool = False
     device_lost: bool = False

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
@@ -46,6 +46,7 @@ class Engine:
         self._cost_model = cost_model
         self.headroom = Headroom()
         self.last_plan: StepPlan | None = None
+        self._submitted: deque[tuple[StepPlan, float]] = deque()  # plans in flight, with their limits
         self._failed_in_a_row, self._failing_since = 0, 0.0
         self._lost: str | None = None  # why nothing runs any more
 
@@ -57,10 +58,11 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work and self._lost is None
 
-    def add(self, request: Request) -> None:
-        """Queue a request; raises InvalidRequest if it could never run."""
+    def add(self, request: Request, *, checked: bool = False) -> None:
+        """Queue a request. Raise InvalidRequest if it could never run; not asked if `checked`, since `check` was."""
         self._check_device()
-        self.check(request)
+        if not checked:
+            self.check(request)
         self.scheduler.add(constrained(request, self._vocab_size))
 
     def abort(self, request_id: str, at_token: int | None = None) -> bool:
@@ -76,20 +78,15 @@ class Engine:
         self._fill()
         if not self.scheduler.in_flight:
             return StepEvents()
-        self.last_plan = plan = self.scheduler.in_flight[0].plan
-        limit = self._limit(plan)  # before the wait: the device is busy meanwhile
         result = self._worker.collect()
-        if result.elapsed > 0:  # it ran
-            result = replace(result, limit=limit)
-            self.headroom = self.headroom.plus(result.elapsed, limit)
         events = self.scheduler.update(result)
-        self._note_failures(result)
+        self._account(result)
         self._provide_masks()
         return events
 
     def rehearse(self) -> None:
-        """Run some tiny requests and forget them, so that the first user's finds its way trodden: code, kernels and
-        memory are prepared when they are first used."""
+        """Run some tiny requests and forget them. Code, kernels and memory are prepared when they are first used, and
+        the first user's request should not wait for that."""
         length = min(8, self.config.max_model_len - 2)
         for number in range(REHEARSALS if length > 0 else 0):
             params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
@@ -119,9 +116,13 @@ class Engine:
                 return
             self._worker.submit(plan)
             self._provide_masks()
+            self._submitted.append((plan, self._limit(plan)))  # now, while the device is busy with it
 
-    def _note_failures(self, result: StepResult) -> None:
-        """Raises DeviceLost where it is no use to go on."""
+    def _account(self, result: StepResult) -> None:
+        """Add a step's time to the sum. Raise DeviceLost where it is no use to go on."""
+        self.last_plan, limit = self._submitted.popleft()
+        if result.elapsed > 0:  # it ran
+            self.headroom = self.headroom.plus(result.elapsed, limit)
         if result.error is None:
             self._failed_in_a_row *= result.dropped
             return

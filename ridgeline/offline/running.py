@@ -61,7 +61,7 @@ class RunningJobs:
 
     def _start(self, job: Job) -> None:
         for completion in job.completions:
-            self._engine.add(completion.request)
+            self._engine.add(completion.request, checked=True)  # by the maker of the job
             self._running[completion.request.id] = job, completion
 
     def _leave(self, jobs: Sequence[Job]) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from ridgeline.worker.runner import Forwarded, Runner, Sampled
 from ridgeline.worker.stopwatch import Stopwatch
 from ridgeline.worker.upload import Download
 
+P = ParamSpec("P")
 T = TypeVar("T")
 # How errors of a device begin that torch has no type for.
 LOST = ("CUDA error", "HIP error", "Triton Error [CUDA]", "Triton Error [HIP]")
@@ -91,14 +92,13 @@ class LocalWorker:
     def submit(self, plan: StepPlan) -> None:
         ticket = Ticket(plan, Stopwatch(self._runner.device))
         self._pending.append(ticket)
-        masked = bool(plan.rows.features & Feature.MASK)
-        if masked:
+        if plan.rows.features & Feature.MASK:
             self._waiting_for_masks[plan.id] = ticket
-        ticket.launched = self._run(lambda: self._start(ticket, then_sample=not masked))
+        ticket.launched = self._run(self._start, ticket)
 
     def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
         ticket = self._waiting_for_masks.pop(plan_id)
-        ticket.launched = self._run(lambda: self._guard(ticket, lambda: self._sample(ticket, masks)))
+        ticket.launched = self._run(self._guard, ticket, self._sample, ticket, masks)
 
     def collect(self) -> StepResult:
         ticket = self._pending.popleft()
@@ -106,8 +106,7 @@ class LocalWorker:
             ticket.launched.result()
         result: StepResult | None = None
         if ticket.outcome is not None and not ticket.dropped:
-            outcome = ticket.outcome
-            result = self._guard(ticket, lambda: outcome.result(self._runner, ticket.watch))
+            result = self._guard(ticket, ticket.outcome.result, self._runner, ticket.watch)
         if result is not None:
             return result
         return StepResult(
@@ -125,10 +124,10 @@ class LocalWorker:
         self._pending.clear()
         vars(self).pop("_runner", None)
 
-    def _start(self, ticket: Ticket, *, then_sample: bool) -> None:
+    def _start(self, ticket: Ticket) -> None:
         if ticket.plan.reset:
             self._failed_plan = None
-        self._guard(ticket, lambda: self._both(ticket) if then_sample else self._forward(ticket))
+        self._guard(ticket, self._forward if ticket.plan.rows.features & Feature.MASK else self._both, ticket)
 
     def _both(self, ticket: Ticket) -> None:
         with ticket.watch:  # once: on CUDA every mark costs some microseconds
@@ -146,15 +145,15 @@ class LocalWorker:
         ticket.outcome = Expected(sampled)
         ticket.forwarded = None
 
-    def _guard(self, ticket: Ticket, action: Callable[[], T]) -> T | None:
-        """Run `action` unless this or an earlier plan failed. A failure is noted, not raised."""
+    def _guard(self, ticket: Ticket, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T | None:
+        """Do the work unless this or an earlier plan failed. A failure is noted, not raised."""
         if ticket.error is not None:
             return None
         if self._failed_plan is not None and ticket.plan.id > self._failed_plan:
             ticket.dropped = True
             return None
         try:
-            return action()
+            return work(*arguments, **options)
         except Exception as error:  # whatever it is, it must not end the engine
             self._failed_plan = ticket.plan.id
             ticket.error = f"{type(error).__name__}: {error}"
@@ -164,11 +163,12 @@ class LocalWorker:
             torch.cuda.empty_cache()  # what is left may be in pieces
         return None
 
-    def _run(self, action: Callable[[], None]) -> Future | None:
+    def _run(self, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future | None:
+        """Do the work in the thread that plays the device, or here where there is a device."""
         if self._thread is not None:
-            return self._thread.submit(action)
+            return self._thread.submit(work, *arguments, **options)
         with on_device(self._runner.device):
-            action()
+            work(*arguments, **options)
         return None
 
 
