@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.roofline import Roofline
-from ridgeline.quantization.scheme import everywhere, scheme
+from ridgeline.quantization.scheme import Scheme, everywhere, scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.loader import Progress, check_files, load_weights, read_model_config, resolve_model
 from ridgeline.worker.compilers import Compilers, processes_needed
@@ -73,9 +73,82 @@ def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive
         return thread.submit(_assemble, config, device, progress, interactive).result()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What is settled before anything is loaded. why: the reason for the dtype. longest: the context that memory has
+    room for, as far as that is known then. captured: decode steps run as CUDA graphs."""
+
+    config: LLMConfig
+    device: torch.device
+    folder: Path
+    model: ModelConfig
+    dtype: str
+    why: str
+    scheme: Scheme
+    ops: Ops
+    overrides: Mapping[str, str]
+    max_seqs: int
+    max_tokens: int
+    wanted_len: int
+    longest: int
+    cascade: bool
+    captured: bool
+
+    def memory(self, *, weights: int, loaded: bool, longest: int) -> MemoryReport:
+        """Size the KV cache for weights of so many bytes."""
+        return plan_memory(
+            self.model.spec,
+            self.config,
+            self.device,
+            dtype=self.dtype,
+            weights=weights,
+            loaded=loaded,
+            longest=longest,
+            max_seqs=self.max_seqs,
+            max_chunk=self.max_tokens,
+        )
+
+    @property
+    def kernels(self) -> KernelSet:
+        """The kernels that the engine will need."""
+        return KernelSet(
+            spec=self.model.spec,
+            arch=self.ops.platform.arch,
+            multiprocessors=num_multiprocessors(self.device),
+            dtype=self.dtype,
+            max_model_len=self.wanted_len,
+            max_seqs=self.max_seqs,
+            max_tokens=self.max_tokens,
+            block_size=self.config.block_size or DEFAULT_BLOCK_SIZE[self.device.type],
+            cascade=self.cascade,
+            overrides=tuple(sorted(self.overrides.items())),
+        )
+
+
 def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None, interactive: bool) -> Assembly:
-    weights = scheme(config.quantization)
-    weights.check(Platform.of(device))
+    choices = _choose(config, device)
+    decoder, memory = _load(choices, progress)
+    runner = _run_on(decoder, memory, choices, progress)
+    worker = LocalWorker(runner)
+    engine = _engine(worker, memory, choices, interactive=interactive)
+    if choices.captured:
+        engine.rehearse()
+    logger.info("computing in %s on %s: %s", choices.dtype, device, choices.why)
+    return Assembly(
+        engine=engine,
+        worker=worker,
+        model=choices.model,
+        folder=choices.folder,
+        device=device,
+        dtype=choices.dtype,
+        memory=memory,
+    )
+
+
+def _choose(config: LLMConfig, device: torch.device) -> Choices:
+    """Settle everything that needs no weights. Raise InvalidConfig or ModelLoadError for what could never run."""
+    weights, platform = scheme(config.quantization), Platform.of(device)
+    weights.check(platform)
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     model = read_model_config(folder)
     dtype, why = choose_dtype(config.dtype, model.dtype, device)
@@ -84,79 +157,84 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     if config.load_format != "dummy":
         check_files(folder, model)
     max_seqs, max_tokens = choose_limits(config, device)
-    memory_for = partial(plan_memory, model.spec, config, device, dtype=dtype, max_seqs=max_seqs, max_chunk=max_tokens)
-    least = weight_bytes(model.spec, dtype_bytes=weights.weight_bytes or DTYPE_BYTES[dtype], positions=1)
-    longest = memory_for(weights=least, loaded=False, longest=wanted_len).max_model_len
-    check_weights_fit(model.spec, device, dtype=dtype, positions=longest)
     overrides = choose_kernels(config, device)
-    ops = Ops(Platform.of(device), overrides)
-    cascade = on_gpu(ops.platform) and not config.deterministic if config.cascade is None else config.cascade
-    captured = on_gpu(ops.platform) and not config.enforce_eager
-    kernels = KernelSet(
-        spec=model.spec,
-        arch=ops.platform.arch,
-        multiprocessors=num_multiprocessors(device),
+    cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
+    choices = Choices(
+        config=config,
+        device=device,
+        folder=folder,
+        model=model,
         dtype=dtype,
-        max_model_len=wanted_len,
+        why=why,
+        scheme=weights,
+        ops=Ops(platform, overrides),
+        overrides=overrides,
         max_seqs=max_seqs,
         max_tokens=max_tokens,
-        block_size=config.block_size or DEFAULT_BLOCK_SIZE[device.type],
+        wanted_len=wanted_len,
+        longest=wanted_len,
         cascade=cascade,
-        overrides=tuple(sorted(overrides.items())),
+        captured=on_gpu(platform) and not config.enforce_eager,
     )
-    with Compilers(kernels, processes_needed(kernels) if captured else 0) as compilers:
+    least = weight_bytes(model.spec, dtype_bytes=weights.weight_bytes or DTYPE_BYTES[dtype], positions=1)
+    longest = choices.memory(weights=least, loaded=False, longest=wanted_len).max_model_len
+    check_weights_fit(model.spec, device, dtype=dtype, positions=longest)
+    return replace(choices, longest=longest)
+
+
+def _load(choices: Choices, progress: Progress | None) -> tuple[Decoder, MemoryReport]:
+    """Load the weights, while other processes compile kernels, and size the cache by what is left."""
+    kernels, config = choices.kernels, choices.config
+    with Compilers(kernels, processes_needed(kernels) if choices.captured else 0) as compilers:
         decoder = Decoder(
-            model.spec,
-            ops,
-            dtype=getattr(torch, dtype),
-            device=device,
-            max_positions=wanted_len,
-            rotary_rows=longest,
-            scheme_of=everywhere(weights),
+            choices.model.spec,
+            choices.ops,
+            dtype=getattr(torch, choices.dtype),
+            device=choices.device,
+            max_positions=choices.wanted_len,
+            rotary_rows=choices.longest,
+            scheme_of=everywhere(choices.scheme),
         )
-        load_weights(
-            decoder, folder, model.weights, load_format=config.load_format, seed=config.seed, progress=progress
-        )
+        names, form = choices.model.weights, config.load_format
+        load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
         decoder.prepare()
-        memory = memory_for(weights=decoder.weight_bytes, loaded=True, longest=longest)
+        memory = choices.memory(weights=decoder.weight_bytes, loaded=True, longest=choices.longest)
         compilers.try_to_finish(progress)
+    return decoder, memory
+
+
+def _run_on(decoder: Decoder, memory: MemoryReport, choices: Choices, progress: Progress | None) -> Runner:
+    """Make the cache and the graphs. Raise InvalidConfig if the device has too little memory for them."""
     try:
         runner = Runner(
             decoder,
-            ops,
+            choices.ops,
             memory.layout,
-            num_slots=max_seqs,
+            num_slots=choices.max_seqs,
             max_model_len=memory.max_model_len,
-            cascade=cascade,
+            cascade=choices.cascade,
         )
-        if captured:
-            runner.capture(max_rows=max_seqs, max_tokens=max_tokens, progress=progress)
+        if choices.captured:
+            runner.capture(max_rows=choices.max_seqs, max_tokens=choices.max_tokens, progress=progress)
     except torch.OutOfMemoryError as error:
         raise InvalidConfig(
-            f"{device} ran out of memory while the cache and the graphs were made ({memory}); "
+            f"{choices.device} ran out of memory while the cache and the graphs were made ({memory}); "
             "lower gpu_memory_utilization, kv_cache_memory or max_num_seqs, or set enforce_eager."
         ) from error
-    hardware = hardware_of(device)
-    cost_model = Roofline(model.spec, hardware, dtype) if hardware is not None else None
+    return runner
+
+
+def _engine(worker: LocalWorker, memory: MemoryReport, choices: Choices, *, interactive: bool) -> Engine:
+    config, spec, hardware = choices.config, choices.model.spec, hardware_of(choices.device)
+    cost_model = Roofline(spec, hardware, choices.dtype) if hardware is not None else None
     engine_config = EngineConfig(
         max_model_len=memory.max_model_len,
-        max_num_seqs=max_seqs,
-        max_num_batched_tokens=max_tokens,
+        max_num_seqs=choices.max_seqs,
+        max_num_batched_tokens=choices.max_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
         scheduling_policy=config.scheduling_policy,
         itl_target=choose_itl_target(config.itl_target, cost_model, interactive=interactive),
-        cascade=cascade,
+        cascade=choices.cascade,
         debug_checks=config.debug_checks,
     )
-    worker = LocalWorker(runner)
-    engine = Engine(
-        engine_config,
-        memory.layout,
-        worker,
-        vocab_size=model.spec.vocab_size,
-        cost_model=cost_model,
-    )
-    if captured:
-        engine.rehearse()
-    logger.info("computing in %s on %s: %s", dtype, device, why)
-    return Assembly(engine=engine, worker=worker, model=model, folder=folder, device=device, dtype=dtype, memory=memory)
+    return Engine(engine_config, memory.layout, worker, vocab_size=spec.vocab_size, cost_model=cost_model)
