@@ -24,7 +24,7 @@ from ridgeline import assembly
 from ridgeline.core.model_spec import LayerSpec, ModelSpec, Products
 from ridgeline.core.request import Request
 from ridgeline.core.state_spec import RecurrentSpec
-from ridgeline.layers import table
+from ridgeline.layers import kinds
 from ridgeline.layers.build import Build
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal
@@ -106,7 +106,7 @@ def toy_rig(llama: Path, layers: str, **settings: Any) -> Iterator[Rig]:
     """An engine for a tiny llama's shape with other layers, and weights that depend on nothing else."""
     config = read_model_config(llama)
     model = replace(config, spec=with_sums(config.spec, layers))
-    table.MIXERS.register("gated_sum", "tests.toy_models:GatedSum")
+    kinds.MIXERS.register("gated_sum", "tests.toy_models:GatedSum")
     parts.MIXERS.register("gated_sum", "tests.toy_models:no_ops")
     with (
         patch.object(assembly, "read_model_config", lambda folder: model),

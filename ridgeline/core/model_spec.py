@@ -48,7 +48,7 @@ Products = dict[str, tuple[int, int, bool]]  # name → (inputs, outputs, has a 
 class MixerSpec(Protocol):
     """What moves information between tokens. Hashable data; equal ones are counted together.
 
-    kind: names the module that computes it (`layers/table.py`) and its cost (`perf/parts.py`).
+    kind: names the module that computes it (`layers/kinds.py`) and its cost (`perf/parts.py`).
     """
 
     kind: ClassVar[str]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ridgeline.core.model_spec import LayerSpec, ModelSpec
 from ridgeline.kernels.ops import Ops
-from ridgeline.layers import table
+from ridgeline.layers import kinds
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding
 from ridgeline.layers.linear import Linear
@@ -34,10 +34,10 @@ class Layer(nn.Module):
         before, after = spec.norms in ("before", "both"), spec.norms in ("after", "both")
         self.spec = spec
         self.mixer_norm = Norm(spec.norm, width, build) if before else None
-        self.mixer = table.mixer(spec.mixer, width, build.within("mixer"))
+        self.mixer = kinds.mixer(spec.mixer, width, build.within("mixer"))
         self.mixer_post_norm = Norm(spec.norm, width, build) if after else None
         self.feed_forward_norm = Norm(spec.norm, width, build) if before else None
-        self.feed_forward = table.feed_forward(spec.feed_forward, width, build.within("feed_forward"))
+        self.feed_forward = kinds.feed_forward(spec.feed_forward, width, build.within("feed_forward"))
         self.feed_forward_post_norm = Norm(spec.norm, width, build) if after else None
 
     def forward(

@@ -12,7 +12,7 @@ from torch import Tensor
 from ridgeline.core.cache_layout import CacheGroup, CacheLayout
 from ridgeline.core.plan import CopyBlocks
 from ridgeline.core.state_spec import KVSpec
-from ridgeline.worker.state.memory import StateMemory
+from ridgeline.worker.state.buffer import StateMemory
 from tests.driving import ask, rig
 
 

@@ -22,7 +22,7 @@ from ridgeline.core.state_spec import KVSpec
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.heads import Heads
-from ridgeline.worker.state.memory import StateMemory
+from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.states import DeviceRows
 
 

@@ -22,7 +22,7 @@ from ridgeline.core.cache_layout import NULL_BLOCK
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.state_spec import RecurrentSpec
 from ridgeline.kernels.ops import Ops
-from ridgeline.worker.state.memory import StateMemory
+from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.states import DeviceRows
 
 

@@ -15,7 +15,7 @@ from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.plan import CopyBlocks
 from ridgeline.core.registry import Registry
 from ridgeline.kernels.ops import Ops
-from ridgeline.worker.state.memory import StateMemory
+from ridgeline.worker.state.buffer import StateMemory
 
 # Kind of a state spec → the class that serves it
 KINDS = Registry(
