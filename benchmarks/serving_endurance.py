@@ -327,7 +327,7 @@ async def kill(
     that does other things too."""
     client = load(server.url)
     asked = time.monotonic()
-    running = [asyncio.ensure_future(ask(client, body(400))) for _ in range(count)]
+    running = [asyncio.ensure_future(ask(client, body(1200))) for _ in range(count)]
     await server.until_open(count)
     await asyncio.sleep(after)
     api_servers = server.api_servers

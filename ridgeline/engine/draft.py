@@ -138,11 +138,13 @@ def _concatenate(a: Rows, b: Rows) -> Rows:
 
 
 class InFlight:
-    """A submitted plan and what the scheduler needs when its result comes."""
+    """A submitted plan and what the scheduler needs when its result comes. departures: how many had left their slots
+    when it was made."""
 
-    __slots__ = ("masks_given", "plan", "published", "seqs")
+    __slots__ = ("departures", "masks_given", "plan", "published", "seqs")
 
-    def __init__(self, plan: StepPlan, seqs: list[Sequence], published: list[bytes]) -> None:
+    def __init__(self, plan: StepPlan, seqs: list[Sequence], published: list[bytes], departures: int = 0) -> None:
+        self.departures = departures
         self.plan = plan
         self.seqs = seqs
         self.published = published

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ridgeline.core.plan import Feature, Finish, RowKind, StepResult
+from ridgeline.core.plan import Feature, Finish, RowKind, Rows, StepResult
 from ridgeline.core.request import Preemption, StepEvents, TokenEvent
 from ridgeline.engine import masks
 from ridgeline.engine.draft import InFlight
@@ -38,13 +38,43 @@ class Results:
         self.unsent: list[TokenEvent] = []
         self._running, self._suspects = running, suspects
         self._finish, self._preempt = end, preempt
+        self._takers: tuple[Rows, list[str], list[Callable[[int], None]]] | None = None  # of rows whose set stays
 
     def accept(self, record: InFlight, result: StepResult, newest: int) -> StepEvents:
         """Append the accepted tokens and tell of them. The one loop over all rows of a step: it does little per row."""
-        events, finished = StepEvents(), Status.FINISHED
         tokens_KR, finish_R = result.tokens_RK.T.tolist(), result.finish_R
-        if record.plan.rows.guided:
-            finish_R = _hand_over(record, tokens_KR, finish_R)
+        if self._is_quiet(record, result):
+            events = self._hand_out(record, tokens_KR[0])
+        else:
+            if record.plan.rows.guided:
+                finish_R = _hand_over(record, tokens_KR, finish_R)
+            events = self._take(record, result, tokens_KR, finish_R)
+        self._settle(record, result.emitted_R, tokens_KR, finish_R, newest)
+        return events
+
+    def _is_quiet(self, record: InFlight, result: StepResult) -> bool:
+        """Return whether every row emitted a token and nothing else, and nobody has left since the plan was made."""
+        rows, everyone = record.plan.rows, len(record.seqs)
+        plain = not (record.plan.spans or rows.guided or rows.features & Feature.LOGPROBS)
+        stayed = record.departures == self._running.departures
+        emitted = result.tokens_RK.shape[1] == 1 and np.count_nonzero(result.emitted_R) == everyone
+        return plain and stayed and emitted and not result.finish_R.any()
+
+    def _hand_out(self, record: InFlight, tokens_R: list[int]) -> StepEvents:
+        """Append every row's token. Where they go is looked up once for a set of rows that stays."""
+        if self._takers is None or self._takers[0] is not record.plan.rows:
+            seqs = record.seqs
+            self._takers = record.plan.rows, [seq.id for seq in seqs], [seq.tokens.append for seq in seqs]
+        _, ids, appends = self._takers
+        for append, token in zip(appends, tokens_R, strict=True):
+            append(token)
+        return StepEvents(ids=ids.copy(), token_ids=tokens_R)
+
+    def _take(
+        self, record: InFlight, result: StepResult, tokens_KR: list[list[int]], finish_R: np.ndarray
+    ) -> StepEvents:
+        """Append the accepted tokens, row by row, and tell of what happened to each."""
+        events, finished = StepEvents(), Status.FINISHED
         for k, tokens_R in enumerate(tokens_KR):  # one column, unless rows verify drafts
             ends_R = finish_R if len(tokens_KR) == 1 else finish_R * (np.maximum(result.emitted_R, 1) == k + 1)
             for seq, token, finish, entries in zip(  # noqa: B905
@@ -59,7 +89,6 @@ class Results:
                 else:
                     events.ids.append(seq.id)
                     events.token_ids.append(token)
-        self._settle(record, result.emitted_R, tokens_KR, finish_R, newest)
         return events
 
     def _settle(

@@ -41,6 +41,7 @@ class Running:
         self._standing: Standing | None = NOBODY  # rows of `decoding`; None when the set changed
         self._max_num_seqs = config.max_num_seqs
         self._companions = 0  # in slots
+        self.departures = 0  # how often somebody has left
 
     @property
     def num_seqs(self) -> int:
@@ -91,6 +92,7 @@ class Running:
     def leave(self, seq: Sequence, plan_id: int, *, stopped: bool = False) -> None:
         """Take a running request off its slots and blocks. Plans up to plan_id may still name it. stopped: the device
         has ended it, so they do nothing for it."""
+        self.departures += 1
         self.prefilling.pop(seq, None)
         self._companions -= len(seq.members) - 1
         for member in seq.members:

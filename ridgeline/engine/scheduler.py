@@ -339,7 +339,7 @@ class Scheduler:
         )
         self.running.deltas.clear()
         self._recovery.reset = False
-        self.in_flight.append(InFlight(plan, seqs, draft.published))
+        self.in_flight.append(InFlight(plan, seqs, draft.published, self.running.departures))
         return plan
 
     # ---- taking a result --------------------------------------------------------------------------------------

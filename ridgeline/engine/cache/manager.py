@@ -241,17 +241,21 @@ class CacheManager:
         end = kv_len // self.block_size
         if not self._shares(seq) or end <= seq.published:
             return []
-        hashes = self._hashes(seq, end)
-        fresh: list[Hash] = []
-        for n in range(seq.published, end):
-            parent = hashes[n - 1] if n else self._root(seq)
-            holds = (n + 1) * self.block_size == kv_len
-            for g, (spec, blocks) in enumerate(zip(self.specs, seq.blocks, strict=True)):
-                matchable = blocks[n] != NULL_BLOCK and (holds or not spec.exact)
-                if matchable and self.index.publish(hashes[n], parent, g, blocks[n]):
-                    self.pool.mark_cached(g, blocks[n])
-                    if not fresh or fresh[-1] != hashes[n]:
-                        fresh.append(hashes[n])
+        hashes, first, fresh = self._hashes(seq, end), seq.published, list[Hash]()
+        parent = hashes[first - 1] if first else self._root(seq)
+        for n in range(first, end):
+            node_hash, is_fresh = hashes[n], False
+            holds = not self._exact or (n + 1) * self.block_size == kv_len
+            for g, blocks in enumerate(seq.blocks):
+                block = blocks[n]
+                if block == NULL_BLOCK or not (holds or not self.specs[g].exact):
+                    continue
+                if self.index.publish(node_hash, parent, g, block):
+                    self.pool.mark_cached(g, block)
+                    is_fresh = True
+            if is_fresh:
+                fresh.append(node_hash)
+            parent = node_hash
         seq.published = end
         return fresh
 
