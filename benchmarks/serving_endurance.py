@@ -124,6 +124,15 @@ class Served:
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
         return sum(self.metric(name) for name in (*names, "ridgeline:face_open_requests", "ridgeline:face_open_tokens"))
 
+    async def until_ready(self, times: int = 12) -> None:
+        """Return once so many new connections in a row find an API server that has an engine: there may be several,
+        and each notices by itself that an engine came back."""
+        began, ready = time.monotonic(), 0
+        while ready < times:
+            status, _ = await asyncio.to_thread(self.get, "/health/ready")
+            ready = ready + 1 if status == 200 else 0
+            promise(time.monotonic() - began < PATIENCE, "not every API server is ready")
+
     async def until_open(self, count: int) -> None:
         """Returns once the engine has so many requests."""
 
@@ -325,6 +334,7 @@ async def kill(
 ) -> dict[str, float]:
     """kill -9 of "engine" or "API server" while streams run. slack: factor on what is promised of times, for a machine
     that does other things too."""
+    await server.until_ready()
     client = load(server.url)
     asked = time.monotonic()
     running = [asyncio.ensure_future(ask(client, body(1200))) for _ in range(count)]
