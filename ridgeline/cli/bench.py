@@ -167,7 +167,7 @@ def diff(
     files: Annotated[list[Path] | None, typer.Argument(help="A.jsonl B.jsonl; or one file and --commits.")] = None,
     commits: Annotated[str, typer.Option(help="Two commits A,B whose results are compared.")] = "",
     run: Annotated[tuple[str, str] | None, typer.Option(help="Two shell commands, run in turn instead.")] = None,
-    pairs: Annotated[int, typer.Option(min=5, help="How often each command runs.")] = 30,
+    pairs: Annotated[int, typer.Option(min=5, help="Number of runs of each command.")] = 30,
     threshold: Annotated[float, typer.Option(min=0, help="Differences up to this share are none.")] = 0.02,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds one run may take.")] = 600,
 ) -> None:

@@ -29,7 +29,7 @@ DEFAULT_COUNT = 200
 
 
 def serve(
-    url: Annotated[str, typer.Option(help="Where the server listens.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="The server's address.")] = "http://127.0.0.1:8000",
     start: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,8 +48,10 @@ def serve(
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that a server started here may need.")] = 600.0,
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = "",
     rate: Annotated[str, typer.Option(help="Requests a second; 1,2,4 for a curve; inf: all at once.")] = "",
-    burstiness: Annotated[float, typer.Option(help="Of arrivals: 1 Poisson, below burstier, inf even.")] = 1.0,
-    num_requests: Annotated[int, typer.Option(min=0, help="Of each rate (default 200, or what --duration is).")] = 0,
+    burstiness: Annotated[float, typer.Option(help="Evenness of arrivals: 1 Poisson, below burstier, inf even.")] = 1.0,
+    num_requests: Annotated[
+        int, typer.Option(min=0, help="Requests at each rate (default 200, or what --duration is).")
+    ] = 0,
     duration: Annotated[float, typer.Option(min=0, help="Seconds in which requests of a rate leave.")] = 0.0,
     input_len: Annotated[str, typer.Option(help="Tokens: N, LOW:HIGH, or MEAN,DEVIATION[,MAX] (lognormal).")] = "512",
     output_len: Annotated[str, typer.Option(help="Tokens, in the same forms.")] = "128",
@@ -58,9 +60,9 @@ def serve(
         str, typer.Option(help="TOKENS[,GROUPS] that requests begin with, beside their own.")
     ] = "",
     vocab_size: Annotated[int, typer.Option(min=0, help="Random ids are below; default: what the server says.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of every draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of every draw.")] = 0,
     endpoint: Annotated[str, typer.Option(help="completions (token ids) or chat (words).")] = "completions",
-    temperature: Annotated[float, typer.Option(min=0, help="Of sampling.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
     ignore_eos: Annotated[bool, typer.Option(help="Answers have exactly the length asked for.")] = True,
     extra: Annotated[str, typer.Option(help="JSON object of further body fields; null takes one of ours out.")] = "",
     slo: Annotated[str, typer.Option(help="ttft=200,itl=20,tpot=…,e2e=… in ms: goodput counts what meets all.")] = "",

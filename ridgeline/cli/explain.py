@@ -28,7 +28,7 @@ def explain(
     kv_dtype: str = typer.Option(None, help="The KV cache's; default: the activations'."),
     datasheet: bool = typer.Option(False, "--datasheet", help="The maker's rates even where measured ones are known."),
     measure: bool = typer.Option(False, "--measure", help="Time every op at its shape on this machine."),
-    device: str = typer.Option("auto", help="Where to measure: auto, cpu, cuda or cuda:N."),
+    device: str = typer.Option("auto", help="Device to measure on: auto, cpu, cuda or cuda:N."),
     as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
 ) -> None:
     """Explain a step's limit: bytes, FLOPs and time of every op. For a prefill alone give --batch 0."""

@@ -581,10 +581,10 @@ def test_every_registered_architecture_loads_under_its_own_name(name: str) -> No
     assert ARCHITECTURES[name].spec(config).architecture == name
 
 
-def test_the_readme_lists_what_is_registered() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_page_of_models_lists_what_is_registered() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     rows = [
         f"| {families} | `{name}` | {what[0].upper()}{what[1:]} |" for name, (families, what) in descriptions().items()
     ]
-    assert "\n".join(rows) in readme
-    assert readme.count("ForCausalLM` |") + readme.count("LMHeadModel` |") == len(rows)
+    assert "\n".join(rows) in page
+    assert page.count("ForCausalLM` |") + page.count("LMHeadModel` |") == len(rows)
