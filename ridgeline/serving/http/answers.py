@@ -1,4 +1,4 @@
-"""What answers look like, for the OpenAPI document. Fields with a default are there only if they were asked for."""
+"""The shapes of answers, for the OpenAPI document. Fields with a default are present only if they were asked for."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class FunctionDelta(Answer):
 
 
 class ToolCallDelta(Answer):
-    """id, type and name come with a call's first delta."""
+    """A part of a tool call. Its id, type and name come with the call's first delta."""
 
     index: int
     id: str | None = None
@@ -161,7 +161,7 @@ class CompletionChoice(Answer):
 
 
 class Completion(Envelope):
-    """Of a stream each chunk is one, with usage only where stream_options ask for it."""
+    """An answer, or one chunk of a stream. A chunk has its usage only if stream_options ask for it."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
@@ -202,7 +202,7 @@ class Text(Answer):
 
 
 class TokenizerInfo(BaseModel):
-    """And the names of special tokens: eos_token, …"""
+    """The tokenizer's settings, and the names of its special tokens: eos_token, …"""
 
     model_config = ConfigDict(protected_namespaces=(), extra="allow")
 
