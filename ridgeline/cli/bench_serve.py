@@ -1,4 +1,4 @@
-"""`ridgeline bench serve`: load on servers that speak OpenAI's API, running ones or some that it starts."""
+"""`ridgeline bench serve`: load on servers that speak OpenAI's API, which run already or are started for it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def serve(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
     commit: Annotated[str, typer.Option(help="Recorded with the results; default: what git says.")] = "",
 ) -> None:
-    """Open-loop load: requests leave at their time, whatever the server does. Exit code 1 if any failed."""
+    """Measure servers under open-loop load: requests leave at their time, whatever the server does. Exit code 1 if any
+    request failed."""
     for package in ("httptools", "msgspec"):
         if importlib.util.find_spec(package) is None:
             raise InvalidConfig(f"this needs {package}, which is not installed; pip install 'ridgeline[serve]'.")
@@ -148,7 +149,7 @@ def _starts(
     texts: Sequence[str], model: str, dummy: bool, peer_path: Path | None, peer_python: str, logs: Path | None,
     timeout: float, spare: Path,
 ) -> Sequence[Target]:  # fmt: skip
-    """spare: an empty folder, for a model that has to be completed."""
+    """Return the servers to start. `spare` is an empty folder, for a model that has to be completed."""
     from ridgeline.bench.runner import Where
     from ridgeline.bench.serving import vocabulary
     from ridgeline.bench.serving.start import Site, Start
@@ -176,7 +177,7 @@ def _bar() -> Progress:
 
 
 def _watched(bar: Progress, label: str) -> OnProgress:
-    """A rate's name, its requests, and how many of them have ended → the bar of that rate."""
+    """Return the function that draws progress: it gets a rate's name, its requests, and how many of them have ended."""
     waiting: list[Any] = [bar.add_task(f"{label} starts".strip(), total=None)]
     tasks: dict[str, Any] = {}
 
@@ -192,7 +193,8 @@ def _watched(bar: Progress, label: str) -> OnProgress:
 
 @dataclass
 class _Notes:
-    """Writes down what is found when it is found: the next rate may be one too many. local: servers run here."""
+    """The notes of a run, written as soon as something is found, because the next rate may be one too many. `local`
+    says that the servers run on this machine."""
 
     out: Path | None
     plot: Path | None

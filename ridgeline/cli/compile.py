@@ -1,4 +1,4 @@
-"""`ridgeline compile`: a model's GPU kernels, compiled before they are needed, on any machine."""
+"""`ridgeline compile`: compile a model's GPU kernels before they are needed, on any machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ridgeline.core.config import DEFAULT_BLOCK_SIZE, DTYPES
 from ridgeline.core.errors import InvalidConfig
 
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}
-LARGE = ("sm_80", "sm_90", "sm_100", "gfx942")  # of which most GPUs have the memory for the engine's largest steps
+# most GPUs of these kinds have the memory for the engine's largest steps
+LARGE = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 
 def compile(
@@ -33,8 +34,8 @@ def compile(
 ) -> None:
     """Compile a model's kernels into Triton's cache, without a GPU, so that the engine starts faster.
 
-    They are found by the same versions of Ridgeline and Triton on any machine whose cache (TRITON_CACHE_DIR, else
-    ~/.triton/cache) has the same path, as in a container's image: Triton notes its files' full paths.
+    The same versions of Ridgeline and Triton find them on any machine whose cache (TRITON_CACHE_DIR, else
+    ~/.triton/cache) has the same path, as in a container's image, because Triton notes its files' full paths.
     """
     config = read_config(model)
     if dtype != "auto" and dtype not in DTYPES:

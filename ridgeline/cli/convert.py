@@ -1,4 +1,4 @@
-"""`ridgeline convert`: a model checked, and written as a folder of safetensors."""
+"""`ridgeline convert`: check a model, and write it as a folder of safetensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def convert(
 ) -> None:
     """Check a model as the loader does, and that its values are numbers; write it as safetensors in shards.
 
-    The folder appears when it is complete. A GGUF file is dequantized, and its tokenizer and templates written out.
+    The folder appears when it is complete. A GGUF file is dequantized, and its tokenizer and templates are written out.
     """
     if check == (target is not None):
         raise InvalidConfig("convert needs a folder to write to, or --check and none.")

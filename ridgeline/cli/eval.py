@@ -1,4 +1,4 @@
-"""`ridgeline eval`: how good a model's predictions are, and what a change to it costs."""
+"""`ridgeline eval`: measure how good a model's predictions are, and what a change to it costs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def perplexity(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Perplexity and bits per byte of texts, each and together, in windows that overlap."""
+    """Measure perplexity and bits per byte of texts, each and together, in windows that overlap."""
     options = _llm_options(extra, model=model, dtype=dtype, device=device)
     from ridgeline.bench.quality.documents import read_file  # torch takes seconds to import; usage errors need not wait
 
@@ -102,7 +102,7 @@ def harness(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Tasks of lm-evaluation-harness, which comes with the extra `eval`."""
+    """Run tasks of lm-evaluation-harness, which comes with the extra `eval`."""
     names = [task.strip() for task in tasks.split(",") if task.strip()]
     options = _llm_options(extra, model=model, dtype=dtype, device=device)
     if not names:
@@ -136,7 +136,8 @@ def compare(
     as_json: Json = False,
     out: Annotated[Path, typer.Option(help="Append the figures to this result file.")] = QUALITY,
 ) -> None:
-    """What a change costs: perplexity of both, KL divergence per token (from below), share of equal greedy tokens."""
+    """Measure what a change costs: perplexity of both, KL divergence per token (a lower bound), share of equal greedy
+    tokens."""
     sides = [_llm_options(text, model=model, device=device) for text in (baseline, candidate)]
     from ridgeline.bench.quality.documents import read_file
 
@@ -154,7 +155,7 @@ def compare(
 
 
 def _llm_options(text: str, **defaults: Any) -> dict[str, Any]:
-    """A JSON object of LLM's arguments, over the defaults. Raises InvalidConfig for what is none."""
+    """Return a JSON object of LLM's arguments, over the defaults. Raise InvalidConfig if it is none."""
     given = json_object(text)
     unknown = sorted(given.keys() - {field.name for field in dataclasses.fields(LLMConfig)})
     if unknown:
@@ -181,7 +182,7 @@ def _comparison_table(title: str, found: list[Comparison]) -> Table:
 
 
 def _columns(title: str, names: Sequence[str]) -> Table:
-    """A name, then figures; it fits a terminal of 80 columns."""
+    """Return a table of a name and figures that fits a terminal of 80 columns."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(names):
         figure = number > 0

@@ -1,4 +1,4 @@
-"""`ridgeline explain`: a step op by op, with what limits each. The model's weights are not needed."""
+"""`ridgeline explain`: show a step op by op, with the limit of each. The model's weights are not needed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def explain(
 
 
 def _measure(spec: ModelSpec, shape: StepShape, device: str, dtype: str) -> dict[str, float]:
-    """Seconds of one call of every op. Raises InvalidConfig for a dtype the ops do not run in."""
+    """Return the seconds of one call of every op. Raise InvalidConfig for a dtype that the ops do not run in."""
     if dtype not in DTYPES:
         raise InvalidConfig(f"--measure runs the ops, which know {', '.join(DTYPES)}; {dtype} has only limits yet.")
     from ridgeline.bench.profile.ops import measure_step_ops
@@ -55,7 +55,7 @@ def _measure(spec: ModelSpec, shape: StepShape, device: str, dtype: str) -> dict
 
 
 def table(rows: Sequence[ExplainRow]) -> Table:
-    """Rows for a terminal; measured columns appear where something was measured."""
+    """Return the rows for a terminal. Measured columns appear if something was measured."""
     with_times = any(row.measured is not None for row in rows)
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("op", no_wrap=True)

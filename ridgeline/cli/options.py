@@ -1,7 +1,7 @@
 """Command-line options derived from the fields of the configuration dataclasses.
 
-A command is written with two parameters, `engine` and `sampling`; `with_options` replaces them by one option per
-field listed here and builds the objects from what the user gave.
+A command is written with two parameters, `engine` and `sampling`. `with_options` replaces them by one option per field
+listed here and builds the objects from what the user gave.
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ SAMPLING_HELP = {
 
 CLI_DEFAULTS: Mapping[str, Any] = {"max_tokens": 256}
 
-SAMPLING_NAMES = {"seed": "sampling_seed"}  # both objects have a seed
+SAMPLING_NAMES = {"seed": "sampling_seed"}  # both objects have a field named seed
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give `command(…, engine: dict, sampling: dict)` the options above.
 
-    `engine` gets every engine field; `sampling` only what the user set, so that the model's own defaults can fill in.
+    `engine` gets every engine field. `sampling` gets only what the user set, so that the model's own defaults fill in
+    the rest.
     """
 
     @functools.wraps(command)
@@ -96,8 +97,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 def option(
     owner: type, field_name: str, text: str, panel: str, *, unset: bool = False, envvar: str | None = None
 ) -> inspect.Parameter:
-    """One option. panel: of the help. unset: its default is None, meaning "not given", and the help names the real
-    default. envvar: gives it where the command line does not."""
+    """Return one option. `panel` is its panel in the help.
+
+    With `unset` its default is None, meaning "not given", and the help names the real default. `envvar` is the
+    environment variable that sets it if the command line does not.
+    """
     field = next(f for f in dataclasses.fields(owner) if f.name == field_name)
     kind = _plain_type(typing.get_type_hints(owner)[field_name])
     name = SAMPLING_NAMES.get(field_name, field_name) if owner is SamplingParams else field_name
@@ -122,8 +126,8 @@ def option(
 
 
 def _plain_type(hint: Any) -> Any:
-    """A type typer understands: unions lose None and all but their last member, literals become their type, tuples
-    lists."""
+    """Return a type that typer understands: unions lose None and all but their last member, literals become their type,
+    and tuples become lists."""
     origin = typing.get_origin(hint)
     if origin is tuple:
         return list[typing.get_args(hint)[0]]  # type: ignore[misc]
@@ -137,7 +141,7 @@ def _plain_type(hint: Any) -> Any:
 
 
 def json_object(text: str, what: str = "further arguments") -> dict[str, Any]:
-    """The object that a JSON option holds; an empty text is an empty one. Raises InvalidConfig."""
+    """Return the object that a JSON option holds. An empty text is an empty object. Raise InvalidConfig."""
     try:
         value = json.loads(text or "{}")
     except ValueError as error:

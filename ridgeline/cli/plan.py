@@ -1,4 +1,4 @@
-"""`ridgeline plan`: what a deployment will do, from the model's config alone."""
+"""`ridgeline plan`: predict a deployment from the model's config alone."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def plan(
 
 
 def record(one: Plan) -> dict[str, Any]:
-    """A plan for machines. Bytes per device, times in seconds."""
+    """Return a plan for machines. Bytes are per device, and times in seconds."""
     return {
         "hardware": one.deployment.hardware.name,
         "rates": one.deployment.hardware.source,
@@ -120,7 +120,7 @@ def _print_points(points: Sequence[Point], best: Point | None) -> None:
 
 
 def draw(plans: Sequence[Plan], path: Path) -> None:
-    """Output tokens per second over mean time between tokens, one line per device. Raises InvalidConfig."""
+    """Draw output tokens per second over mean time between tokens, one line per device. Raise InvalidConfig."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

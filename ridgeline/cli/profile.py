@@ -1,4 +1,4 @@
-"""`ridgeline profile`: where the time and memory of a real run go."""
+"""`ridgeline profile`: show where the time and memory of a real run go."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def profile(
 
 
 def _workload(llm: LLM, prompts: list[str], batch: int, inputs: int, outputs: int) -> Any:
-    """The run to profile, the same tokens every time."""
+    """Return the run to profile, with the same tokens every time."""
     params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
     if prompts:
         return lambda: llm.generate(prompts, params, use_tqdm=False)

@@ -1,6 +1,6 @@
-"""`ridgeline serve`: a server with OpenAI's API, and gRPC beside it.
+"""`ridgeline serve`: run a server with OpenAI's API, and gRPC beside it.
 
-One option per field of `ServeConfig` and of `LLMConfig`; a YAML file may give the same, under the same names.
+There is one option per field of `ServeConfig` and of `LLMConfig`. A YAML file may give the same, under the same names.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ SERVE_HELP = {
     "request_breakdown": "Answers say where their time went.",
     "root_path": "Prefix that a proxy in front of the server removes.",
 }
-ENVIRONMENT = {"api_key": "RIDGELINE_API_KEY", "admin_key": "RIDGELINE_ADMIN_KEY"}  # keys in arguments show in `ps`
+# keys in arguments would show in `ps`
+ENVIRONMENT = {"api_key": "RIDGELINE_API_KEY", "admin_key": "RIDGELINE_ADMIN_KEY"}
 ENGINE_FIELDS = {field.name for field in fields(LLMConfig)} - {"skip_tokenizer_init"}
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command(…, given: dict)` an option per setting; `given` gets those that the user set."""
+    """Give `command(…, given: dict)` one option per setting. `given` gets those that the user set."""
     engine = {name: text for name, text in ENGINE_HELP.items() if name != "model"}
 
     @functools.wraps(command)
@@ -94,11 +95,13 @@ def serve(
 
 
 def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
-    """A supervisor with its sockets open. source: of settings, for complaints. Raises InvalidConfig or
-    ModelLoadError."""
+    """Return a supervisor with its sockets open. `source` names the origin of the settings in complaints.
+
+    Raise InvalidConfig or ModelLoadError.
+    """
     msgspec = _server_package("msgspec")
     engine = {name: value for name, value in settings.items() if name in ENGINE_FIELDS}
-    LLMConfig(**engine)  # complains of what no engine could use
+    LLMConfig(**engine)  # complains about settings that no engine could use
     own = {name: value for name, value in settings.items() if name not in ENGINE_FIELDS}
     try:
         serve_config: ServeConfig = msgspec.convert({**own, "engine": engine}, ServeConfig)
@@ -118,7 +121,8 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Settings by name. A dash in a name is as good as an underscore, and a text as good as a list with one."""
+    """Return the settings by name. A dash in a name is as good as an underscore, and a text as good as a list with one
+    item."""
     yaml = _server_package("yaml")
     try:
         content = yaml.safe_load(path.read_text())
@@ -143,7 +147,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _server_package(name: str) -> Any:
-    """Raises InvalidConfig where the server's packages are not installed."""
+    """Return a module of the server. Raise InvalidConfig if the server's packages are not installed."""
     try:
         return __import__(name)
     except ModuleNotFoundError as error:
