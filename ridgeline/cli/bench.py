@@ -26,7 +26,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights: only config.json is needed.")]
 Extra = Annotated[str, typer.Option(help="JSON object of further arguments for our engine.")]
 MaxLen = Annotated[int, typer.Option(help="Longest prompt + output, in tokens (0: the model's, at most 32768).", min=0)]
-Timeout = Annotated[float, typer.Option(help="Seconds one engine may take; what it measured by then counts.", min=1)]
+Timeout = Annotated[
+    float, typer.Option(help="Seconds that one engine may take; what it measured by then counts.", min=1)
+]
 Out = Annotated[Path, typer.Option(help="Results are appended to this file.")]
 Commit = Annotated[str, typer.Option(help="Recorded with the results; default: what git says.")]
 Scale = Annotated[float, typer.Option(help="Factor on request counts and lengths, for small machines.")]
@@ -145,7 +147,7 @@ def kernels(
     op: Annotated[str, typer.Option(help="Only ops whose name contains this.")] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; default: bfloat16 on a GPU.")] = "",
     device: Device = "auto",
-    real: Annotated[bool | None, typer.Option(help="Shapes of real models too; default: on a GPU.")] = None,
+    real: Annotated[bool | None, typer.Option(help="Also time shapes of real models (default: on a GPU).")] = None,
     out: Out = RESULTS,
     commit: Commit = "",
 ) -> None:
@@ -167,8 +169,8 @@ def diff(
     files: Annotated[list[Path] | None, typer.Argument(help="A.jsonl B.jsonl; or one file and --commits.")] = None,
     commits: Annotated[str, typer.Option(help="Two commits A,B whose results are compared.")] = "",
     run: Annotated[tuple[str, str] | None, typer.Option(help="Two shell commands, run in turn instead.")] = None,
-    pairs: Annotated[int, typer.Option(min=5, help="How often each command runs.")] = 30,
-    threshold: Annotated[float, typer.Option(min=0, help="Differences up to this share are none.")] = 0.02,
+    pairs: Annotated[int, typer.Option(min=5, help="Runs of each command.")] = 30,
+    threshold: Annotated[float, typer.Option(min=0, help="Differences up to this share count as none.")] = 0.02,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds one run may take.")] = 600,
 ) -> None:
     """Compare A and B: faster, slower, or no different. Exit code 1 if anything is slower."""

@@ -21,15 +21,19 @@ LARGE = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 def compile(
     model: str = typer.Argument(..., help="Folder, config.json or hub id. Weights are not needed."),
-    arch: str = typer.Option(..., "--arch", help="What to compile for, such as sm_90 or gfx942."),
+    arch: str = typer.Option(..., "--arch", help="Architecture to compile for, such as sm_90 or gfx942."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-    max_model_len: int = typer.Option(None, help="As the engine will be started with."),
-    max_num_seqs: int = typer.Option(256, help="As the engine will be started with."),
-    max_num_batched_tokens: int = typer.Option(None, help="As the engine will be started with; default: its own."),
-    block_size: int = typer.Option(DEFAULT_BLOCK_SIZE["cuda"], help="As the engine will be started with."),
-    deterministic: bool = typer.Option(False, help="As the engine will be started with."),
-    multiprocessors: int = typer.Option(None, help="Of the GPU; default: of the largest common one of its kind."),
-    processes: int = typer.Option(min(8, os.cpu_count() or 1), min=1, help="That compile at the same time."),
+    max_model_len: int = typer.Option(None, help="Value that the engine will be started with."),
+    max_num_seqs: int = typer.Option(256, help="Value that the engine will be started with."),
+    max_num_batched_tokens: int = typer.Option(
+        None, help="Value that the engine will be started with; default: its own."
+    ),
+    block_size: int = typer.Option(DEFAULT_BLOCK_SIZE["cuda"], help="Value that the engine will be started with."),
+    deterministic: bool = typer.Option(False, help="Value that the engine will be started with."),
+    multiprocessors: int = typer.Option(
+        None, help="Multiprocessors of the GPU (default: of the largest common one of its kind)."
+    ),
+    processes: int = typer.Option(min(8, os.cpu_count() or 1), min=1, help="Processes that compile at the same time."),
     as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
 ) -> None:
     """Compile a model's kernels into Triton's cache, without a GPU, so that the engine starts faster.

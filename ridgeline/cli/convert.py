@@ -22,7 +22,7 @@ def convert(
     source: str = typer.Argument(..., help="Folder, GGUF file or hub id."),
     target: Path = typer.Argument(None, help="Folder to write; it must not exist."),
     dtype: str = typer.Option("auto", help="auto (as it is), float32, bfloat16 or float16."),
-    shard_size: str = typer.Option("5GB", help="The most that one file holds, as 5GB, 500MB or 1GiB."),
+    shard_size: str = typer.Option("5GB", help="Largest size of one file, such as 5GB, 500MB or 1GiB."),
     check: bool = typer.Option(False, "--check", help="Only check, and write nothing."),
     as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
 ) -> None:

@@ -29,7 +29,9 @@ app = typer.Typer(
     help="Measure how good predictions are: perplexity, tasks, the cost of a change.", no_args_is_help=True
 )
 
-Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Texts; of a .jsonl file each line's `text`.")]
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help="Texts; in a .jsonl file the `text` of each line.")
+]
 Window = Annotated[int | None, typer.Option(help="Tokens read at once (default: 1024, or what the context holds).")]
 Stride = Annotated[int | None, typer.Option(help="Tokens the window advances by (default: half the window).")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
@@ -126,8 +128,8 @@ def harness(
 @app.command()
 def compare(
     files: Files,
-    candidate: Annotated[str, typer.Option(help="JSON object of arguments for our engine: what changes.")],
-    baseline: Annotated[str, typer.Option(help="The same of what it is compared with.")] = "{}",
+    candidate: Annotated[str, typer.Option(help="JSON object of arguments for our engine: the change to measure.")],
+    baseline: Annotated[str, typer.Option(help="JSON object of arguments for the engine it is compared with.")] = "{}",
     model: Model = "",
     window: Window = None,
     stride: Stride = None,

@@ -22,13 +22,13 @@ def explain(
     model: str = typer.Argument(..., help="Folder, config.json or hub id."),
     gpu: str = typer.Option(..., "--gpu", help="Device, such as H200."),
     batch: int = typer.Option(1, help="Requests that decode one token each."),
-    context: int = typer.Option(1024, help="Tokens each of them has cached, the new one included."),
+    context: int = typer.Option(1024, help="Cached tokens of each of them, the new one included."),
     prefill: int = typer.Option(0, help="Tokens of a prompt that runs in the same step."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16, fp8, int8 or int4."),
-    kv_dtype: str = typer.Option(None, help="The KV cache's; default: the activations'."),
-    datasheet: bool = typer.Option(False, "--datasheet", help="The maker's rates even where measured ones are known."),
+    kv_dtype: str = typer.Option(None, help="Type of the KV cache (default: the activations')."),
+    datasheet: bool = typer.Option(False, "--datasheet", help="Use the maker's rates even if measured ones are known."),
     measure: bool = typer.Option(False, "--measure", help="Time every op at its shape on this machine."),
-    device: str = typer.Option("auto", help="Where to measure: auto, cpu, cuda or cuda:N."),
+    device: str = typer.Option("auto", help="Device to measure on: auto, cpu, cuda or cuda:N."),
     as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
 ) -> None:
     """Explain a step's limit: bytes, FLOPs and time of every op. For a prefill alone give --batch 0."""
@@ -47,7 +47,9 @@ def explain(
 def _measure(spec: ModelSpec, shape: StepShape, device: str, dtype: str) -> dict[str, float]:
     """Return the seconds of one call of every op. Raise InvalidConfig for a dtype that the ops do not run in."""
     if dtype not in DTYPES:
-        raise InvalidConfig(f"--measure runs the ops, which know {', '.join(DTYPES)}; {dtype} has only limits yet.")
+        raise InvalidConfig(
+            f"--measure runs the ops, which support {', '.join(DTYPES)}; {dtype} has only limits so far."
+        )
     from ridgeline.bench.profile.ops import measure_step_ops
     from ridgeline.defaults import choose_device  # torch takes seconds to import
 

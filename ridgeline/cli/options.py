@@ -24,23 +24,23 @@ from ridgeline.core.request import SamplingParams
 ENGINE_HELP = {
     "model": "Model folder or Hugging Face hub id; the embedded model when none is given.",
     "revision": "Branch, tag or commit of a hub model.",
-    "dtype": "auto (the checkpoint's own, or float32 on a CPU without bfloat16's), float32, bfloat16 or float16.",
+    "dtype": "auto (the checkpoint's own, or float32 on a CPU without bfloat16), float32, bfloat16 or float16.",
     "device": "auto, cpu, cuda or cuda:N.",
     "max_model_len": "Longest prompt + output, in tokens.",
     "max_num_seqs": "Requests that run at once.",
-    "max_num_batched_tokens": "Tokens one step runs at most.",
+    "max_num_batched_tokens": "Most tokens that one step runs.",
     "gpu_memory_utilization": "Share of the GPU's memory to use.",
     "kv_cache_memory": "Bytes for the KV cache, instead of a share.",
     "block_size": "Tokens per KV cache block.",
     "enable_prefix_caching": "Reuse the KV cache of equal prompt beginnings.",
     "scheduling_policy": "fcfs or priority.",
-    "itl_target": "Milliseconds that a step with prompts takes at most while requests decode (0: any).",
-    "seed": "Seed for requests that bring none.",
+    "itl_target": "Milliseconds that a step with prompts may take while requests decode (0: no limit).",
+    "seed": "Seed for requests that have none of their own.",
     "load_format": "auto, safetensors, or dummy (random weights).",
-    "quantization": "int8: round weights at load, one scale per output channel; w8a8: activations, too (CPU only).",
+    "quantization": "int8: round weights, with one scale per output channel; w8a8: round activations too (CPU only).",
     "enforce_eager": "Launch ops one by one instead of replaying CUDA graphs.",
-    "deterministic": "The same bits for a request whatever runs beside it (GPU only; slower).",
-    "cascade": "Requests with a common beginning read its cached keys together (default: on a GPU).",
+    "deterministic": "Give a request the same bits whatever runs beside it (GPU only; slower).",
+    "cascade": "Let requests with a common beginning read its cached keys together (default: on a GPU).",
     "debug_checks": "Compare engine and device state at every step (slow).",
 }
 
@@ -50,7 +50,7 @@ SAMPLING_HELP = {
     "top_k": "Keep the k likeliest tokens (0: all).",
     "top_p": "Keep the likeliest tokens that together reach p.",
     "min_p": "Drop tokens less likely than p times the likeliest.",
-    "typical_p": "Keep this share of the probability, of the tokens that tell about as much as is to be expected.",
+    "typical_p": "Keep the tokens of about average information content that together have this probability.",
     "repetition_penalty": "Above 1 discourages tokens already seen.",
     "presence_penalty": "Subtracted once from tokens already written.",
     "frequency_penalty": "Subtracted per occurrence from tokens already written.",
@@ -62,7 +62,7 @@ SAMPLING_HELP = {
     "stop": "Text that ends the output (may be repeated).",
     "stop_token_ids": "Token id that ends the output (may be repeated).",
     "seed": "Seed of the random draws: same seed, same text.",
-    "logprobs": "Report the log-probabilities of so many likeliest tokens (with --json).",
+    "logprobs": "Report the log-probabilities of this many of the likeliest tokens (with --json).",
 }
 
 CLI_DEFAULTS: Mapping[str, Any] = {"max_tokens": 256}

@@ -96,5 +96,5 @@ def _device(name: str) -> torch.device:
     except RuntimeError as error:
         raise InvalidConfig(f"unknown device {name!r}; use auto, cpu, cuda or cuda:1.") from error
     if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
-        raise InvalidConfig(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} GPUs.")
+        raise InvalidConfig(f"device {name!r} does not exist; this machine has {torch.cuda.device_count()} GPUs.")
     return device

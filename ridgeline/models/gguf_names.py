@@ -113,7 +113,7 @@ def gguf_config(gguf: GGUF) -> dict[str, Any]:
         raise ModelLoadError(f"{gguf.path} has no token_embd.weight; it holds no language model.")
     if dialect.interleaved and values.head_dim % 2:
         raise ModelLoadError(
-            f"{gguf.path} has heads of {values.head_dim} dimensions, of which two and two rotate; download it again."
+            f"{gguf.path} has heads of {values.head_dim} dimensions, which must rotate in pairs; download it again."
         )
     common = {
         "architectures": [dialect.name],

@@ -104,7 +104,9 @@ class ChatTemplate:
         except OverLimit as limit:
             raise InvalidRequest(f"the model's chat template was stopped: {limit}.", param="messages") from None
         except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidRequest(f"what a chat template is given must be JSON ({error}).", param="messages") from error
+            raise InvalidRequest(
+                f"the arguments of a chat template must be JSON ({error}).", param="messages"
+            ) from error
         if "text" not in answer:
             raise _failure(answer["kind"], answer["words"].rstrip("."))
         return str(answer["text"])
@@ -116,7 +118,9 @@ class ChatTemplate:
             return self._templates["default"]
         if self._templates:
             names = ", ".join(sorted(self._templates))
-            raise InvalidRequest(f"the model's chat templates ({names}) include none named default; name one so.")
+            raise InvalidRequest(
+                f"the model's chat templates ({names}) include none named default; give one that name."
+            )
         raise InvalidRequest(
             "the model has no chat template; send a plain prompt instead, or put a chat_template.jinja into its folder."
         )

@@ -51,8 +51,8 @@ def _check_part(name: str, part: object) -> None:
             growth *= _growth(pattern, content)
     if growth > MAX_GROWTH:
         raise ModelLoadError(
-            f"the tokenizer's {name} makes {growth:.3g} characters of one, of at most {MAX_GROWTH}; remove the "
-            "replacements from its tokenizer.json that make it so."
+            f"the tokenizer's {name} turns one character into {growth:.3g}, and at most {MAX_GROWTH} are allowed; "
+            "remove the replacements that do so from its tokenizer.json."
         )
 
 

@@ -74,7 +74,7 @@ class Confined:
     def _check(self, child: Child, reply: Any) -> None:
         if reply is None:  # the child ended without a reply
             code = child.end()
-            raise OverLimit(f"it ended its process ({code}), as programs do that need more than {self._limit}")
+            raise OverLimit(f"its process ended ({code}), as happens to programs that need more than {self._limit}")
         if "result" not in reply:
             raise OverLimit(f"it needed more than {self._limit}")
 

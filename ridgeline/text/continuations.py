@@ -54,7 +54,7 @@ def continued(
     if isinstance(continuation, str):
         if tokenizer is None or text is None:
             raise InvalidRequest(
-                "a continuation is text only where its prompt is; give token ids for both.", param="continuations"
+                "a continuation may be text only if its prompt is text; give token ids for both.", param="continuations"
             )
         start = len(tokenizer.encode(text.rstrip())) if text != text.rstrip() else len(ids)
         tokens = tokenizer.encode(text + continuation)

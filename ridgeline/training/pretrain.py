@@ -53,9 +53,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.seconds is None):
-            raise InvalidConfig("a training run needs either steps or seconds, not both and not neither.")
+            raise InvalidConfig("a training run needs either steps or seconds; give exactly one.")
         if (self.steps or self.seconds or 0) <= 0:
-            raise InvalidConfig(f"a training run must last; got steps={self.steps}, seconds={self.seconds}.")
+            raise InvalidConfig(f"steps or seconds must be above 0, got steps={self.steps}, seconds={self.seconds}.")
 
 
 class Trainer:

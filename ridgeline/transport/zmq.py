@@ -67,7 +67,9 @@ class EngineSocket:
         self.malformed += 1
         if time.monotonic() >= self._complain_at:
             self._complain_at = time.monotonic() + COMPLAINT_PERIOD
-            logger.warning("%d messages on the local socket were no messages so far (%s)", self.malformed, error)
+            logger.warning(
+                "dropped %d messages on the local socket so far that could not be decoded (%s)", self.malformed, error
+            )
 
     def send(self, connection: bytes, message: FromEngine) -> bool:
         """Send a message. Return False if nobody is there any more, or nobody reads."""

@@ -87,5 +87,5 @@ async def _line(child: asyncio.subprocess.Process) -> bytes:
     assert child.stdout is not None
     line = await child.stdout.readline()
     if not line.endswith(b"\n"):
-        raise ClientFailed(f"a client process broke off (exit code {await child.wait()}); what it had to say is above.")
+        raise ClientFailed(f"a client process failed (exit code {await child.wait()}); its error is above.")
     return line

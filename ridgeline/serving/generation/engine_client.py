@@ -200,7 +200,9 @@ class EngineClient:
         Raise Unavailable if no engine answers in time.
         """
         if self.facts is None:
-            raise Unavailable("the engine, which knows the requests, is not running.", retry_after=RETRY_AFTER)
+            raise Unavailable(
+                "the engine is not running, and only it knows the requests; try again soon.", retry_after=RETRY_AFTER
+            )
         future: asyncio.Future[list[Life]] = asyncio.get_running_loop().create_future()
         self._looking.append(future)
         self._send_soon(Look(name=name, limit=limit))

@@ -181,9 +181,7 @@ def _message(data: bytes, deserialize: Callable[[bytes], Any]) -> Any:
     try:
         return deserialize(data)
     except Exception:  # the library raises different errors, depending on its implementation
-        raise BadRequest(
-            "the message is not what this method takes; check it against the service's .proto file."
-        ) from None
+        raise BadRequest("this method cannot decode the message; check it against the service's .proto file.") from None
 
 
 async def _first(requests: AsyncIterator[Any]) -> Any:

@@ -16,7 +16,7 @@ class Answer(BaseModel):
 
 
 class Error(Answer):
-    message: str = Field(description="what was wrong, and what to do")
+    message: str = Field(description="the error, and what to do about it")
     type: str
     param: str | None = Field(description="the field, as a dotted path")
     code: str | None
@@ -81,7 +81,7 @@ class ToolCall(Answer):
 
 class Message(Answer):
     role: Literal["assistant"]
-    content: str | None = Field(description="null where there are tool calls alone")
+    content: str | None = Field(description="null if there are only tool calls")
     refusal: None
     tool_calls: list[ToolCall] | None = None
 
@@ -153,7 +153,7 @@ class CompletionChoice(Answer):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Finish | None = Field(description="null while it goes on, in a stream")
+    finish_reason: Finish | None = Field(description="null in a stream until the choice ends")
     stop_reason: int | str | None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None

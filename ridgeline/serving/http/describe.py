@@ -97,7 +97,7 @@ def _complete(path: str, operation: dict[str, Any], with_keys: bool) -> None:
     """Add to an operation what holds for every route."""
     responses = operation["responses"]
     if path in HEALTH:
-        responses["503"] = {"description": "Not well; see Retry-After", "headers": _RETRY_AFTER}
+        responses["503"] = {"description": "Not healthy; see Retry-After", "headers": _RETRY_AFTER}
         return
     if with_keys:
         operation["security"] = [{"key": []}]

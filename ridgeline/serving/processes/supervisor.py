@@ -327,7 +327,7 @@ def check_certificate(config: ServeConfig) -> None:
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
     except (OSError, ValueError) as error:
         files = f"{config.ssl_certfile} and {config.ssl_keyfile}"
-        raise InvalidConfig(f"{files} are no certificate and key that can be used ({error}).") from error
+        raise InvalidConfig(f"{files} cannot be used as certificate and key ({error}).") from error
 
 
 def address(host: str, port: int) -> str:
