@@ -1,6 +1,9 @@
 """The ops with their cases, as the kernel benchmark needs them: inputs, tolerance and least cost of each case.
 
 The cases are those of the tests and, for machines with enough memory, the shapes of real models (`REAL`).
+
+Legend:
+    R  rows
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The hardware's limit for a workload: the sum of the limits of the fewest steps that can do it."""
+"""The hardware's limit for a workload: the sum of the limits of the fewest steps that can do it.
+
+Legend:
+    R  rows
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The verdict if B is slower than A, by paired measurements and a bootstrap interval of the ratio of their medians.
+"""Verdicts on whether B is slower than A, by paired measurements and a bootstrap interval of the ratio of their
+medians.
 
 A machine drifts (clocks, temperature, neighbours), and single times have outliers. So A and B are measured in turn, in
 alternating order, and pairs are resampled as pairs. What slows both drops out of the ratio, and medians ignore

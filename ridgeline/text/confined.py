@@ -83,7 +83,7 @@ class Confined:
         return f"{self._memory >> 20} MiB of memory"
 
     def _take(self) -> Child:
-        """Return a living child of this process. After a fork the children of the process before are not ours."""
+        """Return a living child of this process. After a fork, the children of the parent process are not ours."""
         while self._idle:
             child = self._idle.pop()
             if child.usable:

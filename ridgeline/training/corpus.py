@@ -3,6 +3,9 @@
 Two files are near-duplicates if they share many *shingles*: hashes of a few consecutive non-blank lines, stripped of
 indentation (Broder, "On the resemblance and containment of documents", 1997). Held-out files come first, so nothing
 that resembles them can enter the training set, even if it was renamed or vendored.
+
+Legend:
+    N  lines
 """
 
 from __future__ import annotations

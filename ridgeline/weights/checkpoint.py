@@ -38,7 +38,7 @@ class StoredTensor:
 
 @contextmanager
 def open_checkpoint(model: Path) -> Iterator[dict[str, StoredTensor]]:
-    """Yield the tensors of a folder or GGUF file, by their names there. Raise ModelLoadError if files lack or are
+    """Yield the tensors of a folder or GGUF file, by their names there. Raise ModelLoadError if files are missing or
     damaged."""
     if is_gguf(model):
         yield _gguf_tensors(model)

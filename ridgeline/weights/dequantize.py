@@ -49,8 +49,10 @@ def _half(bytes_N2: Tensor) -> Tensor:
 
 
 def _bits(bytes_: Tensor, width: int) -> Tensor:
-    """Split bytes into fields of `width` bits, lowest first, as a dimension before the last: [..., K] -> [..., 8 /
-    width, K]."""
+    """Split bytes into fields of `width` bits, lowest first, as a dimension before the last.
+
+    [..., K] -> [..., 8 / width, K].
+    """
     mask = (1 << width) - 1  # shifts by a number are vectorized, and those by a tensor are not
     return torch.stack([(bytes_ >> shift) & mask for shift in range(0, 8, width)], -2)
 

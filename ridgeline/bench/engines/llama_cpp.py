@@ -2,6 +2,9 @@
 
 The package's own class runs one request at a time. Here `parallel` requests share every call, as in llama.cpp's server.
 A call has the next token of each running request, and as many tokens of prompts as there is room for.
+
+Legend:
+    V  vocabulary
 """
 
 from __future__ import annotations

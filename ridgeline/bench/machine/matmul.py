@@ -1,5 +1,10 @@
-"""Probes of matrix products: the attainable rate by dtype and shape. M×N×K: tokens × outputs × inputs, weights stored
-[N, K]."""
+"""Probes of matrix products: the attainable rate by dtype and shape, with weights stored [N, K].
+
+Legend:
+    M  tokens
+    N  outputs
+    K  inputs
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ HISTORY = 100_000  # allocations remembered, with the Python lines that made the
 
 @contextmanager
 def remembering(device: torch.device) -> Iterator[None]:
-    """Have the CUDA allocator remember who allocates, for `snapshot`."""
+    """Have the CUDA allocator record the Python lines that allocate, for `snapshot`."""
     if device.type != "cuda":
         yield
         return

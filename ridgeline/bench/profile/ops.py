@@ -3,6 +3,9 @@
 A network with one layer of each kind (behind one whose ops do not count, because it has no residual to add yet) runs
 one step through the worker's own runner while its ops are recorded with their arguments. Each is then timed by itself
 over copies of those arguments, so that weights come from memory as they do in a step of many layers.
+
+Legend:
+    R  rows
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Names for the parts of a step, put on a running engine while it is profiled and removed afterwards."""
+"""Names for the parts of a step, put on a running engine while it is profiled and removed afterwards.
+
+Legend:
+    R  rows
+    T  tokens of the step
+    I  inputs of a linear map
+    O  outputs of a linear map
+"""
 
 from __future__ import annotations
 

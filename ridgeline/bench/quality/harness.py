@@ -83,8 +83,10 @@ class RidgelineLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[LoglikelihoodRequest], **ignored: object
     ) -> list[tuple[float, bool]]:
-        """Return, for each request (text, context ids, continuation ids), the continuation's logprob and if it is
-        greedy."""
+        """Return the logprob of each request's continuation, and whether it is greedy.
+
+        A request is (text, context ids, continuation ids).
+        """
         answers = []
         prompts = [(context + continuation)[-(self.max_length + 1) :] for _, context, continuation in requests]
         scored = prompt_logprobs(self.llm, prompts)

@@ -1,4 +1,9 @@
-"""Grammars in the engine's process: compiled beside the steps, and asked for a mask at every token."""
+"""Grammars in the engine's process: compiled beside the steps, and asked for a mask at every token.
+
+Legend:
+    R  masks, a row for each
+    W  words of 32 tokens
+"""
 
 from __future__ import annotations
 
@@ -48,14 +53,14 @@ class GrammarMask:
         asked = [mask for mask in masks if mask._allowed_W is None]
         if not asked:
             return
-        bits_NW = np.zeros((len(asked), token_bits.num_words(asked[0]._vocab_size)), np.int32)
+        bits_RW = np.zeros((len(asked), token_bits.num_words(asked[0]._vocab_size)), np.int32)
         matchers = [(mask._matcher, n) for n, mask in enumerate(asked)]
         if len(asked) < WORTH_THREADS:
             for matcher, n in matchers:
-                fill_next_token_bitmask(matcher, bits_NW, n)
+                fill_next_token_bitmask(matcher, bits_RW, n)
         else:
-            fill_next_token_bitmask_par(asked[0]._executor, matchers, bits_NW)
-        for mask, bits_W in zip(asked, bits_NW.view(np.uint32), strict=True):
+            fill_next_token_bitmask_par(asked[0]._executor, matchers, bits_RW)
+        for mask, bits_W in zip(asked, bits_RW.view(np.uint32), strict=True):
             mask._allowed_W = bits_W
 
     def accept(self, token_id: int) -> None:

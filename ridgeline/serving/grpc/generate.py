@@ -145,7 +145,7 @@ async def _chosen(run: Run, with_breakdown: bool) -> AsyncIterator[pb.GenerateRe
 
 
 def _chosen_id(request: pb.GenerateRequest, context: Context) -> str:
-    """Return the request's own id and give it to the call; without one, the call's id."""
+    """Return the call's id. A request may bring an id of its own, which then becomes the call's."""
     if request.request_id:
         if not SANE_ID.fullmatch(request.request_id):
             raise BadRequest(

@@ -29,7 +29,7 @@ OPTIONS: list[tuple[str, Any]] = [
     # Clients that vanished without a word are noticed, and their requests end.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    # Clients may ping as often without being told that it is too often.
+    # Clients may ping too, without being told that they do it too often.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),

@@ -20,7 +20,7 @@ from ridgeline.serving.http.errors import error_body
 
 LARGEST_HEAD = 64 << 10  # bytes of a request besides its body: line, headers, heads of chunks, trailers
 MOST_FIELDS = 256  # headers and trailers
-CHUNK_SHARE = 16  # a body may have 1/16 of its size in heads of chunks, beyond that
+CHUNK_SHARE = 16  # a body may have 1/16 of its size in heads of chunks beyond LARGEST_HEAD
 MOST_AHEAD = 64  # requests that a connection may send ahead of their answers
 PIECE = 16 << 10  # bytes parsed between two looks at these bounds
 HEAD_TIMEOUT = 30.0  # seconds for a head, from the first byte or, on a new connection, from its beginning
