@@ -122,7 +122,7 @@ class _OpRanges:
 
 @dataclass(frozen=True)
 class _NamedWeight:
-    """A linear map's weight, in whatever form, whose products are ranges under the map's name. I: its inputs."""
+    """A linear map's weight, in whatever form, whose products are ranges under the map's name."""
 
     weight: Weight
     name: str
