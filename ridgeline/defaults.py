@@ -1,4 +1,4 @@
-"""Settings that a user leaves open, resolved by model and device; refusals of those that cannot be."""
+"""Values of settings that a user leaves open, by model and device, and refusals of settings that cannot be."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.ops import DETERMINISTIC
 
-# (requests at once, tokens per step) unless the user says otherwise
+# Requests at once and tokens per step, unless the user says otherwise.
 DEFAULT_LIMITS = {"cuda": (256, 8192), "cpu": (32, 512)}
-LARGE_GPU = 70 << 30  # bytes of memory from which a step takes LARGE_STEP tokens: their products run a little faster
+LARGE_GPU = 70 << 30  # a GPU with so many bytes takes LARGE_STEP tokens per step: their products run a little faster
 LARGE_STEP = 16_384
 # A server's steps with prompts last so many times as long as reading the weights once, or so many seconds if that is
-# more. Fewer would run prompts below the rate of a large step; more, and who decodes waits longer for nothing.
+# more. With less, prompts run below the rate of a large step; with more, decoding requests wait longer for nothing.
 ITL_READS, LEAST_ITL = 6, 0.010
 
 
 class DtypeChoice(NamedTuple):
-    """The type that weights and activations are held in, and why."""
+    """The type that weights and activations are held in, and the reason for it."""
 
     name: str
     why: str
 
 
 def choose_kernels(config: LLMConfig, device: torch.device) -> dict[str, str]:
-    """Op → implementation where it is not the platform's first. Raises InvalidConfig where there is no such."""
+    """Return the implementation of each op where it is not the platform's first. Raise InvalidConfig for an unknown
+    one."""
     if config.deterministic and device.type != "cuda":
         raise InvalidConfig(f"deterministic needs a GPU's kernels, and the device is {device}; leave it out.")
     return {**(DETERMINISTIC if config.deterministic else {}), **config.kernels}
 
 
 def choose_device(wanted: str) -> torch.device:
-    """ "auto" takes a GPU when there is one. Raises InvalidConfig for devices that are not here."""
+    """Return the device. "auto" takes a GPU if there is one. Raise InvalidConfig for a device that is not here."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = str(wanted).partition(":")
@@ -49,7 +50,8 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> DtypeChoice:
-    """ "auto" is the checkpoint's own type, but float32 on a CPU without bfloat16 instructions (far faster there)."""
+    """Return the dtype. "auto" is the checkpoint's own, but float32 on a CPU without bfloat16 instructions, where that
+    is far faster."""
     if wanted != "auto":
         return DtypeChoice(wanted, "it was asked for")
     if device.type == "cpu" and checkpoint != "float32" and not torch.cpu._is_avx512_bf16_supported():
@@ -61,7 +63,10 @@ def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> DtypeCho
 
 
 def choose_itl_target(wanted: float | None, cost_model: CostModel | None, *, interactive: bool) -> float | None:
-    """Seconds; None: no bound. wanted: milliseconds, 0 for any, None for what suits the model and the device."""
+    """Return the target for the time between tokens in seconds, or None for no bound.
+
+    `wanted` is in milliseconds: 0 for no bound, None for what suits the model and the device.
+    """
     if wanted is not None:
         return wanted / 1000 or None
     if not interactive or cost_model is None:
@@ -70,7 +75,7 @@ def choose_itl_target(wanted: float | None, cost_model: CostModel | None, *, int
 
 
 def check_max_model_len(wanted: int | None, model_maximum: int) -> int:
-    """The context to build for. Raises InvalidConfig beyond what the model's positions cover."""
+    """Return the context to build for. Raise InvalidConfig if it goes beyond the model's positions."""
     if wanted is not None and wanted > model_maximum:
         raise InvalidConfig(
             f"max_model_len {wanted} is more than the model's own maximum of {model_maximum} positions."
@@ -79,7 +84,7 @@ def check_max_model_len(wanted: int | None, model_maximum: int) -> int:
 
 
 def choose_limits(config: LLMConfig, device: torch.device) -> tuple[int, int]:
-    """Requests at once, and tokens per step."""
+    """Return the requests at once and the tokens per step."""
     seqs, tokens = DEFAULT_LIMITS[device.type]
     if device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU:
         tokens = LARGE_STEP

@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 class LLM:
-    """Loads a model and runs prompts on it, many at a time.
+    """A model, loaded to run prompts on it, many at a time.
 
-    model: a folder, a hub id, or nothing for the embedded model. Keyword arguments: the fields of
-    `core.config.LLMConfig`. Raises InvalidConfig or ModelLoadError, each with one sentence.
+    `model` is a folder, a hub id, or empty for the embedded model. Keyword arguments are the fields of
+    `core.config.LLMConfig`. Raise InvalidConfig or ModelLoadError, each with one sentence.
     """
 
     def __init__(self, model: str | Path = "", **options: Any) -> None:
@@ -75,10 +75,10 @@ class LLM:
         priority: Sequence[int] | None = None,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
-        """Complete every prompt; results come in the order of the prompts.
+        """Complete every prompt and return the results in the order of the prompts.
 
-        sampling_params: one for all, one per prompt, or None for the model's own defaults. use_tqdm: show progress.
-        Raises InvalidRequest, before anything runs, if a prompt or its parameters are wrong.
+        `sampling_params` is one for all, one for each prompt, or None for the model's own defaults. `use_tqdm` shows
+        progress. Raise InvalidRequest, before anything runs, if a prompt or its parameters are wrong.
         """
         listed = listed_prompts(prompts)
         every, ranks = self._params_for(len(listed), sampling_params), listed_priorities(priority, len(listed))
@@ -96,10 +96,10 @@ class LLM:
         use_tqdm: bool = True,
         cache_salt: str = "",
     ) -> list[list[Score]]:
-        """Log-likelihood of each of a prompt's continuations (a list for every prompt; text, or token ids).
+        """Return the log-likelihood of each of a prompt's continuations. For every prompt there is a list of them, as
+        text or token ids.
 
-        All run together, and what prompts have in common runs once, up to the last full cache block. Raises
-        InvalidRequest.
+        All run together. What prompts have in common runs once, up to the last full cache block. Raise InvalidRequest.
         """
         contexts = [self._jobs.encode(prompt) for prompt in listed_prompts(prompts)]
         listed = listed_continuations(continuations, len(contexts))
@@ -122,11 +122,11 @@ class LLM:
         *,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
-        """The `beam_width` best sequences found after every prompt, best first, as transformers finds them.
+        """Return the `beam_width` best sequences after every prompt, the best first, as transformers finds them.
 
-        Each step of a beam is a request for one token whose prompt is the beam so far; the prefix cache has all of it
-        but the last token. What beams have in common is held once, up to their last block, which is copied. The beams
-        of all prompts run together. Raises InvalidRequest.
+        Each step of a beam is a request for one token whose prompt is the beam so far, and the prefix cache holds all
+        of it but the last token. What beams have in common is held once, except its last block, which is copied. The
+        beams of all prompts run together. Raise InvalidRequest.
         """
         if not isinstance(params, BeamSearchParams):
             raise InvalidRequest(f"beam_search takes BeamSearchParams, got {short(params)}.", param="params")
@@ -166,30 +166,31 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def chat_prompt(self, messages: Sequence[Any], **options: Any) -> TokensPrompt:
-        """A conversation as the prompt the model was trained to continue."""
+        """Return a conversation as the prompt that the model was trained to continue."""
         if self._chat_template is None:
             raise InvalidRequest("chat needs the tokenizer; build LLM without skip_tokenizer_init.", param="messages")
         text = self._chat_template.render(messages, **options)
         return {"prompt_token_ids": self.get_tokenizer().encode(text, add_special_tokens=False)}
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamOutput]:
-        """Complete one prompt, yielding text as soon as it is certain. Leaving the loop early aborts the request."""
+        """Complete one prompt and yield text as soon as it is certain. If the loop is left early, the request is
+        aborted."""
         [params] = self._params_for(1, sampling_params)
         if params.num_drawn > params.n:
             raise InvalidRequest("best_of chooses when all have ended, so it cannot be streamed.", param="best_of")
         return self._running.run([self._make(prompt, params)])
 
     def get_tokenizer(self) -> Tokenizer:
-        """Raises InvalidRequest where there is none."""
+        """Return the tokenizer. Raise InvalidRequest if there is none."""
         return self._jobs.tokenizer
 
     @property
     def last_run(self) -> Headroom:
-        """Step time of the newest generate or stream that ended, beside its limit."""
+        """The step time of the newest generate or stream that ended, beside its limit."""
         return self._running.last_run
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What generation_config.json recommends, else `SamplingParams()`."""
+        """Return the parameters that generation_config.json recommends, or else `SamplingParams()`."""
         return self._default_params
 
     def shutdown(self) -> None:
@@ -215,7 +216,7 @@ class LLM:
 
 
 def _default_params(model: ModelConfig) -> SamplingParams:
-    """Raises ModelLoadError where generation_config.json recommends what cannot be."""
+    """Return the model's recommended parameters. Raise ModelLoadError if generation_config.json has impossible ones."""
     try:
         return SamplingParams(**model.sampling_defaults)  # type: ignore[arg-type]
     except InvalidRequest as error:

@@ -1,1 +1,1 @@
-"""Benchmarks: the same work through us and through peers, beside the limit; verdicts that know their noise."""
+"""Benchmarks: the same work on us and on peers, beside the limit, with verdicts that account for noise."""

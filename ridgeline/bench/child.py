@@ -1,8 +1,8 @@
 """The measuring process: `python -m ridgeline.bench.child JOB` loads one engine and runs it, speaking JSON lines.
 
 JOB is a JSON object (see `runner.Job`). Every line on standard output is one event: ready, first, phase, metric, skip,
-done or error. What engines print goes to standard error. This process imports nothing of ours but the job's engine, so
-a peer may run in an environment of its own.
+done or error. Output of the engines goes to standard error. This process imports nothing of ours but the job's engine,
+so a peer may run in an environment of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def run(job: dict[str, Any], say: Say) -> None:
-    """Load, say when ready and when the first tokens were there, then do the job's task."""
+    """Load the engine, report when it is ready and when it gave the first tokens, then do the job's task."""
     size = Size(**job["size"])
     engine: Engine = ENGINES[job["engine"]](job["model"], LoadOptions(**job["options"]))
     synchronize()
@@ -70,7 +70,7 @@ def _tasks(job: dict[str, Any], size: Size) -> Iterator[Workload]:
 
 
 def measure(engine: Engine, workload: Workload, say: Say) -> None:
-    """Run one workload's phases in order and say its metrics."""
+    """Run one workload's phases in order and report its metrics."""
     say("workload", workload=workload.name)
     times = {}
     for phase in workload.phases:
@@ -81,7 +81,8 @@ def measure(engine: Engine, workload: Workload, say: Say) -> None:
 
 
 def timed(engine: Engine, phase: Phase) -> float:
-    """Seconds of one phase. Raises RuntimeError if a request did not get all its tokens: that is no measurement."""
+    """Return the seconds of one phase. Raise RuntimeError if a request did not get all its tokens, because that is no
+    measurement."""
     synchronize()
     started = time.perf_counter()
     counts = engine.generate(phase.prompts, phase.max_tokens, phase.temperature)
@@ -93,7 +94,7 @@ def timed(engine: Engine, phase: Phase) -> float:
 
 
 def _latency(engine: Engine, size: Size, asked: dict[str, int], say: Say) -> None:
-    """Single requests, one after the other: milliseconds to the first token, and between tokens."""
+    """Run single requests, one after the other, and report the milliseconds to the first token and between tokens."""
     rng, first, between = random.Random(0), [], []
     for request in range(1 + asked["requests"]):
         prompt = size.tokens(asked["input_len"], rng)
@@ -104,7 +105,7 @@ def _latency(engine: Engine, size: Size, asked: dict[str, int], say: Say) -> Non
             tokens.append(count)
         if tokens[-1] != asked["output_len"]:
             raise RuntimeError(f"a request asked for {asked['output_len']} tokens and got {tokens[-1]}.")
-        if request:  # the first one warms up
+        if request:  # the first request warms up
             first.append(1e3 * (arrivals[1] - arrivals[0]))
             between += [1e3 * (b - a) for a, b in itertools.pairwise(arrivals[1:])]
             say("phase", workload="latency", phase=f"request {request}", seconds=arrivals[-1] - arrivals[0])
@@ -116,7 +117,7 @@ def _latency(engine: Engine, size: Size, asked: dict[str, int], say: Say) -> Non
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """The smallest value that at least `percent` % of the values do not exceed; 0 of none."""
+    """Return the smallest value that at least `percent` % of the values do not exceed, or 0 if there are none."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)] if ordered else 0.0
 
@@ -149,7 +150,8 @@ def _versions(engine: Engine) -> dict[str, Any]:
 
 
 def _speaker() -> Say:
-    """Events go to what was standard output; anything else printed from now on goes to standard error."""
+    """Return the function that writes events to what was standard output. Anything else printed from now on goes to
+    standard error."""
     private = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 

@@ -1,4 +1,4 @@
-"""Result files against each other, or two commands in turn: verdicts that know their noise."""
+"""Comparison of result files, or of two commands in turn, with verdicts that account for noise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Row:
-    """One figure on both sides: medians, and the comparison; None where there are too few samples for a verdict."""
+    """One figure on both sides: the medians and the comparison, which is None if there are too few samples for a
+    verdict."""
 
     what: Key
     a: float
@@ -31,7 +32,7 @@ class Row:
 
 
 def diff(a: Iterable[Record], b: Iterable[Record], *, threshold: float) -> list[Row]:
-    """Every figure both sides have, in A's order. Samples are all runs' values.
+    """Return every figure that both sides have, in A's order. The samples are all runs' values.
 
     Rates are compared as times (1 / rate), so "slower" always means worse.
     """
@@ -43,7 +44,7 @@ def diff(a: Iterable[Record], b: Iterable[Record], *, threshold: float) -> list[
 
 
 def of_commit(records: Iterable[Record], commit: str) -> list[Record]:
-    """The records of one commit, given by a prefix of its hash. Raises InvalidConfig if there are none."""
+    """Return the records of one commit, given by a prefix of its hash. Raise InvalidConfig if there are none."""
     records = list(records)
     found = [r for r in records if r.machine.commit.startswith(commit)]
     if not found:
@@ -71,8 +72,11 @@ def _row(key: Key, a: Sequence[Record], b: Sequence[Record], threshold: float) -
 
 
 def command_seconds(command: str, timeout: float) -> Callable[[], float]:
-    """Runs a shell command once per call. Its time is the number on its last line of output, if there is one (a
-    benchmark that times itself leaves start-up out), else its whole duration."""
+    """Return a function that runs a shell command and returns its time.
+
+    That is the number on the command's last line of output, if there is one (a benchmark that times itself leaves
+    start-up out), else its whole duration.
+    """
 
     def run() -> float:
         started = time.perf_counter()

@@ -1,6 +1,9 @@
-"""Every op with its cases, as the kernel benchmark needs them: inputs, tolerance and least cost of each case.
+"""The ops with their cases, as the kernel benchmark needs them: inputs, tolerance and least cost of each case.
 
-The cases are those the tests use, and beside them the shapes of real models (`REAL`), for machines that can bear them.
+The cases are those of the tests and, for machines with enough memory, the shapes of real models (`REAL`).
+
+Legend:
+    R  rows
 """
 
 from __future__ import annotations
@@ -32,32 +35,33 @@ from ridgeline.kernels.rotary.cost import rope_cost
 from ridgeline.kernels.sampling import op as sampling
 from ridgeline.kernels.sampling.cost import sample_cost
 
-# Limited by the rate of the matrix units too; the others by memory alone
+# These ops are limited by the rate of the matrix units too, and the others by memory alone.
 MATRIX_OPS = ("linear", "norm_linear", "int8_linear", "paged_attention", "decode_attention")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One op on one case. slack: absolute error float32 sums may leave, in units of 2**-24 (see tests/kernels)."""
+    """One op on one case. `slack` is the absolute error that float32 sums may leave, in units of 2**-24 (see
+    tests/kernels)."""
 
     op: Op
     label: str
     inputs: Callable[[torch.dtype, torch.device], tuple]
     cost: Callable[[int], Cost]  # bytes per element → least work
     slack: int = 16
-    epsilons: int = 4  # of the dtype: an implementation may round an intermediate besides its result
+    epsilons: int = 4  # in units of the dtype's: an implementation may round an intermediate besides its result
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SampleCase:
-    """Greedy choice in `rows` rows of `vocab_size` logits."""
+    """A greedy choice in `rows` rows of `vocab_size` logits."""
 
     rows: int
     vocab_size: int
 
     def inputs(self, dtype: torch.dtype, device: torch.device) -> tuple:
-        """Logits are float32 whatever the model's dtype."""
+        """Return the arguments. Logits are float32 whatever the model's dtype."""
         generator = torch.Generator(device).manual_seed(0)
         logits = torch.randn(self.rows, self.vocab_size, generator=generator, device=device)
         slots = torch.arange(self.rows, device=device)
@@ -65,7 +69,7 @@ class SampleCase:
         return logits, tables, slots, torch.ones_like(slots), Feature.NONE
 
     def scored(self, dtype: torch.dtype, device: torch.device) -> tuple:
-        """The same logits, and a token of each row whose logprob and rank are asked for."""
+        """Return the same logits, and a token of each row whose logprob and rank are asked for."""
         logits, _, slots, *_ = self.inputs(dtype, device)
         return logits, slots % self.vocab_size, 0
 
@@ -111,7 +115,7 @@ REAL: Mapping[str, Sequence[Any]] = {
 
 
 def subjects(*, real: bool = False) -> Iterator[Subject]:
-    """The ops' own cases, and after them, if wanted, those of real models."""
+    """Yield the ops' own cases, followed by those of real models if wanted."""
 
     def cases(name: str, own: Sequence[Any]) -> list[Any]:
         return [*own, *(REAL[name] if real else ())]
@@ -183,7 +187,8 @@ def _rope(c: rotary.Case) -> Callable[[int], Cost]:
 
 
 def _rope_kv(c: rotary.FusedCase) -> Callable[[int], Cost]:
-    """The projection read, queries and cache entries written; what rope alone would read again is not."""
+    """Return the cost of reading the projection and of writing queries and cache entries. Rope alone would read some of
+    them again, which is not counted."""
 
     def cost(item: int) -> Cost:
         queries = 2.0 * c.tokens * c.heads * c.head_dim * item
@@ -214,7 +219,10 @@ def _attention(c: attention.Case) -> Subject:
 
 
 def _decode_attention(c: decode.DecodeCase) -> Subject:
-    """The projection read, keys and values kept, and the attention; angles and weights are left out."""
+    """Return the subject of one decode attention.
+
+    Its cost is to read the projection, keep keys and values, and attend; angles and weights are left out.
+    """
     shape: Any = {"num_heads": c.num_heads, "num_kv_heads": c.num_kv_heads, "head_dim": c.head_dim}
 
     def cost(item: int) -> Cost:
@@ -232,6 +240,6 @@ def _decode_attention(c: decode.DecodeCase) -> Subject:
         c.inputs,
         cost,
         slack=max(c.lengths),
-        epsilons=16,  # of the heads and of the attention
+        epsilons=16,  # for the heads and for the attention
         options={"scale": c.head_dim**-0.5, "window": c.window},
     )

@@ -1,4 +1,5 @@
-"""Times every implementation of every op on its cases. What fails the check against the reference gets no speed."""
+"""Times of every implementation of every op on its cases. One that fails the check against the reference gets no
+speed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from ridgeline.perf.hardware import Hardware
 
 @dataclass(frozen=True)
 class Timing:
-    """One implementation on one case. seconds: median of one call, 0 where it is wrong and `error` says how."""
+    """One implementation on one case. `seconds` is the median of one call. If the result is wrong, it is 0 and `error`
+    says how."""
 
     subject: Subject
     implementation: str
@@ -30,7 +32,7 @@ class Timing:
     error: str = ""
 
     def record(self, base: Record, itemsize: int, hardware: Hardware | None) -> Record:
-        """As a result in µs, with the rates reached and where it lies on the roofline."""
+        """Return the timing as a result in µs, with the rates reached and its place on the roofline."""
         cost = self.subject.cost(itemsize)
         roof = {"bandwidth": hardware.bandwidth, "peak": hardware.matrix.get(base.dtype, 0.0)} if hardware else {}
         limit = kernel_limit(self.subject.op.name, cost, hardware, base.dtype)
@@ -51,7 +53,7 @@ class Timing:
 
 
 def kernel_limit(op: str, cost: Cost, hardware: Hardware | None, dtype: str) -> float:
-    """Seconds at the least; 0 if the hardware, or its matrix rate in this dtype, is unknown."""
+    """Return the least possible seconds, or 0 if the hardware, or its matrix rate in this dtype, is unknown."""
     if hardware is None:
         return 0.0
     if op not in MATRIX_OPS:
@@ -62,7 +64,7 @@ def kernel_limit(op: str, cost: Cost, hardware: Hardware | None, dtype: str) -> 
 
 
 def time_kernels(subjects: Iterator[Subject], dtype: torch.dtype, bench: Bench, only: str = "") -> Iterator[Timing]:
-    """Check, then time, every implementation that runs here (the reference where there is no other)."""
+    """Check, then time, every implementation that runs here, or the reference if there is no other."""
     platform = Platform.of(bench.device)
     for subject in subjects:
         if only and only not in subject.op.name:
@@ -89,16 +91,17 @@ def _time(subject: Subject, runnable: list[Implementation], dtype: torch.dtype, 
 
 
 def _seconds(call: Recorded, bench: Bench) -> float:
-    """Over as many copies of the arguments as push each other out of the cache."""
+    """Return the seconds of one call, over enough copies of the arguments that they push each other out of the
+    cache."""
     rounds: list[Callable[[], object]] = [call.again(fresh=n > 0) for n in range(bench.copies(max(1, call.bytes)))]
     return bench.seconds(*rounds)
 
 
 def difference(got: Any, wanted: Any, subject: Subject) -> str:
-    """ "" where all of `got` is within tolerance of `wanted`, else one phrase saying how far off it is.
+    """Return "" if all of `got` is within tolerance of `wanted`, else one phrase that says how far off it is.
 
-    Tolerance: the subject's epsilons of the dtype, relative and absolute, and its slack for float32 sums. Integers must
-    be equal.
+    The tolerance is the subject's epsilons of the dtype, relative and absolute, and its slack for float32 sums.
+    Integers must be equal.
     """
     for ours, theirs in zip(_tensors(got), _tensors(wanted), strict=True):
         if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
@@ -110,7 +113,7 @@ def difference(got: Any, wanted: Any, subject: Subject) -> str:
         tolerance = subject.epsilons * torch.finfo(ours.dtype).eps
         error = (ours.float() - theirs.float()).abs()
         allowed = tolerance * theirs.float().abs() + tolerance + subject.slack * 2.0**-24
-        if not bool((error <= allowed).all()):  # NaN is not within
+        if not bool((error <= allowed).all()):  # NaN is not within any tolerance
             return f"off by up to {float(error.max()):.3g}"
     return ""
 
@@ -122,7 +125,7 @@ def _tensors(result: Any) -> tuple[Tensor, ...]:
 
 
 def dtype_called(name: str) -> torch.dtype:
-    """Raises InvalidConfig for anything but float32, bfloat16, float16."""
+    """Return the dtype. Raise InvalidConfig for anything but float32, bfloat16 and float16."""
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name not in known:
         raise InvalidConfig(f"unknown dtype {name!r}; use {', '.join(known)}.")

@@ -1,4 +1,8 @@
-"""What the hardware allows for a workload: the sum of the limits of the fewest steps that can do it."""
+"""The hardware's limit for a workload: the sum of the limits of the fewest steps that can do it.
+
+Legend:
+    R  rows
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,11 @@ from ridgeline.perf.roofline import Roofline
 
 
 def hardware_named(device: str) -> Hardware | None:
-    """A device by its driver's (or system's) name, at the rates it attains: by its calibration, else by what is known
-    of its kind, else None. By name, because asking the device itself would take memory from the engine under test."""
+    """Return a device by its driver's (or system's) name, at the rates it attains, or None if they are unknown.
+
+    The rates come from its calibration, else from what is known of its kind. The name serves because asking the device
+    itself would take memory from the engine under test.
+    """
     try:
         known = from_device_name(device)
     except InvalidConfig:
@@ -32,7 +39,7 @@ def hardware_named(device: str) -> Hardware | None:
 def with_limits(
     records: Iterable[Record], made: Iterable[Workload], spec: ModelSpec, hardware: Hardware | None
 ) -> list[Record]:
-    """The records, those of `made` with their limits where the hardware's are known in the record's dtype."""
+    """Return the records, with limits for those of `made` if the hardware's are known in the record's dtype."""
     records = list(records)
     if hardware is None or not records:
         return records
@@ -45,14 +52,17 @@ def with_limits(
 
 
 def limit_metrics(workload: Workload, model: CostModel) -> dict[str, Metric]:
-    """The workload's figures if every phase ran at its limit, by metric name."""
+    """Return the workload's figures if every phase ran at its limit, by metric name."""
     times = {phase.name: phase_limit(phase, model) for phase in workload.phases}
     return {metric.name: metric for metric in workload.metrics(times)}
 
 
 def phase_limit(phase: Phase, model: CostModel) -> float:
-    """Seconds: all prompts in one step, then one step per token for whoever is still running; a beginning they share
-    is computed once, and read once a step. No memory bound on the batch."""
+    """Return the least seconds of a phase: all prompts in one step, then one step per token for the requests that still
+    run.
+
+    A beginning that requests share is computed once, and read once a step. There is no memory bound on the batch.
+    """
     lengths_R, shared = np.array([len(prompt) for prompt in phase.prompts]), _shared(phase.prompts)
     return model.step_limit(_prefill(lengths_R, shared)) + sum(
         model.step_limit(shape) for shape in _decodes(lengths_R, np.array(phase.max_tokens), shared)
@@ -75,8 +85,9 @@ def _decodes(lengths_R: np.ndarray, max_tokens_R: np.ndarray, shared: int) -> li
 
 
 def _shared(prompts: Sequence[Sequence[int]]) -> int:
-    """Tokens that all prompts begin with; 0 for a single prompt, which shares with nobody."""
+    """Return the number of tokens that all prompts begin with, or 0 for a single prompt, which shares with nobody."""
     if len(prompts) < 2:
         return 0
-    first, last = min(map(list, prompts)), max(map(list, prompts))  # in order, so all others agree where these do
+    # in lexical order, so all others agree where these two do
+    first, last = min(map(list, prompts)), max(map(list, prompts))
     return next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))

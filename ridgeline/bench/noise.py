@@ -1,8 +1,9 @@
-"""Is B slower than A? Paired measurements, and a bootstrap interval of the ratio of their medians.
+"""Verdicts on whether B is slower than A, by paired measurements and a bootstrap interval of the ratio of their
+medians.
 
 A machine drifts (clocks, temperature, neighbours), and single times have outliers. So A and B are measured in turn, in
-alternating order, and pairs are resampled as pairs: what slows both drops out of the ratio, and medians ignore
-outliers. A difference counts only when the whole interval lies beyond the threshold.
+alternating order, and pairs are resampled as pairs. What slows both drops out of the ratio, and medians ignore
+outliers. A difference counts only if the whole interval lies beyond the threshold.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from ridgeline.core.errors import InvalidConfig
 Verdict = Literal["faster", "slower", "no difference"]
 
 RESAMPLES = 4000
-FEWEST = 5  # samples a side; a median of fewer has no interval worth the name
+FEWEST = 5  # samples on each side; a median of fewer has no useful interval
 CONFIDENCE = 0.99
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """B against A: ratio of median times (above 1: B is slower), its interval, and what follows from it."""
+    """The comparison of B with A: the ratio of median times (above 1: B is slower), its interval, and the verdict."""
 
     ratio: float
     low: float
@@ -39,7 +40,7 @@ class Comparison:
 
     @property
     def sure(self) -> bool:
-        """Whether "no difference" is known to be below the threshold, rather than hidden by noise."""
+        """True if "no difference" is known to be below the threshold, rather than hidden by noise."""
         return self.verdict != "no difference" or (
             self.low >= 1 / (1 + self.threshold) and self.high <= 1 + self.threshold
         )
@@ -52,9 +53,10 @@ class Comparison:
 def compare(
     a: Sequence[float], b: Sequence[float], *, threshold: float = 0.02, paired: bool = False, seed: int = 0
 ) -> Comparison:
-    """Times (or anything where less is better) of A and of B. paired: a[i] and b[i] were measured side by side.
+    """Compare times, or anything where less is better, of A and of B. `paired`: a[i] and b[i] were measured side by
+    side.
 
-    threshold: differences below this share are none. Raises InvalidConfig for too few samples, or any not above 0.
+    Differences below the share `threshold` count as none. Raise InvalidConfig for too few samples, or any not above 0.
     """
     times_a, times_b = np.asarray(a, float), np.asarray(b, float)
     if min(len(times_a), len(times_b)) < FEWEST:
@@ -74,7 +76,7 @@ def compare(
 
 
 def in_turn(a: Callable[[], float], b: Callable[[], float], pairs: int) -> tuple[list[float], list[float]]:
-    """`pairs` measurements of each, A first in every other pair, after one of each that does not count."""
+    """Return `pairs` measurements of each side, A first in every other pair, after one of each that does not count."""
     a(), b()
     times: tuple[list[float], list[float]] = [], []
     for pair in range(pairs):

@@ -1,4 +1,4 @@
-"""One self-contained HTML page from result files: no script, no network, light and dark."""
+"""A report: one self-contained HTML page from result files, with no script and no network, in light and dark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Group = tuple[str, ...]
 
 
 def write(records: Sequence[Record], out: Path) -> None:
-    """Write the page. Raises InvalidConfig if there is nothing to show, or the file cannot be written."""
+    """Write the page. Raise InvalidConfig if there is nothing to show, or the file cannot be written."""
     if not records:
         raise InvalidConfig("these files hold no results; measure some with `ridgeline bench compare`.")
     page = PAGE.read_text(encoding="utf-8").replace("<!-- content -->", render(records))
@@ -30,7 +30,7 @@ def write(records: Sequence[Record], out: Path) -> None:
 
 
 def render(records: Sequence[Record]) -> str:
-    """The page's body: what is measured last stands in front, everything else in the history and the table."""
+    """Return the page's body. The newest measurements come first, and the others go into the history and the table."""
     ordered = sorted(records, key=lambda r: r.date)
     kernels = [r for r in ordered if r.workload.startswith(KERNEL)]
     work = [r for r in ordered if not r.workload.startswith(KERNEL)]
@@ -38,12 +38,13 @@ def render(records: Sequence[Record]) -> str:
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
-    """The last record of every figure of every engine. `records` in order of date."""
+    """Return the last record of every figure of every engine. `records` are in order of date."""
     return list({(r.engine, *r.what): r for r in records}.values())
 
 
 def _workloads(records: Sequence[Record]) -> Iterable[str]:
-    """One table per model and machine: engines beside each other, bars that end at the limit or at the best."""
+    """Yield one table per model and machine: engines beside each other, with bars that end at the limit or at the
+    best."""
     if records:
         yield "<h2>Workloads</h2><p>A full bar is the hardware's limit; where that is unknown, the best engine.</p>"
     for title, group in _grouped(latest(records), _setting).items():
@@ -110,7 +111,7 @@ def _case(r: Record) -> str:
 
 
 def _history(records: Sequence[Record]) -> Iterable[str]:
-    """Figures measured at more than one time, by date; a case that one run measured twice has no history."""
+    """Yield the figures measured at more than one time, by date. A case that one run measured twice has no history."""
     groups = _grouped(records, lambda r: (r.engine, *r.what))
     series = {key: group for key, group in groups.items() if group[0].date != group[-1].date}
     if series:
@@ -137,7 +138,7 @@ def _cells(r: Record) -> tuple[str, ...]:
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """A sort key by which W3-b8 comes before W3-b64."""
+    """Return a sort key by which W3-b8 comes before W3-b64."""
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -166,5 +167,5 @@ def _head(*names: str) -> str:
 
 
 def _row(*cells: str) -> str:
-    """A row left open, for cells that are not text."""
+    """Return a row that is left open, for cells that are not text."""
     return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells)

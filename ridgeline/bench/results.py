@@ -24,7 +24,8 @@ RESULTS = Path("benchmarks/results")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a figure was measured with. commit "" where git does not say; dirty: the tree differed from the commit."""
+    """The machine and code of a measurement. `commit` is "" if git does not say, and `dirty` means that the tree
+    differed from the commit."""
 
     gpu: str = ""
     driver: str = ""
@@ -38,9 +39,9 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One figure: `value` in `unit`, made from `samples` (same unit). limit: what the hardware allows; 0 unknown.
+    """One figure: `value` in `unit`, made from `samples` in the same unit. `limit` is the hardware's (0: unknown).
 
-    workload: W1…, throughput, latency, startup, or kernel:OP. options: what the run was asked for.
+    `workload` is W1…, throughput, latency, startup, or kernel:OP. `options` are those that the run was given.
     """
 
     engine: str
@@ -60,28 +61,31 @@ class Record:
 
     @property
     def share(self) -> float:
-        """Share of the limit reached, 0 … 1; 0 where the limit is unknown."""
+        """The share of the limit that was reached, 0 … 1; 0 if the limit is unknown."""
         if not self.limit or not self.value:
             return 0.0
         return self.limit / self.value if self.better == "lower" else self.value / self.limit
 
     @property
     def what(self) -> tuple[str, ...]:
-        """What was measured: figures that may be compared with each other agree in this."""
+        """The measured thing. Figures that may be compared with each other agree in this."""
         scale = str(self.options.get("scale", 1.0))
         return (self.workload, self.metric, self.unit, self.model, self.dtype, self.machine.gpu, scale)
 
 
 def append(path: Path, records: Iterable[Record]) -> None:
-    """Add lines to `path`, which is made if need be."""
+    """Add lines to `path`, which is created if it does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
 
 
 def read(paths: Iterable[Path]) -> list[Record]:
-    """All records of some files, in order; a line that names its `kind` is another sort of measurement (a calibration)
-    and left out. Raises InvalidConfig, naming file and line, for what is not a record."""
+    """Return all records of some files, in order. A line that names its `kind` is another sort of measurement (a
+    calibration) and left out.
+
+    Raise InvalidConfig, naming file and line, for a line that is no record.
+    """
     records = []
     for path in paths:
         try:
@@ -113,7 +117,7 @@ def _record(line: str, where: str) -> Record | None:
 
 @cache
 def host() -> Machine:
-    """What this machine says about itself; torch is not imported for it."""
+    """Return this machine's description of itself. Torch is not imported for it."""
     commit = _ask("git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD")
     changes = _ask("git", "-C", str(Path(__file__).parent), "status", "--porcelain", "--untracked-files=no")
     return Machine(
@@ -128,7 +132,7 @@ def host() -> Machine:
 
 
 def host_with(device: torch.device, commit: str = "") -> Machine:
-    """`host`, with what runs on a device of it. commit: of the code, where there is no checkout to ask."""
+    """Return `host`, with what runs on a device of it. `commit` is the code's, if there is no checkout to ask."""
     import torch
 
     machine = replace(host(), gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "")
@@ -137,12 +141,12 @@ def host_with(device: torch.device, commit: str = "") -> Machine:
 
 @cache
 def gpu() -> str:
-    """The first GPU's name; "" where there is none."""
+    """Return the first GPU's name, or "" if there is none."""
     return _ask("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").partition("\n")[0]
 
 
 def _installed(package: str) -> str:
-    """Its version; "" where it is missing."""
+    """Return the package's version, or "" if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -157,7 +161,7 @@ def _cpu() -> str:
 
 
 def _ask(*command: str) -> str:
-    """A command's output, or nothing if it is not there or fails."""
+    """Return a command's output, or "" if the command does not exist or fails."""
     if shutil.which(command[0]) is None:
         return ""
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)

@@ -1,4 +1,4 @@
-"""Runs engines, each in a process of its own, and turns what they say into records."""
+"""The runner of engines, each in a process of its own, which turns their events into records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class BenchmarkFailed(RidgelineError):
-    """The measuring process failed; the sentence says at what. log: the end of what it printed, shown after that."""
+    """The measuring process failed. The sentence says at what, and `log` is the end of its output, shown after that."""
 
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(message)
@@ -40,7 +40,8 @@ class BenchmarkFailed(RidgelineError):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one process does. workloads: names (empty: all, None: none); throughput, latency: their parameters."""
+    """The job of one process. `workloads` are names (empty: all, None: none); `throughput` and `latency` hold their
+    parameters."""
 
     engine: str
     model: str
@@ -53,7 +54,8 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """How to start the process: which Python, folders put before its module path, and seconds it may take in all."""
+    """The way to start the process: which Python, folders put before its module path, and the seconds it may take in
+    all."""
 
     python: str = sys.executable
     path: tuple[Path, ...] = ()
@@ -67,7 +69,8 @@ class Where:
 
 @dataclass
 class Outcome:
-    """Figures in the order they came, and what was left out, with why. failed: the engine broke off with an error."""
+    """The figures in the order they came, and what was left out, with the reason. `failed` means that an error ended
+    the engine."""
 
     records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -75,9 +78,9 @@ class Outcome:
 
 
 def run(job: Job, where: Where = Where(), *, model_name: str = "", commit: str = "") -> Outcome:
-    """Run `job`. What it measured before it took too long or failed counts, and a note says what happened.
+    """Run `job`. Figures measured before it took too long or failed count, and a note says what happened.
 
-    Raises InvalidConfig for what cannot run at all, BenchmarkFailed if the engine failed before it was ready.
+    Raise InvalidConfig if the job cannot run at all, and BenchmarkFailed if the engine failed before it was ready.
     """
     outcome = Outcome()
     with _bar() as bar:
@@ -110,7 +113,7 @@ def _take(event: Mapping[str, Any], outcome: Outcome, job: Job, *, model_name: s
 
 
 def _events(job: Job, where: Where) -> Iterator[dict[str, Any]]:
-    """The process' events; `timeout` is the last one if it took too long."""
+    """Yield the process' events. The last one is `timeout` if it took too long."""
     text = json.dumps({**asdict(job), "spawned": time.monotonic()})
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -161,7 +164,7 @@ def _pump(process: subprocess.Popen[str], lines: Queue[str | None]) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Give it ten seconds to leave by itself unless it is still busy; then end it and what it started."""
+    """Give the process ten seconds to leave by itself unless it is still busy, then end it and what it started."""
     try:
         process.wait(timeout=10)
     except subprocess.TimeoutExpired:
@@ -170,7 +173,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _tail(process: subprocess.Popen[str], log: IO[bytes], lines: int = 12) -> str:
-    """The end of the log once the process has ended. The process shares the file's position: read without moving it."""
+    """Return the end of the log once the process has ended. The process shares the file's position, so the log is read
+    without moving it."""
     _end(process)
     size = os.fstat(log.fileno()).st_size
     text = os.pread(log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
@@ -218,7 +222,7 @@ def _figure(base: Record, event: Mapping[str, Any]) -> Record:
 
 
 def _asked(job: Job) -> dict[str, Any]:
-    """The options that change a figure, without what is empty."""
+    """Return the options that change a figure, without empty ones."""
     loaded = {name: value for name, value in asdict(job.options).items() if value not in ("auto", 0, False, {})}
     sizes = {"scale": job.size.scale} if job.size.scale != 1 else {}
     return {**loaded, **sizes, **(job.throughput or {}), **(job.latency or {})}

@@ -1,4 +1,4 @@
-"""What the commands do: a model and its limits, an engine, a task → records."""
+"""The common part of the commands: a model and its limits, an engine and a task become records."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config, resolve_model
 from ridgeline.worker.machine import device_name, hardware_of
 
-LONGEST = 32_768  # context enough for every workload, without a KV cache for the longest a model could do
+LONGEST = 32_768  # context enough for every workload, without a KV cache for the longest that a model could do
 KERNEL_EFFORT = {"cuda": Effort(seconds=0.1, repeats=15), "cpu": Effort(seconds=0.05, repeats=11)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Who to compare with ("none": nobody), and where its process finds it."""
+    """The engine to compare with ("none": no engine), and where its process finds it."""
 
     name: str
     path: Path | None = None
@@ -77,7 +77,7 @@ class Setup:
         return self._run(self._job(engine, latency=shape))
 
     def startup(self, engine: str, repeats: int) -> Outcome:
-        """Each repeat is a process of its own; a figure is the median of all."""
+        """Measure the start. Each repeat is a process of its own, and a figure is the median of all."""
         outcomes = [self._run(self._job(engine)) for _ in range(repeats)]
         notes = [note for outcome in outcomes for note in outcome.notes]
         merged = Outcome(notes=notes, failed=any(outcome.failed for outcome in outcomes))
@@ -89,13 +89,13 @@ class Setup:
         return merged
 
     def compare(self, names: tuple[str, ...], peer: Peer) -> Iterator[Outcome]:
-        """Us, then the peer, on the same workloads."""
+        """Run us, then the peer, on the same workloads."""
         made = list(workloads(names, self.size))
         yield self._limited(self._run(self._job("ridgeline", workloads=names)), made)
         if peer.name == "none":
             return
         job = self._job(peer.name, workloads=names)
-        # Settings of ours (--extra) are not the peer's.
+        # Our settings (--extra) are not the peer's.
         job = replace(job, model=peer.model or job.model, options=replace(job.options, extra=dict(peer.extra)))
         where = Where(timeout=self.timeout, path=(peer.path.resolve(),) if peer.path else ())
         yield self._limited(self._run(job, replace(where, python=peer.python) if peer.python else where), made)
@@ -124,7 +124,10 @@ class Setup:
 
 
 def kernels(*, op: str, dtype: str, device: str, real: bool | None, commit: str) -> tuple[list[Timing], list[Record]]:
-    """Every implementation of the ops whose name contains `op`, timed on `device`. Raises InvalidConfig if none is."""
+    """Return the timings of every implementation of the ops whose name contains `op`, on `device`.
+
+    Raise InvalidConfig if there is none.
+    """
     where = choose_device(device)
     on_gpu = where.type == "cuda"
     name = dtype or ("bfloat16" if on_gpu else "float32")

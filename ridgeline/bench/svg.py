@@ -12,7 +12,8 @@ LEFT, RIGHT, TOP, BOTTOM = 70, 20, 16, 48
 
 
 class Point(NamedTuple):
-    """x and y in data units; `title` is shown when the pointer rests on it; `group` 0 … 7 chooses the colour."""
+    """A point. `x` and `y` are in data units, `title` is shown when the pointer rests on it, and `group` 0 … 7 chooses
+    the colour."""
 
     x: float
     y: float
@@ -21,7 +22,7 @@ class Point(NamedTuple):
 
 
 class LogAxis:
-    """Maps positive values to pixels by their logarithm, over whole decades."""
+    """An axis that maps positive values to pixels by their logarithm, over whole decades."""
 
     def __init__(self, values: Sequence[float], start: float, end: float) -> None:
         self.low = math.floor(math.log10(min(values)))
@@ -37,7 +38,7 @@ class LogAxis:
 
 
 def roofline(points: Sequence[Point], bandwidth: float, peak: float) -> str:
-    """FLOPs per byte → FLOP/s, both logarithmic, under min(bandwidth · x, peak); 0 for what is unknown."""
+    """Draw FLOPs per byte → FLOP/s, both logarithmic, under min(bandwidth · x, peak). 0 stands for unknown."""
     ridge = [peak / bandwidth] if bandwidth and peak else []
     xs = [p.x for p in points] + [4 * r for r in ridge]
     x = LogAxis(xs, LEFT, WIDTH - RIGHT)
@@ -53,7 +54,8 @@ def roofline(points: Sequence[Point], bandwidth: float, peak: float) -> str:
 
 
 def history(points: Sequence[Point], unit: str, ends: tuple[str, str]) -> str:
-    """Values in their order, evenly spaced, from zero: a small line; `ends` are the dates of the first and the last."""
+    """Draw values in their order, evenly spaced, from zero, as a small line. `ends` are the dates of the first and the
+    last."""
     width, height, left, base = 360, 120, 64, 104
     top = max(p.y for p in points) or 1.0
     step = (width - left - 24) / max(1, len(points) - 1)
@@ -72,7 +74,7 @@ def history(points: Sequence[Point], unit: str, ends: tuple[str, str]) -> str:
 
 
 def si(value: float) -> str:
-    """1.5e9 → "1.5 G"."""
+    """Return 1.5e9 as "1.5 G"."""
     for factor, prefix in (
         (1e15, "P"),
         (1e12, "T"),

@@ -12,7 +12,7 @@ from ridgeline.bench.results import Record
 
 
 def figures(records: Sequence[Record]) -> Table:
-    """One engine's figures beside the limit."""
+    """Return one engine's figures beside the limit."""
     table = Table("workload", "metric", "value", "limit", "of limit", title=_title(records))
     for r in records:
         table.add_row(r.workload, r.metric, number(r.value, r.unit), number(r.limit, r.unit), share(r.share))
@@ -20,7 +20,7 @@ def figures(records: Sequence[Record]) -> Table:
 
 
 def side_by_side(ours: Sequence[Record], theirs: Sequence[Record]) -> Table:
-    """Two engines on the same work; the last column is how many times better ours is."""
+    """Return two engines on the same work. The last column is how many times better ours is."""
     names = [records[0].engine if records else "?" for records in (ours, theirs)]
     table = Table("workload", "metric", "limit", *names, f"{names[0]} better by", title=_title(ours))
     peers = {(r.workload, r.metric): r for r in theirs}
@@ -34,13 +34,13 @@ def side_by_side(ours: Sequence[Record], theirs: Sequence[Record]) -> Table:
 
 
 def advantage(ours: Record, theirs: Record) -> float:
-    """How many times better `ours` is: above 1, it wins."""
+    """Return how many times better `ours` is. Above 1 it wins."""
     better, worse = (theirs, ours) if ours.better == "lower" else (ours, theirs)
     return better.value / worse.value if worse.value else float("inf")
 
 
 def kernels(timings: Sequence[Timing], records: Sequence[Record]) -> Table:
-    """Time, rates and share of the limit; in place of a speed, what is wrong."""
+    """Return times, rates and shares of the limit; in place of a speed, what is wrong."""
     table = Table("op", "case", "implementation", "time", "GB/s", "GFLOP/s", "of limit")
     for timing, r in zip(timings, records, strict=True):
         names = timing.subject.op.name, timing.subject.label, timing.implementation
@@ -60,7 +60,7 @@ def verdicts(rows: Sequence[Row]) -> Table:
 
 
 def number(value: float, unit: str) -> str:
-    """Three significant digits or all before the point; empty for 0, which stands for unknown."""
+    """Return three significant digits or all before the point; empty for 0, which stands for unknown."""
     if not value:
         return ""
     return f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{value:.3g} {unit}"

@@ -1,13 +1,13 @@
-"""The five workloads, as data: what is asked, in which order, and how figures follow from the measured times.
+"""The five workloads, as data: the requests, their order, and how figures follow from the measured times.
 
-W1 mixed    256 requests, prompt and output U[100, 1024], temperature 0.6, twice: output tokens/s
-W2 single   one request, prompt 128, 257 tokens out: time to first token, time per output token
-W3 decode   8, 64 and 256 requests with 1024 tokens of prompt each, 128 steps: milliseconds a step
-W4 prefill  1×1024, 1×8192, 1×30000, 8×8192: milliseconds until the first tokens, best of three
-W5 prefix   512 requests that share 2048 tokens and bring 128 of their own, 64 tokens out: output tokens/s
+    W1 mixed    256 requests, prompt and output U[100, 1024], temperature 0.6, twice: output tokens/s
+    W2 single   one request, prompt 128, 257 tokens out: time to first token, time per output token
+    W3 decode   8, 64 and 256 requests with 1024 tokens of prompt each, 128 steps: milliseconds a step
+    W4 prefill  1×1024, 1×8192, 1×30000, 8×8192: milliseconds until the first tokens, best of three
+    W5 prefix   512 requests that share 2048 tokens and bring 128 of their own, 64 tokens out: output tokens/s
 
-Prompts are uniform random token ids. The seeds and the order of the draws are fixed, so every engine, on every
-machine, gets the same ids and lengths. No torch here: peers' processes import this file.
+Prompts are uniform random token ids. The seeds and the order of the draws are fixed, so every engine, on every machine,
+gets the same ids and lengths. There is no torch here, because peers' processes import this file.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 
-TOKEN_RANGE = 100_000  # ids are drawn below this, or below the vocabulary's size where that is smaller
+TOKEN_RANGE = 100_000  # ids are drawn below this, or below the vocabulary's size if that is smaller
 
 Times = Mapping[str, float]  # phase name → seconds
 
 
 class Metric(NamedTuple):
-    """One figure. `samples`: the repetitions `value` was made from, in the same unit."""
+    """One figure. `samples` are the repetitions that `value` was made from, in the same unit."""
 
     name: str
     value: float
@@ -51,7 +51,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class Workload:
-    """Phases run in order; `metrics` turns their seconds into figures (of measured times and of limits alike)."""
+    """A workload. Its phases run in order; `metrics` turns their seconds into figures, of measured times and of limits
+    alike."""
 
     name: str
     phases: tuple[Phase, ...]
@@ -64,7 +65,8 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """scale: factor on request counts and lengths (0.1 is about a hundredth of the work). vocab_size: of the model."""
+    """The size of workloads. `scale` is a factor on request counts and lengths (0.1 is about a hundredth of the work),
+    and `vocab_size` is the model's."""
 
     scale: float = 1.0
     vocab_size: int = TOKEN_RANGE
@@ -82,7 +84,7 @@ class Size:
 
 
 def warm_up(size: Size) -> Phase:
-    """The first request an engine sees: eight tokens in, two out."""
+    """Return the first request that an engine sees: eight tokens in, two out."""
     return Phase("first", [size.tokens(8, random.Random(0))], [2])
 
 
@@ -104,7 +106,8 @@ def mixed(size: Size) -> Iterator[Workload]:
 
 
 def single(size: Size) -> Iterator[Workload]:
-    """The prompts of both phases differ, or the second would find the first's in the prefix cache."""
+    """Yield the workload. The prompts of both phases differ, because the second would otherwise find the first's in the
+    prefix cache."""
     steps, phases = size(256), []
     for repetition in range(2):
         rng = random.Random(100 + repetition)
@@ -120,7 +123,8 @@ def single(size: Size) -> Iterator[Workload]:
 
 
 def decode(size: Size) -> Iterator[Workload]:
-    """The prompts are run once cold; then with and without 128 more tokens, both times out of the prefix cache."""
+    """Yield the workloads. The prompts are run once cold, then with and without 128 more tokens, both times out of the
+    prefix cache."""
     steps = size(128)
     for batch in (8, 64, 256):
         rng, count = random.Random(200 + batch), size(batch)
@@ -173,9 +177,9 @@ WORKLOADS: dict[str, Callable[[Size], Iterator[Workload]]] = {
 
 
 def workloads(only: Iterable[str], size: Size) -> Iterator[Workload]:
-    """The named workloads (all if none is named), made one by one: the prompts of all together are large.
+    """Yield the named workloads (all if none is named), made one by one, because the prompts of all together are large.
 
-    W3 and W4 are several (`W3-b8`, …) and may be named whole or one by one. Raises InvalidConfig for unknown names.
+    W3 and W4 are several (`W3-b8`, …) and may be named whole or one by one. Raise InvalidConfig for unknown names.
     """
     names = list(only) or list(WORKLOADS)
     for name in names:
@@ -191,7 +195,7 @@ def workloads(only: Iterable[str], size: Size) -> Iterator[Workload]:
 
 
 def uniform(count: int, input_len: int, output_len: int, size: Size, *, seed: int = 0) -> Workload:
-    """`count` requests of one length, all at once: output, total tokens/s and requests/s."""
+    """Return `count` requests of one length, all at once: output, total tokens/s and requests/s."""
     rng = random.Random(seed)
     phase = Phase("all", [size.tokens(input_len, rng) for _ in range(count)], [output_len] * count)
 

@@ -1,4 +1,4 @@
-"""The command line: one verb per file. Mistakes give one sentence and exit code 2, never a traceback."""
+"""The command line, one verb per file. A user's mistake gives one sentence and exit code 2, never a traceback."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def _options(
     pass
 
 
-# typer raises its (or click's) own errors for unknown options and values; versions differ in where the class lives.
+# typer raises its own or click's errors for unknown options and values; versions differ in where the class is defined.
 _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def main() -> None:
-    """Entry point of the `ridgeline` command."""
+    """Run the `ridgeline` command."""
     _prepare_streams()
     try:
         code = app(standalone_mode=False)
@@ -77,7 +77,7 @@ def main() -> None:
         code = _complain(str(error), 2)
     except _UsageError as error:
         message: str = error.format_message()
-        code = _complain(message, 2) if message else 2  # empty: the help was printed instead
+        code = _complain(message, 2) if message else 2  # an empty message means that the help was printed instead
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except SystemExit as left:  # click's answer to a broken pipe: the reader of our output left, which is no failure
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def _prepare_streams() -> None:
-    """A closed stream becomes an empty one; text that the terminal's encoding lacks is shown as question marks."""
+    """Replace closed streams by empty ones, and show text that the terminal's encoding lacks as question marks."""
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
@@ -100,7 +100,7 @@ def _prepare_streams() -> None:
 
 
 def _discard_output() -> None:
-    """What is still buffered can no longer be written; at exit Python would try, and complain."""
+    """Discard what is still buffered. It cannot be written any more, and at exit Python would try to and complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

@@ -26,7 +26,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights: only config.json is needed.")]
 Extra = Annotated[str, typer.Option(help="JSON object of further arguments for our engine.")]
 MaxLen = Annotated[int, typer.Option(help="Longest prompt + output, in tokens (0: the model's, at most 32768).", min=0)]
-Timeout = Annotated[float, typer.Option(help="Seconds one engine may take; what it measured by then counts.", min=1)]
+Timeout = Annotated[
+    float, typer.Option(help="Seconds that one engine may take; what it measured by then counts.", min=1)
+]
 Out = Annotated[Path, typer.Option(help="Results are appended to this file.")]
 Commit = Annotated[str, typer.Option(help="Recorded with the results; default: what git says.")]
 Scale = Annotated[float, typer.Option(help="Factor on request counts and lengths, for small machines.")]
@@ -55,7 +57,7 @@ def throughput(
     out: Out = RESULTS,
     commit: Commit = "",
 ) -> None:
-    """Tokens per second of many requests of one length."""
+    """Measure the tokens per second of many requests of one length."""
     setup = _setup(model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit)
     shape = {"count": requests, "input_len": input_len, "output_len": output_len}
     _finish(setup.throughput(engine, shape), out)
@@ -76,7 +78,7 @@ def latency(
     out: Out = RESULTS,
     commit: Commit = "",
 ) -> None:
-    """Batch 1: time to first token and between tokens, percentiles."""
+    """Measure batch 1: time to first token and between tokens, as percentiles."""
     setup = _setup(model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit)
     shape = {"requests": requests, "input_len": input_len, "output_len": output_len}
     _finish(setup.latency(engine, shape), out)
@@ -95,7 +97,7 @@ def startup(
     out: Out = RESULTS,
     commit: Commit = "",
 ) -> None:
-    """Process start → engine ready → first tokens."""
+    """Measure the time from process start to a ready engine and to the first tokens."""
     setup = _setup(model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit)
     _finish(setup.startup(engine, repeats), out)
 
@@ -119,7 +121,7 @@ def compare(
     out: Out = RESULTS,
     commit: Commit = "",
 ) -> None:
-    """W1 … W5 through us and a peer in turn, each in its own process, beside the limit."""
+    """Run W1 … W5 on us and a peer in turn, each in its own process, beside the limit."""
     from ridgeline.bench.setup import Peer
     from ridgeline.bench.tables import side_by_side
 
@@ -130,7 +132,7 @@ def compare(
     names = tuple(name for name in only.split(",") if name)
     other = Peer(name=peer, path=peer_path, python=peer_python, model=peer_model, extra=json_object(peer_extra))
     sides, failed = [], False
-    for outcome in setup.compare(names, other):  # written as soon as one side is done: the other may yet fail
+    for outcome in setup.compare(names, other):  # written as soon as one side is done, because the other may still fail
         _save(outcome, out)
         sides.append(outcome.records)
         failed |= outcome.failed
@@ -145,11 +147,11 @@ def kernels(
     op: Annotated[str, typer.Option(help="Only ops whose name contains this.")] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; default: bfloat16 on a GPU.")] = "",
     device: Device = "auto",
-    real: Annotated[bool | None, typer.Option(help="Shapes of real models too; default: on a GPU.")] = None,
+    real: Annotated[bool | None, typer.Option(help="Also time shapes of real models (default: on a GPU).")] = None,
     out: Out = RESULTS,
     commit: Commit = "",
 ) -> None:
-    """Every op's implementations on the cases its tests use: checked, then timed."""
+    """Check and time every op's implementations on the cases that its tests use."""
     from ridgeline.bench.results import append
     from ridgeline.bench.setup import kernels as measure
     from ridgeline.bench.tables import kernels as table
@@ -167,11 +169,11 @@ def diff(
     files: Annotated[list[Path] | None, typer.Argument(help="A.jsonl B.jsonl; or one file and --commits.")] = None,
     commits: Annotated[str, typer.Option(help="Two commits A,B whose results are compared.")] = "",
     run: Annotated[tuple[str, str] | None, typer.Option(help="Two shell commands, run in turn instead.")] = None,
-    pairs: Annotated[int, typer.Option(min=5, help="Number of runs of each command.")] = 30,
-    threshold: Annotated[float, typer.Option(min=0, help="Differences up to this share are none.")] = 0.02,
+    pairs: Annotated[int, typer.Option(min=5, help="Runs of each command.")] = 30,
+    threshold: Annotated[float, typer.Option(min=0, help="Differences up to this share count as none.")] = 0.02,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds one run may take.")] = 600,
 ) -> None:
-    """Is B faster, slower, or no different? Exit code 1 if anything is slower."""
+    """Compare A and B: faster, slower, or no different. Exit code 1 if anything is slower."""
     from ridgeline.bench import diff as differ
     from ridgeline.bench.noise import compare, in_turn
     from ridgeline.bench.results import read
@@ -200,7 +202,7 @@ def report(
     results: Annotated[list[Path], typer.Argument(help="Result files (.jsonl).")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
-    """One self-contained HTML page: roofline, workloads beside limit and peers, history, tables."""
+    """Write one self-contained HTML page: roofline, workloads beside limit and peers, history, tables."""
     from ridgeline.bench.report import write
     from ridgeline.bench.results import read
 

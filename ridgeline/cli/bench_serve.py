@@ -1,4 +1,4 @@
-"""`ridgeline bench serve`: load on servers that speak OpenAI's API, running ones or some that it starts."""
+"""`ridgeline bench serve`: load on servers that speak OpenAI's API, which run already or are started for it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ DEFAULT_COUNT = 200
 
 
 def serve(
-    url: Annotated[str, typer.Option(help="The server's address.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
     start: Annotated[
         list[str] | None,
         typer.Option(
-            help="Measure a server started here instead: ridgeline or vllm, flags may follow; several in turn."
+            help="Start a server here and measure it: ridgeline or vllm, followed by its flags; several run in turn."
         ),
     ] = None,
     model: Annotated[
@@ -46,37 +46,44 @@ def serve(
     peer_python: Annotated[str, typer.Option(help="vLLM's Python, if it lives in its own environment.")] = "",
     logs: Annotated[Path | None, typer.Option(help="Folder for the logs of servers started here.")] = None,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that a server started here may need.")] = 600.0,
-    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = "",
+    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="API key, sent as a bearer token.")] = "",
     rate: Annotated[str, typer.Option(help="Requests a second; 1,2,4 for a curve; inf: all at once.")] = "",
-    burstiness: Annotated[float, typer.Option(help="Evenness of arrivals: 1 Poisson, below burstier, inf even.")] = 1.0,
+    burstiness: Annotated[
+        float, typer.Option(help="Burstiness of arrivals: 1 Poisson, below burstier, inf even.")
+    ] = 1.0,
     num_requests: Annotated[
-        int, typer.Option(min=0, help="Requests at each rate (default 200, or what --duration is).")
+        int, typer.Option(min=0, help="Requests of each rate (default: 200, or as many as --duration takes).")
     ] = 0,
     duration: Annotated[float, typer.Option(min=0, help="Seconds in which requests of a rate leave.")] = 0.0,
     input_len: Annotated[str, typer.Option(help="Tokens: N, LOW:HIGH, or MEAN,DEVIATION[,MAX] (lognormal).")] = "512",
     output_len: Annotated[str, typer.Option(help="Tokens, in the same forms.")] = "128",
     trace: Annotated[Path | None, typer.Option(help="JSON lines: timestamp, lengths or prompt of requests.")] = None,
     shared_prefix: Annotated[
-        str, typer.Option(help="TOKENS[,GROUPS] that requests begin with, beside their own.")
+        str, typer.Option(help="TOKENS[,GROUPS]: tokens that requests begin with, in groups that share them.")
     ] = "",
-    vocab_size: Annotated[int, typer.Option(min=0, help="Random ids are below; default: what the server says.")] = 0,
+    vocab_size: Annotated[
+        int, typer.Option(min=0, help="Random ids are below this (default: what the server says).")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Seed of every draw.")] = 0,
     endpoint: Annotated[str, typer.Option(help="completions (token ids) or chat (words).")] = "completions",
-    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, help="Temperature of sampling.")] = 0.0,
     ignore_eos: Annotated[bool, typer.Option(help="Answers have exactly the length asked for.")] = True,
-    extra: Annotated[str, typer.Option(help="JSON object of further body fields; null takes one of ours out.")] = "",
+    extra: Annotated[str, typer.Option(help="JSON object of further body fields; null removes one of ours.")] = "",
     slo: Annotated[str, typer.Option(help="ttft=200,itl=20,tpot=…,e2e=… in ms: goodput counts what meets all.")] = "",
     max_concurrency: Annotated[int, typer.Option(min=0, help="Requests open at once; 0: as many as there are.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds a request may take.")] = 600.0,
-    within: Annotated[float, typer.Option(min=0, help="Seconds for everything; what does not fit is left out.")] = 0.0,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests sent before, one by one, not counted.")] = 2,
-    client_processes: Annotated[int, typer.Option(min=1, help="Processes that send.")] = 1,
+    within: Annotated[
+        float, typer.Option(min=0, help="Seconds for the whole run; rates that do not fit are left out (0: no limit).")
+    ] = 0.0,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests sent first, one by one, and not counted.")] = 2,
+    client_processes: Annotated[int, typer.Option(min=1, help="Processes that send requests.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Results are appended to this file, rate by rate.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture of the curves (.svg; .png needs matplotlib).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
     commit: Annotated[str, typer.Option(help="Recorded with the results; default: what git says.")] = "",
 ) -> None:
-    """Open-loop load: requests leave at their time, whatever the server does. Exit code 1 if any failed."""
+    """Measure servers under open-loop load: requests leave at their time, whatever the server does. Exit code 1 if any
+    request failed."""
     for package in ("httptools", "msgspec"):
         if importlib.util.find_spec(package) is None:
             raise InvalidConfig(f"this needs {package}, which is not installed; pip install 'ridgeline[serve]'.")
@@ -150,7 +157,7 @@ def _starts(
     texts: Sequence[str], model: str, dummy: bool, peer_path: Path | None, peer_python: str, logs: Path | None,
     timeout: float, spare: Path,
 ) -> Sequence[Target]:  # fmt: skip
-    """spare: an empty folder, for a model that has to be completed."""
+    """Return the servers to start. `spare` is an empty folder, for a model that has to be completed."""
     from ridgeline.bench.runner import Where
     from ridgeline.bench.serving import vocabulary
     from ridgeline.bench.serving.start import Site, Start
@@ -178,7 +185,7 @@ def _bar() -> Progress:
 
 
 def _watched(bar: Progress, label: str) -> OnProgress:
-    """A rate's name, its requests, and how many of them have ended → the bar of that rate."""
+    """Return the function that draws progress: it gets a rate's name, its requests, and how many of them have ended."""
     waiting: list[Any] = [bar.add_task(f"{label} starts".strip(), total=None)]
     tasks: dict[str, Any] = {}
 
@@ -194,7 +201,8 @@ def _watched(bar: Progress, label: str) -> OnProgress:
 
 @dataclass
 class _Notes:
-    """Writes down what is found when it is found: the next rate may be one too many. local: servers run here."""
+    """The notes of a run, written as soon as something is found, because the next rate may be one too many. `local`
+    says that the servers run on this machine."""
 
     out: Path | None
     plot: Path | None

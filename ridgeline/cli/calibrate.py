@@ -1,4 +1,4 @@
-"""`ridgeline calibrate`: measure what this machine reaches, for limits that mean something here."""
+"""`ridgeline calibrate`: measure the rates of this machine, so that limits mean something here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def calibrate(
 
 
 def human(value: float, unit: str) -> str:
-    """With the prefix that suits: 4.42 TB/s, 0.88 µs."""
+    """Return the value with the prefix that suits: 4.42 TB/s, 0.88 µs."""
     if unit == "s":
         return f"{value * 1e6:.2f} µs"
     for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):

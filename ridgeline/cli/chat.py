@@ -27,7 +27,8 @@ def chat(
 
     with LLM(**engine) as llm:
         messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
-        llm.chat_prompt([*messages, {"role": "user", "content": "?"}])  # no template: say so before anyone types
+        # without a template this fails before anyone types
+        llm.chat_prompt([*messages, {"role": "user", "content": "?"}])
         if not quiet:
             print(describe(llm), file=sys.stderr)
         params = merge_sampling(llm, sampling)
@@ -46,7 +47,7 @@ def chat(
 
 
 def _lines() -> Any:
-    """What the user types, line by line, until end of input; blank lines are skipped."""
+    """Yield what the user types, line by line, until the end of input. Blank lines are skipped."""
     while True:
         try:
             text = input("> " if sys.stdin.isatty() else "")

@@ -1,4 +1,4 @@
-"""`ridgeline compile`: a model's GPU kernels, compiled before they are needed, on any machine."""
+"""`ridgeline compile`: compile a model's GPU kernels before they are needed, on any machine."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ from ridgeline.core.config import DEFAULT_BLOCK_SIZE, DTYPES
 from ridgeline.core.errors import InvalidConfig
 
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}
-LARGE = ("sm_80", "sm_90", "sm_100", "gfx942")  # of which most GPUs have the memory for the engine's largest steps
+# most GPUs of these kinds have the memory for the engine's largest steps
+LARGE = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 
 def compile(
     model: str = typer.Argument(..., help="Folder, config.json or hub id. Weights are not needed."),
-    arch: str = typer.Option(..., "--arch", help="GPU architecture to compile for, such as sm_90 or gfx942."),
+    arch: str = typer.Option(..., "--arch", help="Architecture to compile for, such as sm_90 or gfx942."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-    max_model_len: int = typer.Option(None, help="As the engine will be started with."),
-    max_num_seqs: int = typer.Option(256, help="As the engine will be started with."),
-    max_num_batched_tokens: int = typer.Option(None, help="As the engine will be started with; default: its own."),
-    block_size: int = typer.Option(DEFAULT_BLOCK_SIZE["cuda"], help="As the engine will be started with."),
-    deterministic: bool = typer.Option(False, help="As the engine will be started with."),
+    max_model_len: int = typer.Option(None, help="Value that the engine will be started with."),
+    max_num_seqs: int = typer.Option(256, help="Value that the engine will be started with."),
+    max_num_batched_tokens: int = typer.Option(
+        None, help="Value that the engine will be started with; default: its own."
+    ),
+    block_size: int = typer.Option(DEFAULT_BLOCK_SIZE["cuda"], help="Value that the engine will be started with."),
+    deterministic: bool = typer.Option(False, help="Value that the engine will be started with."),
     multiprocessors: int = typer.Option(
-        None, help="Multiprocessors of the GPU; default: those of the largest common one of its kind."
+        None, help="Multiprocessors of the GPU (default: of the largest common one of its kind)."
     ),
     processes: int = typer.Option(min(8, os.cpu_count() or 1), min=1, help="Processes that compile at the same time."),
     as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
 ) -> None:
     """Compile a model's kernels into Triton's cache, without a GPU, so that the engine starts faster.
 
-    They are found by the same versions of Ridgeline and Triton on any machine whose cache (TRITON_CACHE_DIR, else
-    ~/.triton/cache) has the same path, as in a container's image: Triton notes its files' full paths.
+    The same versions of Ridgeline and Triton find them on any machine whose cache (TRITON_CACHE_DIR, else
+    ~/.triton/cache) has the same path, as in a container's image, because Triton notes its files' full paths.
     """
     config = read_config(model)
     if dtype != "auto" and dtype not in DTYPES:

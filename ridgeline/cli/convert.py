@@ -1,4 +1,4 @@
-"""`ridgeline convert`: a model checked, and written as a folder of safetensors."""
+"""`ridgeline convert`: check a model, and write it as a folder of safetensors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def convert(
     source: str = typer.Argument(..., help="Folder, GGUF file or hub id."),
     target: Path = typer.Argument(None, help="Folder to write; it must not exist."),
     dtype: str = typer.Option("auto", help="auto (as it is), float32, bfloat16 or float16."),
-    shard_size: str = typer.Option("5GB", help="The most that one file holds, as 5GB, 500MB or 1GiB."),
+    shard_size: str = typer.Option("5GB", help="Largest size of one file, such as 5GB, 500MB or 1GiB."),
     check: bool = typer.Option(False, "--check", help="Only check, and write nothing."),
     as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
 ) -> None:
     """Check a model as the loader does, and that its values are numbers; write it as safetensors in shards.
 
-    The folder appears when it is complete. A GGUF file is dequantized, and its tokenizer and templates written out.
+    The folder appears when it is complete. A GGUF file is dequantized, and its tokenizer and templates are written out.
     """
     if check == (target is not None):
         raise InvalidConfig("convert needs a folder to write to, or --check and none.")

@@ -1,4 +1,4 @@
-"""`ridgeline eval`: how good a model's predictions are, and what a change to it costs."""
+"""`ridgeline eval`: measure how good a model's predictions are, and what a change to it costs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ app = typer.Typer(
     help="Measure how good predictions are: perplexity, tasks, the cost of a change.", no_args_is_help=True
 )
 
-Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Texts; of a .jsonl file each line's `text`.")]
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help="Texts; in a .jsonl file the `text` of each line.")
+]
 Window = Annotated[int | None, typer.Option(help="Tokens read at once (default: 1024, or what the context holds).")]
 Stride = Annotated[int | None, typer.Option(help="Tokens the window advances by (default: half the window).")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
@@ -49,7 +51,7 @@ def perplexity(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Perplexity and bits per byte of texts, each and together, in windows that overlap."""
+    """Measure perplexity and bits per byte of texts, each and together, in windows that overlap."""
     options = _llm_options(extra, model=model, dtype=dtype, device=device)
     from ridgeline.bench.quality.documents import read_file  # torch takes seconds to import; usage errors need not wait
 
@@ -102,7 +104,7 @@ def harness(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Tasks of lm-evaluation-harness, which comes with the extra `eval`."""
+    """Run tasks of lm-evaluation-harness, which comes with the extra `eval`."""
     names = [task.strip() for task in tasks.split(",") if task.strip()]
     options = _llm_options(extra, model=model, dtype=dtype, device=device)
     if not names:
@@ -126,8 +128,8 @@ def harness(
 @app.command()
 def compare(
     files: Files,
-    candidate: Annotated[str, typer.Option(help="JSON object of arguments for our engine: what changes.")],
-    baseline: Annotated[str, typer.Option(help="The same of what it is compared with.")] = "{}",
+    candidate: Annotated[str, typer.Option(help="JSON object of arguments for our engine: the change to measure.")],
+    baseline: Annotated[str, typer.Option(help="JSON object of arguments for the engine it is compared with.")] = "{}",
     model: Model = "",
     window: Window = None,
     stride: Stride = None,
@@ -136,7 +138,8 @@ def compare(
     as_json: Json = False,
     out: Annotated[Path, typer.Option(help="Append the figures to this result file.")] = QUALITY,
 ) -> None:
-    """What a change costs: perplexity of both, KL divergence per token (from below), share of equal greedy tokens."""
+    """Measure what a change costs: perplexity of both, KL divergence per token (a lower bound), share of equal greedy
+    tokens."""
     sides = [_llm_options(text, model=model, device=device) for text in (baseline, candidate)]
     from ridgeline.bench.quality.documents import read_file
 
@@ -154,7 +157,7 @@ def compare(
 
 
 def _llm_options(text: str, **defaults: Any) -> dict[str, Any]:
-    """A JSON object of LLM's arguments, over the defaults. Raises InvalidConfig for what is none."""
+    """Return a JSON object of LLM's arguments, over the defaults. Raise InvalidConfig if it is none."""
     given = json_object(text)
     unknown = sorted(given.keys() - {field.name for field in dataclasses.fields(LLMConfig)})
     if unknown:
@@ -181,7 +184,7 @@ def _comparison_table(title: str, found: list[Comparison]) -> Table:
 
 
 def _columns(title: str, names: Sequence[str]) -> Table:
-    """A name, then figures; it fits a terminal of 80 columns."""
+    """Return a table of a name and figures that fits a terminal of 80 columns."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(names):
         figure = number > 0

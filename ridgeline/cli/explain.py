@@ -1,4 +1,4 @@
-"""`ridgeline explain`: a step op by op, with what limits each. The model's weights are not needed."""
+"""`ridgeline explain`: show a step op by op, with the limit of each. The model's weights are not needed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def explain(
     model: str = typer.Argument(..., help="Folder, config.json or hub id."),
     gpu: str = typer.Option(..., "--gpu", help="Device, such as H200."),
     batch: int = typer.Option(1, help="Requests that decode one token each."),
-    context: int = typer.Option(1024, help="Tokens each of them has cached, the new one included."),
+    context: int = typer.Option(1024, help="Cached tokens of each of them, the new one included."),
     prefill: int = typer.Option(0, help="Tokens of a prompt that runs in the same step."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16, fp8, int8 or int4."),
-    kv_dtype: str = typer.Option(None, help="The KV cache's; default: the activations'."),
-    datasheet: bool = typer.Option(False, "--datasheet", help="The maker's rates even where measured ones are known."),
+    kv_dtype: str = typer.Option(None, help="Type of the KV cache (default: the activations')."),
+    datasheet: bool = typer.Option(False, "--datasheet", help="Use the maker's rates even if measured ones are known."),
     measure: bool = typer.Option(False, "--measure", help="Time every op at its shape on this machine."),
     device: str = typer.Option("auto", help="Device to measure on: auto, cpu, cuda or cuda:N."),
     as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
@@ -45,9 +45,11 @@ def explain(
 
 
 def _measure(spec: ModelSpec, shape: StepShape, device: str, dtype: str) -> dict[str, float]:
-    """Seconds of one call of every op. Raises InvalidConfig for a dtype the ops do not run in."""
+    """Return the seconds of one call of every op. Raise InvalidConfig for a dtype that the ops do not run in."""
     if dtype not in DTYPES:
-        raise InvalidConfig(f"--measure runs the ops, which know {', '.join(DTYPES)}; {dtype} has only limits yet.")
+        raise InvalidConfig(
+            f"--measure runs the ops, which support {', '.join(DTYPES)}; {dtype} has only limits so far."
+        )
     from ridgeline.bench.profile.ops import measure_step_ops
     from ridgeline.defaults import choose_device  # torch takes seconds to import
 
@@ -55,7 +57,7 @@ def _measure(spec: ModelSpec, shape: StepShape, device: str, dtype: str) -> dict
 
 
 def table(rows: Sequence[ExplainRow]) -> Table:
-    """Rows for a terminal; measured columns appear where something was measured."""
+    """Return the rows for a terminal. Measured columns appear if something was measured."""
     with_times = any(row.measured is not None for row in rows)
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("op", no_wrap=True)

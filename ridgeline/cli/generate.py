@@ -50,7 +50,7 @@ def generate(
 
 
 def read_prompts(given: list[str], file: Path | None) -> list[str]:
-    """The prompts of the command line: arguments, `-` for standard input, a file. Raises InvalidRequest."""
+    """Return the prompts of the command line: arguments, `-` for standard input, a file. Raise InvalidRequest."""
     texts = [_read_text("standard input", sys.stdin.buffer.read()) if text == "-" else text for text in given]
     if file is not None:
         try:
@@ -65,19 +65,19 @@ def read_prompts(given: list[str], file: Path | None) -> list[str]:
 
 
 def merge_sampling(llm: LLM, given: dict[str, Any]) -> SamplingParams:
-    """The model's recommended parameters, overridden by what the user set."""
+    """Return the model's recommended parameters, overridden by what the user set."""
     return llm.get_default_sampling_params().replace(**{**CLI_DEFAULTS, **given})
 
 
 def describe(llm: LLM) -> str:
-    """One line about what was loaded and how much fits."""
+    """Return one line about what was loaded and how much fits."""
     a = llm.assembly
     name = str(llm.config.model) or "embedded model"
     return f"{name} ({a.model.spec.architecture}, {a.dtype} on {a.device}): {a.memory}."
 
 
 def stream_to_stdout(llm: LLM, prompt: Any, params: SamplingParams, *, echo: bool = True) -> RequestOutput:
-    """Print a completion as it is written; returns the whole output."""
+    """Print a completion as it is written, and return the whole output."""
     if echo and isinstance(prompt, str):
         print(prompt, end="", flush=True)
     output = None
@@ -90,7 +90,8 @@ def stream_to_stdout(llm: LLM, prompt: Any, params: SamplingParams, *, echo: boo
 
 
 def stats_line(outputs: list[RequestOutput], run: Headroom) -> str:
-    """Prompt and output tokens, time to the first token, output tokens per second, and how near the limit that is."""
+    """Return a line with prompt and output tokens, time to the first token, output tokens per second, and how near the
+    limit that is."""
     stats = [c.metrics for output in outputs for c in output.outputs if c.metrics is not None]
     prompt, output = sum(len(o.prompt_token_ids) for o in outputs), sum(s.output_tokens for s in stats)
     started, ended = min(s.arrival for s in stats), max(s.finished for s in stats)
@@ -104,7 +105,7 @@ def stats_line(outputs: list[RequestOutput], run: Headroom) -> str:
 
 
 def as_record(output: RequestOutput) -> dict[str, Any]:
-    """A request's outcome for machines. Times in seconds."""
+    """Return a request's outcome for machines, with times in seconds."""
     return {
         "prompt": output.prompt,
         "prompt_tokens": len(output.prompt_token_ids),

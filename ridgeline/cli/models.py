@@ -1,4 +1,4 @@
-"""`ridgeline models`: which architectures run, and what a model folder holds."""
+"""`ridgeline models`: list the architectures that run, or describe the contents of a model folder."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def models(
 
 
 def list_architectures() -> dict[str, str]:
-    """Architecture (as config.json names it) → the families that name it."""
+    """Return architecture (as config.json names it) → the families that name it."""
     from ridgeline.models import descriptions
 
     return {name: f"{families}: {what}" for name, (families, what) in descriptions().items()}
 
 
 def describe(model: str) -> dict[str, object]:
-    """What a model is made of, from its config alone. Raises ModelLoadError."""
+    """Return what a model is made of, from its config alone. Raise ModelLoadError."""
     from ridgeline.defaults import choose_device, choose_dtype
     from ridgeline.weights.loader import read_model_config, resolve_model  # imports torch
 
@@ -59,7 +59,7 @@ def describe(model: str) -> dict[str, object]:
 
 
 def count_parameters(spec: ModelSpec) -> int:
-    """Parameters of the network a spec describes, counted on a device that allocates nothing."""
+    """Return the parameters of the network that a spec describes, counted on a device that allocates nothing."""
     from ridgeline.weights.loader import empty_decoder
 
     return sum(parameter.numel() for parameter in empty_decoder(spec).parameters())

@@ -1,7 +1,7 @@
 """Command-line options derived from the fields of the configuration dataclasses.
 
-A command is written with two parameters, `engine` and `sampling`; `with_options` replaces them by one option per
-field listed here and builds the objects from what the user gave.
+A command is written with two parameters, `engine` and `sampling`. `with_options` replaces them by one option per field
+listed here and builds the objects from what the user gave.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from ridgeline.core.request import SamplingParams
 ENGINE_HELP = {
     "model": "Model folder or Hugging Face hub id; the embedded model when none is given.",
     "revision": "Branch, tag or commit of a hub model.",
-    "dtype": "auto (the checkpoint's own, or float32 on a CPU without bfloat16's), float32, bfloat16 or float16.",
+    "dtype": "auto (the checkpoint's own, or float32 on a CPU without bfloat16), float32, bfloat16 or float16.",
     "device": "auto, cpu, cuda or cuda:N.",
     "max_model_len": "Longest prompt + output, in tokens.",
     "max_num_seqs": "Requests that run at once.",
-    "max_num_batched_tokens": "Tokens one step runs at most.",
+    "max_num_batched_tokens": "Most tokens that one step runs.",
     "gpu_memory_utilization": "Share of the GPU's memory to use.",
     "kv_cache_memory": "Bytes for the KV cache, instead of a share.",
     "block_size": "Tokens per KV cache block.",
     "enable_prefix_caching": "Reuse the KV cache of equal prompt beginnings.",
     "scheduling_policy": "fcfs or priority.",
-    "itl_target": "Milliseconds that a step with prompts takes at most while requests decode (0: any).",
-    "seed": "Seed for requests that bring none.",
+    "itl_target": "Milliseconds that a step with prompts may take while requests decode (0: no limit).",
+    "seed": "Seed for requests that have none of their own.",
     "load_format": "auto, safetensors, or dummy (random weights).",
-    "quantization": "int8: round weights at load, one scale per output channel; w8a8: activations, too (CPU only).",
+    "quantization": "int8: round weights, with one scale per output channel; w8a8: round activations too (CPU only).",
     "enforce_eager": "Launch ops one by one instead of replaying CUDA graphs.",
-    "deterministic": "The same bits for a request whatever runs beside it (GPU only; slower).",
-    "cascade": "Requests with a common beginning read its cached keys together (default: on a GPU).",
+    "deterministic": "Give a request the same bits whatever runs beside it (GPU only; slower).",
+    "cascade": "Let requests with a common beginning read its cached keys together (default: on a GPU).",
     "debug_checks": "Compare engine and device state at every step (slow).",
 }
 
@@ -50,7 +50,7 @@ SAMPLING_HELP = {
     "top_k": "Keep the k likeliest tokens (0: all).",
     "top_p": "Keep the likeliest tokens that together reach p.",
     "min_p": "Drop tokens less likely than p times the likeliest.",
-    "typical_p": "Keep this share of the probability, of the tokens that tell about as much as is to be expected.",
+    "typical_p": "Keep the tokens of about average information content that together have this probability.",
     "repetition_penalty": "Above 1 discourages tokens already seen.",
     "presence_penalty": "Subtracted once from tokens already written.",
     "frequency_penalty": "Subtracted per occurrence from tokens already written.",
@@ -62,18 +62,19 @@ SAMPLING_HELP = {
     "stop": "Text that ends the output (may be repeated).",
     "stop_token_ids": "Token id that ends the output (may be repeated).",
     "seed": "Seed of the random draws: same seed, same text.",
-    "logprobs": "Report the log-probabilities of so many likeliest tokens (with --json).",
+    "logprobs": "Report the log-probabilities of this many of the likeliest tokens (with --json).",
 }
 
 CLI_DEFAULTS: Mapping[str, Any] = {"max_tokens": 256}
 
-SAMPLING_NAMES = {"seed": "sampling_seed"}  # both objects have a seed
+SAMPLING_NAMES = {"seed": "sampling_seed"}  # both objects have a field named seed
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give `command(…, engine: dict, sampling: dict)` the options above.
 
-    `engine` gets every engine field; `sampling` only what the user set, so that the model's own defaults can fill in.
+    `engine` gets every engine field. `sampling` gets only what the user set, so that the model's own defaults fill in
+    the rest.
     """
 
     @functools.wraps(command)
@@ -96,8 +97,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 def option(
     owner: type, field_name: str, text: str, panel: str, *, unset: bool = False, envvar: str | None = None
 ) -> inspect.Parameter:
-    """One option. panel: of the help. unset: its default is None, meaning "not given", and the help names the real
-    default. envvar: gives it where the command line does not."""
+    """Return one option. `panel` is its panel in the help.
+
+    With `unset` its default is None, meaning "not given", and the help names the real default. `envvar` is the
+    environment variable that sets it if the command line does not.
+    """
     field = next(f for f in dataclasses.fields(owner) if f.name == field_name)
     kind = _plain_type(typing.get_type_hints(owner)[field_name])
     name = SAMPLING_NAMES.get(field_name, field_name) if owner is SamplingParams else field_name
@@ -122,8 +126,8 @@ def option(
 
 
 def _plain_type(hint: Any) -> Any:
-    """A type typer understands: unions lose None and all but their last member, literals become their type, tuples
-    lists."""
+    """Return a type that typer understands: unions lose None and all but their last member, literals become their type,
+    and tuples become lists."""
     origin = typing.get_origin(hint)
     if origin is tuple:
         return list[typing.get_args(hint)[0]]  # type: ignore[misc]
@@ -137,7 +141,7 @@ def _plain_type(hint: Any) -> Any:
 
 
 def json_object(text: str, what: str = "further arguments") -> dict[str, Any]:
-    """The object that a JSON option holds; an empty text is an empty one. Raises InvalidConfig."""
+    """Return the object that a JSON option holds. An empty text is an empty object. Raise InvalidConfig."""
     try:
         value = json.loads(text or "{}")
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`ridgeline plan`: what a deployment will do, from the model's config alone."""
+"""`ridgeline plan`: predict a deployment from the model's config alone."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def plan(
     gpu: str = typer.Option(..., "--gpu", help="Device, or several to compare: H200,A100."),
     tp: int = typer.Option(1, help="Devices that share each layer (tensor parallelism)."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16, fp8, int8 or int4."),
-    kv_dtype: str = typer.Option(None, help="The KV cache's; default: the activations'."),
+    kv_dtype: str = typer.Option(None, help="Type of the KV cache (default: the activations')."),
     input_tokens: int = typer.Option(1024, "--input", help="Tokens of a prompt."),
     output_tokens: int = typer.Option(256, "--output", help="Tokens of an answer."),
     slo_ttft: float = typer.Option(None, help="Longest time to the first token, in ms."),
     slo_itl: float = typer.Option(None, help="Longest mean time between tokens, in ms."),
     price_per_hour: float = typer.Option(None, help="Price of one device for an hour, in any currency."),
     utilization: float = typer.Option(0.9, help="Share of the device's memory to use."),
-    datasheet: bool = typer.Option(False, "--datasheet", help="The maker's rates even where measured ones are known."),
+    datasheet: bool = typer.Option(False, "--datasheet", help="Use the maker's rates even if measured ones are known."),
     plot: Path = typer.Option(None, help="Draw throughput over latency into this file."),
     as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
 ) -> None:
@@ -62,7 +62,7 @@ def plan(
 
 
 def record(one: Plan) -> dict[str, Any]:
-    """A plan for machines. Bytes per device, times in seconds."""
+    """Return a plan for machines. Bytes are per device, and times in seconds."""
     return {
         "hardware": one.deployment.hardware.name,
         "rates": one.deployment.hardware.source,
@@ -120,7 +120,7 @@ def _print_points(points: Sequence[Point], best: Point | None) -> None:
 
 
 def draw(plans: Sequence[Plan], path: Path) -> None:
-    """Output tokens per second over mean time between tokens, one line per device. Raises InvalidConfig."""
+    """Draw output tokens per second over mean time between tokens, one line per device. Raise InvalidConfig."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

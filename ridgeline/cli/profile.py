@@ -1,4 +1,4 @@
-"""`ridgeline profile`: where the time and memory of a real run go."""
+"""`ridgeline profile`: show where the time and memory of a real run go."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def profile(
     model: str = typer.Argument(..., help="Model folder or hub id; '' is the embedded model."),
     prompts: list[str] = typer.Argument(None, metavar="[PROMPT]...", help="Texts to complete; else random tokens."),
-    batch: int = typer.Option(8, help="Requests at once, of random tokens."),
-    input_tokens: int = typer.Option(128, "--input", help="Prompt tokens of each."),
-    output_tokens: int = typer.Option(32, "--output", help="Output tokens of each."),
+    batch: int = typer.Option(8, help="Requests of random tokens at once."),
+    input_tokens: int = typer.Option(128, "--input", help="Prompt tokens of each request."),
+    output_tokens: int = typer.Option(32, "--output", help="Output tokens of each request."),
     out: Path = typer.Option(..., help="Folder for trace.json, flame.svg, memory.json, summary.txt."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
@@ -59,7 +59,7 @@ def profile(
 
 
 def _workload(llm: LLM, prompts: list[str], batch: int, inputs: int, outputs: int) -> Any:
-    """The run to profile, the same tokens every time."""
+    """Return the run to profile, with the same tokens every time."""
     params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
     if prompts:
         return lambda: llm.generate(prompts, params, use_tqdm=False)

@@ -1,6 +1,6 @@
-"""`ridgeline serve`: a server with OpenAI's API, and gRPC beside it.
+"""`ridgeline serve`: run a server with OpenAI's API, and gRPC beside it.
 
-One option per field of `ServeConfig` and of `LLMConfig`; a YAML file may give the same, under the same names.
+There is one option per field of `ServeConfig` and of `LLMConfig`. A YAML file may give the same, under the same names.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from ridgeline.serving.processes.supervisor import Supervisor
 
 SERVE_HELP = {
-    "host": "Address to listen on; 0.0.0.0 for all of this machine's.",
+    "host": "Address to listen on; 0.0.0.0 for all addresses of this machine.",
     "port": "Port of the REST API (0: any that is free).",
     "grpc_port": "Port of gRPC, which is off without it.",
-    "served_model_name": "What clients call the model (may be repeated; default: its folder's name, or its hub id).",
+    "served_model_name": "Name of the model for clients (may be repeated; default: its folder's name, or its hub id).",
     "api_key": "A key that clients must send (may be repeated; without one, none is asked for).",
-    "admin_key": "A key for what shows other clients' requests (may be repeated; default: the API keys).",
+    "admin_key": "A key for routes that show other clients' requests (may be repeated; default: the API keys).",
     "api_server_count": "Processes that face the network.",
-    "shutdown_timeout": "Seconds that running requests get to finish when the server ends.",
-    "request_timeout": "Seconds that a request may take (0: any).",
-    "queue_timeout": "Seconds until a request's first token (0: any).",
-    "max_queue_requests": "Requests open at once, running or waiting (0: any number); more get 429.",
-    "max_queue_tokens": "Tokens of all open requests, their prompts and what they may write (0: any number).",
+    "shutdown_timeout": "Seconds for running requests to finish when the server ends.",
+    "request_timeout": "Seconds that a request may take (0: no limit).",
+    "queue_timeout": "Seconds that a request may wait for its first token (0: no limit).",
+    "max_queue_requests": "Most requests open at once, running or waiting (0: no limit); further ones get 429.",
+    "max_queue_tokens": "Most tokens of all open requests, in their prompts and possible outputs (0: no limit).",
     "stream_buffer": "Tokens that a client may be behind in reading before its request is cut.",
     "step_timeout": "Seconds without a finished step, while requests run, after which /health says so.",
     "max_body_bytes": "Longest body of a request.",
@@ -44,21 +44,22 @@ SERVE_HELP = {
     "ssl_certfile": "Certificate, for HTTPS (PEM).",
     "allowed_origins": "Origin whose pages may call the API from browsers, or * (may be repeated).",
     "chat_template": "File with a Jinja template, instead of the model's own.",
-    "generation_config": "Where sampling defaults come from: auto (the model's folder), none, or another folder.",
-    "tool_call_parser": "Form of the tool calls that the model writes: hermes (Hermes, Qwen), or none to leave them.",
-    "otlp_endpoint": "Where traces go (OpenTelemetry over gRPC).",
+    "generation_config": "Source of sampling defaults: auto (the model's folder), none, or another folder.",
+    "tool_call_parser": "Form of the model's tool calls: hermes (Hermes, Qwen), or none to leave them as text.",
+    "otlp_endpoint": "Address that traces go to (OpenTelemetry over gRPC).",
     "log_level": "debug, info, warning or error.",
     "log_json": "Log JSON objects, one a line.",
     "access_log": "Log each request.",
-    "request_breakdown": "Answers say where their time went.",
+    "request_breakdown": "Report in each answer where its time went.",
     "root_path": "Prefix that a proxy in front of the server removes.",
 }
-ENVIRONMENT = {"api_key": "RIDGELINE_API_KEY", "admin_key": "RIDGELINE_ADMIN_KEY"}  # keys in arguments show in `ps`
+# keys in arguments would show in `ps`
+ENVIRONMENT = {"api_key": "RIDGELINE_API_KEY", "admin_key": "RIDGELINE_ADMIN_KEY"}
 ENGINE_FIELDS = {field.name for field in fields(LLMConfig)} - {"skip_tokenizer_init"}
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command(…, given: dict)` an option per setting; `given` gets those that the user set."""
+    """Give `command(…, given: dict)` one option per setting. `given` gets those that the user set."""
     engine = {name: text for name, text in ENGINE_HELP.items() if name != "model"}
 
     @functools.wraps(command)
@@ -94,11 +95,13 @@ def serve(
 
 
 def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
-    """A supervisor with its sockets open. source: of settings, for complaints. Raises InvalidConfig or
-    ModelLoadError."""
+    """Return a supervisor with its sockets open. `source` names the origin of the settings in complaints.
+
+    Raise InvalidConfig or ModelLoadError.
+    """
     msgspec = _server_package("msgspec")
     engine = {name: value for name, value in settings.items() if name in ENGINE_FIELDS}
-    LLMConfig(**engine)  # complains of what no engine could use
+    LLMConfig(**engine)  # complains about settings that no engine could use
     own = {name: value for name, value in settings.items() if name not in ENGINE_FIELDS}
     try:
         serve_config: ServeConfig = msgspec.convert({**own, "engine": engine}, ServeConfig)
@@ -118,7 +121,8 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Settings by name. A dash in a name is as good as an underscore, and a text as good as a list with one."""
+    """Return the settings by name. A dash in a name is as good as an underscore, and a text as good as a list with one
+    item."""
     yaml = _server_package("yaml")
     try:
         content = yaml.safe_load(path.read_text())
@@ -143,7 +147,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _server_package(name: str) -> Any:
-    """Raises InvalidConfig where the server's packages are not installed."""
+    """Return a module of the server. Raise InvalidConfig if the server's packages are not installed."""
     try:
         return __import__(name)
     except ModuleNotFoundError as error:

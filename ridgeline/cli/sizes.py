@@ -1,4 +1,4 @@
-"""What `explain` and `plan` share: reading a config without the model, the hardware, and numbers a person can read."""
+"""Helpers that `explain` and `plan` share: reading a config without the model, the hardware, and readable numbers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from ridgeline.weights.formats.json_file import read_json
 
 
 def read_config(model: str) -> ModelConfig:
-    """From a folder, a config.json, a GGUF file, or a hub id (of which only config.json is fetched). Raises
-    ModelLoadError."""
+    """Return the config of a folder, a config.json, a GGUF file, or a hub id, of which only config.json is fetched.
+
+    Raise ModelLoadError.
+    """
     path = Path(model).expanduser()
     if is_gguf(path):
         return gguf_model_config(path)
@@ -40,7 +42,8 @@ def _from_hub(model: str) -> Path:
 
 
 def read_hardware(gpu: str, datasheet: bool) -> Hardware:
-    """Rates from this user's calibration of that device if there is one, else as we measured, else the maker's."""
+    """Return the hardware's rates: this user's calibration of the device if there is one, else ours, else the
+    maker's."""
     hardware = find(gpu)
     if datasheet:
         return hardware
@@ -54,7 +57,8 @@ def read_hardware(gpu: str, datasheet: bool) -> Hardware:
 
 
 def _this_cpu() -> Hardware | None:
-    """This machine's processor by its calibration, which the engine too looks up by its name; None without one."""
+    """Return this machine's processor by its calibration, which the engine too looks up by its name; None without
+    one."""
     from ridgeline.defaults import choose_device  # torch takes seconds to import; it knows the number of threads
     from ridgeline.worker.machine import hardware_of
 
@@ -62,12 +66,12 @@ def _this_cpu() -> Hardware | None:
 
 
 def read_dtype(dtype: str, config: ModelConfig) -> str:
-    """ "auto" is the checkpoint's own. Raises InvalidConfig for an unknown one."""
+    """Return the dtype; "auto" is the checkpoint's own. Raise InvalidConfig for an unknown one."""
     return precision(config.dtype if dtype == "auto" else dtype).name
 
 
 def short(value: float, unit: str = "", digits: int = 3) -> str:
-    """1.36e10, "B" → "13.6 GB"."""
+    """Return 1.36e10 and "B" as "13.6 GB"."""
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.{digits}g} {prefix}{unit}"
@@ -75,7 +79,7 @@ def short(value: float, unit: str = "", digits: int = 3) -> str:
 
 
 def basis(hardware: Hardware, dtype: str) -> str:
-    """One line: which device, at which rates, from which source."""
+    """Return one line that says which device, at which rates, from which source."""
     p = precision(dtype)
     rate = hardware.rate(p.product_rate)
     unsure = f"; not confirmed: {', '.join(hardware.unsure)}" if hardware.unsure else ""

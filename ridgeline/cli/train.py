@@ -64,9 +64,9 @@ def pretrain(
 
 
 def _recipe() -> ModuleType:
-    """The recipe's module, imported when it is needed: torch takes seconds, and matplotlib is an extra.
+    """Return the recipe's module, imported when it is needed: torch takes seconds, and matplotlib is an extra.
 
-    Raises InvalidConfig where that extra is not installed.
+    Raise InvalidConfig if that extra is not installed.
     """
     try:
         return importlib.import_module("ridgeline.training.embedded")
@@ -77,7 +77,7 @@ def _recipe() -> ModuleType:
 
 
 def _bytes(megabytes: float | None) -> int | None:
-    """Raises InvalidConfig for what is no amount."""
+    """Return the bytes. Raise InvalidConfig for an impossible amount."""
     if megabytes is None:
         return None
     if not 0 < megabytes < float("inf"):
@@ -86,7 +86,7 @@ def _bytes(megabytes: float | None) -> int | None:
 
 
 def _device(name: str) -> torch.device:
-    """Raises InvalidConfig for a device that is not there."""
+    """Return the device. Raise InvalidConfig if it does not exist."""
     import torch
 
     if name == "auto":
@@ -96,5 +96,5 @@ def _device(name: str) -> torch.device:
     except RuntimeError as error:
         raise InvalidConfig(f"unknown device {name!r}; use auto, cpu, cuda or cuda:1.") from error
     if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
-        raise InvalidConfig(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} GPUs.")
+        raise InvalidConfig(f"device {name!r} does not exist; this machine has {torch.cuda.device_count()} GPUs.")
     return device

@@ -1,4 +1,4 @@
-"""Architectures by the name config.json gives them. A new one is one file and one line here."""
+"""The architectures, by the names that config.json gives them. A new one is one file and one line here."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ ARCHITECTURES = Registry(
 
 
 class Architecture(Protocol):
-    """What an architecture's file offers."""
+    """The interface of an architecture's file."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """config.json as a network. Raises ModelLoadError for values we cannot run."""
+        """Return config.json as a network. Raise ModelLoadError for values that we cannot run."""
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
-        """Which checkpoint tensors fill which decoder parameter."""
+        """Return which checkpoint tensors fill which decoder parameter."""
 
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture:
-    """The architecture config.json names. Raises ModelLoadError if we know none of its names."""
+    """Return the architecture that config.json names. Raise ModelLoadError if we know none of its names."""
     names = config.get("architectures")
     for name in names if isinstance(names, list) else ():
         if isinstance(name, str) and name in ARCHITECTURES:
@@ -54,7 +54,7 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
 
 
 def descriptions() -> dict[str, tuple[str, str]]:
-    """Architecture → (the families that name it, what they are): the first sentences of their files."""
+    """Return architecture → (the families that name it, what they are), from the first sentences of their files."""
     found = {}
     for name in sorted(ARCHITECTURES):
         text = sys.modules[ARCHITECTURES[name].__module__].__doc__ or ""
@@ -64,7 +64,8 @@ def descriptions() -> dict[str, tuple[str, str]]:
 
 
 def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
-    """config.json and generation_config.json (which wins where both name end-of-sequence ids) as a `ModelConfig`."""
+    """Return config.json and generation_config.json as a `ModelConfig`. The second wins if both name end-of-sequence
+    ids."""
     base, generate = Config(config), Config(generation or {})
     base.refuse("quantization_config", "only unquantized checkpoints are loaded")
     architecture = architecture_of(config)
@@ -75,6 +76,6 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         weights=architecture.weights(spec),
         dtype=checkpoint_dtype(base),
         bos_token_id=next(iter(token_ids(base, "bos_token_id")), None),
-        eos_token_ids=tuple(i for i in eos_ids if i < spec.vocab_size),  # others can never come
+        eos_token_ids=tuple(i for i in eos_ids if i < spec.vocab_size),  # other ids can never come
         sampling_defaults=sampling_defaults(generate),
     )

@@ -1,6 +1,6 @@
-"""Reading a checkpoint's config.json. Every value is checked where it is read; what we cannot run is refused.
+"""The reader of a checkpoint's config.json. Every value is checked when it is read, and what we cannot run is refused.
 
-A missing entry takes the default that Hugging Face gives it; the architecture files list those defaults.
+A missing entry takes the default that Hugging Face gives it. The architecture files list those defaults.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-MAX_NUMBER = 3.4e38  # what float32 holds
+MAX_NUMBER = 3.4e38  # the largest number of float32
 MAX_INTEGER = 2**24  # far above any real width, vocabulary or context, and no product of a few overflows a size
-MAX_COUNTS = {  # of what is built one by one, some ten times as many as any model has
+MAX_COUNTS = {  # things that are built one by one: some ten times as many as any model has
     **dict.fromkeys(("num_hidden_layers", "n_layer"), 1000),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), 4096),
 }
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
-# Sampling defaults a checkpoint may bring, under the names `SamplingParams` uses.
+# The sampling defaults that a checkpoint may bring, under the names that `SamplingParams` uses.
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What a model folder says about itself.
+    """The contents of a model folder's config files.
 
-    dtype: one of core's DTYPES (float32 if the checkpoint does not say, as in Hugging Face). eos_token_ids: any of
-    them ends a request. sampling_defaults: what generation_config.json sets among SAMPLING_DEFAULTS.
+    `dtype` is one of core's DTYPES (float32 if the checkpoint does not say, as in Hugging Face). Any of `eos_token_ids`
+    ends a request. `sampling_defaults` are what generation_config.json sets among SAMPLING_DEFAULTS.
     """
 
     spec: ModelSpec
@@ -53,7 +53,7 @@ class ModelConfig:
 
 
 class Config:
-    """A config.json dictionary (or one nested in it) with checked access; wrong values raise ModelLoadError.
+    """A config.json dictionary, or one nested in it, with checked access. Wrong values raise ModelLoadError.
 
     An absent entry and a null one are the same, except that a null hides the default.
     """
@@ -74,7 +74,7 @@ class Config:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number above 0. default: where there is none."""
+        """Return a number above 0, or `default` if there is none."""
         value = self._required(name) if default is None else self._values.get(name, default)
         value = default if value is None else value
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= MAX_NUMBER:
@@ -88,7 +88,7 @@ class Config:
         return value
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
-        """A list of so many numbers above 0."""
+        """Return a list of `count` numbers above 0."""
         value = self._required(name)
         if not isinstance(value, list) or len(value) != count:
             raise wrong(name, value, f"a list of {count} numbers")
@@ -101,14 +101,14 @@ class Config:
         return ACTIVATIONS[value]
 
     def section(self, name: str, required: bool = False) -> Config:
-        """The dictionary under `name`; empty if there is none and none is required."""
+        """Return the dictionary under `name`, which is empty if there is none and none is required."""
         value = self._required(name) if required else self._values.get(name) or {}
         if not isinstance(value, Mapping):
             raise wrong(name, value, "an object")
         return Config(value)
 
     def layer_types(self, num_layers: int) -> list[str] | None:
-        """One of LAYER_TYPES per layer, or None where the checkpoint does not say."""
+        """Return one of LAYER_TYPES for each layer, or None if the checkpoint does not say."""
         types = self._values.get("layer_types")
         if types is None:
             return None
@@ -117,7 +117,7 @@ class Config:
         return types
 
     def refuse(self, name: str, why: str) -> None:
-        """Raise if `name` is set to anything but null, false or empty."""
+        """Raise ModelLoadError if `name` is set to anything but null, false or empty."""
         if self._values.get(name):
             raise ModelLoadError(f"config.json sets {name} to {self._values[name]!r}, which is not supported: {why}.")
 
@@ -133,7 +133,10 @@ def wrong(name: str, value: object, want: str) -> ModelLoadError:
 
 
 def head_width(config: Config, width: str, heads: str) -> int:
-    """Of heads that share the model's width: the entries called so. Raises ModelLoadError where it is no whole one."""
+    """Return the width of each of the heads that share the model's width, from the entries with these names.
+
+    Raise ModelLoadError if it is not a whole number.
+    """
     total, count = config.integer(width), config.integer(heads)
     if total % count:
         raise ModelLoadError(f"config.json has {width} {total}, which its {count} heads do not divide; see {heads}.")
@@ -141,7 +144,7 @@ def head_width(config: Config, width: str, heads: str) -> int:
 
 
 def checkpoint_dtype(config: Config) -> str:
-    """`dtype`, or `torch_dtype` as it was called before."""
+    """Return `dtype`, or `torch_dtype` as it was called before."""
     value = config.raw("dtype") or config.raw("torch_dtype") or "float32"
     if value not in DTYPES:
         raise wrong("dtype", value, f"one of {', '.join(DTYPES)}")
@@ -149,7 +152,7 @@ def checkpoint_dtype(config: Config) -> str:
 
 
 def token_ids(config: Config, name: str) -> tuple[int, ...]:
-    """Ids written as one number, a list, or null."""
+    """Return the ids, which are written as one number, a list, or null."""
     value = config.raw(name)
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
@@ -158,7 +161,7 @@ def token_ids(config: Config, name: str) -> tuple[int, ...]:
 
 
 def sampling_defaults(generation: Config) -> dict[str, float]:
-    """Numbers among SAMPLING_DEFAULTS that generation_config.json sets."""
+    """Return the numbers among SAMPLING_DEFAULTS that generation_config.json sets."""
     found = {name: generation.raw(name) for name in SAMPLING_DEFAULTS if name in generation}
     for name, value in found.items():
         if not isinstance(value, (int, float)) or isinstance(value, bool):

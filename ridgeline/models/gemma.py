@@ -50,15 +50,16 @@ class Gemma3:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         values = Config(config, DEFAULTS_3)
-        if "rope_parameters" not in values:  # one rotation each for layers without and with a window
-            values.section("rope_scaling")  # complains if it is none
+        if "rope_parameters" not in values:  # one rotation for layers without a window and one for layers with it
+            values.section("rope_scaling")  # complains if it is no dictionary
             full = {"rope_theta": values.number("rope_theta"), **(values.raw("rope_scaling") or {})}
             local = {"rope_theta": values.number("rope_local_base_freq")}
             config = {**config, "rope_parameters": {"full_attention": full, "sliding_attention": local}}
         every = values.integer("sliding_window_pattern")
-        config = {**config, "attn_logit_softcapping": None}  # its configs have the entry, and its layers pass over it
+        # Gemma 3's configs have the entry, but its layers ignore it
+        config = {**config, "attn_logit_softcapping": None}
         spec = _gemma("Gemma3ForCausalLM", config, DEFAULTS_3, every=every, qk_norm=True)
-        # Here the context is the one that the scaling has made, not the one before it.
+        # Here the context is the one after the scaling, not the one before it.
         return replace(spec, max_position_embeddings=values.integer("max_position_embeddings"))
 
     weights = staticmethod(Llama.weights)
@@ -67,7 +68,7 @@ class Gemma3:
 def _gemma(
     architecture: str, config: Mapping[str, Any], defaults: Mapping[str, Any], *, every: int, qk_norm: bool = False
 ) -> ModelSpec:
-    """every: one layer in so many sees everything, where the checkpoint does not say which."""
+    """Return the spec. Unless the checkpoint says otherwise, one layer in `every` sees everything."""
     values = Config(config, defaults)
     values.refuse("use_bidirectional_attention", "only causal attention runs")
     activation = values.raw("hidden_activation") or DEFAULTS["hidden_activation"]

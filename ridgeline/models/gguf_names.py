@@ -1,6 +1,6 @@
-"""GGUF's names for what config.json and checkpoints name otherwise: its values as a config, its tensors as weights.
+"""Translation of GGUF's names to ours: its values become a config, its tensors weights.
 
-llama.cpp's conversion (convert_hf_to_gguf.py) decides what a file holds: it adds Gemma's 1 to norms, and reorders the
+llama.cpp's conversion (convert_hf_to_gguf.py) decides what a file holds. It adds Gemma's 1 to norms, and reorders the
 queries and keys of the Llama family so that pairs that rotate together are neighbours.
 """
 
@@ -41,10 +41,10 @@ _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_hea
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one of llama.cpp's architectures is written.
+    """The form of one of llama.cpp's architectures.
 
-    name: the architecture as config.json has it. norms: of a layer, by our checkpoints' names. interleaved: queries
-    and keys are reordered. config: entries beyond those of all.
+    `name` is the architecture's name in config.json. `norms` are those of a layer, by our checkpoints' names. With
+    `interleaved` queries and keys are reordered. `config` returns the entries beyond those of all architectures.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Values:
         self.gguf, self.architecture = gguf, gguf.values.get("general.architecture")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A value given per layer counts where all layers have the same."""
+        """Return a value. One that is given per layer counts only if all layers have the same."""
         value = self.gguf.values.get(f"{self.architecture}.{name}", default)
         if isinstance(value, list) and value and all(each == value[0] for each in value):
             return value[0]
@@ -73,7 +73,7 @@ class Values:
         return value
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """A number that we calculate with, at least 1. Raises ModelLoadError."""
+        """Return a number that we calculate with, at least 1. Raise ModelLoadError."""
         value = self[name] if default is None else self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ModelLoadError(
@@ -92,7 +92,7 @@ class Values:
 
 
 def gguf_model_config(path: Path) -> ModelConfig:
-    """A GGUF file as a `ModelConfig`. Raises ModelLoadError."""
+    """Return a GGUF file as a `ModelConfig`. Raise ModelLoadError."""
     try:
         return model_config(gguf_config(read_gguf(path)))
     except ModelLoadError as error:
@@ -102,7 +102,8 @@ def gguf_model_config(path: Path) -> ModelConfig:
 
 
 def gguf_config(gguf: GGUF) -> dict[str, Any]:
-    """A config.json that says the same. Raises ModelLoadError for an architecture we do not know in this form."""
+    """Return a config.json that says the same. Raise ModelLoadError for an architecture that we do not know in this
+    form."""
     values = Values(gguf)
     dialect = _dialect(values)
     if values.get("expert_count"):
@@ -112,7 +113,7 @@ def gguf_config(gguf: GGUF) -> dict[str, Any]:
         raise ModelLoadError(f"{gguf.path} has no token_embd.weight; it holds no language model.")
     if dialect.interleaved and values.head_dim % 2:
         raise ModelLoadError(
-            f"{gguf.path} has heads of {values.head_dim} dimensions, of which two and two rotate; download it again."
+            f"{gguf.path} has heads of {values.head_dim} dimensions, which must rotate in pairs; download it again."
         )
     common = {
         "architectures": [dialect.name],
@@ -134,7 +135,7 @@ def gguf_config(gguf: GGUF) -> dict[str, Any]:
 
 
 def gguf_weights(gguf: GGUF, weights: WeightMap, spec: ModelSpec) -> WeightMap:
-    """A checkpoint's `weights` as the file has them."""
+    """Return a checkpoint's `weights` as the file has them."""
     dialect = _dialect(Values(gguf))
     parts = {**_PARTS, **dialect.norms}
 
@@ -168,14 +169,15 @@ def _dialect(values: Values) -> Dialect:
 
 
 def _dtype(gguf: GGUF) -> str:
-    """Of the layers' matrices. What was quantized becomes bfloat16, whose rounding is far finer than theirs."""
+    """Return the dtype of the layers' matrices. Quantized ones become bfloat16, whose rounding is far finer than
+    theirs."""
     kinds = {info.type.name for name, info in gguf.tensors.items() if name.startswith("blk.") and len(info.shape) > 1}
     plain = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     return plain.get(kinds.pop(), "bfloat16") if len(kinds) == 1 else "bfloat16"
 
 
 def _special_ids(gguf: GGUF) -> dict[str, Any]:
-    """Chat models may end a turn (eot) otherwise than a text (eos)."""
+    """Return the special token ids. Chat models may end a turn (eot) otherwise than a text (eos)."""
     ends = [gguf.values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     ids = {"eos_token_id": [i for i in ends if i is not None]}
     bos = gguf.values.get("tokenizer.ggml.bos_token_id")
@@ -183,7 +185,7 @@ def _special_ids(gguf: GGUF) -> dict[str, Any]:
 
 
 def _rope(values: Values) -> dict[str, Any]:
-    """Llama 3.1 and Phi-3 bring a factor per rotated pair, which is LongRoPE's form."""
+    """Return the rotary entries. Llama 3.1 and Phi-3 bring a factor per rotated pair, which is LongRoPE's form."""
     found: dict[str, Any] = {"rope_theta": values.get("rope.freq_base", 10000.0)}
     width = values.whole("rope.dimension_count", values.head_dim)
     if width != values.head_dim:
@@ -248,8 +250,12 @@ def _gemma3(values: Values) -> dict[str, Any]:
 
 
 def _gemma(values: Values, largest: int) -> dict[str, Any]:
-    """The largest of a generation, known by its layers, scales scores by what a head would be wide if heads were as
-    wide as the model together; the file does not say so, and llama.cpp decides it like this, too."""
+    """Return Gemma's entries.
+
+    The largest model of a generation, which is known by its number of layers, scales scores by the model's width
+    divided by its heads, and not by the width of a head. The file does not say so, and llama.cpp decides in the same
+    way.
+    """
     is_largest = values["block_count"] == largest
     width = values.shared_width if is_largest else values.head_dim
     config = {

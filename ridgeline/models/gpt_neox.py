@@ -77,7 +77,8 @@ class GPTNeoX:
 
 
 def block_weights(spec: ModelSpec, blocks: str, parts: Mapping[str, str], others: Mapping[str, str]) -> WeightMap:
-    """Parts of every layer, and others, by our names, with their biases; q, k and v are stored head by head."""
+    """Return the weight map of parts of every layer, and of `others`, by our names and with their biases. q, k and v
+    are stored head by head."""
     names: WeightMap = {}
 
     def add(ours: str, theirs: str, bias: bool, heads: int | None = None) -> None:

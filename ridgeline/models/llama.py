@@ -10,7 +10,7 @@ from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSp
 from ridgeline.models.config import Config
 from ridgeline.models.rope import context, rope
 
-NORMS = {  # by where a layer has its norms
+NORMS = {  # by the place of a layer's norms
     "before": {"mixer_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm"},
     "after": {"mixer_post_norm": "post_attention_layernorm", "feed_forward_post_norm": "post_feedforward_layernorm"},
     "both": {
@@ -37,7 +37,7 @@ class Llama:
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
-        """Biases and query/key norms where the spec has them."""
+        """Return the weight map, with biases and query/key norms if the spec has them."""
         names: WeightMap = {
             "embed.weight": (Source(name="model.embed_tokens.weight"),),
             "final_norm.weight": (Source(name="model.norm.weight"),),
@@ -58,7 +58,10 @@ def llama_like(
     qk_norm: bool = False,
     windows: Sequence[int | None] | None = None,
 ) -> ModelSpec:
-    """RMS norms, rotary grouped-query attention, gated feed-forward. windows: per layer; None is full attention."""
+    """Return a spec with RMS norms, rotary grouped-query attention and gated feed-forward.
+
+    `windows` has one entry per layer; None is full attention.
+    """
     num_layers, num_heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
     num_kv_heads = config.integer("num_key_value_heads") if "num_key_value_heads" in config else num_heads
     head_dim = config.integer("head_dim") if "head_dim" in config else config.integer("hidden_size") // num_heads

@@ -36,7 +36,7 @@ class Qwen3:
 
 
 def windows(config: Config) -> list[int | None]:
-    """`layer_types` where the checkpoint has it, else the window on every layer from `max_window_layers` on."""
+    """Return `layer_types` if the checkpoint has it, else the window on every layer from `max_window_layers` on."""
     num_layers = config.integer("num_hidden_layers")
     if not config.boolean("use_sliding_window"):
         if "sliding_attention" in (config.layer_types(num_layers) or ()):

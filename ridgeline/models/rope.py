@@ -1,6 +1,7 @@
-"""A checkpoint's rotary embedding, in either spelling and with any of the scalings that lengthen its context.
+"""The rotary embedding of a checkpoint, in either spelling and with any of the scalings that lengthen its context.
 
-`rope_theta` and `rope_scaling`, or `rope_parameters` with all of it, whole or one per layer type.
+The spellings are `rope_theta` and `rope_scaling`, or `rope_parameters` with all of it, as a whole or one per layer
+type.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Scaling = dict[str, RopeNumber]
 
 
 def rope(config: Config, head_dim: int, layer_type: str = "full_attention") -> RopeSpec:
-    """Raises ModelLoadError for a scaling we do not know, or one that lacks its numbers."""
+    """Return the rotary embedding. Raise ModelLoadError for an unknown scaling, or one that lacks its numbers."""
     parameters = _parameters(config, layer_type)
     theta = (parameters if "rope_theta" in parameters else config).number("rope_theta")
     partial = parameters if "partial_rotary_factor" in parameters else config
@@ -37,7 +38,8 @@ def rope(config: Config, head_dim: int, layer_type: str = "full_attention") -> R
 
 
 def context(config: Config) -> int:
-    """The longest context that the checkpoint was made for: scalings by a factor lengthen the one it names."""
+    """Return the longest context that the checkpoint was made for. Scalings by a factor lengthen the one that it
+    names."""
     positions, parameters = config.integer("max_position_embeddings"), _parameters(config, "full_attention")
     match _kind(parameters):
         case "linear" | "dynamic":
@@ -64,7 +66,7 @@ def _parameters(config: Config, layer_type: str) -> Config:
 
 def _kind(parameters: Config) -> str:
     kind = parameters.raw("rope_type") or parameters.raw("type") or "default"
-    kind = "longrope" if kind == "su" else kind  # as Phi-3's first checkpoints call it
+    kind = "longrope" if kind == "su" else kind  # the name in Phi-3's first checkpoints
     if kind not in SCALINGS:
         known = ", ".join(SCALINGS)
         raise ModelLoadError(f"rotary scaling {kind!r} in config.json is not supported; known: {known}.")
@@ -72,7 +74,7 @@ def _kind(parameters: Config) -> str:
 
 
 def _scaling(kind: str, config: Config, parameters: Config, rotary_dim: int) -> Scaling:
-    """With every number that the table needs."""
+    """Return the scaling with every number that the table needs."""
     numbers: Scaling = {"rope_type": kind}
     if kind in ("linear", "dynamic", "llama3"):
         numbers["factor"] = parameters.number("factor")
@@ -119,17 +121,17 @@ def _longrope(config: Config, parameters: Config, rotary_dim: int) -> Scaling:
 
 
 def _magnitude(factor: float, mscale: float) -> float:
-    """What longer contexts make up for in the softmax's temperature (YaRN, section 3.4)."""
+    """Return the factor that makes up for longer contexts in the softmax's temperature (YaRN, section 3.4)."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _stretch(config: Config, parameters: Config) -> float:
-    """`factor`, or how much longer the context is than the one of pretraining."""
+    """Return `factor`, or how much longer the context is than that of pretraining."""
     return parameters.number("factor", config.integer("max_position_embeddings") / _original(config, parameters))
 
 
 def _original(config: Config, parameters: Config) -> int:
-    """The context of pretraining."""
+    """Return the context of pretraining."""
     for place in (parameters, config):
         if _ORIGINAL in place:
             return place.integer(_ORIGINAL, at_least=2)

@@ -43,7 +43,8 @@ class SmolLM3:
 
 
 def _rotated(config: Config) -> list[bool]:
-    """Per layer; the checkpoint's `no_rope_layers` has 1 where a layer is rotated, in spite of its name."""
+    """Return one flag per layer. In spite of its name, the checkpoint's `no_rope_layers` has 1 where a layer is
+    rotated."""
     num_layers = config.integer("num_hidden_layers")
     if "no_rope_layers" not in config:
         interval = config.integer("no_rope_layer_interval")
@@ -55,7 +56,7 @@ def _rotated(config: Config) -> list[bool]:
 
 
 def _windows(config: Config, rotated: list[bool]) -> list[int | None]:
-    """A window, if there is one, is on the layers without rotation unless `layer_types` says otherwise."""
+    """Return each layer's window. Unless `layer_types` says otherwise, a window is on the layers without rotation."""
     types = config.layer_types(len(rotated))
     if not config.boolean("use_sliding_window") or "sliding_window" not in config:
         if "sliding_attention" in (types or ()):

@@ -1,1 +1,1 @@
-"""Parts of the offline API: jobs from prompts, jobs under way on the engine, and the rounds of beam search."""
+"""Parts of the offline API: jobs made of prompts, jobs under way on the engine, and the rounds of beam search."""

@@ -1,4 +1,4 @@
-"""The rounds of beam search: every beam is a request for one token, whose prompt is the beam so far."""
+"""The rounds of beam search. Every beam is a request for one token, whose prompt is the beam so far."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def run_rounds(
 ) -> None:
     """Run the beams of all searches together, round by round, until none of them goes on.
 
-    The prefix cache has all of a beam but its last token. What beams have in common is held once, up to their last
-    block, which is copied.
+    The prefix cache holds all of a beam but its last token. The cache holds what beams have in common once, except the
+    last block of it, which is copied.
     """
     while searches := [(search, result) for search, result in searches if search.running]:
         jobs = [

@@ -1,4 +1,4 @@
-"""From prompts to jobs: what runs in the engine for each, and what its caller gets back."""
+"""Conversion of prompts to jobs: the requests that run in the engine for each, and the output its caller gets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 @dataclass(frozen=True)
 class StreamOutput:
-    """A piece of a stream: what is new of one completion, and that completion and its request as they stand."""
+    """A piece of a stream: the new part of one completion, and that completion and its request as they stand."""
 
     text: str
     token_ids: list[int]
@@ -39,7 +39,8 @@ class StreamOutput:
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt under way: what will be returned, who fills it, and pieces its caller has not taken yet."""
+    """One prompt under way: the output to return, the completions that fill it, and the pieces its caller has not taken
+    yet."""
 
     params: SamplingParams
     result: RequestOutput
@@ -52,7 +53,7 @@ class Job:
 
 
 class JobMaker:
-    """Makes jobs of prompts, and numbers them. seed: of requests that bring none. Without a tokenizer prompts are
+    """A maker of jobs, which numbers them. `seed` is used for prompts that bring none. Without a tokenizer prompts are
     token ids."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None, limits: RequestLimits, seed: int) -> None:
@@ -60,7 +61,7 @@ class JobMaker:
         self.count = 0  # jobs made so far
 
     def make(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Job:
-        """Return a job that the engine can run. Raises InvalidRequest."""
+        """Return a job that the engine can run. Raise InvalidRequest."""
         if not isinstance(cache_salt, str):
             raise InvalidRequest(f"cache_salt must be a string, got {short(cache_salt)}.", param="cache_salt")
         text, ids = self.encode(prompt)
@@ -89,7 +90,7 @@ class JobMaker:
         return Job(params, result, completions, deque())
 
     def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Return a prompt's text, if it is one, and its token ids. Raises InvalidRequest."""
+        """Return a prompt's text, if it has one, and its token ids. Raise InvalidRequest."""
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
         try:
@@ -101,7 +102,7 @@ class JobMaker:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises InvalidRequest where there is none."""
+        """The tokenizer. Raise InvalidRequest if there is none."""
         if self._tokenizer is None:
             raise InvalidRequest(
                 "this LLM was built with skip_tokenizer_init; give prompts as token ids.", param="prompt"

@@ -1,4 +1,4 @@
-"""Jobs under way on one engine: whoever steps it passes on to all what it says."""
+"""The jobs under way on one engine. Several callers may step it, and whoever does passes the events on to all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ridgeline.text.outputs import RequestOutput
 
 
 class RunningJobs:
-    """Jobs under way on one engine. last_run: step time of the newest run that ended, beside its limit."""
+    """The jobs under way on one engine. `last_run` is the step time of the newest run that ended, beside its limit."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -36,16 +36,16 @@ class RunningJobs:
         return [job.result for job in jobs]
 
     def run(self, jobs: Sequence[Job]) -> Generator[StreamOutput, None, None]:
-        """Step the engine until these jobs are done. Whatever is left when the caller leaves is aborted.
+        """Step the engine until these jobs are done. Jobs that are left when the caller leaves are aborted.
 
-        Several runs may be under way at once (streams read in turn): whoever steps delivers to all.
+        Several runs may be under way at once (streams read in turn), and each step delivers to all of them.
         """
         before = self._engine.headroom
         try:
             with uninterrupted():
                 for job in jobs:
                     self._start(job)
-                self._step()  # at once: holding Ctrl-C back anew takes time, and this is the way to the first token
+                self._step()  # at once: holding back Ctrl-C again takes time, and this is on the way to the first token
             while True:
                 for job in jobs:
                     while job.inbox:
@@ -65,7 +65,7 @@ class RunningJobs:
             self._running[completion.request.id] = job, completion
 
     def _leave(self, jobs: Sequence[Job]) -> None:
-        """Abort what is unfinished; whoever leaves last waits for the plans in flight, so that the engine is idle."""
+        """Abort unfinished jobs. The last run to leave waits for the plans in flight, so that the engine is idle."""
         for completion in (c for job in jobs for c in job.completions if c.request.id in self._running):
             completion.output.finish_reason = "abort"
             self._close(completion)
@@ -73,7 +73,7 @@ class RunningJobs:
             self._step()
 
     def _step(self) -> None:
-        """Requests that ended in the meantime may still get what was under way: it is dropped."""
+        """Step the engine once and deliver its events. Events of requests that ended in the meantime are dropped."""
         events, running = self._engine.step(), self._running
         for request_id, token_id in zip(events.ids, events.token_ids, strict=True):
             if request_id in running:
@@ -91,7 +91,7 @@ class RunningJobs:
         job.inbox.append(StreamOutput(text, token_ids, completion.output, job.result))
 
     def _close(self, completion: Completion) -> None:
-        """The completion has ended. If it was a stop string that ended it, the engine learns of it here."""
+        """Remove a completion that has ended. If a stop string ended it, the engine learns of it here."""
         request_id = completion.request.id
         del self._running[request_id]
         self._engine.abort(request_id, completion.abort_at)

@@ -1,4 +1,4 @@
 """The server: one engine's process and API servers' processes around it (docs/serving.md).
 
-From above to below: processes/, then http/ and grpc/, requests/, api_server.py, observed/, generation/, grammars/.
+From top to bottom: processes/, then http/ and grpc/, requests/, api_server.py, observed/, generation/, grammars/.
 """

@@ -1,4 +1,5 @@
-"""What one API server holds: the settings, the engine's client, and what turns text into tokens and back."""
+"""The state of one API server: the settings, the engine's client, and the tokenizer with all that turns text into
+tokens and back."""
 
 from __future__ import annotations
 
@@ -18,12 +19,13 @@ from ridgeline.serving.observed.watchdog import Watchdog
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
 
-SILENCE = 5.0  # seconds without a word from an idle engine, which speaks once a second
+SILENCE = 5.0  # seconds without a message from an idle engine, which sends one every second
 
 
 @dataclass
 class ApiServer:
-    """names: what clients may call the model, the first being the one that answers carry. folder: of the model."""
+    """An API server. `names` are what clients may call the model, and answers carry the first. `folder` is the
+    model's."""
 
     config: ServeConfig
     names: tuple[str, ...]
@@ -39,8 +41,10 @@ class ApiServer:
 
     @classmethod
     def build(cls, config: ServeConfig, folder: Path, names: tuple[str, ...], socket: str, name: str) -> ApiServer:
-        """socket: the engine's. name: this API server's, unlike any other's. Raises RidgelineError where the model's
-        texts cannot be used."""
+        """Return an API server for the engine at `socket`. `name` is unlike any other API server's.
+
+        Raise RidgelineError if the model's texts cannot be used.
+        """
         tokenizer = Tokenizer.from_folder(folder)
         client = EngineClient(socket, name, buffer=config.stream_buffer)
         share = config.api_server_count
@@ -63,12 +67,12 @@ class ApiServer:
 
     @property
     def healthy(self) -> bool:
-        """An engine is there and speaks, and, while requests run, steps end."""
+        """True if an engine is there and sends messages and, while requests run, its steps end."""
         return self.illness is None
 
     @property
     def illness(self) -> str | None:
-        """Why requests should not come here."""
+        """The reason why requests should not come here, or None."""
         client, most = self.client, self.config.step_timeout
         if client.facts is None:
             return "the engine is not running"
@@ -81,7 +85,7 @@ class ApiServer:
 
 def _tracing(endpoint: str, model: str, instance: str) -> Callable[[Run, BaseException | None], None]:
     try:
-        from ridgeline.serving.observed.tracing import observer  # of an extra, and slow to import
+        from ridgeline.serving.observed.tracing import observer  # belongs to an extra, and is slow to import
     except ImportError as error:
         raise InvalidConfig(f"--otlp-endpoint needs `pip install ridgeline[otel]` ({error}).") from error
     return observer(endpoint, model, instance)

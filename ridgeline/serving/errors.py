@@ -1,11 +1,14 @@
-"""How a request can fail, for both protocols: what HTTP calls it, and what gRPC does."""
+"""The failures of requests, with HTTP's status and gRPC's for each."""
 
 from __future__ import annotations
 
 
 class RequestFailed(Exception):
-    """status: of HTTP (gRPC's follows from it). kind, code, param: OpenAI's `type`, `code` and `param`. retry_after:
-    seconds after which trying again makes sense."""
+    """A request that failed.
+
+    `status` is HTTP's, from which gRPC's follows. `kind`, `code` and `param` are OpenAI's `type`, `code` and `param`.
+    `retry_after` is the number of seconds after which trying again makes sense.
+    """
 
     status = 500
     kind = "internal_error"
@@ -21,7 +24,7 @@ class BadRequest(RequestFailed):
 
 
 class TooLong(BadRequest):
-    """More tokens than the context or the cache holds."""
+    """The request has more tokens than the context or the cache holds."""
 
     code = "context_length_exceeded"
 
@@ -37,13 +40,13 @@ class Overloaded(RequestFailed):
 
 
 class Unavailable(RequestFailed):
-    """The engine is starting, gone, or the server is about to end."""
+    """The engine is starting or gone, or the server is about to end."""
 
     status, kind, code = 503, "service_unavailable", "engine_unavailable"
 
 
 class GrammarsBusy(Unavailable):
-    """A grammar could not be looked at in time, and that was not its fault."""
+    """A grammar could not be checked in time, and that was not its fault."""
 
     code = "grammars_busy"
 
@@ -62,7 +65,7 @@ class SlowReader(RequestFailed):
 
 
 class Aborted(RequestFailed):
-    """Another call ended it."""
+    """Another call ended the request."""
 
     status, kind, code = 499, "request_aborted", "request_aborted"
 

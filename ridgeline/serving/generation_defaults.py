@@ -17,8 +17,11 @@ OFF = ("none", "vllm")  # the second is vLLM's name for "the engine's own"
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationDefaults:
-    """sampling: fields of `SamplingParams`. max_tokens: of a chat's answer (a completion has OpenAI's 16). eos_ids:
-    that end a request beside the model's own."""
+    """The defaults of a server.
+
+    `sampling` holds fields of `SamplingParams`, `max_tokens` is that of a chat's answer (a completion has OpenAI's 16),
+    and `eos_ids` end a request beside the model's own.
+    """
 
     sampling: Mapping[str, float] = field(default_factory=dict)
     max_tokens: int | None = None
@@ -26,7 +29,10 @@ class GenerationDefaults:
 
     @classmethod
     def of(cls, setting: str, folder: Path) -> GenerationDefaults:
-        """setting: "auto" for the model's own, "none", or another folder. Raises InvalidConfig or ModelLoadError."""
+        """Return the defaults that a setting names: "auto" for the model's own, "none", or another folder.
+
+        Raise InvalidConfig or ModelLoadError.
+        """
         if setting in OFF:
             return cls()
         path = (folder if setting == "auto" else Path(setting).expanduser()) / FILE

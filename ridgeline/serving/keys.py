@@ -1,4 +1,4 @@
-"""Clients' keys."""
+"""The keys of clients."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hashlib import sha256
 
 
 def allowed(given: str | None, keys: Sequence[str]) -> bool:
-    """Whether `given` is one of the keys; always, where there are none.
+    """Return True if `given` is one of the keys, or if there are none.
 
-    How long it takes tells nothing about the keys: all are compared to the end, as digests of equal length.
+    The time it takes reveals nothing about the keys: all are compared to the end, as digests of equal length.
     """
     if not keys:
         return True
@@ -23,7 +23,7 @@ def allowed(given: str | None, keys: Sequence[str]) -> bool:
 
 
 def bearer(authorization: str | None) -> str | None:
-    """The key in "Bearer <key>"; None for anything else."""
+    """Return the key in "Bearer <key>", or None for anything else."""
     scheme, _, key = (authorization or "").partition(" ")
     return key.strip() or None if scheme.lower() == "bearer" else None
 

@@ -1,4 +1,4 @@
-"""Whose request it is, as far as that is known, on the way from the connection to where clients must share fairly."""
+"""The owner of a request, as far as it is known, on the way from the connection to where clients share fairly."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ _current: ContextVar[str] = ContextVar("owner", default="")
 
 
 def take(key: str | None, peer: str | None) -> None:
-    """For all that this task, and those it starts, will run. key: that opened the door, if one was asked for; it tells
-    clients apart better than their addresses, which they may share or change. peer: the address."""
+    """Set the owner for all that this task, and those it starts, will run.
+
+    `key` is the one that the client gave, if keys are asked for. It tells clients apart better than `peer`, the
+    address, which clients may share or change.
+    """
     _current.set(sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16] if key else peer or "")
 
 
 def current() -> str:
-    """ "" where nobody took any."""
+    """Return the owner, or "" if none was set."""
     return _current.get()

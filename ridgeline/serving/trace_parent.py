@@ -1,4 +1,4 @@
-"""The trace that a request is part of, as its client says (W3C Trace Context), on the way from headers to its run."""
+"""The trace that a request is part of, by its client's headers (W3C Trace Context), on the way to its run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 
 HEADERS = ("traceparent", "tracestate")
-LONGEST = 8192  # characters; who sends more sends nonsense
+LONGEST = 8192  # characters; a longer header is nonsense
 
 _current: ContextVar[dict[str, str]] = ContextVar("trace_parent")
 
 
 def take(headers: Iterable[tuple[str, str | bytes]]) -> None:
-    """For all that this task, and those it starts, will run."""
+    """Set the trace's headers for all that this task, and those it starts, will run."""
     _current.set(
         {
             name.lower(): value
@@ -23,5 +23,5 @@ def take(headers: Iterable[tuple[str, str | bytes]]) -> None:
 
 
 def current() -> dict[str, str]:
-    """Those headers; none where nobody took any."""
+    """Return the headers that were set, or none."""
     return _current.get({})

@@ -1,1 +1,2 @@
-"""The callers' side of the engine: text to token ids and back. Torch-free; the engine itself knows ids only."""
+"""The caller's side of the engine: text to token ids and back. It does not import torch, and the engine itself knows
+only ids."""

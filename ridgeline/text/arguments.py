@@ -1,4 +1,4 @@
-"""What callers hand over, of whatever type it is, as what we work with; and how an error shows a wrong one."""
+"""Arguments of callers, of whatever type, as the types that we work with; and how an error shows a wrong one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ridgeline.core.request import SamplingParams
 
 
 def short(value: object) -> str:
-    """A value as an error shows it: on one line, and not for pages."""
+    """Return a value as an error shows it: on one line and shortened."""
     return repr(value)[:80]
 
 
 def integers(values: object) -> list[int]:
-    """Whole numbers of any kind (numpy's too) as Python's. Raises TypeError for anything else."""
+    """Return whole numbers of any kind (numpy's too) as Python's. Raise TypeError for anything else."""
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
         raise TypeError
     listed = list(values)
@@ -27,13 +27,13 @@ def integers(values: object) -> list[int]:
 
 
 def listed_prompts(prompts: Any) -> list[Any]:
-    """One prompt or several, as a list. What is no prompt at all is for the encoding to refuse."""
+    """Return one prompt or several as a list. An item that is no prompt is left for the encoding to refuse."""
     one = isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable)
     return [prompts] if one else list(prompts)
 
 
 def listed_params(params: object, num_prompts: int) -> list[SamplingParams]:
-    """One SamplingParams for all prompts, or one for each. Raises InvalidRequest."""
+    """Return one SamplingParams for each prompt, from one for all or a list of them. Raise InvalidRequest."""
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
     listed: list[Any] = (
@@ -51,7 +51,7 @@ def listed_params(params: object, num_prompts: int) -> list[SamplingParams]:
 
 
 def listed_priorities(priority: Sequence[int] | None, num_prompts: int) -> list[int]:
-    """One priority for each prompt. Raises InvalidRequest."""
+    """Return one priority for each prompt. Raise InvalidRequest."""
     if priority is None:
         return [0] * num_prompts
     try:

@@ -1,8 +1,8 @@
-"""Beam search over one prompt: which beams go on, which have ended, and when to stop. Who runs the model is the caller.
+"""Beam search over one prompt: which beams go on, which have ended, and when to stop. The caller runs the model.
 
-The rules are those of transformers' `generate(num_beams=…)`, so that the same model finds the same sequences:
-of all beams' continuations the best `candidates` are looked at; those that end are kept if they are among the
-first `beam_width`; the best `beam_width` of the others go on.
+The rules are those of transformers' `generate(num_beams=…)`, so that the same model finds the same sequences. Of all
+beams' continuations the best `candidates` are looked at. Those that end are kept if they are among the first
+`beam_width`; the best `beam_width` of the others go on.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.tokenizer import Tokenizer
 
 MAX_BEAMS = 64
-MAX_CANDIDATES = 1024  # likeliest tokens that one beam reports
+MAX_CANDIDATES = 1024  # the likeliest tokens that one beam reports
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
-    """How to search. Sequences are ranked by the sum of their logprobs over length ** length_penalty (length: output
-    tokens, so above 0 favours long ones).
+    """The parameters of a search.
 
-    early_stopping, once beam_width sequences have ended: True stops; False stops when no beam would rank above the
-    worst of them if it ended now; "never" when none could at any length.
+    Sequences are ranked by the sum of their logprobs over length ** length_penalty. The length is that of the output in
+    tokens, so a penalty above 0 favours long sequences.
+
+    `early_stopping` says what to do once beam_width sequences have ended. True stops. False stops when no beam would
+    rank above the worst of them if it ended now. "never" stops when no beam could do so at any length.
     """
 
     beam_width: int
@@ -58,7 +60,7 @@ class BeamSearchParams:
 
 @dataclass(frozen=True, kw_only=True)
 class _BeamStep(SamplingParams):
-    """One step of one beam: a request for one token, of which only the likeliest tokens' logprobs are used."""
+    """One step of one beam: a request for one token, of which only the logprobs of the likeliest tokens are used."""
 
     @property
     def max_logprobs(self) -> int:
@@ -66,24 +68,25 @@ class _BeamStep(SamplingParams):
 
 
 class Beam(NamedTuple):
-    """tokens: of the output. logprob: their sum."""
+    """A beam that has not ended. `tokens` are those of the output, and `logprob` is the sum of their logprobs."""
 
     tokens: tuple[int, ...]
     logprob: float
 
 
 class EndedBeam(NamedTuple):
-    """A beam that ended. score: what it is ranked by."""
+    """A beam that has ended. `score` is the number it is ranked by."""
 
     score: float
     beam: Beam
 
 
 class BeamSearch:
-    """running: beams whose next token is to be found, the best first; none once `ended`, the best first, is final or
-    there was an `error`.
+    """The search over one prompt.
 
-    stop_ids: tokens that end a sequence. max_tokens: of the output, where the context holds fewer than params ask for.
+    `running` holds the beams whose next token is to be found, the best first. It is empty once `ended`, the best first,
+    is final or there was an `error`. `stop_ids` are the tokens that end a sequence. `max_tokens` bounds the output,
+    where the context holds fewer tokens than the parameters ask for.
     """
 
     def __init__(self, params: BeamSearchParams, stop_ids: Collection[int], max_tokens: int) -> None:
@@ -101,11 +104,11 @@ class BeamSearch:
 
     @property
     def step_params(self) -> SamplingParams:
-        """For one token after each beam: its `logprobs` are what `advance` takes."""
+        """The parameters of a request for one token after each beam, whose `logprobs` go into `advance`."""
         return _BeamStep(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False, logprobs=self._candidates)
 
     def advance(self, logprobs: Sequence[Mapping[int, float]]) -> None:
-        """Take the likeliest next tokens of every running beam (token id → logprob)."""
+        """Extend the running beams by their likeliest next tokens (token id → logprob)."""
         width, penalty = self._params.beam_width, self._params.length_penalty
         length = len(self.running[0].tokens) + 1
         grown = chain.from_iterable(
@@ -126,7 +129,7 @@ class BeamSearch:
             self.running = []
 
     def take(self, results: Sequence[RequestOutput]) -> None:
-        """`advance` with what `step_params` gave for each running beam. A request that failed ends the search."""
+        """Call `advance` with the results of `step_params` for each running beam. A failed request ends the search."""
         outputs = [result.outputs[0] for result in results]
         self.error = next((output.error or "it was aborted." for output in outputs if not output.logprobs), None)
         if self.error is not None:
@@ -136,7 +139,7 @@ class BeamSearch:
             self.advance([{token: entry.logprob for token, entry in step.items()} for step in steps])
 
     def fill(self, result: RequestOutput, tokenizer: Tokenizer | None) -> RequestOutput:
-        """Put the sequences found into `result`, best first; one without tokens if the search failed."""
+        """Put the sequences found into `result`, the best first; or an output without tokens if the search failed."""
         if self.error is not None:
             result.outputs[:] = [CompletionOutput(0, finish_reason="error", error=self.error)]
             return result

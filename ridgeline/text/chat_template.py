@@ -1,4 +1,4 @@
-"""Conversations to prompts, by the template that a model brings."""
+"""Conversion of conversations to prompts by the template that a model brings."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from ridgeline.weights.formats.json_file import bounded_text, read_json
 
 Message = Mapping[str, Any]
 
-SECONDS = 6.0  # the sandbox itself gives up after 5, and says so
-MEMORY = 512 << 20  # bytes; a usual conversation takes a few thousand
+SECONDS = 6.0  # the sandbox itself gives up after 5 s and says so
+MEMORY = 512 << 20  # bytes; an ordinary conversation takes a few thousand
 
 
 def template_processes() -> Confined:
-    """Renderer in a process of its own: whoever wrote them may have meant harm."""
+    """Return the renderer in a process of its own, because the author of a template may have meant harm."""
     return Confined("ridgeline.text.sandbox:renderer", seconds=SECONDS, memory=MEMORY)
 
 
 class ChatTemplate:
-    """Renders messages the way transformers' `apply_chat_template` does, in a sandbox in a process of its own.
+    """A renderer of messages that does what transformers' `apply_chat_template` does, in a sandbox in a process of its
+    own.
 
-    source: the template; or several by name, of which "tool_use" serves requests with tools and "default" all others;
-    or None for a model without one. special_tokens: what the template sees as bos_token, eos_token, …. processes: as
-    of `template_processes`.
+    `source` is the template, or None for a model without one. Of several templates by name "tool_use" serves requests
+    with tools and "default" all others. `special_tokens` are what the template sees as bos_token, eos_token, ….
+    `processes` are as in `template_processes`.
     """
 
     def __init__(
@@ -44,8 +45,8 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
-        """Looks for chat_template.jinja (and additional_chat_templates/), tokenizer_config.json, chat_template.json; or
-        into a GGUF file."""
+        """Return the template of a folder or a GGUF file. In a folder it stands in chat_template.jinja (and
+        additional_chat_templates/), tokenizer_config.json or chat_template.json."""
         folder = Path(folder)
         if is_gguf(folder):
             return cls(gguf_templates(read_gguf(folder)), special_tokens)
@@ -62,7 +63,7 @@ class ChatTemplate:
 
     @property
     def source(self) -> str | None:
-        """The template of requests without tools, if there is one."""
+        """The template of requests without tools, or None."""
         return self._templates.get("default")
 
     def warm(self) -> None:
@@ -71,21 +72,21 @@ class ChatTemplate:
             self._render.warm()
 
     def mentions(self, word: str) -> bool:
-        """Whether the word stands in any of the templates: a role that does not is one they do not know."""
+        """Return True if the word stands in any of the templates. A role that does not is unknown to them."""
         return any(word in source for source in self._templates.values())
 
     def render(
         self,
-        /,  # a template's own variable may be called self, too
+        /,  # a template's own variable may be called self
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt, special tokens included: encode it with add_special_tokens=False.
+        """Return the prompt with its special tokens. Encode it with add_special_tokens=False.
 
-        Other keywords reach the template as they are (`enable_thinking=False`). Raises InvalidRequest where messages
-        or tools are not what they should be, and where the template refuses them, with the template's words.
+        Other keywords reach the template as they are (`enable_thinking=False`). Raise InvalidRequest if messages or
+        tools have the wrong form, and with the template's words if it refuses them.
         """
         source = self._choose(tools)
         check_messages(messages)
@@ -103,7 +104,9 @@ class ChatTemplate:
         except OverLimit as limit:
             raise InvalidRequest(f"the model's chat template was stopped: {limit}.", param="messages") from None
         except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidRequest(f"what a chat template is given must be JSON ({error}).", param="messages") from error
+            raise InvalidRequest(
+                f"the arguments of a chat template must be JSON ({error}).", param="messages"
+            ) from error
         if "text" not in answer:
             raise _failure(answer["kind"], answer["words"].rstrip("."))
         return str(answer["text"])
@@ -115,7 +118,9 @@ class ChatTemplate:
             return self._templates["default"]
         if self._templates:
             names = ", ".join(sorted(self._templates))
-            raise InvalidRequest(f"the model's chat templates ({names}) include none named default; name one so.")
+            raise InvalidRequest(
+                f"the model's chat templates ({names}) include none named default; give one that name."
+            )
         raise InvalidRequest(
             "the model has no chat template; send a plain prompt instead, or put a chat_template.jinja into its folder."
         )
@@ -133,7 +138,8 @@ def _failure(kind: str, words: str) -> InvalidRequest:
 
 
 def check_messages(messages: object) -> None:
-    """Raises InvalidRequest unless `messages` is a list of {role, content}, contents text or a list of text parts."""
+    """Raise InvalidRequest unless `messages` is a list of {role, content}, with text or a list of text parts as
+    content."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise InvalidRequest("messages must be a list with at least one message.", param="messages")
     for index, message in enumerate(messages):
@@ -178,7 +184,8 @@ def _template_files(folder: Path) -> dict[str, str]:
 
 
 def _templates_in(path: Path) -> dict[str, str]:
-    """The `chat_template` entry of a JSON file: a string, a list of {name, template}, or an object by name."""
+    """Return the `chat_template` entry of a JSON file by name. It is a string, a list of {name, template}, or an
+    object."""
     entry = read_json(path).get("chat_template")
     if isinstance(entry, str):
         return {"default": entry}

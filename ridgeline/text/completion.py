@@ -1,4 +1,4 @@
-"""The caller's side of one running request: token events in, text and logprobs out."""
+"""The caller's side of one running request: token events go in, text and logprobs come out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ridgeline.text.tokenizer import Tokenizer
 
 
 class Completion:
-    """Fills `output` (and the prompt logprobs of `parent`) as events arrive. Without a tokenizer text stays empty."""
+    """A completion that fills `output` (and the prompt logprobs of `parent`) as events arrive. Without a tokenizer the
+    text stays empty."""
 
     def __init__(self, request: Request, output: CompletionOutput, parent: RequestOutput, tokenizer: Tokenizer | None):
         self.request = request
@@ -24,8 +25,8 @@ class Completion:
             output.logprobs, output.cumulative_logprob = [], 0.0
 
     def take(self, event: TokenEvent) -> str:
-        """Account for one event; returns the text that became certain. A tokenizer that fails ends the completion with
-        its error."""
+        """Account for one event and return the text that became certain. If the tokenizer fails, its error ends the
+        completion."""
         try:
             return self._take(event)
         except InvalidRequest as error:
@@ -52,7 +53,7 @@ class Completion:
         return text
 
     def take_token(self, token_id: int, *, is_stop: bool = False) -> str:
-        """The same for a token alone. It may complete a stop string, which ends the completion."""
+        """Account for a token that has no event. It may complete a stop string, which ends the completion."""
         output, detokenizer = self.output, self._detokenizer
         output.token_ids.append(token_id)
         if detokenizer is None:
@@ -72,7 +73,8 @@ class Completion:
 
     @property
     def abort_at(self) -> int | None:
-        """Output tokens to keep when a stop string was found: the engine does not know yet."""
+        """The number of output tokens to keep if a stop string was found, because the engine does not know of it
+        yet."""
         return self._detokenizer.at_token if self._detokenizer else None
 
     def _add_logprobs(self, event: TokenEvent) -> None:
@@ -83,7 +85,7 @@ class Completion:
 
     def _add_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
         if self.output.index:
-            return  # the same prompt for every completion
+            return  # every completion has the same prompt
         known = self.parent.prompt_logprobs
         if known is None:
             known = self.parent.prompt_logprobs = [None] * (self.request.params.scored_from or 1)

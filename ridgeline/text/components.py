@@ -1,4 +1,5 @@
-"""Checks of what a tokenizer's files ask of the library, which ends the process where memory runs out."""
+"""Checks of the parts of a tokenizer's files that may ask for too much memory. The library ends the process when memory
+runs out."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
 
-MAX_GROWTH = 1000  # characters made of one, by all replacements in a row; real tokenizers stay below ten
+MAX_GROWTH = 1000  # characters made of one by all replacements in a row; real tokenizers stay below ten
 
 _PARTS = ("normalizer", "decoder")
 _PART = re.compile(r'"(normalizer|decoder)"\s*:\s*(?=[{\[])')
 
 
 def check_charsmap(data: bytes) -> None:
-    """sentencepiece's compiled table of replacements, which begins with its length. Raises ModelLoadError."""
+    """Check sentencepiece's compiled table of replacements, which begins with its length. Raise ModelLoadError."""
     size = int.from_bytes(data[:4], "little")
     if data and size > len(data) - 4:
         raise ModelLoadError(
@@ -27,9 +28,9 @@ def check_charsmap(data: bytes) -> None:
 
 
 def check_text(text: str) -> None:
-    """A tokenizer.json before the library reads it. Raises ModelLoadError, or ValueError where it is no JSON.
+    """Check a tokenizer.json before the library reads it. Raise ModelLoadError, or ValueError if it is no JSON.
 
-    Only two parts can ask for much, and they are found without parsing the vocabulary, which takes long.
+    Only two parts can ask for much. They are found without parsing the vocabulary, which takes long.
     """
     if "\\u00" in text:  # the parts' names may be spelled in escapes
         parts = [(name, part) for name, part in json.loads(text).items() if name in _PARTS]
@@ -50,20 +51,20 @@ def _check_part(name: str, part: object) -> None:
             growth *= _growth(pattern, content)
     if growth > MAX_GROWTH:
         raise ModelLoadError(
-            f"the tokenizer's {name} makes {growth:.3g} characters of one, of at most {MAX_GROWTH}; remove the "
-            "replacements from its tokenizer.json that make it so."
+            f"the tokenizer's {name} turns one character into {growth:.3g}, and at most {MAX_GROWTH} are allowed; "
+            "remove the replacements that do so from its tokenizer.json."
         )
 
 
 def _growth(pattern: Mapping[str, Any], content: str) -> float:
-    """Characters that one becomes at the most. A regular expression may match between any two."""
+    """Return the most characters that one character becomes. A regular expression may match between any two."""
     if pattern.get("String"):
         return max(1.0, len(content) / len(pattern["String"]))
     return 1.0 + len(content)
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a JSON value."""
+    """Yield every object in a JSON value."""
     waiting = [value]
     while waiting:
         each = waiting.pop()

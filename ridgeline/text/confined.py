@@ -1,11 +1,11 @@
-"""Runs a function of ours on someone else's program (a chat template, a grammar) in child processes with limits.
+"""Child processes with limits that run a function of ours on someone else's program (a chat template, a grammar).
 
     render = Confined("ridgeline.text.sandbox:renderer", seconds=5, memory=512 << 20)
     render({"source": …, "variables": …})
 
-Python has no way to stop a step inside its own interpreter (`'%1000000000d' % 1`), and none to bound what all values
-together take; the kernel has both for a process. Children start when they are first needed and stay: a call costs
-two messages over pipes, JSON both ways. One that breaks a limit is killed, and the next call starts another.
+Python cannot stop a step inside its own interpreter (`'%1000000000d' % 1`), nor bound what all values together take;
+the kernel can do both for a process. Children start when they are first needed and stay. A call costs two messages over
+pipes, both in JSON. A child that breaks a limit is killed, and the next call starts another.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-START_SECONDS = 60.0  # that a child gets until it can work; it takes a tenth of one
+START_SECONDS = 60.0  # for a child's start, which takes a tenth of a second
 LONGEST_REPLY = 128 << 20  # bytes
 HEADER = 8  # bytes of a message's length
 PIECE = 1 << 20
 WALL = 2
-ROOT = Path(__file__).parents[2]  # where `ridgeline` is imported from
-# All that a child learns of its environment: no key and no token is among it.
+ROOT = Path(__file__).parents[2]  # the folder `ridgeline` is imported from
+# The whole environment of a child. No key and no token is in it.
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ", "LANG", "LC_ALL", "TMPDIR")
 
 
 class OverLimit(Exception):
-    """The work broke a limit. It says which: "it took longer than 5 s"."""
+    """The work broke a limit. The message says which: "it took longer than 5 s"."""
 
 
 class Confined:
-    """function: "module:factory" of what children run; the factory is called once in each and returns a function from
-    JSON to JSON, which raises nothing of the user's concern. most: children at once; further calls wait for one.
-    seconds: that a call may work, of the processor's time, so that a busy machine makes nobody guilty (and WALL times
-    that of the clock's). memory: bytes beyond what a child has once it is ready.
+    """A function that runs in confined children.
+
+    `function` is the "module:factory" that each child calls once. The factory returns a function from JSON to JSON,
+    which raises nothing that concerns the user. At most `most` children run at once, and further calls wait for one.
+    `seconds` is the processor time that a call may take, so that a busy machine fails nobody; on the clock a call may
+    take WALL times that. `memory` is in bytes beyond what a child has once it is ready.
     """
 
     def __init__(self, function: str, *, seconds: float, memory: int, most: int = 2) -> None:
@@ -50,7 +52,8 @@ class Confined:
         weakref.finalize(self, _end_all, self._idle)
 
     def __call__(self, argument: Any) -> Any:
-        """Its result. Raises OverLimit, and TypeError or ValueError for what JSON cannot say."""
+        """Return the function's result. Raise OverLimit, and TypeError or ValueError for an argument that JSON cannot
+        hold."""
         message = encode(argument)
         with self._free:
             child = self._take()
@@ -69,9 +72,9 @@ class Confined:
             self._idle.append(self._start())
 
     def _check(self, child: Child, reply: Any) -> None:
-        if reply is None:  # it ended without a word
+        if reply is None:  # the child ended without a reply
             code = child.end()
-            raise OverLimit(f"it ended its process ({code}), as programs do that need more than {self._limit}")
+            raise OverLimit(f"its process ended ({code}), as happens to programs that need more than {self._limit}")
         if "result" not in reply:
             raise OverLimit(f"it needed more than {self._limit}")
 
@@ -80,7 +83,7 @@ class Confined:
         return f"{self._memory >> 20} MiB of memory"
 
     def _take(self) -> Child:
-        """A child that lives and is ours: one of a process that forked us is not."""
+        """Return a living child of this process. After a fork, the children of the parent process are not ours."""
         while self._idle:
             child = self._idle.pop()
             if child.usable:
@@ -98,14 +101,14 @@ class Child:
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         self._process = subprocess.Popen(
-            # -S: nothing of site is needed where the path is given, and it takes a third of the start
+            # -S: with the path given nothing of site is needed, and it takes a third of the start
             [sys.executable, "-P", "-S", "-m", "ridgeline.text.confined_child", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
             bufsize=0,
-            process_group=0,  # Ctrl+C is not for it
+            process_group=0,  # Ctrl+C must not reach the child
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -120,7 +123,8 @@ class Child:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def ask(self, message: bytes, seconds: float) -> Any:
-        """The reply; None where the process ended instead. Raises OverLimit, and RuntimeError where it never began."""
+        """Return the reply, or None if the process ended instead. Raise OverLimit, and RuntimeError if it never
+        started."""
         try:
             if not self._ready and self._receive(Deadline(self._process.pid, START_SECONDS)) is None:
                 raise RuntimeError(f"a process of ours did not start: {self._process.args!r}")
@@ -134,7 +138,7 @@ class Child:
             return None
 
     def end(self) -> int:
-        """Its exit code. Does nothing to one that has ended."""
+        """End the process and return its exit code. Do nothing if it has ended already."""
         if self._owner == os.getpid():
             self._process.kill()
             self._process.wait()
@@ -164,7 +168,7 @@ class Child:
 
 
 class Deadline:
-    """Until when a process may work on what it was given just now."""
+    """The limit in time of a process for its current work."""
 
     def __init__(self, pid: int, seconds: float) -> None:
         self._pid, self._seconds = pid, seconds
@@ -172,7 +176,7 @@ class Deadline:
         self._end = time.monotonic() + WALL * seconds
 
     def wait(self, descriptor: int, event: int) -> None:
-        """Until a pipe can be read or written. Raises TimeoutError."""
+        """Wait until a pipe can be read or written. Raise TimeoutError."""
         poll = select.poll()
         poll.register(descriptor, event)
         left = self._seconds
@@ -185,7 +189,7 @@ class Deadline:
 
 
 def processor_time(pid: int) -> float:
-    """Seconds that a process has had; of the clock where the system does not tell."""
+    """Return the processor time of a process in seconds, or the clock's time if the system does not tell it."""
     try:
         return time.clock_gettime(~pid << 3 | 2)  # the kernel's number for its clock (clock_getcpuclockid)
     except OSError:
@@ -193,7 +197,7 @@ def processor_time(pid: int) -> float:
 
 
 def encode(value: Any) -> bytes:
-    """A message: its length, and JSON."""
+    """Return a message: its length, then JSON."""
     body = json.dumps(value, default=_plain).encode()
     return len(body).to_bytes(HEADER) + body
 

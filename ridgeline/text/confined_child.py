@@ -1,4 +1,4 @@
-"""Run of a child of `Confined`: limits first, then message after message until its parent is gone.
+"""The main program of a child of `Confined`: it sets the limits, then answers messages until its parent is gone.
 
 python -m ridgeline.text.confined_child MODULE:FACTORY SECONDS MEMORY
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from ridgeline.text.confined import HEADER, encode
 
-FEW = 32  # descriptors: its pipes, and files of modules that are loaded late
+FEW = 32  # descriptors: the pipes, and files of modules that are loaded late
 
 
 def main() -> None:
@@ -31,13 +31,13 @@ def main() -> None:
             answer = encode({"result": function(json.loads(message))})
         except MemoryError:
             reply({})
-            return  # what is left of memory may be in pieces
+            return  # the memory that is left may be in pieces
         send(answer)
         del message, answer
 
 
 def confine(memory: int) -> None:
-    """No more memory than this, no files written, few opened, no core dumped."""
+    """Allow this process no more memory than this, no written files, few open ones, and no core dumps."""
     limit(resource.RLIMIT_AS, address_space() + memory)
     limit(resource.RLIMIT_FSIZE, 0)
     limit(resource.RLIMIT_NOFILE, FEW)
@@ -45,7 +45,7 @@ def confine(memory: int) -> None:
 
 
 def allow_cpu(seconds: float) -> None:
-    """The parent counts time too; this one counts where the parent is gone."""
+    """Bound the processor time. The parent counts time too; this bound works even if the parent is gone."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
     with suppress(OSError, ValueError):
@@ -60,7 +60,7 @@ def limit(kind: int, most: int) -> None:
 
 
 def address_space() -> int:
-    """Bytes that this process has mapped."""
+    """Return the bytes that this process has mapped."""
     try:
         with open("/proc/self/statm") as statm:
             return int(statm.read().split()[0]) * resource.getpagesize()
@@ -74,7 +74,7 @@ def receive() -> bytes | None:
 
 
 def read(count: int) -> bytes | None:
-    """So many bytes; None where the parent is gone."""
+    """Read this many bytes. Return None if the parent is gone."""
     found = bytearray()
     while len(found) < count:
         piece = os.read(0, min(count - len(found), 1 << 20))

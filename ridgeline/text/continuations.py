@@ -1,4 +1,4 @@
-"""Log-likelihoods of given continuations: what to run for them, and what came out."""
+"""Log-likelihoods of given continuations: the requests to run for them, and their results."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from ridgeline.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Score:
-    """One continuation: its tokens, the natural logarithm of each one's probability after all before it, and whether
-    each is the likeliest there, so that greedy decoding would have written it."""
+    """The score of one continuation.
+
+    It holds the tokens, the natural logarithm of each one's probability after all tokens before it, and a flag for each
+    that says if it is the likeliest there, so that greedy decoding would have written it.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
@@ -22,12 +25,12 @@ class Score:
 
     @property
     def logprob(self) -> float:
-        """Of the whole continuation."""
+        """The logarithm of the whole continuation's probability."""
         return sum(self.logprobs)
 
 
 def listed_continuations(continuations: object, num_prompts: int) -> list[list]:
-    """A list of continuations for each prompt. Raises InvalidRequest."""
+    """Return a list of continuations for each prompt. Raise InvalidRequest."""
     listed = list(continuations) if isinstance(continuations, (list, tuple)) else []
     if len(listed) != num_prompts or not all(isinstance(each, (list, tuple)) and each for each in listed):
         raise InvalidRequest(
@@ -41,17 +44,17 @@ def listed_continuations(continuations: object, num_prompts: int) -> list[list]:
 def continued(
     prompt: tuple[str | None, list[int]], continuation: object, tokenizer: Tokenizer | None
 ) -> tuple[list[int], int]:
-    """Tokens of the prompt (its text and ids) with its continuation, and how many of them are the prompt's.
+    """Return the tokens of the prompt (its text and ids) and its continuation, and how many of them are the prompt's.
 
-    Two strings are tokenized as one, as they would have been in running text, and what goes beyond the prompt's own
-    number of tokens is the continuation; the prompt's trailing spaces count as the continuation's (both as
-    lm-evaluation-harness does it). Raises InvalidRequest.
+    Two strings are tokenized as one, as in running text, and the tokens beyond the prompt's own number are the
+    continuation. The prompt's trailing spaces belong to the continuation. Both rules are those of
+    lm-evaluation-harness. Raise InvalidRequest.
     """
     text, ids = prompt
     if isinstance(continuation, str):
         if tokenizer is None or text is None:
             raise InvalidRequest(
-                "a continuation is text only where its prompt is; give token ids for both.", param="continuations"
+                "a continuation may be text only if its prompt is text; give token ids for both.", param="continuations"
             )
         start = len(tokenizer.encode(text.rstrip())) if text != text.rstrip() else len(ids)
         tokens = tokenizer.encode(text + continuation)
@@ -69,14 +72,16 @@ def continued(
 
 
 def scoring_params(start: int) -> SamplingParams:
-    """To score a prompt's tokens from `start` on. The one token that every request gives is dropped."""
+    """Return the parameters that score a prompt's tokens from `start` on. The one token that every request gives is
+    dropped."""
     return SamplingParams(
         temperature=0, max_tokens=1, prompt_logprobs=0, prompt_logprobs_start=start, detokenize=False, ignore_eos=True
     )
 
 
 def score_of(result: RequestOutput, start: int) -> Score:
-    """From the prompt logprobs that `scoring_params` asked for. Raises InvalidRequest if the request failed."""
+    """Return the score from the prompt logprobs that `scoring_params` asked for. Raise InvalidRequest if the request
+    failed."""
     [output] = result.outputs
     token_ids, entries = result.prompt_token_ids[start:], (result.prompt_logprobs or [])[start:]
     found = [entry[token] for token, entry in zip(token_ids, entries, strict=False) if entry is not None]

@@ -1,4 +1,4 @@
-"""From the engine's token ids to the text a client sees."""
+"""Conversion of the engine's token ids to the text that a client sees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ridgeline.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Text of one request, as it grows; it ends where a stop string begins.
+    """The text of one request as it grows. It ends where a stop string begins.
 
         piece = detokenizer.push(event.token_id, is_stop=event.token_id in request.all_stop_ids)
         if detokenizer.stopped is not None:
@@ -19,10 +19,12 @@ class Detokenizer:
         ...
         piece += detokenizer.finish()  # when the request has ended, however it did
 
-    The pieces join to what decoding prompt and output together adds to the prompt's text, cut at the first stop string
-    to be completed (kept, with include_stop_str_in_output). stopped: that string. at_token: how many output tokens
-    were needed to know; later ones, already under way, are ignored. num_tokens: tokens pushed.
-    As with vLLM, no stop string ends a request before min_tokens.
+    The pieces join to the text that decoding prompt and output together adds to the prompt's text. It is cut at the
+    first stop string that is complete, which stays with include_stop_str_in_output.
+
+    `stopped` is that string. `at_token` is the number of output tokens that completed it; later tokens that were
+    already under way are ignored. `num_tokens` counts the tokens pushed. As with vLLM, no stop string ends a request
+    before min_tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
@@ -36,10 +38,10 @@ class Detokenizer:
         self.at_token: int | None = None
 
     def push(self, token_id: int, is_stop: bool = False) -> str:
-        """The text that is certain after one more token; "" once stopped.
+        """Add one token and return the text that is certain now; "" once stopped.
 
-        is_stop: this is the end-of-sequence or stop id that ended the request. It has text only with
-        include_stop_str_in_output (and, being special as a rule, only without skip_special_tokens).
+        `is_stop` says that this is the end-of-sequence or stop id that ended the request. It has text only with
+        include_stop_str_in_output and, because it is usually a special token, only without skip_special_tokens.
         """
         if self.stopped is not None:
             return ""
@@ -49,7 +51,8 @@ class Detokenizer:
         return self._match(self._stream.push(token_id))
 
     def finish(self) -> str:
-        """The text held back so far: half a character, or what might have become a stop string. "" once stopped."""
+        """Return the text held back so far: half a character, or the possible beginning of a stop string. "" once
+        stopped."""
         if self.stopped is not None:
             return ""
         rest = self._match(self._stream.finish())

@@ -14,9 +14,10 @@ from ridgeline.weights.formats.gguf_file import GGUF
 from ridgeline.weights.formats.sentencepiece_file import Piece, PieceType, SentencePieceModel
 
 _NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-_SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}  # where the file does not say
+_SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}  # if the file does not say
 
-# How models cut text into words, which no merge crosses: letters with what stands before them, digits, the rest, spaces
+# How models cut text into words, which no merge crosses: letters with the character before them, digits, the rest,
+# spaces.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -44,7 +45,7 @@ def _qwen2() -> pre_tokenizers.PreTokenizer:
     return _words("")
 
 
-# By what tokenizer.ggml.pre calls them: families that share a way have names of their own
+# The names in tokenizer.ggml.pre. Families of models that cut in the same way have names of their own.
 _WAYS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     **dict.fromkeys(("default", "gpt-2", "phi-2", "olmo", "mpt", "jina-v2-en"), _gpt2),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3", "pixtral", "lfm2"), _llama3),
@@ -55,7 +56,8 @@ _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"
 
 
 def gguf_tokenizer(gguf: GGUF) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The backend, and name → text of the special tokens. Raises ModelLoadError for a kind we do not know."""
+    """Return the backend and the special tokens (name → text). Raise ModelLoadError for an unknown kind of
+    tokenizer."""
     kind = gguf.values.get("tokenizer.ggml.model")
     build = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _sentencepiece}.get(str(kind))
     if build is None:
@@ -72,7 +74,7 @@ def gguf_tokenizer(gguf: GGUF) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
 
 
 def gguf_templates(gguf: GGUF) -> dict[str, str]:
-    """Chat templates by name."""
+    """Return the chat templates by name."""
     main = gguf.values.get("tokenizer.chat_template")
     named = {name: gguf.values.get(f"tokenizer.chat_template.{name}") for name in _listed_templates(gguf)}
     return {name: text for name, text in {"default": main, **named}.items() if isinstance(text, str)}
@@ -113,7 +115,7 @@ def _sentencepiece(gguf: GGUF, ids: dict[str, int]) -> tokenizers.Tokenizer:
 
 
 def _framing(values: Any, *, add_bos: bool, add_eos: bool) -> dict[str, bool]:
-    """What the file says of a prompt's ends, else what is given."""
+    """Return the flags for BOS and EOS around a prompt: as the file says, or else as given."""
     return {
         "add_bos": bool(values.get("tokenizer.ggml.add_bos_token", add_bos)),
         "add_eos": bool(values.get("tokenizer.ggml.add_eos_token", add_eos)),

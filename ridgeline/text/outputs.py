@@ -1,4 +1,4 @@
-"""What a caller gets back. Names and fields are vLLM's."""
+"""The results that a caller gets back. Names and fields are vLLM's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ridgeline.core.request import RequestStats, SamplingParams
 
 @dataclass(frozen=True)
 class Logprob:
-    """logprob: natural logarithm. rank: 1 is the likeliest token. decoded_token: its text on its own."""
+    """A token's natural logarithm of probability (`logprob`), its `rank` (1 is the likeliest) and its own text."""
 
     logprob: float
     rank: int | None = None
@@ -22,10 +22,10 @@ TokenIdLogprobs = dict[int, Logprob]
 
 @dataclass
 class CompletionOutput:
-    """One completion. finish_reason: None while running, then "stop", "length", "abort" or "error".
+    """One completion. `finish_reason` is None while it runs, then "stop", "length", "abort" or "error".
 
-    stop_reason: the stop string or stop token id that ended it; None for end-of-sequence or length. score: what beam
-    search ranked it by.
+    `stop_reason` is the stop string or stop token id that ended it, and None after end-of-sequence or length. `score`
+    is what beam search ranked it by.
     """
 
     index: int
@@ -46,8 +46,11 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """A prompt and its completions, filled as tokens arrive. prompt_logprobs[0] is None: nothing precedes it. So are
-    those before `prompt_logprobs_start`."""
+    """A prompt and its completions, filled as tokens arrive.
+
+    `prompt_logprobs[0]` is None because nothing precedes the first token. The entries before `prompt_logprobs_start`
+    are None too.
+    """
 
     request_id: str
     prompt: str | None
@@ -60,7 +63,8 @@ class RequestOutput:
         return all(output.finished for output in self.outputs)
 
     def keep_best(self, params: SamplingParams) -> None:
-        """Once all have ended: the `n` likeliest of `best_of` completions, by the sum of their logprobs, best first."""
+        """Keep the `n` likeliest of `best_of` completions, by the sum of their logprobs, the best first. All must have
+        ended."""
         if params.num_drawn == params.n:
             return
         by_logprob = sorted(self.outputs, key=lambda o: -(o.cumulative_logprob or 0.0) if o.token_ids else inf)
@@ -71,6 +75,6 @@ class RequestOutput:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens found in the prefix cache by the first completion."""
+        """Tokens of the prompt that the first completion found in the prefix cache."""
         metrics = self.outputs[0].metrics
         return metrics.cached_tokens if metrics else 0

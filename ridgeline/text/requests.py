@@ -1,4 +1,4 @@
-"""From a prompt and sampling parameters to the requests the engine runs: one per completion."""
+"""Conversion of a prompt and its sampling parameters to the requests that the engine runs, one for each completion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ridgeline.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """What the engine and the model impose on every request."""
+    """The limits of the engine and the model on every request."""
 
     max_model_len: int
     vocab_size: int
@@ -30,17 +30,17 @@ def make_requests(
     priority: int = 0,
     cache_salt: str = "",
 ) -> list[Request]:
-    """`params.num_drawn` requests with ids "<request_id>-<i>" and seeds of their own.
+    """Return `params.num_drawn` requests with ids "<request_id>-<i>" and seeds of their own.
 
-    seed: used when params names none. Raises InvalidRequest where params do not fit this model.
+    `seed` is used if the parameters name none. Raise InvalidRequest if the parameters do not fit this model.
     """
     _check_ids(params, limits)
     if params.num_drawn > params.n and params.logprobs is None:
-        params = params.replace(logprobs=0)  # to choose by
+        params = params.replace(logprobs=0)  # needed for the choice among completions
     negative = params.negative_prompt or ()
-    room = limits.max_model_len - max(len(prompt_token_ids), len(negative))  # both have the output behind them
+    room = limits.max_model_len - max(len(prompt_token_ids), len(negative))  # the output follows both
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-    base_seed = seed if params.seed is None else int(params.seed)  # numpy's integers end at 64 bits, seeds do not
+    base_seed = seed if params.seed is None else int(params.seed)  # numpy's integers end at 64 bits, but seeds do not
     return [
         Request(
             id=f"{request_id}-{i}",
@@ -58,9 +58,12 @@ def make_requests(
 
 
 def with_spelled_words(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-    """`params` with its texts as token ids: a negative prompt as a prompt is, `bad_words` as they are spelled at the
-    start of a text and after a space; spaces that a word begins with make no difference, other white space is part of
-    it. Raises InvalidRequest for a negative prompt of no tokens."""
+    """Return `params` with its texts as token ids.
+
+    A negative prompt is encoded as a prompt is, and `bad_words` as they are spelled at the start of a text and after a
+    space. Spaces at the beginning of a word make no difference; other white space is part of the word. Raise
+    InvalidRequest for a negative prompt without tokens.
+    """
     if tokenizer is not None and isinstance(params.negative_prompt, str):
         negative = tokenizer.encode(params.negative_prompt)
         if not negative:
@@ -80,7 +83,7 @@ def with_spelled_words(params: SamplingParams, tokenizer: Tokenizer | None) -> S
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """An independent 64-bit seed for the index-th of something seeded alike."""
+    """Return an independent 64-bit seed for one of several things that share a seed."""
     return int.from_bytes(blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little")
 
 

@@ -1,6 +1,6 @@
-"""A Jinja2 environment for templates that came with a model: no way out, and bounds on time and size.
+"""A Jinja2 environment for templates that came with a model, with no way out and with bounds on time and size.
 
-Runs in a child process with limits of its own; `renderer` is its entrance.
+It runs in a child process with limits of its own; `renderer` is its entrance.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-MAX_SIZE = 8 * 2**20  # characters of a text, items of a list, bits of a number
-MAX_SECONDS = 5.0  # a usual conversation takes a millisecond
-MAX_WORDS = 1000  # characters of what a template says when it fails
+MAX_SIZE = 8 * 2**20  # characters of a text, items of a list, or bits of a number
+MAX_SECONDS = 5.0  # an ordinary conversation takes a millisecond
+MAX_WORDS = 1000  # characters of a template's own message when it fails
 WIDTH_TAKERS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "batch", "slice"})
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """What transformers offers to chat templates, with bounds.
+    """The environment that transformers offers to chat templates, with bounds.
 
-    Bounded here, with a sentence that says so: the time of one rendering (looked at in every loop iteration, call and
-    filter); the size of what `+`, `*`, `**`, `%`, `~`, a block of output, a format, `replace`, `join` or one of
-    WIDTH_TAKERS is about to make, and of what any other call or filter has made; and `range` (100 000, Jinja's own
-    bound). There is no `lipsum`. The rest (the text of a value that holds another many times, the sum of all values
-    alive at once) is bounded by the process that this runs in (text/confined.py).
+    Each bound has a sentence that names it. The time of one rendering is checked in every loop iteration, call and
+    filter. The size is checked before `+`, `*`, `**`, `%`, `~`, a block of output, a format, `replace`, `join` or one
+    of WIDTH_TAKERS makes something, and after any other call or filter. `range` has Jinja's own bound of 100 000, and
+    there is no `lipsum`.
+
+    The rest (the text of a value that holds another many times, the sum of all values alive at once) is bounded by the
+    process that this runs in (text/confined.py).
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -46,22 +48,22 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self._clock = threading.local()  # one rendering at a time per thread
         self._compiled = functools.lru_cache(maxsize=16)(self.from_string)
         self.filters = {n: self._bounded(n, function) for n, function in (self.filters | {"tojson": to_json}).items()}
-        del self.globals["lipsum"]  # words without end, and no template's business
+        del self.globals["lipsum"]  # endless words, which no template needs
         self.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
 
     def render(self, source: str, variables: dict[str, Any]) -> str:
-        """Raises whatever the template raises, TemplateError where it breaks a bound."""
+        """Render a template. Raise whatever it raises, and TemplateError if it breaks a bound."""
         self._clock.deadline = time.monotonic() + MAX_SECONDS
         return self._compiled(source).render(variables)
 
     def tick(self) -> bool:
-        """Called in every loop iteration."""
+        """Check the time. Every loop iteration calls this."""
         if time.monotonic() > getattr(self._clock, "deadline", float("inf")):
             raise TemplateError(f"it ran for more than {MAX_SECONDS:g} seconds")
         return True
 
     def concat(self, pieces: Iterable[str]) -> str:
-        """Joins the output of the template, a macro or a block."""
+        """Join the output of the template, a macro or a block."""
         total, kept = 0, []
         for piece in pieces:
             total += len(piece)
@@ -70,18 +72,18 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return "".join(kept)
 
     def join_text(self, values: Iterable[object]) -> str:
-        """The `~` operator."""
+        """Do the work of the `~` operator."""
         return self.concat(map(str, values))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Every call in a template comes through here."""
+        """Do every call in a template."""
         __self.tick()
         method = getattr(__obj, "__wrapped__", __obj)  # Jinja wraps str.format
         check_growth(getattr(method, "__name__", ""), getattr(method, "__self__", None), [*args, *kwargs.values()])
         return checked(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """The operators named in `intercepted_binops` come through here."""
+        """Do the work of the operators named in `intercepted_binops`."""
         check_size(_largest_result(operator, left, right))
         return super().call_binop(context, operator, left, right)
 
@@ -89,7 +91,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super()._generate(Instrument().visit(source), *args, **kwargs)
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        first = int(hasattr(function, "jinja_pass_arg"))  # some filters are given their context before the value
+        first = int(hasattr(function, "jinja_pass_arg"))  # some filters get their context before the value
 
         @functools.wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:
@@ -102,7 +104,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 def renderer() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Make the work of a child of `Confined`: {source, variables} → {text}, or {kind, words} of what went wrong."""
+    """Return the function that a child of `Confined` runs: {source, variables} → {text}, or {kind, words} of an
+    error."""
     sandbox = TemplateSandbox()
 
     @functools.lru_cache(maxsize=16)
@@ -121,7 +124,7 @@ def renderer() -> Callable[[dict[str, Any]], dict[str, Any]]:
             return {"kind": "refusal", "words": str(error)[:MAX_WORDS]}
         except MemoryError:
             raise
-        except Exception as error:  # a template is a program, and can fail like one
+        except Exception as error:  # a template is a program and can fail like one
             return {"kind": "failure", "words": f"{type(error).__name__}: {str(error)[:MAX_WORDS]}"}
 
     return render
@@ -139,7 +142,8 @@ def looks_into_parts(sandbox: TemplateSandbox, source: str) -> bool:
 
 
 def with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates written for text alone expect one string, not parts."""
+    """Return the message with one string as content, for templates written for text alone, which do not expect
+    parts."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -147,7 +151,7 @@ def with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class Instrument(NodeTransformer):
-    """Adds a tick to every loop, and sends `~` through a call."""
+    """A transformer of templates that adds a tick to every loop and sends `~` through a call."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -164,7 +168,7 @@ class Instrument(NodeTransformer):
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's words for training; for inference it is its content."""
+    """The tag `{% generation %}`, which marks the assistant's words for training. Inference needs only its content."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja reads it as a plain set)
 
@@ -175,7 +179,7 @@ class GenerationTag(Extension):
 
 
 def raise_exception(message: str) -> None:
-    """How templates refuse a conversation."""
+    """Refuse a conversation, on behalf of the template."""
     raise TemplateError(message)
 
 
@@ -190,7 +194,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own `tojson` escapes HTML, which would reach the model."""
+    """Return a value as JSON. Jinja's own `tojson` escapes HTML, which would reach the model."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -200,7 +204,7 @@ def check_size(size: int) -> None:
 
 
 def check_growth(name: str, subject: object, values: list[Any]) -> None:
-    """Refuses what a method or filter would make, before it does. subject: what it is called on."""
+    """Refuse what a method or filter would make if it is too large. `subject` is the value it is called on."""
     if name in WIDTH_TAKERS:
         check_size(_largest(values))
     elif name in ("format", "format_map") and isinstance(subject, str):
@@ -230,7 +234,7 @@ def _size(value: Any) -> int:
 
 
 def _largest_result(operator: str, left: Any, right: Any) -> int:
-    """An upper bound, known before the work is done."""
+    """Return an upper bound on the result's size before the work is done."""
     if operator == "%" and isinstance(left, str):
         check_growth("format", left, [right])
         return 0

@@ -16,10 +16,10 @@ SPACE = "▁"
 def sentencepiece_backend(
     model: SentencePieceModel, *, prefix_each: bool = False, add_bos: bool = True, add_eos: bool = False
 ) -> tokenizers.Tokenizer:
-    """Equal to sentencepiece's own encoder on text without special tokens, and these are found as transformers does.
+    """Return a backend that is equal to sentencepiece's own encoder on text without special tokens.
 
-    prefix_each: the space before a text also stands after each special token (transformers' `legacy`), not only at
-    the text's beginning.
+    Special tokens are found as transformers finds them. With `prefix_each` the space before a text also stands after
+    each special token (transformers' `legacy`), and not only at the text's beginning.
     """
     backend = tokenizers.Tokenizer(_bpe(model) if model.kind == "bpe" else _unigram(model))
     backend.normalizer = normalizers.Sequence(_normalizers(model))
@@ -45,7 +45,7 @@ def sentencepiece_backend(
 
 
 def framed(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> processors.TemplateProcessing | None:
-    """What puts these tokens around a prompt; None where it has nothing to put."""
+    """Return the processor that puts these tokens around a prompt, or None if there are none."""
     ids = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
     if not ids:
         return None
@@ -54,9 +54,10 @@ def framed(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> p
 
 
 def merges_by_score(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """sentencepiece merges the neighbours whose union scores highest; a list of merges says the same by its order.
+    """Return the merges in the order of their scores.
 
-    A piece that can be made in several ways is listed with all of them, in the order of their parts' ids.
+    sentencepiece merges the neighbours whose union scores highest, and a list of merges says the same by its order. A
+    piece that can be made in several ways is listed with all of them, in the order of their parts' ids.
     """
     ids = {piece.text: i for i, piece in enumerate(pieces)}
     ways: list[tuple[float, int, int, tuple[str, str]]] = []
@@ -99,18 +100,18 @@ def _normalizers(model: SentencePieceModel) -> list[normalizers.Normalizer]:
         check_charsmap(model.charsmap)
         steps.append(normalizers.Precompiled(model.charsmap))
     if model.remove_extra_whitespaces:
-        # Before a text one space stays where one belongs: it is the prefix then.
+        # The prefix puts the one space before a text that belongs there.
         ends = " +$" if model.add_dummy_prefix else "^ +| +$"
         steps += [normalizers.Replace(Regex(ends), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     return [*steps, normalizers.Replace(" ", SPACE)]
 
 
 def _prefix(model: SentencePieceModel, each: bool) -> pre_tokenizers.PreTokenizer:
-    """The space before a text.
+    """Return the step that puts a space before a text.
 
-    Metaspace leaves it out where the text begins with its own sign for a space; sentencepiece does so only where it
-    removes extra spaces. Otherwise a first Metaspace puts a bare space, which no text has any more, and a second turns
-    it into the sign.
+    Metaspace leaves the space out if the text begins with its own sign for a space. sentencepiece does so only if it
+    removes extra spaces. Otherwise a first Metaspace puts a bare space, which no text has any more at this step, and a
+    second turns it into the sign.
     """
     scheme = "never" if not model.add_dummy_prefix else "always" if each else "first"
     if model.remove_extra_whitespaces:

@@ -1,4 +1,4 @@
-"""Stop strings found in text that arrives in pieces."""
+"""Search for stop strings in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import lru_cache
 
 
 class TrieNode:
-    """A state of the automaton: `depth` characters of some stop string have been seen.
+    """A state of the automaton, in which `depth` characters of some stop string have been seen.
 
-    after: the states one matching character leads to. fallback: the state for the longest shorter ending that may
-    still become a hit. stop: the longest stop string that ends here.
+    `after` maps a matching character to the next state. `fallback` is the state for the longest shorter ending that may
+    still become a hit. `stop` is the longest stop string that ends here.
     """
 
     __slots__ = ("after", "depth", "fallback", "stop")
@@ -24,7 +24,7 @@ class TrieNode:
 
 @lru_cache(maxsize=256)
 def build(stops: tuple[str, ...]) -> TrieNode:
-    """The start state for `stops` (Aho and Corasick, "Efficient string matching", 1975)."""
+    """Return the start state for `stops` (Aho and Corasick, "Efficient string matching", 1975)."""
     root = TrieNode(0)
     for stop in stops:
         node = root
@@ -42,7 +42,7 @@ def build(stops: tuple[str, ...]) -> TrieNode:
 
 
 def step(node: TrieNode, char: str, root: TrieNode) -> TrieNode:
-    """The state after one more character; each character costs O(1), spread over the text."""
+    """Return the state after one more character. A character costs O(1) on average over the text."""
     while char not in node.after:
         if node.fallback is None:
             return root
@@ -51,19 +51,21 @@ def step(node: TrieNode, char: str, root: TrieNode) -> TrieNode:
 
 
 class StopMatcher:
-    """Finds the stop string that ends first (the longest, if several end there), however the text is cut into pieces.
+    """A matcher that finds the stop string that ends first, however the text is cut into pieces. If several end there,
+    the longest counts.
 
-    Text is given out as soon as no stop string can begin in it. stop is the string that was found.
+    Text is released as soon as no stop string can begin in it. `stop` is the string that was found.
     """
 
     def __init__(self, stops: tuple[str, ...], *, keep_stop: bool = False) -> None:
         self._root = self._node = build(stops)
         self._keep_stop = keep_stop
-        self._held = ""  # not given out: at least the characters that the state stands for
+        self._held = ""  # not released yet: at least the characters that the state stands for
         self.stop: str | None = None
 
     def push(self, piece: str, *, may_stop: bool = True) -> str:
-        """The text that is certain now. may_stop=False passes over stop strings that end in this piece."""
+        """Add a piece and return the text that is certain now. With may_stop=False stop strings that end in it are
+        ignored."""
         text = self._held + piece
         node, root = self._node, self._root
         for end, char in enumerate(piece, start=len(self._held) + 1):
@@ -76,7 +78,7 @@ class StopMatcher:
         return text[:safe]
 
     def finish(self) -> str:
-        """No more text comes: what was held back was no stop string after all."""
+        """Return the text that was held back. No more text comes, so it was no stop string."""
         rest, self._held, self._node = self._held, "", self._root
         return rest
 

@@ -1,4 +1,4 @@
-"""Token ids to text, one at a time."""
+"""Conversion of token ids to text, one token at a time."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class TokenStream:
-    """Turns one sequence's tokens into pieces of text that join to what decoding all of them at once gives.
+    """A stream that turns one sequence's tokens into pieces of text. Joined, they equal the decoding of all tokens at
+    once.
 
-    The text of a token depends on its neighbours: a leading space is dropped only at the very start, and a
-    character may be spread over tokens. So each step decodes a short window that ends with the new token, and
-    gives out what goes beyond the text already given. Three rules make that exact:
+    The text of a token depends on its neighbours: a leading space is dropped only at the very start, and a character
+    may be spread over tokens. So each step decodes a short window that ends with the new token, and releases the part
+    beyond the text that it has already released. Three rules make this exact:
 
-    * A window keeps at least WINDOW tokens that have text. UTF-8 finds its way back within four bytes, and nothing
-      but the first token of a text loses its leading space.
-    * A replacement character at the end is held back: it may be half a character. One is enough, since half
-      a character decodes to exactly one.
-    * A run of byte-fallback tokens is read as UTF-8 byte by byte: a character is text as soon as it is complete, and a
-      byte that belongs to none becomes a replacement character. Decoding all at once is the same where the run is
-      valid; where it is not, the library replaces even the characters in it that are, of which some have been given.
+      * A window keeps at least WINDOW tokens that have text. Within four bytes UTF-8 decodes correctly again, and only
+        the first token of a text loses its leading space.
+      * A replacement character at the end is held back, because it may be half a character. Holding back one is enough,
+        since half a character decodes to exactly one.
+      * A run of byte-fallback tokens is read as UTF-8 byte by byte. A character is text as soon as it is complete, and
+        a byte that belongs to none becomes a replacement character. Decoding all at once gives the same if the run is
+        valid. If it is not, the library replaces even its valid characters, some of which have been released by then.
 
-    `tokenizers.decoders.DecodeStream` lacks the third rule (it raises "Invalid prefix encountered" and loses text)
-    and holds back everything for as long as the text ends with a replacement character.
+    `tokenizers.decoders.DecodeStream` lacks the third rule: it raises "Invalid prefix encountered" and loses text. It
+    also holds back everything for as long as the text ends with a replacement character.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
@@ -46,12 +47,13 @@ class TokenStream:
         self._held = False
         self._run = _Utf8Decoder("each byte replaced") if tokenizer.uses_byte_fallback else None
         self._in_run = self._at_start = False
-        self._half = ""  # what the prompt shows of a character that its last bytes begin
+        self._half = ""  # what the prompt shows of a character that begins in its last bytes
         if self._run is not None and self._ids:
             self._continue(self._run)
 
     def push(self, token_id: int) -> str:
-        """The text that is certain now and was not before; often "" in the middle of a character."""
+        """Add a token and return the text that is certain now and was not before. In the middle of a character that is
+        ""."""
         spelled = self._spelled(token_id)
         if not spelled:
             return ""
@@ -64,7 +66,7 @@ class TokenStream:
         return piece + self._give(self._decode(), final=False)
 
     def finish(self) -> str:
-        """What was held back, as it stands."""
+        """Return the text that was held back, as it stands."""
         if self._in_run:
             return self._end_run()
         return self._give(self._decode(), final=True) if self._held else ""
@@ -76,7 +78,7 @@ class TokenStream:
             self._in_run, self._at_start = True, not self._ids
         self._ids.append(token_id)
         text = self._run.decode(bytes([byte]))
-        if self._at_start and text:  # a space there is none
+        if self._at_start and text:  # the library drops a leading space here
             self._at_start = False
             text = text if REPLACEMENT in text else self._decode()
         if len(self._ids) >= 2 * WINDOW:
@@ -84,7 +86,8 @@ class TokenStream:
         return piece + self._beyond_half(text)
 
     def _end_run(self) -> str:
-        """End it; what is left of it is half a character. Text that follows is decoded with its last tokens before."""
+        """End the run of bytes and return the half character that is left. The text that follows is decoded with the
+        run's last tokens before it."""
         assert self._run is not None
         piece = self._beyond_half(self._run.decode(b"", final=True))
         self._in_run = False
@@ -92,7 +95,7 @@ class TokenStream:
         return piece
 
     def _continue(self, run: codecs.IncrementalDecoder) -> None:
-        """The prompt may end in bytes, of which the last may begin a character."""
+        """Continue the run of bytes with which the prompt may end. Its last bytes may begin a character."""
         for token_id in self._ids:
             byte = fallback_byte(self._spelled(token_id))
             self._in_run = byte is not None
@@ -100,7 +103,7 @@ class TokenStream:
         self._half = REPLACEMENT * len(run.getstate()[0])
 
     def _beyond_half(self, text: str) -> str:
-        """Without the replacement characters that end the prompt already."""
+        """Return the text without the replacement characters that already end the prompt."""
         if not text or not self._half:
             return text
         known = len(os.path.commonprefix((self._half, text)))  # noqa: RUF071  (characters are meant)
@@ -112,7 +115,7 @@ class TokenStream:
         certain = text[:-1] if self._held else text
         start = len(self._shown)
         if not certain.startswith(self._shown):
-            # Only where the prompt ended in half a character.
+            # This happens only if the prompt ended in half a character.
             start = len(os.path.commonprefix((self._shown, certain)))  # noqa: RUF071  (characters are meant)
         if len(certain) <= start:
             return ""
@@ -128,12 +131,12 @@ class TokenStream:
         self._shown = text[:-1] if self._held else text
 
     def _context(self, prompt_ids: Sequence[int]) -> list[int]:
-        """The prompt's last WINDOW tokens with text."""
+        """Return the prompt's last WINDOW tokens with text."""
         found = (token_id for token_id in reversed(prompt_ids) if self._spelled(token_id))
         return list(islice(found, WINDOW))[::-1]
 
     def _spelled(self, token_id: int) -> str:
-        """The token as the vocabulary has it; "" for one without text."""
+        """Return the token as the vocabulary spells it; "" for one without text."""
         if self._skip_special and token_id in self._tokenizer.special_ids:
             return ""
         return self._tokenizer.token_string(token_id)

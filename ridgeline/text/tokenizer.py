@@ -1,4 +1,4 @@
-"""Text to token ids and back, for one model folder."""
+"""Conversion of text to token ids and back, for one model folder."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from ridgeline.weights.formats.json_file import bounded_text, read_json
 from ridgeline.weights.formats.sentencepiece_file import read_sentencepiece
 
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-PROBE = "The 1st\t<s>\n é 🎃"  # what every tokenizer is tried with when it is loaded
-# Characters or tokens from which on the library is asked for a batch of one: for batches alone it lets other threads
-# have the interpreter meanwhile.
+PROBE = "The 1st\t<s>\n é 🎃"  # every tokenizer is tried on this when it is loaded
+# From this many characters or tokens on the library gets a batch of one, because only during batches does it let other
+# threads have the interpreter.
 ALONE = 4096
-BYTE = re.compile("<0x([0-9A-Fa-f+][0-9A-Fa-f])>")  # as the library reads it, which takes a sign for a digit
+BYTE = re.compile("<0x([0-9A-Fa-f+][0-9A-Fa-f])>")  # as the library reads it, which accepts a sign for a digit
 MAX_ID = 2**32 - 1  # the library's id type; it raises on anything beyond
 
 
 class Tokenizer:
-    """A model folder's tokenizer: `tokenizer.json` or `tokenizer.model`, plus the special tokens its config files name.
+    """The tokenizer of a model folder: `tokenizer.json` or `tokenizer.model`, and the special tokens of its config
+    files.
 
-    Equal to transformers' `AutoTokenizer` on the same folder. As there, whether a prompt begins with BOS is decided
-    by the post-processor in tokenizer.json alone; `add_bos_token` in tokenizer_config.json does not count beside it.
-    Not followed: `clean_up_tokenization_spaces`, which alters text after decoding and cannot be streamed.
+    It equals transformers' `AutoTokenizer` on the same folder. As there, the post-processor in tokenizer.json alone
+    decides if a prompt begins with BOS; `add_bos_token` in tokenizer_config.json does not count beside it.
+    `clean_up_tokenization_spaces` is not followed, because it alters text after decoding and cannot be streamed.
 
-    backend: the `tokenizers` object. special_tokens: name → text ("bos_token" → "<s>"), what chat templates see.
-    special_ids: left out of text when special tokens are skipped. eos_ids: the eos_token's id (the model's
-    own config may name more).
-    uses_byte_fallback: tokens such as <0xE2> stand for single bytes.
+    `backend` is the `tokenizers` object. `special_tokens` (name → text: "bos_token" → "<s>") are what chat templates
+    see. `special_ids` are left out of text if special tokens are skipped. `eos_ids` holds the eos_token's id; the
+    model's own config may name more. `uses_byte_fallback` says that tokens such as <0xE2> stand for single bytes.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> None:
@@ -62,10 +62,11 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """Of a folder, or a GGUF file. Raises ModelLoadError naming the file that is missing or damaged."""
+        """Return the tokenizer of a folder or a GGUF file. Raise ModelLoadError that names the missing or damaged
+        file."""
         try:
             tokenizer = cls._read(Path(folder))
-            with suppress(Exception):  # it need not know this text, but must not panic
+            with suppress(Exception):  # it need not know this text, but it must not panic
                 tokenizer.backend.decode(tokenizer.backend.encode(PROBE).ids, skip_special_tokens=False)
         except ModelLoadError:
             raise
@@ -99,7 +100,7 @@ class Tokenizer:
         return cls(backend, {name: str(token) for name, token in named.items()})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises InvalidRequest where it is not text that UTF-8 can hold (a lone surrogate)."""
+        """Return the token ids of `text`. Raise InvalidRequest for text that UTF-8 cannot hold (a lone surrogate)."""
         if not isinstance(text, str):
             raise InvalidRequest(f"the prompt must be a string, got {type(text).__name__}.", param="prompt")
         try:
@@ -111,13 +112,15 @@ class Tokenizer:
             raise InvalidRequest(_why_not_encoded(text, error), param="prompt") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; ids outside the vocabulary have none. Raises InvalidRequest where the tokenizer fails on
-        them, which a damaged one may."""
+        """Return the text of `ids`; ids outside the vocabulary have none.
+
+        Raise InvalidRequest if the tokenizer fails on them, which a damaged one may.
+        """
         try:
             if len(ids) <= ALONE:
                 return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
             return self.backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
-        except OverflowError:  # of the library's id type
+        except OverflowError:  # raised beyond the library's id type
             return self.decode([i for i in ids if 0 <= i <= MAX_ID], skip_special_tokens)
         except BaseException as error:
             reraise_unless_failed(error)
@@ -126,7 +129,7 @@ class Tokenizer:
             ) from error
 
     def token_string(self, token_id: int) -> str:
-        """The token as the vocabulary spells it ("Ġthe", "▁the", "<0xE2>"); "" for an id it does not hold."""
+        """Return the token as the vocabulary spells it ("Ġthe", "▁the", "<0xE2>"); "" for an unknown id."""
         if not 0 <= token_id <= MAX_ID:
             return ""
         return self.backend.id_to_token(token_id) or ""
@@ -135,10 +138,11 @@ class Tokenizer:
         return [self.token_string(i) for i in ids]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one token stands for in the middle of a text; half a character for some."""
+        """Return the bytes that a token stands for in the middle of a text. For some tokens that is half a
+        character."""
         token = self.token_string(token_id)
         if self._byte_alphabet is not None:
-            # A character outside the alphabet means an added token, which is spelled as it reads.
+            # A character outside the alphabet means an added token, whose spelling is its text.
             known = all(char in self._byte_alphabet for char in token)
             return bytes(self._byte_alphabet[char] for char in token) if known else token.encode()
         if self.uses_byte_fallback and (byte := fallback_byte(token)) is not None:
@@ -151,7 +155,7 @@ class Tokenizer:
 
 
 def fallback_byte(token: str) -> int | None:
-    """0xE2 for "<0xE2>", None for any other token."""
+    """Return 0xE2 for "<0xE2>", and None for a token that is not of this form."""
     found = BYTE.fullmatch(token)
     return None if found is None else int(found[1], 16)
 
@@ -174,7 +178,8 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _framing(config: Mapping[str, Any]) -> dict[str, bool]:
-    """How prompts of a `tokenizer.model` begin and end: as tokenizer_config.json says, else as Llama's do."""
+    """Return the flags for BOS and EOS around prompts of a `tokenizer.model`: tokenizer_config.json's, or else
+    Llama's."""
     defaults = {"add_bos_token": True, "add_eos_token": False, "legacy": False}
     found = {
         name: config[name] if isinstance(config.get(name), bool) else default for name, default in defaults.items()
@@ -183,7 +188,7 @@ def _framing(config: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _as_added_token(value: object) -> AddedToken | None:
-    """Config files spell a token as text, or as an object with its flags."""
+    """Return a token of a config file, which spells it as text or as an object with its flags."""
     if isinstance(value, str):
         return AddedToken(value, special=True, normalized=False)
     if isinstance(value, dict) and "content" in value:
@@ -193,7 +198,8 @@ def _as_added_token(value: object) -> AddedToken | None:
 
 
 def _named_special_tokens(config: Mapping[str, Any]) -> dict[str, AddedToken]:
-    """The seven standard names, and any other `<something>_token` a model brings (an image token, say)."""
+    """Return the special tokens by name: the seven standard ones, and any other `<something>_token` that a model
+    brings."""
     entries = {k: v for k, v in config.items() if k in STANDARD_NAMES or k.endswith("_token")}
     if isinstance(extra := config.get("extra_special_tokens"), dict):
         entries |= extra
@@ -204,7 +210,7 @@ def _named_special_tokens(config: Mapping[str, Any]) -> dict[str, AddedToken]:
 def _missing_tokens(
     backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, AddedToken]
 ) -> list[AddedToken]:
-    """Tokens the config files know and tokenizer.json does not (or knows with other flags), by id."""
+    """Return the tokens that the config files know and tokenizer.json does not, or knows with other flags, by id."""
     held = backend.get_added_tokens_decoder().values()
     spelled = config.get("added_tokens_decoder", {})
     listed = [AddedToken(**spelled[i]) for i in sorted(spelled, key=int)]
@@ -220,7 +226,7 @@ def _missing_tokens(
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> set[str]:
-    """Names of the steps the tokenizer's decoder is made of."""
+    """Return the names of the steps of the tokenizer's decoder."""
     if backend.decoder is None:
         return set()
     spec = json.loads(backend.decoder.__getstate__())
@@ -228,16 +234,18 @@ def _decoder_kinds(backend: tokenizers.Tokenizer) -> set[str]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Byte-level BPE spells each byte as one visible character: itself where it is printable, else from 256 upwards."""
+    """Return the byte that each character of byte-level BPE stands for. A printable byte is spelled as itself, and the
+    others as characters from 256 upwards."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
 
 
 def reraise_unless_failed(error: BaseException) -> None:
-    """Let pass what is no failure of the library: Ctrl-C, the end of the process.
+    """Raise the error again if it is no failure of the library: Ctrl-C, the end of the process.
 
-    A panic in its Rust code arrives as a class that is derived from BaseException and has no name to import it by.
+    A panic in the library's Rust code arrives as a class that derives from BaseException and has no name to import it
+    by.
     """
     if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
         raise error

@@ -1,4 +1,4 @@
-"""Tool calls in what a model writes, in the form that Hermes and Qwen models were taught:
+"""Tool calls in the text of a model, in the form that Hermes and Qwen models were taught:
 
 <tool_call>
 {"name": "weather", "arguments": {"city": "Oslo"}}
@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 TAG = re.compile(f"{OPEN}|{CLOSE}")
-# Up to an object of arguments. No "<" may be in it, so that it never reaches beyond a tag.
+# Everything up to an object of arguments. It has no "<", so that it never reaches beyond a tag.
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\<]|\\[^<])*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
 @dataclass(frozen=True)
 class CallDelta:
-    """What is new of the index-th call. name: with its first delta. arguments: JSON text, to be joined."""
+    """The new part of a call. `index` is the call's, `name` comes with its first delta, and `arguments` is JSON text to
+    be joined."""
 
     index: int
     name: str | None = None
@@ -28,18 +29,19 @@ class CallDelta:
 
 
 class HermesParser:
-    """Takes text in pieces, and gives out content (as str) and calls: joined, the same however the text was cut.
+    """A parser that takes text in pieces and returns content (as str) and calls. Joined, they are the same however the
+    text was cut.
 
     Arguments are passed on as the model writes them, as soon as the call's name is known and they prove to be an
-    object; what is written in another order or form waits for the end of the call. What is no call is content, tags
-    included. White space after a call is dropped.
+    object. A call in another order or form waits for its end. Text that is no call is content, tags included. White
+    space after a call is dropped.
     """
 
     def __init__(self) -> None:
         self.calls = 0
-        self._text = ""  # not given out yet
+        self._text = ""  # not returned yet
         self._step: Callable[[list[str | CallDelta]], bool] = self._content
-        self._depth, self._quoted, self._escaped = 0, False, False  # where in the arguments
+        self._depth, self._quoted, self._escaped = 0, False, False  # the place within the arguments
 
     def push(self, text: str) -> list[str | CallDelta]:
         self._text += text
@@ -49,14 +51,14 @@ class HermesParser:
         return found
 
     def finish(self) -> list[str | CallDelta]:
-        """The text has ended: what was held back, as it stands."""
+        """Return the text that was held back, as it stands. No more text comes."""
         step, rest = self._step, self._text
         self._step, self._text = self._content, ""
         if step == self._head:
             return [self._whole(rest) or OPEN + rest]
         return [rest] if rest and step == self._content else []
 
-    # Each reads what it can of the text, and says whether the next one may go on.
+    # Each of these reads what it can of the text, and returns True if the next one may go on.
 
     def _content(self, found: list[str | CallDelta]) -> bool:
         content, tag, rest = self._text.partition(OPEN)
@@ -97,7 +99,8 @@ class HermesParser:
         return complete
 
     def _tail(self, found: list[str | CallDelta]) -> bool:
-        """From the end of the arguments to that of the call, or to the next where a model forgets it."""
+        """Read from the end of the arguments to the end of the call, or to the next call if the model forgot the
+        tag."""
         tag = TAG.search(self._text)
         if tag is None:
             self._text = self._text[len(self._text) - max(_begun(self._text, OPEN), _begun(self._text, CLOSE)) :]
@@ -112,8 +115,10 @@ class HermesParser:
         return bool(self._text)
 
     def _scan(self) -> tuple[int, bool]:
-        """How many characters belong to the arguments, and whether they end there. Outside of strings no JSON has a
-        "<": what is broken ends at the next tag at the latest."""
+        """Return how many characters belong to the arguments, and if they end there.
+
+        Outside of strings JSON has no "<", so broken arguments end at the next tag at the latest.
+        """
         for place, char in enumerate(self._text):
             if self._escaped:
                 self._escaped = False
@@ -132,7 +137,7 @@ class HermesParser:
         return len(self._text), False
 
     def _whole(self, body: str) -> CallDelta | None:
-        """A call that is written in full, in whatever order; None for what is none."""
+        """Return a call that is written in full, in whatever order, or None if it is no call."""
         value = _value(body)
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return None
@@ -143,7 +148,7 @@ class HermesParser:
 
 
 def _begun(text: str, tag: str) -> int:
-    """How many characters at the end of the text may be the beginning of the tag."""
+    """Return how many characters at the end of the text may be the beginning of the tag."""
     return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)
 
 

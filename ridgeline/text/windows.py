@@ -1,4 +1,4 @@
-"""A text longer than a model's context is read in windows that overlap."""
+"""Overlapping windows, in which a text longer than a model's context is read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Window(NamedTuple):
-    """Tokens start … end of a text; those from `scored` on were in no window before."""
+    """The tokens start … end of a text. Those from `scored` on were in no window before."""
 
     start: int
     scored: int
@@ -15,10 +15,11 @@ class Window(NamedTuple):
 
 
 def windows(num_tokens: int, window: int, stride: int) -> Iterator[Window]:
-    """Cut `num_tokens` tokens; together the windows score each but the first (nothing precedes it) exactly once.
+    """Cut `num_tokens` tokens into windows of at most `window` tokens. Each token but the first, which nothing
+    precedes, is scored exactly once.
 
-    The first window scores all it has; later ones their last `stride` tokens, which have at least `window - stride`
-    tokens before them. window: tokens of the longest, above stride.
+    The first window scores all its tokens. A later one scores its last `stride` tokens, so that each has at least
+    `window - stride` tokens before it; `window` is above `stride`.
     """
     scored = 1
     while scored < num_tokens:

@@ -1,4 +1,4 @@
-"""The model card: what the model is, what it learnt from, how well it does, all from one report."""
+"""The model card, made from one report: the model, its training data, its scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ PLOT = "loss.png"
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What one package gave. split: "train" or the name of a held-out set. Sizes in bytes of text."""
+    """The source that one package gave. `split` is "train" or the name of a held-out set. Sizes are in bytes of
+    text."""
 
     name: str
     version: str
@@ -29,7 +30,7 @@ class Source:
 
 
 def plot_loss(log: Path, target: Path, title: str) -> None:
-    """Training loss against tokens, from a training log, as a PNG."""
+    """Draw the training loss against tokens from a training log, as a PNG."""
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     figure, axes = plt.subplots(figsize=(7, 3.6), dpi=120)
     axes.plot([row["tokens"] / 1e6 for row in rows], [row["loss"] for row in rows], linewidth=0.8)
@@ -44,7 +45,7 @@ def plot_loss(log: Path, target: Path, title: str) -> None:
 
 
 def model_card(report: Mapping[str, Any], sources: list[Source]) -> str:
-    """Markdown with Hugging Face's front matter. report: what `embedded.run` returns for one model."""
+    """Return Markdown with Hugging Face's front matter. `report` is what `embedded.run` returns for one model."""
     return "\n\n".join(
         (_FRONT_MATTER, _introduction(report), _scores(report), _training(report), _data(report, sources), _LIMITS)
     )

@@ -20,7 +20,7 @@ State = dict[str, Any]
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Replace the checkpoint in `folder`; a crash meanwhile leaves the old one or the new one, whole."""
+    """Replace the checkpoint in `folder`. A crash meanwhile leaves either the old one or the new one, complete."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -38,7 +38,7 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> State | None:
-    """Fill model and optimizer from `folder` and return its state; None where there is no checkpoint."""
+    """Fill model and optimizer from `folder` and return its state, or None if there is no checkpoint."""
     if not (folder / "state.json").exists():
         old = folder.with_name(folder.name + ".old")
         return load_checkpoint(old, model, optimizer) if (old / "state.json").exists() else None

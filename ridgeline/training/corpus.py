@@ -1,8 +1,11 @@
-"""From packages to training documents: filtered, de-duplicated, with whole packages held out.
+"""Conversion of packages to training documents: filtered, de-duplicated, with whole packages held out.
 
-Two files are near-duplicates when they share many *shingles*: hashes of a few consecutive non-blank lines, stripped of
+Two files are near-duplicates if they share many *shingles*: hashes of a few consecutive non-blank lines, stripped of
 indentation (Broder, "On the resemblance and containment of documents", 1997). Held-out files come first, so nothing
-that resembles them can enter the training set, however it was renamed or vendored.
+that resembles them can enter the training set, even if it was renamed or vendored.
+
+Legend:
+    N  lines
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from ridgeline.training.packages import STANDARD_LIBRARY, Package
 
 SHINGLE_LINES = 4
 _TEST_FOLDERS = frozenset({"test", "tests", "_tests", "idle_test", "testdata", "test_data"})
-# The licence of vendored code is not the one in the package's metadata.
+# Vendored code may have another licence than the package's metadata names.
 _VENDOR_FOLDERS = frozenset(
     {"vendor", "_vendor", "vendored", "_vendored", "vendor_packages", "extern", "externals", "third_party"}
     | {"_third_party", "thirdparty", "3rdparty"}
@@ -36,7 +39,7 @@ _OTHER_LICENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One source file. path: relative, as imported, with "/"."""
+    """One source file. `path` is relative, as imported, with "/"."""
 
     package: str
     path: str
@@ -49,10 +52,11 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
-    """What is kept. Sizes in bytes, shares as fractions of a file.
+    """The rules for files to keep. Sizes are in bytes, and shares are fractions of a file.
 
-    held_out_modules: top-level modules of the standard library, held_out_packages: whole distributions. max_overlap:
-    most shingles a training file may share with earlier training files; max_held_out_overlap: with held-out files.
+    `held_out_modules` are top-level modules of the standard library, and `held_out_packages` are whole distributions.
+    `max_overlap` is the largest share of shingles that a training file may have in common with earlier training files,
+    and `max_held_out_overlap` the same with held-out files.
     """
 
     held_out_modules: tuple[str, ...] = ()
@@ -67,7 +71,8 @@ class CorpusConfig:
 
 @dataclass
 class Corpus:
-    """held_out: "standard library" and "packages" → documents. dropped: reason → files."""
+    """The documents. `held_out` maps "standard library" and "packages" to documents, `dropped` a reason to its number
+    of files."""
 
     train: list[Document] = field(default_factory=list)
     held_out: dict[str, list[Document]] = field(default_factory=dict)
@@ -75,7 +80,7 @@ class Corpus:
 
 
 def build_corpus(packages: Iterable[Package], config: CorpusConfig) -> Corpus:
-    """Read, filter, split and de-duplicate. Raises InvalidConfig if a held-out name is not there."""
+    """Read, filter, split and de-duplicate. Raise InvalidConfig if a held-out name does not exist."""
     corpus = Corpus(held_out={"standard library": [], "packages": []})
     candidates: list[Document] = []
     for package in packages:
@@ -125,7 +130,7 @@ def _read(package: Package, config: CorpusConfig, dropped: Counter[str]) -> list
 
 
 def _unsuitable(name: str, content: bytes | None, config: CorpusConfig) -> tuple[str, str]:
-    """(why a file is not taken, ""), or ("", its text)."""
+    """Return (the reason why a file is not taken, ""), or ("", its text)."""
     parts = set(Path(name).parts)
     if parts & _TEST_FOLDERS or Path(name).name.startswith(("test_", "conftest")):
         return "test", ""
@@ -155,7 +160,7 @@ def _unsuitable_text(text: str, config: CorpusConfig) -> str:
 
 
 def _deduplicate(candidates: Sequence[Document], corpus: Corpus, config: CorpusConfig) -> None:
-    """Fill `corpus.train` with candidates that resemble neither held-out files nor earlier candidates."""
+    """Fill `corpus.train` with the candidates that resemble neither held-out files nor earlier candidates."""
     held_out = {int(s) for part in corpus.held_out.values() for d in part for s in shingles(d.text)}
     seen: set[int] = set()
     for document in candidates:
@@ -170,7 +175,8 @@ def _deduplicate(candidates: Sequence[Document], corpus: Corpus, config: CorpusC
 
 
 def shingles(text: str) -> np.ndarray:
-    """int64 hashes of every run of `SHINGLE_LINES` non-blank lines (of all lines, if fewer). Valid in one process."""
+    """Return int64 hashes of every run of `SHINGLE_LINES` non-blank lines, or of all lines if there are fewer. They are
+    valid in one process."""
     lines_N = np.array([hash(line) for raw in text.split("\n") if (line := raw.strip())], dtype=np.int64)
     if len(lines_N) == 0:
         return lines_N

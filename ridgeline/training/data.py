@@ -1,11 +1,14 @@
-"""Documents packed into full training sequences: one memory-mapped file of uint16 token ids.
+"""Documents packed into full training sequences, in one memory-mapped file of uint16 token ids.
 
     file       sep d0 d0 d0 sep d1 sep d2 d2 …
     sequence i covers tokens i*S … i*S + S (S + 1 of them: inputs and, one later, targets), so every token after the
     first is a target exactly once per epoch; only a tail shorter than S is left over.
 
-The batch of a step is a pure function of (seed, step): resuming needs no loader state.
-Legend: B sequences, S tokens per sequence.
+The batch of a step is a pure function of (seed, step), so resuming needs no loader state.
+
+Legend:
+    B  sequences
+    S  tokens per sequence
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from ridgeline.core.errors import InvalidConfig
 
 
 def write_tokens(path: Path, documents: Iterable[np.ndarray], separator: int) -> int:
-    """Write every document behind a separator, and one at the end; returns how many tokens that is."""
+    """Write every document behind a separator, and one separator at the end. Return the number of tokens written."""
     mark = np.array([separator], dtype=np.uint16)
     total = 0
     with path.open("wb") as file:
@@ -33,9 +36,9 @@ def write_tokens(path: Path, documents: Iterable[np.ndarray], separator: int) ->
 
 
 class PackedTokens:
-    """Sequences of a token file in a shuffled order, a new one each epoch.
+    """The sequences of a token file in a shuffled order, a new one for each epoch.
 
-    Raises InvalidConfig when the file holds less than one sequence.
+    Raise InvalidConfig if the file holds less than one sequence.
     """
 
     def __init__(self, path: Path, *, seq_len: int, batch_size: int, seed: int) -> None:
@@ -49,13 +52,13 @@ class PackedTokens:
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     def batch(self, step: int) -> np.ndarray:
-        """int64 [B, S + 1] of step `step` (from 0); epochs follow each other without a gap."""
+        """Return the int64 [B, S + 1] tokens of step `step` (from 0). Epochs follow each other without a gap."""
         first = step * self.batch_size
         rows = [self.sequence(first + row) for row in range(self.batch_size)]
         return np.stack(rows).astype(np.int64)
 
     def sequence(self, position: int) -> np.ndarray:
-        """uint16 [S + 1], the `position`-th sequence of the endless shuffled stream."""
+        """Return the uint16 [S + 1] tokens of the `position`-th sequence in the endless shuffled stream."""
         epoch, index = divmod(position, self.num_sequences)
         start = int(self._order(epoch)[index]) * self.seq_len
         return self.tokens[start : start + self.seq_len + 1]

@@ -1,9 +1,10 @@
-"""The recipe of the embedded model and its draft: one command from this machine's Python source to two model folders.
+"""The recipe of the embedded model and its draft: one command turns this machine's Python source into two model
+folders.
 
-Shapes. Heads of 64 and widths that are powers of two are what fast kernels (and groups of 128 quantized weights) want.
-The large model stays under 8 M parameters (16 MB in bfloat16) and is wide rather than deep, because on a CPU every
-layer costs a fixed overhead. A vocabulary of 4096 leaves most parameters to the layers. The draft, about a tenth, has
-the same tokenizer and two layers, the fewest that can copy from context.
+Fast kernels (and groups of 128 quantized weights) want heads of 64 and widths that are powers of two. The large model
+stays under 8 M parameters (16 MB in bfloat16). It is wide rather than deep, because on a CPU every layer costs a fixed
+overhead. A vocabulary of 4096 leaves most parameters to the layers. The draft, about a tenth as large, has the same
+tokenizer and two layers, the fewest that can copy from context.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ridgeline.training.tokenizer import SEPARATOR_ID
 VOCAB_SIZE = 4096
 CONTEXT = 2048
 STRIDE = 512
-FINISH_SECONDS = 20.0  # export, evaluation, plot and card of one model
+FINISH_SECONDS = 20.0  # for the export, evaluation, plot and card of one model
 
 CORPUS = CorpusConfig(
     held_out_modules=("asyncio", "email", "http", "json", "logging", "unittest"),
@@ -47,7 +48,7 @@ Report = dict[str, Any]
 
 
 def llama_config(*, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
-    """A Hugging Face config.json for a Llama with heads of 64 and tied embeddings."""
+    """Return a Hugging Face config.json for a Llama with heads of 64 and tied embeddings."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -73,7 +74,7 @@ def llama_config(*, hidden: int, intermediate: int, layers: int, heads: int, kv_
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRecipe:
-    """share: of the training time that is left when this model's turn comes."""
+    """The recipe of one model. `share` is its part of the training time that is left when its turn comes."""
 
     name: str
     purpose: str
@@ -102,10 +103,11 @@ MODELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeConfig:
-    """How to run the recipe.
+    """The settings of a run of the recipe.
 
-    out: gets <model>.tar, <model>.jsonl and report.json; work: everything in between, checkpoints too. time_budget:
-    seconds for all of it; steps: per model, instead. batch_tokens: tokens per step. command, commit: for the card.
+    `out` gets <model>.tar, <model>.jsonl and report.json; `work` gets everything in between, checkpoints too.
+    `time_budget` is in seconds for the whole run; `steps` for each model replaces it. `batch_tokens` is the tokens per
+    step. `command` and `commit` go into the card.
     """
 
     out: Path
@@ -127,7 +129,7 @@ class RecipeConfig:
 
 
 class _Clock:
-    """Says what happens when, in seconds since the run began."""
+    """A clock that prints what happens, in seconds since the run began."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -141,7 +143,7 @@ class _Clock:
 
 
 def run(config: RecipeConfig, console: Console) -> Report:
-    """Train, export and evaluate every model of `MODELS`; returns what report.json holds: model name → report."""
+    """Train, export and evaluate every model of `MODELS`. Return what report.json holds: model name → report."""
     clock = _Clock(console)
     config.out.mkdir(parents=True, exist_ok=True)
     prepared = _prepare(config, clock)
@@ -177,7 +179,7 @@ def _prepare(config: RecipeConfig, clock: _Clock) -> Prepared:
 def _make(
     recipe: ModelRecipe, config: RecipeConfig, prepared: Prepared, seconds: float | None, clock: _Clock
 ) -> Report:
-    """One model from initial weights to <out>/<name>.tar; returns its report."""
+    """Make one model, from initial weights to <out>/<name>.tar, and return its report."""
     clock.say(f"{recipe.name}: training" + ("" if seconds is None else f" for {seconds:.0f} s"))
     trainer = _train(recipe, config, prepared, seconds, clock.console)
     clock.say(f"{recipe.name}: exporting and evaluating")
@@ -217,7 +219,7 @@ def _train(
 
 
 def _score(folder: Path, device: torch.device, prepared: Prepared) -> Report:
-    """Bits per byte of the exported weights on each held-out set, beside xz."""
+    """Return the bits per byte of the exported weights on each held-out set, beside those of xz."""
     decoder = read_model(folder, device)
     names = {"standard library": CORPUS.held_out_modules, "packages": CORPUS.held_out_packages}
     scores = {}
@@ -234,7 +236,7 @@ def _score(folder: Path, device: torch.device, prepared: Prepared) -> Report:
 
 
 def _report(recipe: ModelRecipe, config: RecipeConfig, prepared: Prepared, trainer: Trainer) -> Report:
-    """Everything the card says, but the scores."""
+    """Return everything that the card says except the scores."""
     train, data = trainer.config, trainer.data
     spec = trainer.decoder.spec
     tokens = trainer.step * config.batch_tokens

@@ -1,10 +1,15 @@
-"""Bits per byte of text a model has not seen, counted so that models with other tokenizers and compressors compare.
+"""Bits per byte of text that a model has not seen, which compare between tokenizers and with compressors.
 
-Every document is read from its start behind the separator, in windows that overlap: a token is scored once, in the
+Every document is read from its start behind the separator, in windows that overlap. A token is scored once, in the
 first window that reaches it, with at least `window - stride` tokens before it wherever the document has them. The sum
 of -log2 p over all tokens is divided by the bytes of the text. The end of a document is not scored.
 
-Legend: B windows, L tokens of the longest, V vocabulary.
+Legend:
+    B  windows, which are sequences here
+    S  tokens of the longest window
+    N  positions, B * S
+    M  model width
+    V  vocabulary
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from ridgeline.training.tokenizer import SEPARATOR_ID, encode_documents
 
 @dataclass(frozen=True)
 class Information:
-    """Information in `num_bytes` bytes of text, written as `num_tokens` tokens."""
+    """The information in `num_bytes` bytes of text, written as `num_tokens` tokens."""
 
     bits: float
     num_bytes: int
@@ -40,7 +45,7 @@ class Information:
 
 @dataclass(frozen=True)
 class ScoredWindow:
-    """inputs and targets (the tokens one later); targets before `first` were scored by an earlier window."""
+    """The inputs and targets (the tokens one later) of a window. An earlier one scored the targets before `first`."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -50,9 +55,9 @@ class ScoredWindow:
 def bits_per_byte(
     decoder: Decoder, tokenizer: Tokenizer, texts: Sequence[str], *, window: int, stride: int, batch_size: int = 16
 ) -> Information:
-    """Score `texts` with the decoder in its own dtype (log-probabilities in float32, their sum in float64).
+    """Score `texts` with the decoder in its own dtype, with log-probabilities in float32 and their sum in float64.
 
-    Raises ValueError if the tokenizer does not give a text back exactly: bits of other bytes would be counted.
+    Raise ValueError if the tokenizer does not give a text back exactly, because bits of other bytes would be counted.
     """
     documents = []
     for text, ids in zip(texts, encode_documents(tokenizer, texts), strict=True):
@@ -67,24 +72,25 @@ def bits_per_byte(
 
 
 def windows(ids: np.ndarray, window: int, stride: int) -> Iterator[ScoredWindow]:
-    """Cut one document; together the windows score each of `ids` exactly once. window: inputs of the longest."""
+    """Cut one document into windows of at most `window` inputs. Together they score each of `ids` exactly once."""
     tokens = np.concatenate(([SEPARATOR_ID], ids)).astype(np.int64)
-    for start, scored, end in cut(len(tokens), window + 1, stride):  # its last token is a target only
+    for start, scored, end in cut(len(tokens), window + 1, stride):  # a window's last token is a target only
         yield ScoredWindow(tokens[start : end - 1], tokens[start + 1 : end], scored - start - 1)
 
 
 @torch.inference_mode()
 def _nats(decoder: Decoder, batch: Sequence[ScoredWindow], device: torch.device) -> float:
-    """Sum over what the windows score. Padding comes after a window's tokens, which causality hides from them."""
+    """Return the sum over what the windows score. Padding comes after a window's tokens, so causality hides it from
+    them."""
     length = max(len(w.inputs) for w in batch)
-    inputs_BL = torch.zeros(len(batch), length, dtype=torch.int64)
-    targets_BL = torch.full((len(batch), length), -100, dtype=torch.int64)
+    inputs_BS = torch.zeros(len(batch), length, dtype=torch.int64)
+    targets_BS = torch.full((len(batch), length), -100, dtype=torch.int64)
     for row, w in enumerate(batch):
-        inputs_BL[row, : len(w.inputs)] = torch.from_numpy(w.inputs)
-        targets_BL[row, w.first : len(w.targets)] = torch.from_numpy(w.targets[w.first :])
+        inputs_BS[row, : len(w.inputs)] = torch.from_numpy(w.inputs)
+        targets_BS[row, w.first : len(w.targets)] = torch.from_numpy(w.targets[w.first :])
     positions_N = torch.arange(length, device=device).repeat(len(batch))
-    hidden_NM = decoder(inputs_BL.flatten().to(device), positions_N, DenseCausal(len(batch)))
-    targets_N = targets_BL.flatten().to(device)
+    hidden_NM = decoder(inputs_BS.flatten().to(device), positions_N, DenseCausal(len(batch)))
+    targets_N = targets_BS.flatten().to(device)
     return float(_cross_entropy(decoder.logits(hidden_NM), targets_N))
 
 
@@ -94,6 +100,6 @@ def _cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
 
 
 def xz_bits_per_byte(texts: Iterable[str]) -> float:
-    """The same bytes as one stream through `xz -9e`: what a general compressor makes of them, all files together."""
+    """Return the bits per byte of the texts as one stream through `xz -9e`, a general compressor."""
     content = "".join(texts).encode()
     return 8 * len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)) / len(content)

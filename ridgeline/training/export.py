@@ -1,4 +1,4 @@
-"""A trained decoder as a Hugging Face model folder, and back."""
+"""Conversion of a trained decoder to a Hugging Face model folder and back."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ridgeline.training.objective import training_decoder
 from ridgeline.training.tokenizer import save_tokenizer
 from ridgeline.weights.loader import export_checkpoint, load_weights, read_model_config
 
-# A small model left to itself repeats what it likes best: a mild penalty and some warmth keep it going.
+# Without these a small model repeats itself: a mild penalty and some temperature keep it going.
 SAMPLING = {"do_sample": True, "temperature": 0.4, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
 def write_model(folder: Path, decoder: Decoder, config: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-    """Write config.json, generation_config.json, tokenizer files and the weights in bfloat16."""
+    """Write config.json, generation_config.json, the tokenizer's files and the weights in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = export_checkpoint(decoder, model_config(config).weights)
     bf16 = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
     save_file(bf16, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # safetensors makes it private
+    (folder / "model.safetensors").chmod(0o644)  # safetensors makes the file private
     generation = {key: config[key] for key in ("bos_token_id", "eos_token_id")} | SAMPLING
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
@@ -35,7 +35,8 @@ def write_model(folder: Path, decoder: Decoder, config: Mapping[str, Any], token
 
 
 def read_model(folder: Path, device: torch.device) -> Decoder:
-    """The decoder a folder holds, in the folder's own dtype and with plain-torch ops. Raises ModelLoadError."""
+    """Return the decoder that a folder holds, in the folder's own dtype and with plain torch ops. Raise
+    ModelLoadError."""
     config = read_model_config(folder)
     decoder = training_decoder(config.spec, getattr(torch, config.dtype), device)
     load_weights(decoder, folder, config.weights)

@@ -1,6 +1,12 @@
-"""What training minimises: the mean negative log-likelihood of the next token; and what it costs.
+"""The objective of training, the mean negative log-likelihood of the next token, and its cost.
 
-Legend: B sequences, S tokens per sequence, N = B * S, C tokens per chunk, M model width, V vocabulary.
+Legend:
+    B  sequences
+    S  tokens per sequence
+    N  positions scored, B * S
+    C  tokens per chunk
+    M  model width
+    V  vocabulary
 """
 
 from __future__ import annotations
@@ -16,21 +22,21 @@ from ridgeline.kernels.ops import OPS, Ops
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.layers.dense import DenseCausal
 
-# Plain torch throughout: our fast kernels are made for inference and have no backward pass.
+# Plain torch throughout, because our fast kernels are made for inference and have no backward pass.
 _TRAINING_OPS = dict.fromkeys(OPS, "reference") | dict.fromkeys(
     ("linear", "norm_linear", "embedding", "activation", "gated_activation"), "torch"
 )
 
 
 def training_decoder(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """A decoder with uninitialised parameters whose every op has a gradient."""
+    """Return a decoder with uninitialised parameters whose every op has a gradient."""
     return Decoder(spec, Ops(Platform.of(device), overrides=_TRAINING_OPS), dtype=dtype, device=device)
 
 
 class NextTokenLoss(nn.Module):
-    """Mean nats per token. bf16: run under autocast; weights, residual stream and loss stay float32.
+    """The mean nats per token. With `bf16` it runs under autocast; weights, residual stream and loss stay float32.
 
-    Logits are made `chunk` tokens at a time and made again in the backward pass, so that [N, V] never exists.
+    Logits are made `chunk` tokens at a time and made again in the backward pass, so [N, V] never exists.
     """
 
     def __init__(self, decoder: Decoder, *, batch_size: int, chunk: int, bf16: bool) -> None:
@@ -41,7 +47,8 @@ class NextTokenLoss(nn.Module):
         self.bf16 = bf16
 
     def forward(self, tokens_BS1: Tensor) -> Tensor:
-        """tokens_BS1: [B, S + 1], inputs and, one later, targets."""
+        """Return the loss of tokens_BS1, which holds S + 1 tokens per sequence: the inputs and, one later, the
+        targets."""
         inputs_BS, targets_N = tokens_BS1[:, :-1], tokens_BS1[:, 1:].flatten()
         batch, length = inputs_BS.shape
         positions_N = torch.arange(length, device=tokens_BS1.device).repeat(batch)
@@ -60,9 +67,9 @@ class NextTokenLoss(nn.Module):
 
 
 def training_flops_per_token(spec: ModelSpec, length: int) -> float:
-    """Forward and backward (three times the forward) of matrix products and causal attention at context `length`.
+    """Return the FLOPs of the forward and backward pass (three times the forward) at context `length`.
 
-    Only the causal half of attention counts; recomputation, norms and activations do not.
+    They count matrix products and the causal half of attention. Recomputation, norms and activations do not count.
     """
     per_token = 2.0 * spec.vocab_size * spec.hidden_size
     for layer in spec.layers:

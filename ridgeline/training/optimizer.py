@@ -13,7 +13,8 @@ _RESIDUAL_OUTPUTS = ("mixer.out.weight", "feed_forward.down.weight")
 
 @torch.no_grad()
 def initialize(decoder: nn.Module, num_layers: int, seed: int) -> None:
-    """Normal weights, those that feed the residual stream narrower by sqrt(2 · layers) (GPT-2); norms 1, biases 0."""
+    """Fill the weights with normal numbers, those that feed the residual stream narrower by sqrt(2 · layers) (GPT-2);
+    set norms to 1 and biases to 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in decoder.named_parameters():
         if parameter.ndim == 1:
@@ -26,7 +27,8 @@ def initialize(decoder: nn.Module, num_layers: int, seed: int) -> None:
 def adamw(
     decoder: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float], device: torch.device
 ) -> torch.optim.AdamW:
-    """Weight decay on matrices alone: not on norms, biases and embeddings (Loshchilov and Hutter, arXiv 1711.05101)."""
+    """Return AdamW with weight decay on matrices alone, not on norms, biases and embeddings (Loshchilov and Hutter,
+    arXiv 1711.05101)."""
     named = list(decoder.named_parameters())
     decayed = [p for name, p in named if p.ndim >= 2 and "embed" not in name]
     plain = [p for name, p in named if p.ndim < 2 or "embed" in name]
@@ -35,7 +37,11 @@ def adamw(
 
 
 def learning_rate(fraction: float, *, peak: float, warmup: float) -> float:
-    """Linear rise during the first `warmup` share of the run, then a cosine to 0. fraction: share done, 0..1."""
+    """Return the learning rate: it rises linearly during the first `warmup` share of the run, then follows a cosine to
+    0.
+
+    `fraction` is the share of the run that is done, 0..1.
+    """
     if fraction < warmup:
         return peak * fraction / warmup
     return peak * 0.5 * (1 + math.cos(math.pi * (fraction - warmup) / (1 - warmup)))

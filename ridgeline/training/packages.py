@@ -1,7 +1,7 @@
-"""Which Python source on this machine may be trained on: the standard library and permissively licensed packages.
+"""The Python source on this machine that may be trained on: the standard library and permissively licensed packages.
 
-A package's licence is what its metadata says: the SPDX `License-Expression`, else the licence classifiers, else a
-one-line `License` field. What cannot be read as permissive is left out.
+A package's licence comes from its metadata: the SPDX `License-Expression`, else the licence classifiers, else a
+one-line `License` field. A package whose licence does not read as permissive is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import cast
 
 ALLOWED = frozenset({"MIT", "MIT-0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "Apache-2.0", "PSF-2.0", "Python-2.0"})
-# Equally permissive; wheels list them beside an allowed licence for compiled parts they bundle (AND terms).
+# Equally permissive. Wheels list these beside an allowed licence for compiled parts that they bundle (AND terms).
 ALLOWED_BESIDE = frozenset({"0BSD", "ISC", "Zlib", "CC0-1.0", "BSL-1.0"})
 
 _CLASSIFIERS = {
@@ -39,7 +39,7 @@ _NOT_STANDARD = frozenset({"site-packages", "dist-packages"})
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """`files`: (path as imported, relative; where it lies) of every Python file, in order."""
+    """A package. `files` holds (path as imported, relative; where it lies) of every Python file, in order."""
 
     name: str
     version: str
@@ -48,7 +48,7 @@ class Package:
 
 
 def standard_library() -> Package:
-    """The running interpreter's own library."""
+    """Return the running interpreter's own library."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = ((path.relative_to(root), path) for path in root.rglob("*.py"))
     files = tuple(sorted((str(name), path) for name, path in found if not _NOT_STANDARD & set(name.parts)))
@@ -56,7 +56,7 @@ def standard_library() -> Package:
 
 
 def installed_packages(search_path: list[str] | None = None) -> Iterator[Package]:
-    """Permissively licensed distributions on `search_path` (default: `sys.path`), by name, each once."""
+    """Yield the permissively licensed distributions on `search_path` (default: `sys.path`), by name, each once."""
     found = importlib.metadata.distributions(path=sys.path if search_path is None else search_path)
     distributions = {_canonical(str(distribution.name)): distribution for distribution in found}
     for name, distribution in sorted(distributions.items()):
@@ -68,7 +68,7 @@ def installed_packages(search_path: list[str] | None = None) -> Iterator[Package
 
 
 def permissive_licence(metadata: Message) -> str | None:
-    """The licence as an SPDX-like name if it is permissive, else None."""
+    """Return the licence as an SPDX-like name if it is permissive, else None."""
     if expression := metadata.get("License-Expression"):
         return expression if _expression_allowed(expression) else None
     classifiers = [c.split(" :: ")[-1] for c in metadata.get_all("Classifier") or () if c.startswith("License :: OSI")]
@@ -80,7 +80,8 @@ def permissive_licence(metadata: Message) -> str | None:
 
 
 def _expression_allowed(expression: str) -> bool:
-    """One OR alternative must consist of allowed terms. Parentheses are read strictly: as if every OR were AND."""
+    """Return True if one OR alternative consists of allowed terms only. Parentheses are read strictly, as if every OR
+    were AND."""
     expression = re.sub(r"\s+WITH\s+\S+", "", expression.strip())
     if "(" in expression:
         expression = re.sub(r"[()]", "", expression).replace(" OR ", " AND ")

@@ -1,4 +1,5 @@
-"""From packages on this machine to everything a training run reads: documents, tokenizer, token file, provenance."""
+"""Preparation of everything a training run reads from packages on this machine: documents, tokenizer, token file,
+provenance."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ TOKENIZER_SAMPLE_BYTES = 64_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """held_out: set name → texts. sources: what each package gave to which part. dropped: reason → files."""
+    """The prepared data. `held_out` maps a set's name to texts, `dropped` a reason to its number of files, and
+    `sources` says what each package gave to which part."""
 
     tokenizer: Tokenizer
     tokens: Path
@@ -41,7 +43,7 @@ def prepare(
 ) -> Prepared:
     """Build the corpus, learn the tokenizer and write `folder`/tokens.bin. Equal machines and seeds give equal bytes.
 
-    max_train_bytes, max_held_out_bytes: keep about this much of each part (for a trial run).
+    `max_train_bytes` and `max_held_out_bytes` keep about this much of each part, for a trial run.
     """
     packages = [standard_library(), *installed_packages()]
     corpus = build_corpus(packages, config)

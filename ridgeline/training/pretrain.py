@@ -1,6 +1,8 @@
 """The pretraining loop: AdamW, a cosine over steps or over seconds, exact resume.
 
-Legend: B sequences, S tokens per sequence.
+Legend:
+    B  sequences
+    S  tokens per sequence
 """
 
 from __future__ import annotations
@@ -23,16 +25,17 @@ from ridgeline.training.objective import NextTokenLoss, training_flops_per_token
 from ridgeline.training.optimizer import adamw, learning_rate
 from ridgeline.training.progress import TrainingLog
 
-# Dense bf16 FLOP/s by a part of the device's name, from NVIDIA's datasheets (half of the figures "with sparsity").
+# Dense bf16 FLOP/s by a part of the device's name, from NVIDIA's datasheets (half of their figures "with sparsity").
 PEAK_BF16 = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Exactly one of steps and seconds ends the run; seconds include compilation.
+    """The settings of a run. Exactly one of `steps` and `seconds` ends it, and seconds include compilation.
 
-    lr: peak learning rate. warmup: share of the run during which it rises. clip: largest gradient norm. loss_chunk:
-    tokens whose logits exist at once. log_every, checkpoint_every: steps (0: no checkpoints but the last).
+    `lr` is the peak learning rate, `warmup` the share of the run during which it rises, and `clip` the largest gradient
+    norm. `loss_chunk` is the number of tokens whose logits exist at once. `log_every` and `checkpoint_every` are in
+    steps (0: no checkpoints but the last).
     """
 
     lr: float
@@ -50,17 +53,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.seconds is None):
-            raise InvalidConfig("a training run needs either steps or seconds, not both and not neither.")
+            raise InvalidConfig("a training run needs either steps or seconds; give exactly one.")
         if (self.steps or self.seconds or 0) <= 0:
-            raise InvalidConfig(f"a training run must last; got steps={self.steps}, seconds={self.seconds}.")
+            raise InvalidConfig(f"steps or seconds must be above 0, got steps={self.steps}, seconds={self.seconds}.")
 
 
 class Trainer:
-    """Trains `decoder` in place; continues from `folder`/checkpoint if there is one.
+    """A trainer that trains `decoder` in place and continues from `folder`/checkpoint if there is one.
 
-    Writes `folder`/log.jsonl: step, tokens, seconds (training alone), loss (nats per token, mean since the last row),
-    lr, grad_norm (before clipping), tokens_per_s, mfu (None where the peak is not known). Raises InvalidConfig if the
-    checkpoint there is of a run on other data or with other settings.
+    It writes `folder`/log.jsonl: step, tokens, seconds (training alone), loss (nats per token, mean since the last
+    row), lr, grad_norm (before clipping), tokens_per_s, mfu (None if the peak is not known). Raise InvalidConfig if the
+    checkpoint there belongs to a run on other data or with other settings.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class Trainer:
         return loss.detach(), norm
 
     def _fraction(self) -> float:
-        """Share of the run that is done, 0..1."""
+        """Return the share of the run that is done, 0..1."""
         if self.config.steps is not None:
             return self.step / self.config.steps
         return self.elapsed / self.budget
@@ -124,7 +127,8 @@ class Trainer:
         return batch.to(self.device)
 
     def _prepare(self) -> Callable[[Tensor], Tensor]:
-        """The loss function, compiled if wanted and possible; what that takes comes off a budget of seconds."""
+        """Return the loss function, compiled if wanted and possible. The time for that comes off a budget of
+        seconds."""
         started = time.monotonic()
         eager = NextTokenLoss(
             self.decoder, batch_size=self.data.batch_size, chunk=self.config.loss_chunk, bf16=self.config.bf16
@@ -135,12 +139,12 @@ class Trainer:
         return loss_of
 
     def _compiled(self, eager: NextTokenLoss) -> Callable[[Tensor], Tensor]:
-        """`eager` through torch.compile, tried once forward and backward; `eager` itself where that fails."""
+        """Return `eager` through torch.compile, tried once forward and backward, or `eager` itself if that fails."""
         started = time.monotonic()
         compiled: Callable[[Tensor], Tensor] = torch.compile(eager, dynamic=False)
         try:
             compiled(self._batch(self.step)).backward()
-        except Exception as error:  # whatever a compiler may raise, training can do without it
+        except Exception as error:  # a compiler may raise anything, and training can do without it
             self.console.print(f"torch.compile failed, training goes on without: {error}", markup=False)
             return eager
         finally:
@@ -149,7 +153,7 @@ class Trainer:
         return compiled
 
     def _report(self, log: TrainingLog, losses: Tensor, norm: Tensor, since: float) -> None:
-        """One row about the steps since `since`. Reading the loss waits for the device, so the clock is honest."""
+        """Write one row about the steps since `since`. Reading the loss waits for the device, so the time is right."""
         self.last_loss = losses.mean().item()
         tokens_per_step = self.data.batch_size * self.data.seq_len
         rate = len(losses) * tokens_per_step / (time.monotonic() - since)
@@ -168,7 +172,7 @@ class Trainer:
         log.write(row, self._fraction())
 
     def _identity(self) -> State:
-        """What a resumed run must share with the run it resumes."""
+        """Return what a resumed run must share with the run it resumes."""
         tokens = hashlib.sha256(self.data.tokens.data).hexdigest()
         shape = {"seq_len": self.data.seq_len, "batch_size": self.data.batch_size, "seed": self.data.seed}
         names = ("lr", "steps", "seconds", "warmup", "weight_decay", "clip", "bf16")
@@ -187,6 +191,6 @@ class Trainer:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Dense bf16 FLOP/s of the device by its datasheet, None where it is not in `PEAK_BF16`."""
+    """Return the dense bf16 FLOP/s of the device by its datasheet, or None if it is not in `PEAK_BF16`."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return next((peak for part, peak in PEAK_BF16.items() if part in name), None)

@@ -1,4 +1,4 @@
-"""What a training run shows while it runs: a JSON line per report, and a progress bar or plain lines."""
+"""The output of a training run while it runs: a JSON line per report, and a progress bar or plain lines."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Row = dict[str, float | int | None]
 
 
 class TrainingLog:
-    """Appends rows to `path`; on a terminal a bar follows them, elsewhere a line every ten seconds.
+    """A log that appends rows to `path` and shows them: as a bar on a terminal, elsewhere as a line every ten seconds.
 
-    keep_to: rows after this step are dropped first (a resumed run writes them again).
+    Rows after the step `keep_to` are dropped first, because a resumed run writes them again.
     """
 
     def __init__(self, path: Path, console: Console, title: str, keep_to: int) -> None:
@@ -39,7 +39,7 @@ class TrainingLog:
         self._task = self._progress.add_task(title, total=1.0, text="")
 
     def write(self, row: Row, fraction: float) -> None:
-        """One report; fraction: share of the run that is done, 0..1."""
+        """Write one report. `fraction` is the share of the run that is done, 0..1."""
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
         mfu = "" if row["mfu"] is None else f"  MFU {row['mfu']:.1%}"

@@ -1,7 +1,7 @@
-"""Byte-level BPE for source code, and documents to token ids.
+"""Byte-level BPE for source code, and conversion of documents to token ids.
 
-The pre-tokenizer keeps a newline and the indentation after it together, so a line's start is one token; words carry
-one leading space or punctuation mark; digits come in threes at most. Any byte string is representable.
+The pre-tokenizer keeps a newline and the indentation after it together, so the start of a line is one token. Words
+carry one leading space or punctuation mark, and digits come in threes at most. Any byte string is representable.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _WORDS = r"\s*\n\s*|[^\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int, *, sample_bytes: int, seed: int) -> Tokenizer:
-    """A BPE of `vocab_size` ids learnt from about `sample_bytes` of `texts`, drawn at random.
+    """Return a BPE of `vocab_size` ids learnt from about `sample_bytes` of `texts`, drawn at random.
 
-    Id 0 separates documents: it begins every prompt, and ends a generation.
+    Id 0 separates documents: it begins every prompt and ends a generation.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -54,7 +54,7 @@ def _sample(texts: Sequence[str], size: int, seed: int) -> Iterator[str]:
 
 
 def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[np.ndarray]:
-    """Token ids of each text, uint16, without the separator; text that looks like the separator stays text."""
+    """Yield the uint16 token ids of each text, without the separator. Text that looks like the separator stays text."""
     tokenizer.encode_special_tokens = True
     try:
         for start in range(0, len(texts), 512):
@@ -64,7 +64,7 @@ def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[np.
         tokenizer.encode_special_tokens = False
 
 
-# The model has learnt code, not conversation: it continues what was said, one message per line.
+# The model has learnt code and not conversation, so it continues what was said, one message per line.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message['content'] }}"
     "{% if not loop.last %}\n{% endif %}{% endfor %}"

@@ -1,7 +1,7 @@
-"""Everything that API servers and the engine say to each other, as msgspec structs: msgpack arrays with a tag in front.
+"""The messages between API servers and the engine, as msgspec structs: msgpack arrays with a tag in front.
 
-Requests have numbers on the wire, counted up by each API server; the engine tells API servers apart by their
-connections. Times are on the monotonic clock, which all processes of a machine share.
+Requests have numbers here, which each API server counts up; the engine tells API servers apart by their connections.
+Times are on the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -15,28 +15,32 @@ from ridgeline.core.request import RequestStats, SamplingParams, TokenLogprobs
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Base of all: encoded without field names, so both ends must be of one version (they are one installation)."""
+    """The base of all messages. They are encoded without field names, so both ends must be of one version. They are one
+    installation."""
 
 
 # ---- from an API server ---------------------------------------------------------------------------------------------
 
 
 class Grammar(Message, frozen=True):
-    """What the output must be. kind "json": text is a JSON schema, "" for any object."""
+    """The form that the output must have. With kind "json" the text is a JSON schema, or "" for any object."""
 
     kind: Literal["json", "regex", "grammar"]
     text: str
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """An API server's first word, repeated until it is answered. name: one that no other ever had here."""
+    """An API server's first message, repeated until it is answered. `name` is one that no other ever had here."""
 
     name: str
 
 
 class Submit(Message, frozen=True, tag="submit"):
-    """One completion to run; fields as of `core.request.Request`. name: what its client knows the request by, of
-    which this is completion `index`. owner: the client, as far as the API server can tell it from others."""
+    """One completion to run, with fields as in `core.request.Request`.
+
+    `name` is the request's name at its client, of which this is completion `index`. `owner` is the client, as far as
+    the API server can tell clients apart.
+    """
 
     id: int
     name: str
@@ -55,18 +59,18 @@ class Submit(Message, frozen=True, tag="submit"):
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
-    """End requests. at_token: output tokens to keep where a stop string was found in one of them."""
+    """The order to end requests. `at_token` is the number of output tokens to keep if a stop string was found."""
 
     ids: list[int]
     at_token: int | None = None
 
 
 class Ask(Message, frozen=True, tag="ask"):
-    """Wants a `Stats` now."""
+    """The question for a `Stats` now."""
 
 
 class Look(Message, frozen=True, tag="look"):
-    """Wants a `Seen` now: of the request with this name, or of the newest ones."""
+    """The question for a `Seen` now, about the request with this name or the newest ones."""
 
     name: str | None = None
     limit: int = 1
@@ -76,8 +80,11 @@ class Look(Message, frozen=True, tag="look"):
 
 
 class EngineFacts(Message, frozen=True):
-    """What an API server must know of the model and the engine. life: 1 for the first engine of a server, one more for
-    each that replaced another. cache_tokens: tokens that the KV cache holds."""
+    """The facts about the model and the engine that an API server must know.
+
+    `life` is 1 for the first engine of a server and one more for each that replaced another. `cache_tokens` is the
+    number of tokens that the KV cache holds.
+    """
 
     process_id: int
     model: str
@@ -101,7 +108,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Event(Message, frozen=True):
-    """As `core.request.TokenEvent`."""
+    """A token's event, as `core.request.TokenEvent`."""
 
     id: int
     token_id: int
@@ -112,8 +119,8 @@ class Event(Message, frozen=True):
 
 
 class Ended(Message, frozen=True):
-    """Where a finished request's time went. device: seconds that the device worked meanwhile, and what it had needed
-    at the least."""
+    """The end of a request and where its time went. `device` holds the seconds that the device worked meanwhile, and
+    the least it had needed."""
 
     id: int
     stats: RequestStats
@@ -121,8 +128,8 @@ class Ended(Message, frozen=True):
 
 
 class Life(Message, frozen=True):
-    """A completion, ended or not: `finish_reason` is None while it runs, and the figures are those so far. created:
-    seconds since 1970."""
+    """A completion, ended or not. While it runs, `finish_reason` is None and the figures are those so far. `created` is
+    in seconds since 1970."""
 
     name: str
     index: int
@@ -133,14 +140,14 @@ class Life(Message, frozen=True):
 
 
 class Seen(Message, frozen=True, tag="seen"):
-    """Answers `Look`s, in their order. lives: of the newest request first."""
+    """The answer to a `Look`; answers come in the order of the questions. `lives` has the newest request first."""
 
     lives: list[Life]
 
 
 class Progress(Message, frozen=True, tag="progress"):
-    """What one step gave an API server's requests: most got a token and nothing else, side by side in ids and
-    token_ids."""
+    """The outcome of one step for an API server's requests. Most got a token and nothing else; these stand side by side
+    in `ids` and `token_ids`."""
 
     ids: list[int]
     token_ids: list[int]
@@ -149,8 +156,8 @@ class Progress(Message, frozen=True, tag="progress"):
 
 
 class Refused(Message, frozen=True, tag="refused"):
-    """A request that will not run. param: of the request, where one is to blame. retry_after: seconds, where it is
-    the server that has no time for it."""
+    """A request that will not run. `param` is its field at fault, if one is. `retry_after` is in seconds, if the server
+    has no time for the request now."""
 
     id: int
     error: str
@@ -159,14 +166,15 @@ class Refused(Message, frozen=True, tag="refused"):
 
 
 class Distribution(Message, frozen=True):
-    """A histogram: how many values fell up to each bound (and, last, beyond all of them), and their sum."""
+    """A histogram: the number of values up to each bound, then those above all bounds, and the sum of all values."""
 
     counts: list[int]
     total: float
 
 
 class StepFigures(Message, frozen=True):
-    """One step, for the timeline: when it was collected, how long it took, the least it could have, and its rows."""
+    """One step, for the timeline: when it was collected, how long it took, the least it could have taken, and its
+    rows."""
 
     at: float
     seconds: float
@@ -177,7 +185,7 @@ class StepFigures(Message, frozen=True):
 
 
 class Gpu(Message, frozen=True):
-    """By NVML. memory in bytes, power in watts, utilization 0 … 1; None: not told."""
+    """A GPU's figures by NVML. Memory is in bytes, power in watts, utilization 0 … 1; None is unknown."""
 
     index: int
     name: str
@@ -189,8 +197,11 @@ class Gpu(Message, frozen=True):
 
 
 class Stats(Message, frozen=True, tag="stats"):
-    """Gauges as they are now, counters and histograms since the engine started (`EngineStats` has their names and
-    bounds). recent: the newest steps, of which earlier messages told too. started: seconds since 1970."""
+    """The engine's figures: gauges as they are now, counters and histograms since the engine started.
+
+    `EngineStats` has their names and bounds. `recent` holds the newest steps, some of which earlier messages held too.
+    `started` is in seconds since 1970.
+    """
 
     at: float
     started: float

@@ -1,4 +1,4 @@
-"""The two ends of the wire: ZeroMQ over a Unix socket that only this user can open."""
+"""The two ends of the connection: ZeroMQ over a Unix socket that only this user can open."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from ridgeline.transport.messages import (
 
 logger = logging.getLogger(__name__)
 
-LARGEST = 64 << 20  # bytes of a message to the engine: the longest prompt has a few, and nothing of ours has so many
+# bytes of a message to the engine: the longest prompt takes a few MB, and none of our messages takes this many
+LARGEST = 64 << 20
 AT_ONCE = 10_000  # messages taken before the engine steps again
 COMPLAINT_PERIOD = 10.0  # seconds
-HELD = 100_000  # messages kept for an API server that does not read; one that lags further is taken for dead
+HELD = 100_000  # messages kept for an API server that does not read; one that is further behind is taken for dead
 
 
 class EngineSocket:
-    """The engine's end: one ROUTER for all API servers, each known by its connection. Not thread-safe.
+    """The engine's end: one ROUTER for all API servers, each known by its connection. It is not thread-safe.
 
-    malformed: messages that were dropped because they are none of ours. Whoever can open the socket may send anything.
+    `malformed` counts the messages that were dropped because they are none of ours. Whoever can open the socket may
+    send anything.
     """
 
     def __init__(self, path: str) -> None:
@@ -39,13 +41,13 @@ class EngineSocket:
         self._socket: zmq.Socket = zmq.Context.instance().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.SNDHWM, HELD)
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, 1000)  # what was sent just before the end still goes out
+        self._socket.setsockopt(zmq.LINGER, 1000)  # messages sent just before the end still go out
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
         self._socket.bind(f"ipc://{path}")
 
     def receive(self, wait: float) -> list[tuple[bytes, FromFace]]:
-        """All that has come, as (connection, message); waits up to `wait` seconds for the first."""
+        """Return all messages that have come, as (connection, message). Wait up to `wait` seconds for the first."""
         found: list[tuple[bytes, FromFace]] = []
         if wait > 0:
             self._socket.poll(int(1000 * wait))
@@ -65,10 +67,12 @@ class EngineSocket:
         self.malformed += 1
         if time.monotonic() >= self._complain_at:
             self._complain_at = time.monotonic() + COMPLAINT_PERIOD
-            logger.warning("%d messages on the local socket were no messages so far (%s)", self.malformed, error)
+            logger.warning(
+                "dropped %d messages on the local socket so far that could not be decoded (%s)", self.malformed, error
+            )
 
     def send(self, connection: bytes, message: FromEngine) -> bool:
-        """False if nobody is there any more, or nobody reads."""
+        """Send a message. Return False if nobody is there any more, or nobody reads."""
         try:
             self._socket.send_multipart((connection, encode(message)), zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -80,7 +84,7 @@ class EngineSocket:
 
 
 class FaceSocket:
-    """An API server's end, to one life of the engine: what was sent to it never reaches the next."""
+    """An API server's end, to one life of the engine. A message sent to it never reaches the next life."""
 
     def __init__(self, path: str) -> None:
         self._socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
@@ -94,7 +98,8 @@ class FaceSocket:
         return decode_from_engine(await self._socket.recv())
 
     def send(self, message: FromFace) -> asyncio.Future[None]:
-        """Done at once where an engine is connected, else as soon as one is; `close` cancels it."""
+        """Send a message. The future is done at once if an engine is connected, or else as soon as one is; `close`
+        cancels it."""
         return cast("asyncio.Future[None]", self._socket.send(encode(message)))
 
     def close(self) -> None:

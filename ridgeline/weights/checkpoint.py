@@ -1,6 +1,6 @@
 """The tensors of a model as its files hold them: safetensors in a folder, or one GGUF file.
 
-Files are mapped into memory, and a tensor is read when it is asked for. Nothing here can run code.
+Files are mapped into memory, and a tensor is read when it is asked for. Nothing in the files can run code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """dtype: as the file's format calls it. read: the tensor, dequantized where it was quantized."""
+    """A tensor in a file. `dtype` is the name in the file's format. `read` returns the tensor, dequantized if it was
+    quantized."""
 
     shape: list[int]
     dtype: str
@@ -37,7 +38,8 @@ class StoredTensor:
 
 @contextmanager
 def open_checkpoint(model: Path) -> Iterator[dict[str, StoredTensor]]:
-    """The tensors of a folder or GGUF file, by its name there. Raises ModelLoadError if files lack or are damaged."""
+    """Yield the tensors of a folder or GGUF file, by their names there. Raise ModelLoadError if files are missing or
+    damaged."""
     if is_gguf(model):
         yield _gguf_tensors(model)
         return
@@ -60,7 +62,7 @@ def _gguf_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _by_name(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:
-    """Raises ModelLoadError where two files hold a tensor of one name: which one is meant?"""
+    """Return the files' tensors by name. Raise ModelLoadError if two files hold a tensor of one name."""
     holders: dict[str, Path] = {}
     found: dict[str, StoredTensor] = {}
     for path, file in files.items():
@@ -76,7 +78,7 @@ def _by_name(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The single file if there is one, else the shards the index names."""
+    """Return the single file if there is one, else the shards that the index names."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
         return [single]
@@ -99,7 +101,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _is_shard_name(name: str) -> bool:
-    """Whether it can only be a file beside the index: an index must not point at files elsewhere."""
+    """Return True if the name can only be a file beside the index. An index must not point at files elsewhere."""
     return name.endswith(".safetensors") and name.isprintable() and "/" not in name and len(name) <= 255
 
 

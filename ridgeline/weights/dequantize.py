@@ -1,11 +1,16 @@
-"""ggml's block formats as numbers (https://github.com/ggml-org/ggml, ggml-common.h has the layouts).
+"""Conversion of ggml's block formats to numbers (https://github.com/ggml-org/ggml, ggml-common.h has the layouts).
 
-A block holds values of one row that share a scale. The formats without K hold 32, split in two halves that share bytes:
-the low four bits are the first half. The K formats hold 256 in groups with a scale, and often a minimum, of their own,
-these being small integers times the block's.
+A block holds values of one row that share a scale. The formats without K hold 32 values in two halves that share bytes:
+the low four bits are the first half. The K formats hold 256 values in groups. Each group has a scale of its own and
+often a minimum, which are small integers times the block's.
 
-Shapes: N blocks, B the bytes of one, V its values, G its groups. Arithmetic is in float32, in the order that gives the
-bits of ggml's own.
+Arithmetic is in float32, in the order that gives the same bits as ggml's own.
+
+Legend:
+    N  blocks
+    B  bytes of a block
+    V  values of a block
+    G  groups of a block
 """
 
 from __future__ import annotations
@@ -18,13 +23,13 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.weights.formats.gguf_file import TensorType
 
-_AT_ONCE = 1 << 19  # values: temporaries stay in the processor's cache, and far below the tensor's size
+_AT_ONCE = 1 << 19  # values: temporaries stay in the processor's cache and are far smaller than the tensor
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def dequantize(data_B: Tensor, type: TensorType) -> Tensor:
-    """The values of a flat uint8 tensor, flat: float32, or the type itself where that is plain floats."""
+    """Return the values of a flat uint8 tensor, flat: in float32, or in the type itself if that is plain floats."""
     if type.name in _PLAIN:
         return data_B.view(_PLAIN[type.name])
     if type.name not in _BLOCKS:
@@ -39,23 +44,26 @@ def dequantize(data_B: Tensor, type: TensorType) -> Tensor:
 
 
 def _half(bytes_N2: Tensor) -> Tensor:
-    """Two bytes as a float16, in float32. [N, 1]"""
+    """Return two bytes as a float16, in float32: [N, 1]."""
     return bytes_N2.contiguous().view(torch.float16).float()
 
 
 def _bits(bytes_: Tensor, width: int) -> Tensor:
-    """Fields of so many bits, lowest first, as a dimension before the last: [..., K] -> [..., 8 / width, K]."""
-    mask = (1 << width) - 1  # shifts by a number run on vectors, those by a tensor do not
+    """Split bytes into fields of `width` bits, lowest first, as a dimension before the last.
+
+    [..., K] -> [..., 8 / width, K].
+    """
+    mask = (1 << width) - 1  # shifts by a number are vectorized, and those by a tensor are not
     return torch.stack([(bytes_ >> shift) & mask for shift in range(0, 8, width)], -2)
 
 
 def _nibbles(bytes_: Tensor) -> Tensor:
-    """Both halves of a small block: [N, 16] -> [N, 32]."""
+    """Return both halves of a small block: [N, 16] -> [N, 32]."""
     return _bits(bytes_, 4).flatten(1)
 
 
 def _fifth_bits(bytes_N4: Tensor) -> Tensor:
-    """32 bits, one for each value of a small block, as 0 or 16: [N, 32]."""
+    """Return 32 bits, one for each value of a small block, as 0 or 16: [N, 32]."""
     return _bits(bytes_N4.unsqueeze(-1), 1).flatten(1) << 4
 
 
@@ -90,9 +98,11 @@ def _q5_k(b: Tensor) -> Tensor:
 
 
 def _scaled(b: Tensor, values_NGV: Tensor) -> Tensor:
-    """Eight groups of 32, each with six bits of scale and six of minimum: those of the first four groups stand in the
-    low bits of bytes 0-3 and 4-7; of the others the low four are in bytes 8-11 (scale low, minimum high), and the two
-    above them in what bytes 0-7 have left."""
+    """Scale eight groups of 32 values, each with six bits of scale and six of minimum.
+
+    Those of the first four groups stand in the low bits of bytes 0-3 and 4-7. Of the others the low four bits are in
+    bytes 8-11 (scale low, minimum high), and the upper two in the bits that are left in bytes 0-7.
+    """
     first, second, rest = b[:, 4:16].unflatten(1, (3, 4)).unbind(1)
     scale_NG = torch.cat([first & 63, (rest & 15) | (first >> 6 << 4)], 1)
     least_NG = torch.cat([second & 63, (rest >> 4) | (second >> 6 << 4)], 1)
@@ -102,7 +112,8 @@ def _scaled(b: Tensor, values_NGV: Tensor) -> Tensor:
 
 
 def _q6_k(b: Tensor) -> Tensor:
-    """Sixteen groups of 16, with signed scales. Of 128 values at a time four bits are in 64 bytes, two in 32."""
+    """Return sixteen groups of 16 values, with signed scales. Of each 128 values four bits are in 64 bytes and two in
+    32."""
     low = _bits(b[:, :128].unflatten(1, (2, 64)), 4).flatten(1)
     high = _bits(b[:, 128:192].unflatten(1, (2, 32)), 2).flatten(1)
     values_NGV = ((low | (high << 4)).float() - 32).unflatten(1, (16, 16))

@@ -1,4 +1,5 @@
-"""Where a model lies: a folder, or what the hub holds. Needs no torch: who only wants to know waits for none."""
+"""The place of a model: a folder, or a snapshot of the hub. This needs no torch, so that looking a model up stays
+fast."""
 
 from __future__ import annotations
 
@@ -10,21 +11,21 @@ from ridgeline.weights.formats.gguf_file import is_gguf
 EMBEDDED_MODEL = Path(__file__).parents[1] / "assets" / "embedded"
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt"]
-_HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]  # the same weights again, in other layouts
+_HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]  # the same weights again in other layouts
 
 
 def resolve_model(model: str | Path, revision: str | None = None) -> Path:
-    """The folder of `model`, or the GGUF file: itself if it exists, else the hub id's snapshot (downloaded if it is not
-    cached).
+    """Return the folder or GGUF file of `model`: itself if it exists, else the hub id's snapshot, downloaded if it is
+    not cached.
 
-    Raises ModelLoadError if it is none of these, or a hub id that cannot be reached.
+    Raise ModelLoadError if it is none of these, or a hub id that cannot be reached.
     """
     if not str(model):
         raise ModelLoadError("no model was given; name a folder or a hub id.")
     try:
         folder = Path(model).expanduser()
         is_folder, exists = folder.is_dir(), folder.exists()
-    except (TypeError, RuntimeError, OSError) as error:  # no text at all, an unknown ~user, a name too long
+    except (TypeError, RuntimeError, OSError) as error:  # not a text, an unknown ~user, or a name too long
         raise ModelLoadError(f"model {str(model)[:80]!r} is no path: {error.args[-1]}.") from error
     if is_folder or (exists and is_gguf(folder)):
         return folder

@@ -1,6 +1,6 @@
-"""From a model's files to parameters.
+"""Loading of a model's files into parameters.
 
-Checkpoint tensors are copied, cast, straight into their part of the (fused) parameter, on whatever device that is.
+Checkpoint tensors are copied and cast straight into their part of the (fused) parameter, on whatever device that is.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ _HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", *ROPE_FAC
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """What config.json and, where there is one, generation_config.json say; or a GGUF file. Raises ModelLoadError."""
+    """Return the config of config.json and generation_config.json, if there is one, or of a GGUF file. Raise
+    ModelLoadError."""
     if is_gguf(folder):
         return gguf_model_config(folder)
     return model_config(read_json(folder / "config.json", required=True), read_json(folder / "generation_config.json"))
 
 
 def check_files(folder: Path, model: ModelConfig) -> None:
-    """Raises ModelLoadError unless the files hold what the config promises, by their headers: so before anything of
+    """Raise ModelLoadError unless the headers of the files promise what the config does. This comes before anything of
     the config's sizes is allocated."""
     with open_checkpoint(folder) as stored:
         weights = as_stored(model.weights, stored, folder, model.spec)
@@ -54,7 +55,7 @@ def check_files(folder: Path, model: ModelConfig) -> None:
 
 
 def empty_decoder(spec: ModelSpec) -> Decoder:
-    """On a device that allocates nothing, to know names and shapes by."""
+    """Return a decoder on a device that allocates nothing, for its names and shapes."""
     ops, meta = Ops(Platform(device_type="cpu")), torch.device("meta")
     return Decoder(spec, ops, dtype=torch.float32, device=meta, max_positions=1)
 
@@ -68,10 +69,10 @@ def load_weights(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> None:
-    """Fill every parameter of `decoder` from `folder`, or with random numbers where load_format is "dummy".
+    """Fill every parameter of `decoder` from `folder`, or with random numbers if load_format is "dummy".
 
-    progress: called with what is being done and the fraction that is. Raises ModelLoadError, before any parameter is
-    touched, if files are missing or damaged, or hold other tensors than the config promises.
+    `progress` is called with what is being done and the fraction that is done. Raise ModelLoadError, before any
+    parameter is touched, if files are missing or damaged, or hold other tensors than the config promises.
     """
     if load_format == "dummy":
         fill_dummy(decoder, seed)
@@ -96,13 +97,13 @@ def _read(stored: StoredTensor, view: Tensor) -> Tensor:
 
 
 def missing_offset(decoder: Decoder, parameter: str, source: Source) -> float:
-    """What a norm's weight lacks in this checkpoint; 0 for all else."""
+    """Return what a norm's weight lacks in this checkpoint, or 0 for any other tensor."""
     owner = decoder.get_submodule(parameter.rpartition(".")[0])
     return owner.offset if isinstance(owner, Norm) and not source.complete else 0.0
 
 
 def _fill(targets: Mapping[str, tuple[Tensor, Callable[[], Tensor]]]) -> Iterator[int]:
-    """Read every tensor into its target; yields its elements."""
+    """Read every tensor into its target, and yield its number of elements."""
     device = next((target.device for target, _ in targets.values()), torch.device("cpu"))
     if device.type == "cuda":
         yield from fill(targets.values(), device)
@@ -114,7 +115,8 @@ def _fill(targets: Mapping[str, tuple[Tensor, Callable[[], Tensor]]]) -> Iterato
 
 
 def fill_dummy(decoder: Decoder, seed: int) -> None:
-    """Norm weights 1, biases 0, the rest normal(0, DUMMY_STD); equal seeds on equal devices give equal numbers."""
+    """Set norm weights to 1, biases to 0, and the rest to normal(0, DUMMY_STD). Equal seeds on equal devices give equal
+    numbers."""
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in decoder.named_parameters():
         if name.endswith(".bias"):
@@ -128,7 +130,8 @@ def fill_dummy(decoder: Decoder, seed: int) -> None:
 
 
 def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:
-    """The inverse of loading: contiguous copies under the checkpoint's names and shapes, on the decoder's device."""
+    """Return contiguous copies under the checkpoint's names and shapes, on the decoder's device: the inverse of
+    loading."""
     stored = {
         name: view.detach().clone(memory_format=torch.contiguous_format).view(stored_shape(view))
         for name, view in checkpoint_views(decoder, weight_map).items()
@@ -140,7 +143,7 @@ def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tens
 
 
 def checkpoint_views(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:
-    """Checkpoint tensor name → the part of a parameter it fills, as `stored_view`."""
+    """Return the part of a parameter that each checkpoint tensor fills, by the tensor's name, as `stored_view`."""
     views: dict[str, Tensor] = {}
     for parameter_name, sources in weight_map.items():
         parameter = decoder.get_parameter(parameter_name)
@@ -152,8 +155,8 @@ def checkpoint_views(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tenso
 
 
 def stored_view(part: Tensor, source: Source) -> Tensor:
-    """Our part of a parameter in the order of the checkpoint's tensor, and in its shape (one that is stored by heads:
-    [heads, …, …, columns])."""
+    """Return our part of a parameter in the order and shape of the checkpoint's tensor. One stored by heads is [heads,
+    …, …, columns]."""
     if source.heads is not None:  # [q | k | v by head, …] seen as [head, q | k | v, …]
         return part.unflatten(0, (3, source.heads, -1)).transpose(0, 1)
     if source.interleaved is not None:  # [head by half, …] seen as [head, pair, half, …]
@@ -162,13 +165,13 @@ def stored_view(part: Tensor, source: Source) -> Tensor:
 
 
 def stored_shape(view: Tensor) -> list[int]:
-    """Of the checkpoint's tensor: heads, parts and rows of a view by heads are its first dimension."""
+    """Return the shape of the checkpoint's tensor. Heads, parts and rows of a view by heads are its first dimension."""
     return list(view.shape) if view.ndim <= 2 else [view.shape[:3].numel(), *view.shape[3:]]
 
 
 def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder: Path, spec: ModelSpec) -> WeightMap:
-    """With a GGUF file's names and orders; without the base model's prefix ("model.", "transformer.") if the checkpoint
-    was saved without it."""
+    """Return the map with a GGUF file's names and orders, or without the base model's prefix ("model.", "transformer.")
+    if the checkpoint was saved without it."""
     if is_gguf(folder):
         return gguf_weights(read_gguf(folder), weight_map, spec)
     prefix = weight_map["embed.weight"][0].name.partition(".")[0] + "."
@@ -183,7 +186,7 @@ def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder:
 def check_checkpoint(
     decoder: Decoder, views: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], folder: Path
 ) -> None:
-    """Raises ModelLoadError unless the files hold exactly what the config promises."""
+    """Raise ModelLoadError unless the files hold exactly what the config promises."""
     says = _config_of(folder)
     if missing := [name for name in views if name not in stored]:
         raise ModelLoadError(f"{folder} lacks tensors that {says} asks for: {_some(missing)}.")
@@ -205,7 +208,7 @@ def _config_of(model: Path) -> str:
 
 
 def redundant(name: str, decoder: Decoder, stored: Mapping[str, StoredTensor]) -> bool:
-    """A buffer that follows from the config, or a copy of the tied embedding."""
+    """Return True for a buffer that follows from the config, or a copy of the tied embedding."""
     tied = name == "lm_head.weight" and decoder.spec.tie_word_embeddings
     return name.endswith(_HARMLESS) or (tied and stored[name].shape == list(decoder.embed.weight.shape))
 

@@ -1,8 +1,8 @@
-"""Weights from files to a GPU at the rate of the bus.
+"""Transfer of weights from files to a GPU at the rate of the bus.
 
-A copy from ordinary memory runs at a fraction of it, because the driver stages it through a small buffer of its own.
-Here several threads read tensors (mapped files: a read is a page fault) into page-locked buffers, and each buffer goes
-to the device while its thread fills the other one.
+A copy from ordinary memory reaches only a fraction of that rate, because the driver stages it through a small buffer of
+its own. Here several threads read tensors (mapped files: a read is a page fault) into page-locked buffers, and each
+buffer goes to the device while its thread fills the other one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 from ridgeline.kernels.launch import on_device
 
 THREADS = 6
-BUFFER_BYTES = 32 << 20  # twice per thread: enough to keep the bus busy, little enough to page-lock in a moment
+BUFFER_BYTES = 32 << 20  # twice per thread: enough to keep the bus busy, and little enough to page-lock in a moment
 
 
 class _Lane:
-    """One thread's stream and its two buffers, each free again when its event has passed."""
+    """The stream and the two buffers of one thread. A buffer is free again when its event has passed."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
@@ -30,7 +30,7 @@ class _Lane:
         self._turns: Iterator[tuple[Tensor, torch.cuda.Event]] = cycle([(b, torch.cuda.Event()) for b in buffers])
 
     def send(self, source: Tensor, target: Tensor) -> None:
-        """Bytes to bytes, at most a buffer full."""
+        """Copy bytes to bytes, at most one buffer full."""
         staged, free = next(self._turns)
         free.synchronize()
         staged[: len(source)].copy_(source)
@@ -40,14 +40,16 @@ class _Lane:
 
 
 def fill(targets: Iterable[tuple[Tensor, Callable[[], Tensor]]], device: torch.device) -> Iterator[int]:
-    """Copy every tensor that a callable gives into its target on `device`; yields each one's elements when it is there.
+    """Copy every tensor that a callable returns into its target on `device`. Yield each one's elements when it is
+    there.
 
-    What cannot be sent as bytes (another dtype, a target that is not contiguous) is copied by torch.
+    Tensors that cannot be sent as bytes (another dtype, a target that is not contiguous) are copied by torch.
     """
     lanes = local()
 
     def one(target: Tensor, read: Callable[[], Tensor]) -> int:
-        with on_device(device), torch.no_grad():  # a new thread's is the first GPU, where page-locking takes memory
+        # a new thread's device is the first GPU, where page-locking takes memory
+        with on_device(device), torch.no_grad():
             copy(target, read())
         return target.numel()
 
@@ -64,11 +66,11 @@ def fill(targets: Iterable[tuple[Tensor, Callable[[], Tensor]]], device: torch.d
         else:
             target.copy_(source)
 
-    torch.cuda.synchronize(device)  # the targets' memory may have had another use, still under way
+    torch.cuda.synchronize(device)  # the targets' memory may have had another use that is still under way
     pool = ThreadPoolExecutor(THREADS, "ridgeline-load")
     try:
         for done in as_completed([pool.submit(one, target, read) for target, read in targets]):
             yield done.result()
     finally:
-        pool.shutdown(cancel_futures=True)  # after an error, or ctrl-C, the rest need not be read
+        pool.shutdown(cancel_futures=True)  # after an error, or Ctrl-C, the rest need not be read
     torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Engines under test. One file each, one tiny protocol; a new one is one file and one line here."""
+"""The engines under test. Each is one file with one small protocol; a new one is one file and one line here."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from ridgeline.core.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """How to load a model. dummy: random weights, only config.json is read. extra: the engine's own arguments."""
+    """The way to load a model. With `dummy` weights are random and only config.json is read. `extra` holds the engine's
+    own arguments."""
 
     dtype: str = "auto"
     device: str = "auto"
     dummy: bool = False
     max_model_len: int = 0  # tokens; 0: the model's own
-    memory: float = 0.85  # share of the GPU's memory, where the engine asks for one
+    memory: float = 0.85  # share of the GPU's memory, for an engine that asks for one
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -31,12 +32,12 @@ class Engine(Protocol):
         """Run all prompts, as token ids, together; return how many tokens each got."""
 
     def stream(self, prompt: Sequence[int], max_tokens: int) -> Iterator[int]:
-        """Run one prompt greedily; yield the number of tokens so far, whenever there are more."""
+        """Run one prompt greedily. Yield the number of tokens so far, whenever there are more."""
 
     def close(self) -> None: ...
 
 
-# Each target takes (model folder or id, LoadOptions). Raises InvalidConfig, saying how, if it is not installed.
+# Each target takes (model folder or id, LoadOptions). If it is not installed, it raises InvalidConfig that says how.
 ENGINES = Registry(
     "benchmark engine",
     {

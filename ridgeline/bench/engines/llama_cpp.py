@@ -1,7 +1,10 @@
-"""llama.cpp through llama-cpp-python's C functions; the model is a GGUF file.
+"""llama.cpp through llama-cpp-python's C functions. The model is a GGUF file.
 
-The package's own class runs one request at a time. Here `parallel` requests share every call, as in llama.cpp's server:
-a call has the next token of each that runs, and of the prompts as many tokens as there is room for.
+The package's own class runs one request at a time. Here `parallel` requests share every call, as in llama.cpp's server.
+A call has the next token of each running request, and as many tokens of prompts as there is room for.
+
+Legend:
+    V  vocabulary
 """
 
 from __future__ import annotations
@@ -18,12 +21,13 @@ import numpy as np
 from ridgeline.bench.engines import LoadOptions
 from ridgeline.core.errors import InvalidConfig, RidgelineError
 
-CONTEXT = 4096  # tokens of a request, where nobody says
+CONTEXT = 4096  # tokens of a request, unless the options say otherwise
 
 
 @dataclass(eq=False)
 class _Request:
-    """pending: known tokens that have not run. kv_len: those that have. left: tokens to come."""
+    """A request. `pending` holds the known tokens that have not run, `kv_len` counts those that have, and `left` counts
+    the tokens to come."""
 
     index: int
     pending: list[int]
@@ -33,7 +37,7 @@ class _Request:
 
 
 class LlamaCpp:
-    """extra: `parallel` (default 16) and fields of `llama_context_params`, n_threads among them."""
+    """llama.cpp. `extra` holds `parallel` (default 16) and fields of `llama_context_params`, such as n_threads."""
 
     def __init__(self, model: str, options: LoadOptions) -> None:
         try:
@@ -46,7 +50,7 @@ class LlamaCpp:
         self.dtype = "gguf:" + Path(model).stem
         self._c: Any = llama_cpp
         self._parallel = int(options.extra.get("parallel", 16))
-        self._silence = llama_cpp.llama_log_callback(lambda *_: None)  # kept: C calls it
+        self._silence = llama_cpp.llama_log_callback(lambda *_: None)  # kept alive, because C calls it
         llama_cpp.llama_log_set(self._silence, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         asked = llama_cpp.llama_model_default_params()
@@ -83,7 +87,7 @@ class LlamaCpp:
         self._c.llama_model_free(self._model)
 
     def _run(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], temperature: float) -> Iterator[int]:
-        """The number of a prompt, for each of its tokens."""
+        """Yield a prompt's number for each of its tokens."""
         rng = np.random.default_rng(0)
         memory = self._c.llama_get_memory(self._context)
         self._c.llama_memory_clear(memory, True)
@@ -103,7 +107,8 @@ class LlamaCpp:
                     running.remove(request)
 
     def _step(self, running: Sequence[_Request]) -> list[tuple[_Request, int]]:
-        """One call. Returns whose next token is due, and in which row of the batch its logits are."""
+        """Make one call. Return the requests whose next token is due, each with the row of the batch that has its
+        logits."""
         batch, size, due = self._batch, 0, []
         for request in sorted(running, key=lambda r: len(r.pending)):
             now, request.pending = request.pending[: self._width - size], request.pending[self._width - size :]
@@ -122,7 +127,7 @@ class LlamaCpp:
         return due
 
     def _draw(self, row: int, temperature: float, rng: np.random.Generator) -> int:
-        """By adding Gumbel noise, which draws from the softmax."""
+        """Return a token drawn from the softmax, by adding Gumbel noise."""
         logits_V = np.ctypeslib.as_array(self._c.llama_get_logits_ith(self._context, row), (self._vocab_size,))
         if temperature:
             logits_V = logits_V / temperature + rng.gumbel(size=self._vocab_size)

@@ -1,4 +1,4 @@
-"""Ourselves, through the offline API anyone calls."""
+"""Our own engine, through the offline API that anyone calls."""
 
 from __future__ import annotations
 

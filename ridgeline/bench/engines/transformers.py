@@ -12,7 +12,7 @@ import torch
 from ridgeline.bench.engines import LoadOptions
 from ridgeline.core.errors import InvalidConfig
 
-PADDED_TOKENS = 64 * 2048  # of one generate call; more would not fit beside an 8B model
+PADDED_TOKENS = 64 * 2048  # in one generate call; more would not fit beside an 8B model
 
 
 class Transformers:
@@ -37,8 +37,8 @@ class Transformers:
         self.dtype = str(self.model.dtype).removeprefix("torch.")
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], temperature: float) -> list[int]:
-        """generate() has one length for a batch: requests are sorted by length and run in batches that fit; a batch
-        runs as long as its longest, and each request's own tokens are counted."""
+        """Run requests sorted by length, in batches that fit, because generate() has one length for a batch. A batch
+        runs as long as its longest request, and each request's own tokens are counted."""
         order = sorted(range(len(prompts)), key=lambda i: max_tokens[i])
         counts = [0] * len(prompts)
         for batch in _batches(order, prompts, max_tokens):
@@ -78,7 +78,7 @@ class Transformers:
 
 
 class _Counter:
-    """A streamer in transformers' sense: told of the prompt first, then of every token."""
+    """A streamer in transformers' sense, which is told of the prompt first and then of every token."""
 
     def __init__(self, arrived: SimpleQueue[int]) -> None:
         self.arrived, self.count = arrived, -1

@@ -9,7 +9,7 @@ from typing import Any
 from ridgeline.bench.engines import LoadOptions
 from ridgeline.core.errors import InvalidConfig
 
-# One process (its timings are then ours to synchronize), no network, and no samplers compiled at run time.
+# One process (so that we can synchronize its timings), no network, and no samplers compiled at run time.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",

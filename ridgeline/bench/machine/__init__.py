@@ -1,1 +1,1 @@
-"""The rates that the machine at hand attains, measured: memory, matrix products, launches, the bus."""
+"""Measurements of the rates that the machine at hand attains: memory, matrix products, launches, the bus."""

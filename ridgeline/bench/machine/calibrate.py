@@ -1,4 +1,4 @@
-"""`calibrate`: run every probe that makes sense on a device."""
+"""Calibration: run every probe that makes sense on a device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ridgeline.worker.machine import device_name, driver_version
 
 Measured = tuple[Probe, float]
 
-FIELDS = {  # of the record → probe
+FIELDS = {  # field of the record → probe
     "write": "write",
     "copy": "copy",
     "launch": "launch",
@@ -28,7 +28,7 @@ FIELDS = {  # of the record → probe
 
 
 def probes(device: torch.device, *, quick: bool = False) -> list[Probe]:
-    """What is measured on this device, in order. On a CPU the caches and one thread alone are of interest too."""
+    """Return the probes of this device, in order. On a CPU the caches and one thread alone are of interest too."""
     bench = Bench.of(device, QUICK if quick else FULL)
     if device.type == "cuda":
         return memory_probes(bench) + launch_probes(bench) + bus_probes(bench) + matmul_probes(bench, quick=quick)
@@ -38,7 +38,7 @@ def probes(device: torch.device, *, quick: bool = False) -> list[Probe]:
 def measure(
     device: torch.device, *, quick: bool = False, progress: Callable[[str, float], None] = lambda what, fraction: None
 ) -> Iterator[Measured]:
-    """Run the probes one by one, leaving the device's memory as it was. progress: (what runs, share done)."""
+    """Run the probes one by one, and leave the device's memory as it was. `progress` gets (what runs, share done)."""
     listed = probes(device, quick=quick)
     for index, probe in enumerate(listed):
         progress(probe.name, index / len(listed))
@@ -49,7 +49,7 @@ def measure(
 
 
 def as_calibration(device: torch.device, measured: Mapping[str, float]) -> Calibration:
-    """What the cost model uses of the measurements (probe name → value)."""
+    """Return what the cost model uses of the measurements (probe name → value)."""
     kept = {field: measured.get(name) for field, name in FIELDS.items()}
     gemm = [_gemm_rate(name, value) for name, value in measured.items() if name.startswith("gemm ")]
     return Calibration(
@@ -64,7 +64,7 @@ def as_calibration(device: torch.device, measured: Mapping[str, float]) -> Calib
 
 
 def _gemm_rate(name: str, flops: float) -> GemmRate:
-    """From a probe's name, "gemm bfloat16 16x4096x2048"."""
+    """Return the rate with the shape of the probe's name, "gemm bfloat16 16x4096x2048"."""
     _, dtype, shape = name.split()
     m, n, k = (int(size) for size in shape.split("x"))
     return GemmRate(m, n, k, dtype, flops)

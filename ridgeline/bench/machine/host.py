@@ -1,4 +1,4 @@
-"""What the host adds: launches, graph nodes, and the bus between host and device. CUDA only."""
+"""Probes of the host's part: launches, graph nodes, and the bus between host and device. CUDA only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ QUEUED = 256  # launches timed at once: enough to average, few enough not to fil
 
 
 def launch_probes(bench: Bench) -> list[Probe]:
-    """Host seconds of one eager torch launch and of one graph replay; device seconds of one tiny node of a graph."""
+    """Return probes of the host seconds of one eager torch launch and of one graph replay, and of the device seconds of
+    one tiny node of a graph."""
     device = bench.device
 
     def tiny() -> Callable[[], object]:
@@ -36,7 +37,7 @@ def launch_probes(bench: Bench) -> list[Probe]:
 
 
 def bus_probes(bench: Bench) -> list[Probe]:
-    """B/s between host and device, each way, from pinned and from ordinary (pageable) memory."""
+    """Return probes of the B/s between host and device, each way, from pinned and from ordinary (pageable) memory."""
 
     def rate(*, pinned: bool, to_device: bool) -> Callable[[], float]:
         def run() -> float:
@@ -57,7 +58,8 @@ def bus_probes(bench: Bench) -> list[Probe]:
 
 
 def _waited(copy: Callable[[], object], bench: Bench) -> float:
-    """Median seconds from the call to the end of the copy: a pageable copy is the host's work as much as the bus's."""
+    """Return the median seconds from the call to the end of the copy. A pageable copy is the host's work as much as the
+    bus's."""
     times = []
     for _ in range(3 + bench.effort.repeats):
         torch.cuda.synchronize(bench.device)

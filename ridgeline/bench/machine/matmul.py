@@ -1,4 +1,10 @@
-"""Matrix products: the attainable rate by dtype and shape. M×N×K: tokens × outputs × inputs, weights stored [N, K]."""
+"""Probes of matrix products: the attainable rate by dtype and shape, with weights stored [N, K].
+
+Legend:
+    M  tokens
+    N  outputs
+    K  inputs
+"""
 
 from __future__ import annotations
 
@@ -14,9 +20,10 @@ from ridgeline.bench.machine.probes import Bench, Probe
 SQUARES = {"cuda": (4096, 8192), "cpu": (1024, 2048)}
 DTYPES = {"cuda": ("bfloat16", "float16", "tf32", "float32", "fp8"), "cpu": ("float32", "bfloat16", "int8")}
 
-MEMORY_BOUND_BELOW = 512  # tokens; beyond, the weights are reused so often that where they come from does not show
+# tokens; with more, the weights are reused so often that it does not matter where they come from
+MEMORY_BOUND_BELOW = 512
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-# (outputs, inputs) of real projections: gate_up, down and qkv of an 8B model, gate_up of a 1B model
+# (outputs, inputs) of real projections: gate_up, down and qkv of an 8B model, gate_up of a 1B model.
 PROJECTIONS = {
     "cuda": ((28672, 4096), (4096, 14336), (6144, 4096), (16384, 2048)),
     "cpu": ((16384, 2048),),
@@ -24,7 +31,8 @@ PROJECTIONS = {
 
 
 def matmul_probes(bench: Bench, *, quick: bool) -> list[Probe]:
-    """Squares in every dtype the device runs; projections over few tokens in bfloat16 (and fp8 where it runs)."""
+    """Return probes of squares in every dtype the device runs, and of projections over few tokens in bfloat16 (and fp8
+    if it runs)."""
     kind = bench.device.type
     probes = []
     for dtype in (d for d in DTYPES[kind] if runs(d, bench.device)):
@@ -40,7 +48,7 @@ def matmul_probes(bench: Bench, *, quick: bool) -> list[Probe]:
 
 
 def runs(dtype: str, device: torch.device, tokens: int = 16) -> bool:
-    """Whether this device multiplies so many rows of this dtype, found out by doing it."""
+    """Return True if this device multiplies so many rows of this dtype, which is found out by doing it."""
     try:
         with precision(dtype):
             product(dtype, *operands(dtype, tokens, 32, 64, device))()
@@ -50,7 +58,7 @@ def runs(dtype: str, device: torch.device, tokens: int = 16) -> bool:
 
 
 def product(dtype: str, x_MK: Tensor, w_NK: Tensor) -> Callable[[], Tensor]:
-    """x · wᵀ as the library of the device does it fastest: [M, N]."""
+    """Return a function that computes x · wᵀ as the device's library does it fastest: [M, N]."""
     if dtype == "int8":
         return lambda: torch._int_mm(x_MK, w_NK.T)
     if dtype == "fp8":
@@ -60,13 +68,14 @@ def product(dtype: str, x_MK: Tensor, w_NK: Tensor) -> Callable[[], Tensor]:
 
 
 def operands(dtype: str, m: int, n: int, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random x [M, K] and w [N, K]."""
+    """Return random x [M, K] and w [N, K]."""
     return _random(dtype, (m, k), device), _random(dtype, (n, k), device)
 
 
 @contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """Whether float32 products may round their inputs to TF32; restored afterwards."""
+    """Let float32 products round their inputs to TF32 or forbid it, as the dtype says; restore the setting
+    afterwards."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     try:

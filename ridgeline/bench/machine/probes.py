@@ -1,7 +1,7 @@
-"""What a calibration measures: a list of probes, each one number about the machine at hand.
+"""The probes of a calibration, each of which measures one number about the machine at hand.
 
-Buffers are several times the last-level cache and filled with random numbers: zeros switch fewer transistors, so a
-GPU at its power limit runs them faster than real data.
+Buffers are several times the last-level cache and filled with random numbers. Zeros switch fewer transistors, so a GPU
+at its power limit runs them faster than real data.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ridgeline.bench.machine.timing import Effort, median_seconds
 MIB = 1 << 20
 TILE = 1 << 22  # random numbers, repeated through a buffer: far more than any cache line or compressor looks at
 MAX_COPIES = 32
-MEMORY_SHARE = 0.1  # of the free memory, the most one buffer takes
+MEMORY_SHARE = 0.1  # the most that one buffer takes of the free memory
 
 
 @dataclass(frozen=True)
 class Probe:
-    """`run` gives B/s, FLOP/s or seconds, as `unit` says."""
+    """One probe. `run` returns B/s, FLOP/s or seconds, as `unit` says."""
 
     name: str
     unit: str
@@ -35,7 +35,8 @@ class Probe:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how thoroughly to measure. cache, free: bytes of the last-level cache and of free memory."""
+    """The device to measure and the effort for it. `cache` and `free` are bytes of the last-level cache and of free
+    memory."""
 
     device: torch.device
     effort: Effort
@@ -53,19 +54,20 @@ class Bench:
         return median_seconds(calls, self.device, self.effort)
 
     def buffer(self) -> Tensor:
-        """float32, random, several times the cache; at most a tenth of the free memory."""
+        """Return float32 random numbers, several times the cache and at most a tenth of the free memory."""
         wanted = max(self.effort.caches * self.cache, 256 * MIB if self.device.type == "cpu" else 4096 * MIB)
         tiles = max(1, int(min(wanted, self.free * MEMORY_SHARE)) // (4 * TILE))
         return torch.rand(TILE, device=self.device).repeat(tiles)
 
     def copies(self, tensor_bytes: int) -> int:
-        """How many such tensors to rotate through so that none is still in the cache (small ones may be)."""
+        """Return how many such tensors to rotate through so that none is still in the cache (small ones may be)."""
         fitting = max(1, int(self.free * 4 * MEMORY_SHARE) // tensor_bytes)
         return min(MAX_COPIES, fitting, max(1, math.ceil(self.effort.caches * self.cache / tensor_bytes)))
 
 
 def memory_probes(bench: Bench, threads: int | None = None) -> list[Probe]:
-    """Rates of device memory; `threads`: CPU threads to use (None: all). A copy counts bytes read plus written."""
+    """Return probes of device memory. `threads` are the CPU threads to use (None: all). A copy counts bytes read plus
+    written."""
     suffix = "" if threads is None else f" {threads} thread"
 
     def rate(work: Callable[[Tensor, Tensor], object], passes: int) -> Callable[[], float]:
@@ -80,14 +82,15 @@ def memory_probes(bench: Bench, threads: int | None = None) -> list[Probe]:
     return [
         Probe(f"read{suffix}", "B/s", rate(lambda x, y: x.sum(), 1)),
         Probe(f"write{suffix}", "B/s", rate(lambda x, y: y.fill_(1.5), 1)),
-        # A kernel, not `copy_`: captured, that is a memcpy node, which copy engines run at two thirds of the rate.
+        # This is a kernel and not `copy_`, which is captured as a memcpy node: copy engines run that at two thirds of
+        # the rate.
         Probe(f"copy{suffix}", "B/s", rate(lambda x, y: torch.neg(x, out=y), 2)),
     ]
 
 
 @contextmanager
 def cpu_threads(count: int | None) -> Iterator[None]:
-    """So many of torch's CPU threads for a while."""
+    """Use this number of torch's CPU threads for a while."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -97,7 +100,7 @@ def cpu_threads(count: int | None) -> Iterator[None]:
 
 
 def _cpu_cache() -> int:
-    """Bytes of the largest cache of CPU 0; 32 MiB where the system does not say."""
+    """Return the bytes of the largest cache of CPU 0, or 32 MiB if the system does not say."""
     sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     return max([int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units], default=32 * MIB)

@@ -1,4 +1,5 @@
-"""The one way we time work on a device: medians over repetitions, after a warm-up, by the device's own clock."""
+"""Timing of work on a device, in the one way we do it: medians over repetitions, after a warm-up, by the device's own
+clock."""
 
 from __future__ import annotations
 
@@ -12,16 +13,18 @@ import torch
 
 Call = Callable[[], object]
 
-BATCH_SECONDS = 2e-3  # a batch this long makes an event's resolution and a graph's launch (a few µs) less than 1 %
-MAX_CALLS = 512  # of one batch
+BATCH_SECONDS = 2e-3  # in a batch this long an event's resolution and a graph's launch (a few µs) are less than 1 %
+MAX_CALLS = 512  # in one batch
 MAX_REPEATS = 5000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How long to measure one quantity: at least `seconds` and at least `repeats` batches, after a third as many.
+    """The effort for one quantity: at least `seconds` and at least `repeats` batches, after a third as many for
+    warm-up.
 
-    caches: data a probe of memory goes through ÷ the last-level cache. The more, the less of it the next pass finds.
+    A probe of memory goes through data `caches` times as large as the last-level cache. The larger it is, the less of
+    it the next pass finds there.
     """
 
     seconds: float
@@ -34,17 +37,17 @@ QUICK = Effort(seconds=0.04, repeats=3, caches=2)
 
 
 def median_seconds(calls: Sequence[Call], device: torch.device, effort: Effort = FULL) -> float:
-    """Seconds of one call, the median over batches; a batch runs all `calls` in turn.
+    """Return the seconds of one call, the median over batches; a batch runs all `calls` in turn.
 
-    Give several calls over different data where caches must not help. On CUDA a batch is one captured graph, so host
-    time does not count; calls that cannot be captured are launched one by one and their host time may show.
+    Give several calls over different data if caches must not help. On CUDA a batch is one captured graph, so host time
+    does not count. Calls that cannot be captured are launched one by one, and their host time may show.
     """
     with torch.inference_mode():
         return _on_gpu(calls, device, effort) if device.type == "cuda" else _on_cpu(calls, effort)
 
 
 def host_seconds(call: Call, device: torch.device, *, calls: int, effort: Effort = FULL) -> float:
-    """Seconds of the host's time one `call` takes when `calls` of them are queued on an idle device (median)."""
+    """Return the host's seconds for one `call` when `calls` of them are queued on an idle device (median)."""
     times = []
     for _ in range(3 + effort.repeats):
         torch.cuda.synchronize(device)
@@ -71,7 +74,7 @@ def _on_cpu(calls: Sequence[Call], effort: Effort) -> float:
 
 def _on_gpu(calls: Sequence[Call], device: torch.device, effort: Effort) -> float:
     stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))  # the data may still be in the making
+    stream.wait_stream(torch.cuda.current_stream(device))  # the data may still be under way on the current stream
     with torch.cuda.device(device), torch.cuda.stream(stream):
         _timed(calls, stream, 1)
         estimate = min(_timed(calls, stream, 3))
@@ -83,7 +86,7 @@ def _on_gpu(calls: Sequence[Call], device: torch.device, effort: Effort) -> floa
 
 
 def _timed(calls: Sequence[Call], stream: torch.cuda.Stream, repeats: int) -> list[float]:
-    """Seconds of each of `repeats` runs of all calls; all are queued before any is read."""
+    """Return the seconds of each of `repeats` runs of all calls. All are queued before any is read."""
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     for start, end in marks:
         start.record(stream)
@@ -95,7 +98,7 @@ def _timed(calls: Sequence[Call], stream: torch.cuda.Stream, repeats: int) -> li
 
 
 def _captured(calls: Sequence[Call], stream: torch.cuda.Stream) -> Call:
-    """All calls as one graph, or one after the other where they cannot be captured."""
+    """Return all calls as one graph, or one after the other if they cannot be captured."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, stream=stream):

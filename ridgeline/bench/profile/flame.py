@@ -1,6 +1,7 @@
-"""Flame graphs by sampling: which functions the threads were in, as stacks, as one SVG file.
+"""Flame graphs by sampling, as one SVG file: the functions that the threads were in, as stacks.
 
-Form: Brendan Gregg, "The Flame Graph", CACM 59(6), 2016: width is time, callees stand on their callers.
+The form is that of Brendan Gregg, "The Flame Graph", CACM 59(6), 2016: width is time, and callees stand on their
+callers.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from types import FrameType
 Stack = tuple[str, ...]
 
 WIDTH, ROW, LETTER = 1400.0, 17, 6.6  # pixels
-NARROWEST = 0.5  # pixels; less is not drawn
+NARROWEST = 0.5  # pixels; narrower boxes are not drawn
 
 
 class Sampler:
-    """`with Sampler(): …` looks at every thread's Python stack each `interval` seconds. stacks: stack → samples."""
+    """A sampler: `with Sampler(): …` looks at every thread's Python stack each `interval` seconds. `stacks` maps a
+    stack to its samples."""
 
     def __init__(self, interval: float = 1e-3) -> None:
         self.stacks: Counter[Stack] = Counter()
@@ -31,7 +33,7 @@ class Sampler:
         self._switch_interval = sys.getswitchinterval()
 
     def __enter__(self) -> Sampler:
-        sys.setswitchinterval(self._interval / 5)  # else a busy thread keeps the interpreter for 5 ms at a time
+        sys.setswitchinterval(self._interval / 5)  # otherwise a busy thread keeps the interpreter for 5 ms at a time
         self._thread.start()
         return self
 
@@ -50,7 +52,7 @@ class Sampler:
 
 
 def _frames(frame: FrameType | None) -> Stack:
-    """Outermost first: "file:function"."""
+    """Return the frames as "file:function", outermost first."""
     names = []
     while frame is not None:
         names.append(f"{Path(frame.f_code.co_filename).stem}:{frame.f_code.co_name}")
@@ -59,7 +61,7 @@ def _frames(frame: FrameType | None) -> Stack:
 
 
 def collapsed(stacks: Counter[Stack]) -> str:
-    """One line per stack, "a;b;c samples", as flame-graph tools read them."""
+    """Return one line per stack, "a;b;c samples", as flame-graph tools read them."""
     return "".join(f"{';'.join(stack)} {count}\n" for stack, count in sorted(stacks.items()))
 
 
@@ -74,7 +76,7 @@ class _Node:
 
 
 def svg(stacks: Counter[Stack], title: str) -> str:
-    """A flame graph that stands alone; hovering over a box tells its share."""
+    """Return a flame graph that stands alone. Hovering over a box shows its share."""
     root = _Node(sum(stacks.values()))
     for stack, count in stacks.items():
         node = root

@@ -1,4 +1,5 @@
-"""What holds the device's memory, as JSON of our own: torch's snapshot pickles are neither safe nor readable."""
+"""The contents of the device's memory, as JSON of our own, because torch's snapshot pickles are neither safe nor
+readable."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ HISTORY = 100_000  # allocations remembered, with the Python lines that made the
 
 @contextmanager
 def remembering(device: torch.device) -> Iterator[None]:
-    """Have the CUDA allocator remember who allocates, for `snapshot`."""
+    """Have the CUDA allocator record the Python lines that allocate, for `snapshot`."""
     if device.type != "cuda":
         yield
         return
@@ -32,9 +33,10 @@ def remembering(device: torch.device) -> Iterator[None]:
 
 
 def snapshot(device: torch.device) -> dict[str, Any]:
-    """Tensors alive by shape and dtype; on CUDA also the allocator's totals and its blocks with who made them.
+    """Return the tensors alive by shape and dtype; on CUDA also the allocator's totals, and its blocks with who made
+    them.
 
-    All sizes in bytes.
+    All sizes are in bytes.
     """
     record: dict[str, Any] = {"device": str(device), "tensors": tensors(device)}
     if device.type == "cuda":
@@ -49,7 +51,7 @@ def snapshot(device: torch.device) -> dict[str, Any]:
 
 
 def tensors(device: torch.device) -> list[dict[str, Any]]:
-    """The device's tensors that own memory, largest first, equal shapes and dtypes together."""
+    """Return the device's tensors that own memory, largest first, with equal shapes and dtypes together."""
     seen: set[int] = set()
     groups: Counter[tuple[str, tuple[int, ...]]] = Counter()
     sizes: Counter[tuple[str, tuple[int, ...]]] = Counter()
@@ -75,7 +77,7 @@ def write_snapshot(path: Path, device: torch.device) -> dict[str, Any]:
 
 
 def _maker(frames: list[dict[str, Any]]) -> str:
-    """The innermost Python line of an allocation that is not torch's own."""
+    """Return the innermost Python line of an allocation that is not torch's own."""
     for frame in frames:
         if frame["filename"].endswith(".py") and "/torch/" not in frame["filename"]:
             return f"{Path(frame['filename']).name}:{frame['line']} {frame['name']}"

@@ -25,14 +25,14 @@ METRICS = {
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "of peak",
     "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy",
 }
-STALL = "smsp__average_warps_issue_stalled_"  # one metric per reason a warp waits
+STALL = "smsp__average_warps_issue_stalled_"  # one metric per reason for which a warp waits
 STALL_END = "_per_issue_active.ratio"
 NANOSECONDS = {"nsecond": 1.0, "ns": 1.0, "usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6, "second": 1e9, "s": 1e9}
 RATES = {"byte/s": 1.0, "Kbyte/s": 1e3, "Mbyte/s": 1e6, "Gbyte/s": 1e9, "Tbyte/s": 1e12}
 
 
 def run_ncu(model: str, options: Mapping[str, Any], *, batch: int, context: int, kernels: int) -> str:
-    """A table of the first `kernels` kernels of a decode step, or one sentence why there is none."""
+    """Return a table of the first `kernels` kernels of a decode step, or one sentence that says why there is none."""
     tool = shutil.which("ncu")
     if tool is None:
         return "Nsight Compute (ncu) is not installed or not on PATH; install it for bandwidth, occupancy and stalls.\n"
@@ -53,7 +53,8 @@ def run_ncu(model: str, options: Mapping[str, Any], *, batch: int, context: int,
 
 
 def parse(text: str) -> list[dict[str, Any]]:
-    """The raw page of `ncu --csv`: per kernel its name, time (s), bandwidth (B/s), shares (%) and top stall."""
+    """Return the raw page of `ncu --csv`: for each kernel its name, time (s), bandwidth (B/s), shares (%) and top
+    stall."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     if len(lines) < 3:
         return []
@@ -75,7 +76,7 @@ def _kernel(values: Mapping[str, str], unit: Mapping[str, str]) -> dict[str, Any
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Kernels of one name together, longest first; rates and shares are means."""
+    """Return the kernels, those of one name together, longest first. Rates and shares are means."""
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[row["name"]].append(row)
@@ -101,7 +102,7 @@ def _number(text: str) -> float:
 
 
 def _child(model: str, batch: str, context: str, options: str) -> None:
-    """Warm up, then one decode step between the marks Nsight Compute looks for."""
+    """Warm up, then run one decode step between the marks that Nsight Compute looks for."""
     from ridgeline.assembly import assemble
     from ridgeline.core.config import LLMConfig
     from ridgeline.core.request import Request, SamplingParams
@@ -112,7 +113,8 @@ def _child(model: str, batch: str, context: str, options: str) -> None:
     length = int(context)
     config = LLMConfig(model=model, **json.loads(options), enforce_eager=True)
     spec = read_model_config(resolve_model(config.model or EMBEDDED_MODEL, None)).spec
-    # Nsight Compute saves and restores all memory a kernel could write, for every pass: a full-size cache takes minutes
+    # Nsight Compute saves and restores all memory that a kernel could write, for every pass: a full-size cache takes
+    # minutes.
     cache = 2 * int(batch) * (length + 64) * kv_bytes_per_token(spec, "float32")
     assembly = assemble(replace(config, kv_cache_memory=int(cache), max_model_len=length + 64))
     engine = assembly.engine

@@ -1,8 +1,11 @@
-"""Times every op of a step at its real shape, alone: what the step would take without launches and gaps.
+"""Times of every op of a step at its real shape, alone: the time of the step without launches and gaps.
 
-A network with one layer of each kind (behind one whose ops do not count: it has no residual to add yet) runs one step
-through the worker's own runner while its ops are written down with their arguments. Each is then timed by itself over
-copies of those arguments, so that weights come from memory as they do in a step of many layers.
+A network with one layer of each kind (behind one whose ops do not count, because it has no residual to add yet) runs
+one step through the worker's own runner while its ops are recorded with their arguments. Each is then timed by itself
+over copies of those arguments, so that weights come from memory as they do in a step of many layers.
+
+Legend:
+    R  rows
 """
 
 from __future__ import annotations
@@ -32,14 +35,14 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.perf.explain import JOINT
 from ridgeline.worker.runner import Runner
 
-# Bookkeeping of some hundred bytes; an embedding that is no parameter picks the hidden states to score
+# Bookkeeping of some hundred bytes. An embedding that is no parameter picks the hidden states to score.
 UNPRICED = ("step_inputs", "attention_schedule", "step_advance", "embedding")
 EFFORT = Effort(seconds=0.1, repeats=7)
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One call of an op: `name` as the cost model knows it, and what it was called with."""
+    """One call of an op: its name in the cost model, and its arguments."""
 
     name: str
     function: Callable[..., Any]
@@ -47,7 +50,7 @@ class Recorded:
     options: Mapping[str, Any]
 
     def again(self, *, fresh: bool) -> Callable[[], object]:
-        """The same call, over copies of its tensors if `fresh`."""
+        """Return the same call, over copies of its tensors if `fresh`."""
         storages: dict[int, UntypedStorage] = {}
         arguments = tuple(_copied(a, storages) if fresh else a for a in self.arguments)
         return lambda: self.function(*arguments, **self.options)
@@ -58,10 +61,10 @@ class Recorded:
 
 
 def measure_step_ops(model: ModelSpec, shape: StepShape, device: torch.device, dtype: str) -> dict[str, float]:
-    """Op name, as in `perf.roofline.step_ops`, → seconds of one call at the step's shape (medians).
+    """Return op name, as in `perf.roofline.step_ops`, → seconds of one call at the step's shape (medians).
 
     Ops that occur several times under one name (a model with two kinds of layers) are averaged over the kinds. Weights,
-    keys and values are random. Raises torch.OutOfMemoryError where one layer and its cache do not fit.
+    keys and values are random. Raise torch.OutOfMemoryError if one layer and its cache do not fit.
     """
     bench = Bench.of(device, EFFORT)
     times: dict[str, list[float]] = {}
@@ -74,7 +77,7 @@ def measure_step_ops(model: ModelSpec, shape: StepShape, device: torch.device, d
 
 
 def _but_first(calls: list[Recorded]) -> list[Recorded]:
-    """Without the first call under each name that occurs again."""
+    """Return the calls without the first one under each name that occurs again."""
     left = Counter(call.name for call in calls)
     once = {name for name, count in left.items() if count == 1}
     seen: set[str] = set()
@@ -87,7 +90,7 @@ def _but_first(calls: list[Recorded]) -> list[Recorded]:
 
 
 def record_step(model: ModelSpec, shape: StepShape, device: torch.device, dtype: str) -> list[Recorded]:
-    """The op calls of one step of a network with one layer of each kind of `model`, in order."""
+    """Return the op calls of one step of a network with one layer of each kind of `model`, in order."""
     kinds = tuple(dict.fromkeys(model.layers))
     spec = replace(model, layers=(kinds[0], *kinds))
     lengths = [int(length) for length in shape.kv_len_R]
@@ -106,14 +109,14 @@ def record_step(model: ModelSpec, shape: StepShape, device: torch.device, dtype:
 
 
 def _caches_of(call: Recorded) -> tuple[Tensor, ...]:
-    """The keys and values that a call attends to."""
+    """Return the keys and values that a call attends to."""
     if not call.name.endswith("attention"):
         return ()
     return call.arguments[1:3] if call.name == "attention" else call.arguments[6:8]
 
 
 def _listen(ops: Ops, names: Mapping[int, str], calls: list[Recorded]) -> None:
-    """From now on every call of these ops is written down."""
+    """Record every call of these ops from now on."""
 
     def listening(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -129,9 +132,9 @@ def _listen(ops: Ops, names: Mapping[int, str], calls: list[Recorded]) -> None:
 
 
 def step_name(op: str, arguments: tuple, names: Mapping[int, str]) -> str:
-    """The cost model's name for a call of `op`; of a fused op the names of its parts, joined.
+    """Return the cost model's name for a call of `op`; for a fused op the names of its parts, joined.
 
-    names: id of a decoder's parameter → its name.
+    `names` maps the id of a decoder's parameter to its name.
     """
     modules = [names[id(a)].split(".")[-2] for a in arguments if id(a) in names]
     if op == "norm_linear":
@@ -160,7 +163,7 @@ def _layout(spec: ModelSpec, lengths: list[int], dtype: str, block_size: int) ->
 
 
 def _plan(spec: ModelSpec, shape: StepShape, layout: CacheLayout) -> StepPlan:
-    """The step as a plan whose rows start where `shape` says; their blocks lie scattered over the cache."""
+    """Return the step as a plan whose rows start where `shape` says. Their blocks lie scattered over the cache."""
     counts_R, lengths_R = np.asarray(shape.num_tokens_R, np.int32), np.asarray(shape.kv_len_R, np.int32)
     random = np.random.default_rng(0)
     pages = iter((1 + random.permutation(layout.num_pages - 1)).tolist())
@@ -198,13 +201,14 @@ def _plan(spec: ModelSpec, shape: StepShape, layout: CacheLayout) -> StepPlan:
 
 
 def _block_ids(layout: CacheLayout, group: int, pages: Iterator[int]) -> Iterator[int]:
-    """Blocks of one group, taking pages as they are needed."""
+    """Yield the blocks of one group, taking pages as they are needed."""
     for page in pages:
         yield from (layout.block_id(group, page, index) for index in range(layout.blocks_per_page(group)))
 
 
 def _copied(value: object, storages: dict[int, UntypedStorage]) -> object:
-    """A tensor over a copy of its memory, views of one memory over one copy; anything else as it is."""
+    """Return a tensor over a copy of its memory, with views of one memory over one copy, or any other value as it
+    is."""
     if not isinstance(value, Tensor):
         return value
     memory = value.untyped_storage()

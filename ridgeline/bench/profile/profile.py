@@ -1,6 +1,7 @@
-"""`profile`: one workload run three times on a warm engine: as it is, under the stack sampler, under torch's profiler.
+"""Profiles of one workload, run three times on a warm engine: as it is, under the stack sampler, under torch's
+profiler.
 
-The first run's time is the one to believe; profilers slow the host down, and only shares are read from them.
+The first run gives the time. Profilers slow the host down, so only shares are read from them.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from ridgeline.perf.precision import precision
 from ridgeline.perf.roofline import op_rate, seconds, step_ops
 from ridgeline.worker.local import LocalWorker
 
-# A step's shape → least seconds of each of its ops, all its calls together
+# A step's shape → the least seconds of each of its ops, all its calls together.
 OpLimits = Callable[[StepShape], Mapping[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """wall: seconds of the undisturbed run. span: seconds from the device's first to its last work, when profiled."""
+    """The profile of a run. `wall` is the seconds of the undisturbed run, and `span` the seconds from the device's
+    first to its last work when profiled."""
 
     wall: float
     headroom: Headroom
@@ -51,7 +53,7 @@ def profile(
     """Profile `workload` (which steps `engine` until it is done) and write trace, flame graph and memory to `out`."""
     device = worker.runner.device
     out.mkdir(parents=True, exist_ok=True)
-    workload()  # warm: first calls allocate, load and compile
+    workload()  # warm-up: first calls allocate, load and compile
     before, started = engine.headroom, time.perf_counter()
     workload()
     wall, headroom = time.perf_counter() - started, engine.headroom.since(before)
@@ -78,7 +80,7 @@ def profile(
 
 
 def op_limits(model: ModelSpec, hardware: Hardware, dtype: str) -> OpLimits:
-    """Each op's least seconds in a step, by the roofline."""
+    """Return each op's least seconds in a step, by the roofline."""
     wide = precision(dtype)
 
     def limits(shape: StepShape) -> dict[str, float]:
@@ -93,12 +95,12 @@ def op_limits(model: ModelSpec, hardware: Hardware, dtype: str) -> OpLimits:
 
 def _profiler(device: torch.device) -> torch.profiler.profile:
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
-    everywhere = _ExperimentalConfig(profile_all_threads=True)  # a CPU's work is done by the worker's thread
+    everywhere = _ExperimentalConfig(profile_all_threads=True)  # on a CPU the worker's thread does the work
     return torch.profiler.profile(activities=activities, experimental_config=everywhere)
 
 
 def _run_limits(shapes: Sequence[StepShape], limits: OpLimits | None) -> dict[str, float]:
-    """Least seconds of each op over all steps of a run."""
+    """Return the least seconds of each op over all steps of a run."""
     totals: dict[str, float] = {}
     for shape in shapes if limits is not None else ():
         assert limits is not None
@@ -108,7 +110,7 @@ def _run_limits(shapes: Sequence[StepShape], limits: OpLimits | None) -> dict[st
 
 
 def summary(report: Report, title: str) -> str:
-    """The report on one page."""
+    """Return the report on one page."""
     share = report.headroom.share
     busy = sum(row.seconds for row in report.idle)
     lines = [

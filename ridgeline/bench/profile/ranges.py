@@ -1,4 +1,11 @@
-"""Names for the parts of a step, laid over a running engine while it is profiled and taken off afterwards."""
+"""Names for the parts of a step, put on a running engine while it is profiled and removed afterwards.
+
+Legend:
+    R  rows
+    T  tokens of the step
+    I  inputs of a linear map
+    O  outputs of a linear map
+"""
 
 from __future__ import annotations
 
@@ -26,9 +33,11 @@ HOST, SEGMENT, LAYER, OP = "engine ", "segment ", "layer ", "op "  # prefixes of
 
 @contextmanager
 def named_ranges(engine: Engine, worker: LocalWorker) -> Iterator[list[StepShape]]:
-    """Ranges for the engine's calls, the two segments, every layer and op, in torch's profiler and (CUDA) as NVTX.
+    """Put ranges around the engine's calls, the two segments, every layer and op, in torch's profiler and (CUDA) as
+    NVTX.
 
-    Yields the shapes of the steps that run meanwhile. Graphs are not replayed meanwhile: their ops have no names.
+    Yield the shapes of the steps that run meanwhile. Graphs are not replayed meanwhile, because their ops have no
+    names.
     """
     shapes: list[StepShape] = []
     runner = worker.runner
@@ -79,9 +88,9 @@ def _ranged(function: Callable[..., Any], label: str, cuda: bool) -> Callable[..
 
 
 class _OpRanges:
-    """Ranges for ops by their names in the cost model. What an op does by other ops is a part of it.
+    """Ranges for ops by their names in the cost model. An op that another op calls is a part of that one.
 
-    weights: id of a decoder's parameter → its name.
+    `weights` maps the id of a decoder's parameter to its name.
     """
 
     def __init__(self, weights: dict[int, str]) -> None:
@@ -89,7 +98,7 @@ class _OpRanges:
         self._inside = False
 
     def op(self, function: Callable[..., Any], op: str) -> Callable[..., Any]:
-        """`function` with a range around every call."""
+        """Return `function` with a range around every call."""
 
         def call(*arguments: Any, **options: Any) -> Any:
             with self.around(lambda: step_name(op, arguments, self.weights)):
@@ -99,7 +108,7 @@ class _OpRanges:
 
     @contextmanager
     def around(self, name: Callable[[], str]) -> Iterator[None]:
-        """A range of that name, unless there is one already."""
+        """Put a range of that name around the block, unless there is one already."""
         if self._inside:
             yield
             return
@@ -113,7 +122,7 @@ class _OpRanges:
 
 @dataclass(frozen=True)
 class _NamedWeight:
-    """A linear map's weight, in whatever form, whose products are ranges under the map's name. I: its inputs."""
+    """A linear map's weight, in whatever form, whose products are ranges under the map's name."""
 
     weight: Weight
     name: str

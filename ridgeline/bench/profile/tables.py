@@ -1,4 +1,4 @@
-"""Where the time of a profiled run went: by op, by kernel, and by what the host did while the device was idle."""
+"""The time of a profiled run by op, by kernel, and by what the host did while the device was idle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Interval = tuple[float, float]  # start and end in µs of the profiler's clock
 
 @dataclass(frozen=True)
 class Row:
-    """`seconds` over all `calls`. limit: the least they could have taken, None where nothing honest can be said."""
+    """One row. `seconds` is over all `calls`. `limit` is the least they could have taken, or None if nothing honest can
+    be said."""
 
     name: str
     seconds: float
@@ -27,7 +28,8 @@ class Row:
 
 
 def kernel_rows(events: Iterable[Any], *, cuda: bool) -> list[Row]:
-    """Kernels on a GPU, torch's own operators on a CPU (time not in other operators), slowest first."""
+    """Return the kernels on a GPU, or torch's own operators on a CPU (without time in other operators), slowest
+    first."""
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     for event in events:
         on_device = event.device_type == DeviceType.CUDA
@@ -40,10 +42,11 @@ def kernel_rows(events: Iterable[Any], *, cuda: bool) -> list[Row]:
 
 
 def op_rows(events: Iterable[Any], limits: Mapping[str, float], *, cuda: bool) -> list[Row]:
-    """Our ops by their names in the cost model. limits: op name → least seconds of all its calls in the run.
+    """Return our ops by their names in the cost model. `limits` maps an op to the least seconds of all its calls in the
+    run.
 
-    On a GPU an op's time is from the start of its first kernel to the end of its last, as the range's shadow on the
-    device says: torch counts only kernels of its own towards the host's ranges.
+    On a GPU an op's time is from the start of its first kernel to the end of its last, taken from the range's shadow on
+    the device. Torch counts only kernels of its own towards the host's ranges.
     """
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     side = DeviceType.CUDA if cuda else DeviceType.CPU
@@ -55,15 +58,15 @@ def op_rows(events: Iterable[Any], limits: Mapping[str, float], *, cuda: bool) -
 
 
 def _limit(name: str, limits: Mapping[str, float]) -> float | None:
-    """Of a fused op: what its parts need."""
+    """Return the op's limit, which for a fused op is that of its parts."""
     parts = name.split(JOINT)
     return sum(limits[part] for part in parts) if all(part in limits for part in parts) else None
 
 
 def idle_rows(events: Iterable[Any], *, cuda: bool) -> tuple[float, list[Row]]:
-    """(seconds from the device's first to its last work, what the host did in each pause of it, longest first).
+    """Return (seconds from the device's first to its last work, what the host did in each pause of it, longest first).
 
-    The device's work is its kernels and copies; on a CPU, the two segments on the worker's thread.
+    The device's work is its kernels and copies; on a CPU it is the two segments on the worker's thread.
     """
     listed = list(events)
     busy = merged(
@@ -89,7 +92,7 @@ def idle_rows(events: Iterable[Any], *, cuda: bool) -> tuple[float, list[Row]]:
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """The union as disjoint intervals in order."""
+    """Return the union as disjoint intervals in order."""
     union: list[Interval] = []
     for start, end in sorted(intervals):
         if union and start <= union[-1][1]:
@@ -100,7 +103,7 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def overlap(first: list[Interval], second: list[Interval]) -> float:
-    """Length two lists of disjoint, ordered intervals have in common."""
+    """Return the length that two lists of disjoint, ordered intervals have in common."""
     total, i, j = 0.0, 0, 0
     while i < len(first) and j < len(second):
         total += max(0.0, min(first[i][1], second[j][1]) - max(first[i][0], second[j][0]))
@@ -112,7 +115,7 @@ def overlap(first: list[Interval], second: list[Interval]) -> float:
 
 
 def _without(spans: list[Interval], others: Mapping[str, list[Interval]]) -> list[Interval]:
-    """The parts of `spans` during which none of `others` runs."""
+    """Return the parts of `spans` during which none of `others` runs."""
     taken = merged(span for name in others for span in others[name])
     left: list[Interval] = []
     for start, end in merged(spans):

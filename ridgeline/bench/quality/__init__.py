@@ -1,1 +1,1 @@
-"""How good a model's predictions are: perplexity, tasks, and what a change (a data type, a compression) costs."""
+"""The quality of a model's predictions: perplexity, tasks, and the cost of a change (a data type, a compression)."""

@@ -1,13 +1,16 @@
-"""What a change (a data type, a compression, a kernel) does to a model's predictions, position by position.
+"""The effect of a change (a data type, a compression, a kernel) on a model's predictions, position by position.
 
 Both models read the same windows. At each scored position both give the log-probabilities of their `top` likeliest
-tokens and of the token that stands in the text. Tokens known to both are outcomes of their own and all others are one
-outcome together, so the Kullback-Leibler divergence KL(baseline ‖ candidate) over these outcomes is at most that over
-the whole vocabulary, and equal to it where `top` reaches the vocabulary's size (Cover and Thomas, Elements of
-Information Theory, 2.7: the log sum inequality). `covered` says how much of the baseline's probability the outcomes of
-their own hold: near 1 the bound is tight.
+tokens and of the token that stands in the text. Tokens known to both are outcomes of their own, and all others are one
+outcome together. So the Kullback-Leibler divergence KL(baseline ‖ candidate) over these outcomes is at most that over
+the whole vocabulary, and equal to it if `top` reaches the vocabulary's size (Cover and Thomas, Elements of Information
+Theory, 2.7: the log sum inequality). `covered` is the share of the baseline's probability that the outcomes of their
+own hold; near 1 the bound is tight.
 
-Legend: N scored positions, L likeliest tokens.
+Legend:
+    N  positions scored
+    L  likeliest tokens reported
+    K  outcomes of their own at most, L + 1
 """
 
 from __future__ import annotations
@@ -32,13 +35,13 @@ from ridgeline.llm import LLM
 from ridgeline.progress import TokenBar
 from ridgeline.text.outputs import TokenIdLogprobs
 
-FLOOR = 1e-7  # of the others' probability: below that it is float32's rounding
-AT_ONCE = 4096  # positions compared at once: N L² comparisons
+FLOOR = 1e-7  # least probability of the others: anything below is float32's rounding
+AT_ONCE = 4096  # positions compared at once, which takes N L² comparisons
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What one model said of N positions: of the text's token, and of the likeliest, the likeliest first."""
+    """The output of one model at N positions: for the text's token, and for the likeliest ones, the likeliest first."""
 
     token_N: np.ndarray
     logprob_N: np.ndarray
@@ -65,8 +68,8 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Divergence:
-    """kl_N: nats, a lower bound. covered_N: the baseline's probability of the outcomes of their own. greedy_N: whether
-    both hold the same token likeliest."""
+    """The divergence at N positions. `kl_N` is a lower bound in nats, `covered_N` the baseline's probability of the
+    outcomes of their own, and `greedy_N` is True where both models hold the same token likeliest."""
 
     kl_N: np.ndarray
     covered_N: np.ndarray
@@ -95,12 +98,13 @@ def _divergence(p: Predictions, q: Predictions) -> Divergence:
     equal_NLL = p.top_ids_NL[:, :, None] == q.top_ids_NL[:, None, :]
     shared_NL = equal_NLL.any(-1)
     q_logprobs_NL = np.take_along_axis(q.top_logprobs_NL, equal_NLL.argmax(-1), 1)
-    own_N1 = ~(shared_NL & (p.top_ids_NL == p.token_N[:, None])).any(-1, keepdims=True)  # the text's token comes on top
+    # the text's token, where it is not among them
+    own_N1 = ~(shared_NL & (p.top_ids_NL == p.token_N[:, None])).any(-1, keepdims=True)
     known_NK = np.concatenate([shared_NL, own_N1], 1)
     p_NK = np.concatenate([p.top_logprobs_NL, p.logprob_N[:, None]], 1).astype(np.float64)
     q_NK = np.concatenate([q_logprobs_NL, q.logprob_N[:, None]], 1).astype(np.float64)
     p_mass_NK = np.where(known_NK, np.exp(p_NK), 0)
-    with np.errstate(invalid="ignore"):  # of two impossible tokens
+    with np.errstate(invalid="ignore"):  # both tokens may be impossible
         kl_NK = np.where(p_mass_NK > 0, p_mass_NK * (p_NK - q_NK), 0)
     covered_N = p_mass_NK.sum(1)
     p_rest_N = np.maximum(FLOOR, 1 - covered_N)
@@ -111,7 +115,7 @@ def _divergence(p: Predictions, q: Predictions) -> Divergence:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of one file, or of all together."""
+    """The comparison of one file, or of all together."""
 
     baseline: TextScore
     candidate: TextScore
@@ -129,7 +133,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Side:
-    """What one model said of all files. record: what its figures have in common."""
+    """The output of one model on all files. `record` holds what its figures have in common."""
 
     cut: Cut
     readings: list[Reading]
@@ -147,11 +151,11 @@ def compare(
     stride: int | None = None,
     top: int = MAX_LOGPROBS,
 ) -> tuple[list[Comparison], list[Record]]:
-    """Of every file, then of all together if there are several; and the same as lines for a result file.
+    """Return the comparison of every file, then of all together if there are several; and the same as records.
 
-    baseline, candidate: arguments of LLM. One is loaded after the other, so memory need hold only one; what the first
-    said (8 bytes for each of `top` tokens at every position) waits in the host's.
-    Raises InvalidConfig where the two cut the text into other tokens.
+    `baseline` and `candidate` are arguments of LLM. One is loaded after the other, so memory need hold only one. The
+    output of the first (8 bytes for each of `top` tokens at every position) waits in the host's memory. Raise
+    InvalidConfig if the two cut the text into different tokens.
     """
     first = _read("baseline", baseline, files, window, stride, top)
     second = _read("candidate", candidate, files, first.cut.window, first.cut.stride, top)
@@ -197,7 +201,7 @@ def _predict(llm: LLM, reading: Reading, top: int, bar: TokenBar) -> tuple[TextS
 
 
 def _lines(comparison: Comparison, base: Record) -> list[Record]:
-    """Figures of different changes are different things: the workload names file and change."""
+    """Return the records. Figures of different changes must not be mixed up, so the workload names file and change."""
     sides = (_named(base.options["baseline"]), _named(base.options["candidate"]))
     found, a, b = comparison.divergence.as_dict(), comparison.baseline, comparison.candidate
     return figures(

@@ -1,4 +1,4 @@
-"""The texts to evaluate on: a file is one document, a line of a .jsonl file is one."""
+"""The texts to evaluate on. A file is one document, and so is each line of a .jsonl file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ridgeline.core.errors import InvalidConfig
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file's documents. They are read apart: none is context for another."""
+    """The documents of a file. They are read apart: none is context for another."""
 
     path: Path
     documents: tuple[str, ...]
@@ -22,7 +22,7 @@ class TextFile:
 
 
 def read_file(path: Path) -> TextFile:
-    """Raises InvalidConfig, naming file and line, for what holds no text."""
+    """Return the file's documents. Raise InvalidConfig, naming file and line, if there is no text."""
     try:
         text = path.read_bytes().decode("utf-8")  # not read_text, which would change the ends of lines
     except OSError as error:

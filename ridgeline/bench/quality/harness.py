@@ -1,7 +1,7 @@
-"""lm-evaluation-harness through the offline API: importing this module gives the harness a model named `ridgeline`.
+"""lm-evaluation-harness through the offline API. Importing this module gives the harness a model named `ridgeline`.
 
 Tokens are cut as the harness' own `hf` model cuts them, so that both score the same: special tokens as the tokenizer
-adds them, of too long a text the end, a text's first token behind BOS (else EOS).
+adds them, the end of a text that is too long, and a text's first token behind BOS (else EOS).
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ LoglikelihoodRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 
 @register_model("ridgeline")
 class RidgelineLM(TemplateLM):
-    """model: an LLM, or what LLM takes (a folder, a hub id, "" for the embedded model) with its options.
+    """Our engine as a model of the harness. `model` is an LLM, or what LLM takes (a folder, a hub id, "" for the
+    embedded model) with its options.
 
-    batch_size, max_batch_size: accepted, since the harness passes them, and without effect: the engine batches.
+    `batch_size` and `max_batch_size` are accepted, because the harness passes them, but have no effect: the engine
+    batches.
     """
 
     def __init__(
@@ -57,11 +59,12 @@ class RidgelineLM(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """Tokens a loglikelihood is computed from: one more is scored, and one the engine keeps for output."""
+        """Tokens that a loglikelihood is computed from. One more is scored, and the engine keeps one for output."""
         return self.llm.engine.config.max_model_len - 2
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **ignored: object) -> list[int]:
-        """Unless told otherwise special tokens are added, but no second BOS before one a chat template wrote."""
+        """Return the token ids. By default special tokens are added, but no second BOS before one that a chat template
+        wrote."""
         if add_special_tokens is None:
             bos = self._text.special_tokens.get("bos_token")
             add_special_tokens = not (bos and string.startswith(bos))
@@ -80,7 +83,10 @@ class RidgelineLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[LoglikelihoodRequest], **ignored: object
     ) -> list[tuple[float, bool]]:
-        """Per request (text, context ids, continuation ids): the continuation's logprob, and whether it is greedy."""
+        """Return the logprob of each request's continuation, and whether it is greedy.
+
+        A request is (text, context ids, continuation ids).
+        """
         answers = []
         prompts = [(context + continuation)[-(self.max_length + 1) :] for _, context, continuation in requests]
         scored = prompt_logprobs(self.llm, prompts)
@@ -96,7 +102,7 @@ class RidgelineLM(TemplateLM):
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Loglikelihood of whole texts, in windows that do not overlap (the harness' convention)."""
+        """Return the loglikelihood of whole texts, in windows that do not overlap (the harness' convention)."""
         cut = [self._rolling_windows(request.args[0]) for request in requests]
         found = iter(self._loglikelihood_tokens([window for windows in cut for window in windows]))
         totals = [sum(next(found)[0] for _ in windows) for windows in cut]
@@ -116,7 +122,8 @@ class RidgelineLM(TemplateLM):
     # ---- generating -------------------------------------------------------------------------------------------
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Texts up to (and without) a stop string or the end of sequence; too long a prompt loses its beginning."""
+        """Return texts up to (and without) a stop string or the end of sequence. A prompt that is too long loses its
+        beginning."""
         params = [sampling_params(request.args[1]) for request in requests]
         prompts = [
             self._prompt(request.args[0], each.max_tokens or 0) for request, each in zip(requests, params, strict=True)
@@ -139,7 +146,8 @@ class RidgelineLM(TemplateLM):
 
 
 def sampling_params(generation: Mapping[str, Any]) -> SamplingParams:
-    """A task's `generation_kwargs` as ours. Greedy unless it samples. Raises InvalidConfig for what we cannot do."""
+    """Return a task's `generation_kwargs` as ours. It is greedy unless it samples. Raise InvalidConfig for what we
+    cannot do."""
     given = {name: value for name, value in generation.items() if value is not None}
     until = given.pop("until", [])
     limits = [given.pop(name) for name in MAX_TOKENS_NAMES if name in given]
@@ -172,7 +180,7 @@ def run_tasks(
     include_path: Path | None,
     chat: bool,
 ) -> dict[str, Any]:
-    """The harness' results. Raises InvalidConfig for tasks it does not know."""
+    """Return the harness' results. Raise InvalidConfig for tasks it does not know."""
     manager = _manager(tasks, include_path)
     found = simple_evaluate(
         RidgelineLM(llm),
@@ -187,7 +195,8 @@ def run_tasks(
 
 
 def _manager(tasks: Sequence[str], include_path: Path | None) -> TaskManager:
-    """Knows the tasks of include_path, and the harness' thousands only if need be: to read them takes half a minute."""
+    """Return a manager that knows the tasks of include_path. It knows the harness' thousands of tasks only if needed,
+    because reading them takes half a minute."""
     missing: list[str] = list(tasks)
     for defaults in (False, True):
         manager = TaskManager(include_path=str(include_path) if include_path else None, include_defaults=defaults)

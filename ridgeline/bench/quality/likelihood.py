@@ -1,6 +1,6 @@
-"""How likely a model finds given tokens, through the offline API's prompt logprobs.
+"""The likelihood of given tokens, through the offline API's prompt logprobs.
 
-Every prompt runs whole and through the very path that serves requests (chunks, paged cache, the platform's kernels), so
+Every prompt runs whole and on the same path that serves requests (chunks, paged cache, the platform's kernels), so
 whatever changes that path shows in these numbers.
 """
 
@@ -17,24 +17,26 @@ from ridgeline.text.outputs import RequestOutput, TokenIdLogprobs
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.windows import Window, windows
 
-STEPS_AT_ONCE = 4  # prompts of so many full steps run, and have their logprobs held, at once
+STEPS_AT_ONCE = 4  # full steps' worth of prompts that run, and have their logprobs held, at once
 DEFAULT_WINDOW = 1024
 
 
 class EvaluationFailed(RidgelineError):
-    """The model gave no answer, or none that is a number."""
+    """The model gave no answer, or one that is no number."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """window: tokens read at once; stride: how far windows advance. Resolved for one model by `of`."""
+    """The windows of one model: `window` is the tokens read at once, `stride` how far windows advance. `of` resolves
+    both."""
 
     window: int
     stride: int
 
     @classmethod
     def of(cls, llm: LLM, window: int | None = None, stride: int | None = None) -> Cut:
-        """Defaults: DEFAULT_WINDOW tokens or what the context holds, advanced by half. Raises InvalidConfig."""
+        """Return the cut. The defaults are DEFAULT_WINDOW tokens or what the context holds, advanced by half. Raise
+        InvalidConfig."""
         longest = llm.engine.config.max_model_len - 1  # a request has room for one token of output
         window = min(DEFAULT_WINDOW, longest) if window is None else window
         stride = max(1, window // 2) if stride is None else stride
@@ -49,9 +51,9 @@ class Cut:
 
 
 def prefix_token(llm: LLM, tokenizer: Tokenizer) -> int:
-    """What stands before a document, so that its first token can be scored: BOS, else an end-of-sequence token.
+    """Return the token before a document, so that its first token can be scored: BOS, else an end-of-sequence token.
 
-    Raises InvalidConfig where the model names neither.
+    Raise InvalidConfig if the model names neither.
     """
     ends = (*sorted(tokenizer.eos_ids), *sorted(llm.assembly.model.eos_token_ids))
     if tokenizer.bos_id is not None:
@@ -64,10 +66,11 @@ def prefix_token(llm: LLM, tokenizer: Tokenizer) -> int:
 
 
 def prompt_logprobs(llm: LLM, prompts: Iterable[Sequence[int]], *, top: int = 0) -> Iterator[list[TokenIdLogprobs]]:
-    """Per prompt, of its second token and all after it: logprobs of the token and of the `top` likeliest there.
+    """Yield, for each prompt, the logprobs of its second token and all after it, and of the `top` likeliest tokens
+    there.
 
-    Prompts run some steps' worth at a time, so that there may be any number of them.
-    Raises InvalidRequest for a prompt that does not fit, EvaluationFailed where the model gives no numbers.
+    Prompts run some steps' worth at a time, so that there may be any number of them. Raise InvalidRequest for a prompt
+    that does not fit, and EvaluationFailed if the model gives no numbers.
     """
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=top, detokenize=False)
     for batch in _batches(iter(prompts), STEPS_AT_ONCE * llm.engine.config.max_num_batched_tokens):
@@ -86,7 +89,7 @@ def _entries(output: RequestOutput) -> list[TokenIdLogprobs]:
 
 
 def _batches(prompts: Iterator[Sequence[int]], max_tokens: int) -> Iterator[list[Sequence[int]]]:
-    """Lists of prompts of about `max_tokens` tokens together, one prompt at least."""
+    """Yield lists of at least one prompt and about `max_tokens` tokens together."""
     for first in prompts:
         batch, tokens = [first], len(first)
         while tokens < max_tokens and (more := next(prompts, None)) is not None:

@@ -1,7 +1,7 @@
 """Perplexity of files, and bits per byte, which compare between models whatever their tokenizers.
 
-A document is read behind the model's prefix token (BOS, else EOS) in overlapping windows; every token of it is scored
-once (`text/windows.py`). The end of a document is not scored.
+A document is read behind the model's prefix token (BOS, else EOS) in overlapping windows, and every token of it is
+scored once (`text/windows.py`). The end of a document is not scored.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ Seen = Callable[[Sequence[int], Sequence[TokenIdLogprobs]], object]
 
 @dataclass(frozen=True)
 class TextScore:
-    """Information (in nats) in `num_bytes` bytes of text, written as `num_tokens` tokens; seconds it took to read.
+    """The information (in nats) in `num_bytes` bytes of text, written as `num_tokens` tokens, and the seconds it took
+    to read.
 
-    exact: the tokenizer gives every text back; where it does not, it may have scored less than the bytes that count.
+    `exact` says that the tokenizer gives every text back. If it does not, fewer bytes than those counted may have been
+    scored.
     """
 
     name: str
@@ -56,7 +58,7 @@ class TextScore:
 
     @property
     def perplexity(self) -> float:
-        """Infinite where a token was held impossible, or beyond what a float can say."""
+        """The perplexity, which is infinite if a token was held impossible or the value is beyond a float."""
         return math.exp(self.nats_per_token) if self.nats_per_token < 709 else math.inf
 
     @property
@@ -91,14 +93,15 @@ class Piece:
 
     @property
     def scored(self) -> slice:
-        """Of what `prompt_logprobs` says of `tokens`, which begins with the second."""
+        """The part of the answer of `prompt_logprobs` to `tokens` that is scored. The answer begins with the second
+        token."""
         return slice(self.window.scored - self.window.start - 1, None)
 
 
 class Reading:
     """A file as one model's tokens, each document behind the prefix token, cut into windows.
 
-    Raises InvalidConfig for a file of no tokens.
+    Raise InvalidConfig for a file without tokens.
     """
 
     def __init__(self, file: TextFile, tokenizer: Tokenizer, prefix: int, cut: Cut) -> None:
@@ -129,9 +132,9 @@ class Reading:
 
 
 def perplexity(llm: LLM, reading: Reading, *, top: int = 0, seen: Seen = lambda tokens, entries: None) -> TextScore:
-    """Score one file. seen: told of every few scored tokens what the model said of them and of the `top` likeliest.
+    """Score one file. Every few scored tokens `seen` gets them and the model's answer on them and the `top` likeliest.
 
-    Raises EvaluationFailed.
+    Raise EvaluationFailed.
     """
     started = time.perf_counter()
     nats = []
@@ -142,7 +145,7 @@ def perplexity(llm: LLM, reading: Reading, *, top: int = 0, seen: Seen = lambda 
     file = reading.file
     return TextScore(
         str(file.path),
-        math.fsum(nats),  # exact, so the order of the windows is nothing to it
+        math.fsum(nats),  # exact, so the order of the windows does not matter
         reading.num_tokens,
         file.num_bytes,
         len(file.documents),

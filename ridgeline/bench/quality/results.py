@@ -1,4 +1,4 @@
-"""What an evaluation found, as lines of a result file (`bench/results.py`)."""
+"""The results of an evaluation, as lines of a result file (`bench/results.py`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ridgeline.version import __version__
 
 
 def base(llm: LLM, **options: Any) -> Record:
-    """What all figures of one model have in common."""
+    """Return what all figures of one model have in common."""
     return Record(
         engine="ridgeline",
         version=__version__,
@@ -31,13 +31,13 @@ def base(llm: LLM, **options: Any) -> Record:
 
 
 def model_name(llm: LLM) -> str:
-    """As the user named it: the folder's own name, where it is one."""
+    """Return the model's name as the user gave it, or the folder's own name if it is one."""
     given = str(llm.config.model)
     return (Path(given).name if Path(given).is_dir() else given) or "embedded"
 
 
 def figures(base: Record, workload: str, values: Mapping[str, tuple[float, str, str]]) -> list[Record]:
-    """One record for each metric: (value, unit, which is better)."""
+    """Return one record for each metric: (value, unit, which is better)."""
     return [
         replace(base, workload=workload, metric=metric, value=value, unit=unit, better=better, samples=(value,))
         for metric, (value, unit, better) in values.items()
@@ -45,7 +45,7 @@ def figures(base: Record, workload: str, values: Mapping[str, tuple[float, str, 
 
 
 def perplexity_records(llm: LLM, scores: list[TextScore], cut: Cut) -> list[Record]:
-    """Of every file, and of all together."""
+    """Return the records of every file, and of all together."""
     known = base(llm, window=cut.window, stride=cut.stride)
     return [
         record
@@ -63,7 +63,7 @@ def perplexity_records(llm: LLM, scores: list[TextScore], cut: Cut) -> list[Reco
 
 
 def task_records(llm: LLM, found: Mapping[str, Any], **options: Any) -> list[Record]:
-    """Of every task's metrics, from the harness' results."""
+    """Return the records of every task's metrics, from the harness' results."""
     records = []
     for task, metrics in found["results"].items():
         higher = found.get("higher_is_better", {}).get(task, {})

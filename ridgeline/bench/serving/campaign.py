@@ -1,4 +1,4 @@
-"""Servers measured one after the other with the same work, and what was found kept at once."""
+"""Measurement of servers one after the other with the same work. Results are kept at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ridgeline.bench.serving.session import OnProgress, Session
 from ridgeline.bench.serving.start import Target, Up
 from ridgeline.core.errors import RidgelineError
 
-Begin = Callable[[Up, float], Session]  # a server that is up, and the moment at which all must be over
+Begin = Callable[[Up, float], Session]  # a server that is up, and the moment at which everything must be over
 
 
 @dataclass
 class Curve:
-    """One server's points, in the order of the rates. start: seconds it took to come up (0: it was). notes: in the
-    end, what there is to say. died: it was gone by then."""
+    """The points of one server, in the order of the rates. `start` is the seconds it took to come up (0: it was up).
+    `notes` are complete in the end. `died` means that the server was gone by then."""
 
     label: str
     server: Server
@@ -31,9 +31,12 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """begin: a session with one of the targets. within: seconds for all together (0: any); each gets an equal share of
-    what is left when its turn comes. warmup: requests before. complain: is told of a target that failed, where there
-    are others."""
+    """The measurement of several targets.
+
+    `begin` starts a session with one of them. `within` is the seconds for all together (0: any); each gets an equal
+    share of what is left when its turn comes. `warmup` is the number of requests before. `complain` is told of a target
+    that failed, if there are others.
+    """
 
     targets: Sequence[Target]
     begin: Begin
@@ -42,8 +45,11 @@ class Campaign:
     warmup: int = 2
 
     def run(self, watch: Callable[[str], OnProgress]) -> Iterator[Curve]:
-        """A curve again whenever it has got a point, or a note. watch: from a target's label to who is told of
-        progress. Raises a RidgelineError if the only target fails."""
+        """Yield a curve again whenever it has got a point or a note. `watch` returns who is told of progress, by a
+        target's label.
+
+        Raise a RidgelineError if the only target fails.
+        """
         end = time.monotonic() + self.within if self.within else math.inf
         for number, target in enumerate(self.targets):
             now = time.monotonic()

@@ -1,6 +1,9 @@
 """A client process: `python -m ridgeline.bench.serving.child` reads a `Task` from standard input and writes lines of
-JSON: `ready` when its requests are prepared, then (after reading the start's moment) how many have ended, and last a
-`Share`. Moments are of the monotonic clock, which all processes of a machine share."""
+JSON.
+
+The first is `ready`, when its requests are prepared. After reading the moment of the start it writes how many requests
+have ended, and last a `Share`. Moments are on the monotonic clock, which all processes of a machine share.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,17 @@ from ridgeline.bench.serving.outcome import Outcome, Share
 from ridgeline.bench.serving.stream import Stream
 from ridgeline.bench.serving.work import Request, Work
 
-PERIOD = 0.25  # seconds between words about progress
+PERIOD = 0.25  # seconds between reports of progress
 NO_ANSWER = Answer(0, b"")
 
 
 class Task(msgspec.Struct, kw_only=True):
-    """rate, point, share: of `Work.requests`. body: fields of every request; None takes one out that we would send.
-    max_concurrency: of this process, 0: any. timeout: seconds a request may take. until: the moment at which the
-    requests that are still open are given up."""
+    """The task of one client process.
+
+    `rate`, `point` and `share` are those of `Work.requests`. `body` holds the fields of every request; None removes one
+    that we would send. `max_concurrency` is this process's (0: any). `timeout` is the seconds a request may take.
+    `until` is the moment at which requests that are still open are given up.
+    """
 
     url: str
     headers: dict[str, str]
@@ -42,7 +48,7 @@ class Task(msgspec.Struct, kw_only=True):
 
 
 class Load:
-    """Sends a share of the requests, each at its time."""
+    """A share of the requests, each sent at its time."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -65,7 +71,7 @@ class Load:
         return self._client.encode("/v1/chat/completions" if chat else "/v1/completions", msgspec.json.encode(kept))
 
     async def run(self, start: float) -> None:
-        """start: the moment, of the monotonic clock, from which arrivals count."""
+        """Send the requests. Arrivals count from the moment `start` of the monotonic clock."""
         async with asyncio.TaskGroup() as running:
             for request, body in self._work:
                 if (wait := start + request.at - time.monotonic()) > 0:
@@ -89,7 +95,7 @@ class Load:
             error = "timeout" if within else "out of time"
             message = f"no end after {time.monotonic() - sent:.3g} s"
         except Disconnected as failure:
-            if stream.failure is not None:  # it said why before it went
+            if stream.failure is not None:  # the stream gave its reason before it ended
                 error, message = stream.failure.kind, str(stream.failure)
             elif not stream.ended:
                 error, message = "disconnected", str(failure)
@@ -122,7 +128,7 @@ class Load:
 
 
 def _judge(answer: Answer, stream: Stream, body: dict[str, Any], request: Request) -> tuple[str, str]:
-    """What is wrong with an answer that arrived whole: kind and words, or two empty strings."""
+    """Return what is wrong with an answer that arrived whole: kind and words, or two empty strings."""
     if answer.status != 200:
         return f"HTTP {answer.status}", answer.body.decode(errors="replace")
     if stream.failure is not None:
@@ -158,7 +164,7 @@ async def _run(task: Task) -> Share:
 
 def _say(what: Any) -> None:
     left = memoryview(msgspec.json.encode(what) + b"\n")
-    while left:  # a pipe may take less than all; sys.stdout knows that only where Python buffers it
+    while left:  # a pipe may take less than all, and sys.stdout handles that only if Python buffers it
         left = left[os.write(1, left) :]
 
 

@@ -1,7 +1,7 @@
-"""A thin HTTP/1.1 client: as many POST requests at once as asked, the moment noted whenever bytes arrive.
+"""A thin HTTP/1.1 client: any number of POST requests at once, with the moment noted whenever bytes arrive.
 
-Whatever the client spends is measured as the server's latency. At 300 streams of 20 tokens a second httpx spends 44 µs
-a token, aiohttp 17 and this one 9 to 11 (`benchmarks/http_clients.py`): it leaves parsing to httptools and does nothing
+The client's own time is measured as the server's latency. At 300 streams of 20 tokens a second httpx spends 44 µs a
+token, aiohttp 17 and this one 9 to 11 (`benchmarks/http_clients.py`): it leaves parsing to httptools and does nothing
 else.
 """
 
@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import httptools
 
 OnBody = Callable[[bytes, float], None]  # bytes, and the moment they arrived
-MAX_IDLE = 2.0  # seconds after which a kept connection is not trusted: servers close theirs after 5 or so
-KEPT_OF_ERROR = 4096  # bytes of an error's body
+MAX_IDLE = 2.0  # seconds after which a kept connection is not trusted, because servers close theirs after 5 or so
+KEPT_OF_ERROR = 4096  # bytes kept of an error's body
 
 
 class Disconnected(Exception):
@@ -26,7 +26,7 @@ class Disconnected(Exception):
 
 
 class Address(NamedTuple):
-    """Where requests go. path: before the routes, such as "" or "/behind/a/proxy"."""
+    """The address of requests. `path` comes before the routes, such as "" or "/behind/a/proxy"."""
 
     host: str
     port: int
@@ -41,14 +41,14 @@ class Address(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """status: of HTTP. body: its beginning, if it is an error's."""
+    """The answer to a request. `status` is HTTP's, and `body` the beginning of an error's body."""
 
     status: int
     body: bytes
 
 
 class Client:
-    """Connections are kept and used again, the latest first."""
+    """A client. Connections are kept and used again, the latest first."""
 
     def __init__(self, address: Address, headers: dict[str, str]) -> None:
         self._address = address
@@ -59,13 +59,16 @@ class Client:
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
 
     def encode(self, route: str, body: bytes) -> bytes:
-        """A request's bytes, made before its time comes."""
+        """Return a request's bytes, which are made before its time comes."""
         line = f"POST {self._address.path}{route} HTTP/1.1\r\n"
         size = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         return (line + self._headers + size).encode("latin-1") + body
 
     async def send(self, request: bytes, on_body: OnBody) -> Answer:
-        """Raises OSError if nobody listens, Disconnected if the connection breaks before the answer's end."""
+        """Send a request and return its answer.
+
+        Raise OSError if nobody listens, and Disconnected if the connection breaks before the answer's end.
+        """
         connection = self._take() or await self._connect()
         try:
             answer = await connection.exchange(request, on_body)
@@ -99,7 +102,7 @@ class Client:
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time. Methods named `on_…` are called by the parser."""
+    """A connection, for one exchange at a time. The parser calls the methods named `on_…`."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -124,7 +127,8 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport, self.open = cast("asyncio.Transport", transport), True  # uvloop's is none by name
+        # uvloop's transport does not derive from it
+        self._transport, self.open = cast("asyncio.Transport", transport), True
 
     def data_received(self, data: bytes) -> None:
         self._now = time.monotonic()
@@ -159,12 +163,13 @@ class _Connection(asyncio.Protocol):
         self._framed = False
 
     def on_message_complete(self) -> None:
-        if self._status >= 200:  # 1xx come before the answer
+        if self._status >= 200:  # statuses 1xx come before the answer
             self.reusable = self.open and self._parser.should_keep_alive()
             self._finish()
 
     def _ends_with_connection(self) -> bool:
-        """Neither a length nor chunks were promised: then the end of the connection is the end of the body."""
+        """Return True if neither a length nor chunks were promised. Then the end of the connection is the end of the
+        body."""
         return not self._framed
 
     def _finish(self) -> None:

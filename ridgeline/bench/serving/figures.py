@@ -1,4 +1,5 @@
-"""From outcomes to figures. Only answers that arrived whole and right count, but for errors; all times in ms."""
+"""Conversion of outcomes to figures. Except for errors only answers that arrived whole and right count. All times are
+in ms."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from ridgeline.core.errors import InvalidConfig
 
 PERCENTS = (50, 90, 99)
 MEASURES = ("ttft", "itl", "tpot", "e2e")
-LATE = 10.0  # ms: where one request in a hundred leaves later than this, the client is what is being measured
-BUSY = 0.85  # of a core
+LATE = 10.0  # ms: if one request in a hundred leaves later than this, the client is what is being measured
+BUSY = 0.85  # share of a core
 
 
 class Spread(NamedTuple):
-    """In ms. samples: in order of departure."""
+    """The spread of a measure, in ms. `samples` are in order of departure."""
 
     mean: float
     p50: float
@@ -45,7 +46,7 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str) -> Slo:
-        """ "ttft=200,itl=20"."""
+        """Return the bounds of a text such as "ttft=200,itl=20"."""
         bounds = {}
         for part in filter(None, text.split(",")):
             name, _, value = part.partition("=")
@@ -70,11 +71,15 @@ def _of(outcome: Outcome, measure: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One rate. rate: asked for (inf: all at once; 0: a trace's own). duration: seconds from the start to the last
-    end. request_rate, output_rate, total_rate, goodput: per second of that (goodput is None without --slo).
-    offered: requests a second that really left (0 where all left at once). cached: share of prompt tokens out of the
-    prefix cache. lateness: how much later than due requests left. peak: most open at once. busy: share of a core that
-    the busiest client process used. exact: token counts are the server's."""
+    """The figures of one rate.
+
+    `rate` is the rate asked for (inf: all at once; 0: a trace's own), and `duration` the seconds from the start to the
+    last end. `request_rate`, `output_rate`, `total_rate` and `goodput` are per second of that; goodput is None without
+    --slo. `offered` is the requests a second that really left (0 if all left at once), and `lateness` how much later
+    than due they left. `cached` is the share of prompt tokens that came out of the prefix cache. `peak` is the most
+    requests open at once, and `busy` the share of a core that the busiest client process used. `exact` means that token
+    counts are the server's.
+    """
 
     rate: float
     num_requests: int
@@ -100,7 +105,7 @@ class Point:
 
     @property
     def warnings(self) -> Iterator[str]:
-        """What makes these figures the client's rather than the server's, and what they leave out."""
+        """The reasons why these figures may be the client's rather than the server's, and what they leave out."""
         if self.lateness.p99 > LATE and not math.isinf(self.rate):
             yield (
                 f"at {self.name} one request in a hundred left {self.lateness.p99:.0f} ms late or more: the client was "
@@ -122,7 +127,7 @@ def rate_name(rate: float) -> str:
 
 
 def point(rate: float, run: Run, slo: Slo) -> Point:
-    """Raises nothing: where nothing completed, figures are 0."""
+    """Return the figures of a rate. If no request completed, they are 0."""
     good = [o for o in run.outcomes if not o.error]
     failed = [o for o in run.outcomes if o.error]
     duration = max((o.end for o in run.outcomes), default=0.0)
@@ -160,6 +165,6 @@ def point(rate: float, run: Run, slo: Slo) -> Point:
 
 
 def _peak(outcomes: Sequence[Outcome]) -> int:
-    """Most requests open at once."""
+    """Return the most requests that were open at once."""
     changes = sorted([(o.sent, 1) for o in outcomes] + [(o.end, -1) for o in outcomes])
     return max(itertools.accumulate(change for _, change in changes), default=0)

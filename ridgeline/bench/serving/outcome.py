@@ -1,4 +1,4 @@
-"""What became of one request. Times are seconds since the start that all client processes share."""
+"""The outcome of one request. Times are seconds since the start that all client processes share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import msgspec
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """due: when it was to leave. free: when a place under --max-concurrency was there (else the same). sent: when it
-    left. end: when its answer was complete, or had failed. moments, counts: when tokens arrived, how many each time.
-    error: "" or the kind of failure; message: its words. exact: `counts` are the server's, not guessed from pieces."""
+    """The outcome of one request.
+
+    It was to leave at `due`. A place under --max-concurrency was there at `free` (otherwise the same). It left at
+    `sent`, and its answer was complete, or had failed, at `end`. Tokens arrived at `moments`, `counts` of them each
+    time. `error` is "" or the kind of failure, and `message` its words. `exact` means that `counts` are the server's
+    and not guessed from pieces.
+    """
 
     index: int
     due: float
@@ -27,7 +31,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     @property
     def late(self) -> float:
-        """The client's own fault."""
+        """The delay that was the client's own fault."""
         return self.sent - self.free
 
     @property
@@ -40,14 +44,15 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     @property
     def tpot(self) -> float | None:
-        """Mean time per token after the first arrival; None if nothing came after it."""
+        """The mean time per token after the first arrival; None if nothing came after it."""
         if len(self.moments) < 2:
             return None
         return (self.moments[-1] - self.moments[0]) / max(1, self.output_tokens - self.counts[0])
 
     @property
     def itls(self) -> list[float]:
-        """One per token after the first arrival: tokens that arrive together share the wait for them."""
+        """The times between tokens, one per token after the first arrival. Tokens that arrive together share the
+        wait."""
         found = []
         for before, now, count in zip(self.moments, self.moments[1:], self.counts[1:], strict=False):
             found += [(now - before) / count] * count
@@ -55,7 +60,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 class Share(msgspec.Struct, kw_only=True):
-    """What one client process has to tell. busy: of its core, 0 … 1."""
+    """The results of one client process. `busy` is the share of its core, 0 … 1."""
 
     outcomes: list[Outcome]
     busy: float

@@ -1,7 +1,7 @@
-"""Curves of one or several servers in four panels. SVG is drawn here; other formats by matplotlib.
+"""Curves of one or several servers in four panels. SVG is drawn here, and other formats by matplotlib.
 
-Latencies are on a logarithmic axis (beyond saturation they grow without bound); all else begins at zero, so that
-heights can be compared by eye. Several servers differ by colour, percentiles by how the line is drawn.
+Latencies are on a logarithmic axis, because beyond saturation they grow without bound. All else begins at zero, so that
+heights can be compared by eye. Several servers differ by colour, and percentiles by how the line is drawn.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from ridgeline.bench.svg import si
 from ridgeline.core.errors import InvalidConfig
 
 COLOURS = ("#2a78b8", "#d97a1e", "#3b8f4b", "#b8364a", "#7a5ab8", "#5c6b73")
-DASHES = ("", "6 3", "2 3")  # of SVG; matplotlib has names
+DASHES = ("", "6 3", "2 3")  # SVG's; matplotlib has names for them
 STYLES = ("-", "--", ":")
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 480, 300, 60, 34, 44
 ASKED = "requests/s asked for"
 
 
 class Curve(NamedTuple):
-    """places: x and y of each point, by the rate asked for. colour, dash: numbers."""
+    """A curve. `places` are x and y of each point, in the order of the rates asked for. `colour` and `dash` are
+    numbers."""
 
     name: str
     places: Sequence[tuple[float, float]]
@@ -40,7 +41,7 @@ class Panel(NamedTuple):
 
 
 def panels(servers: Mapping[str, Sequence[Point]]) -> list[Panel]:
-    """servers: by name."""
+    """Return the panels. `servers` maps a server's name to its points."""
 
     def curves(x: Callable[[Point], float], ys: Mapping[str, Callable[[Point], float | None]]) -> list[Curve]:
         found = []
@@ -70,7 +71,7 @@ def panels(servers: Mapping[str, Sequence[Point]]) -> list[Panel]:
 
 
 def asked(point: Point) -> float:
-    """What was asked for, or, where that is infinite or a trace's own, what was completed."""
+    """Return the rate asked for or, if that is infinite or a trace's own, the rate completed."""
     return point.rate if 0 < point.rate < math.inf else point.request_rate
 
 
@@ -151,11 +152,12 @@ def _panel(panel: Panel) -> Iterator[str]:
         yield f'<text x="{LEFT + 40}" y="{TOP + 14 + 15 * number}">{escape(curve.name)}</text>'
 
 
-Scale = tuple[Sequence[float], Callable[[float], float]]  # ticks, and from a value to its place between 0 and 1
+# ticks, and a function from a value to its place between 0 and 1
+Scale = tuple[Sequence[float], Callable[[float], float]]
 
 
 def _linear(values: Sequence[float]) -> Scale:
-    """From zero in three to six round steps."""
+    """Return a scale from zero in three to six round steps."""
     top = max(values, default=0.0) or 1.0
     decade = 10.0 ** math.floor(math.log10(top))
     step = next(s for s in (decade / 5, decade / 2, decade, 2 * decade) if math.ceil(top / s) <= 6)
@@ -164,7 +166,7 @@ def _linear(values: Sequence[float]) -> Scale:
 
 
 def _logarithmic(values: Sequence[float]) -> Scale:
-    """Whole steps of 1, 3, 10 … around the values."""
+    """Return a scale of whole steps of 1, 3, 10 … around the values."""
     steps = [factor * 10.0**n for n in range(-4, 9) for factor in (1, 3)]
     low = max((s for s in steps if s <= min(values, default=1.0)), default=steps[0])
     high = min((s for s in steps if s >= max(values, default=1.0) and s > low), default=steps[-1])

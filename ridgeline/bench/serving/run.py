@@ -1,4 +1,4 @@
-"""Client processes: started, set off at one moment, and their outcomes gathered."""
+"""Client processes: they are started, begin at one moment, and their outcomes are gathered."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from ridgeline.bench.serving.child import Task
 from ridgeline.bench.serving.outcome import Outcome, Share
 from ridgeline.core.errors import RidgelineError
 
-HEAD_START = 0.1  # seconds between the last process being ready and the start
-LINE = 1 << 30  # bytes a child's line may have: the last holds all outcomes
+HEAD_START = 0.1  # seconds from when the last process is ready to the start
+LINE = 1 << 30  # bytes a child's line may have: the last line holds all outcomes
 
-OnProgress = Callable[[int], None]  # requests that have ended
+OnProgress = Callable[[int], None]  # told how many requests have ended
 
 
 class ClientFailed(RidgelineError):
-    """A client process broke off."""
+    """A client process ended with an error."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Outcomes in order of departure. busy: share of a core that the busiest client process used."""
+    """The outcomes in order of departure. `busy` is the share of a core that the busiest client process used."""
 
     outcomes: Sequence[Outcome]
     busy: float
 
 
 def run(task: Task, processes: int, on_progress: OnProgress = lambda count: None) -> Run:
-    """Send `task`'s requests from so many processes. Raises ClientFailed if one of them breaks off."""
+    """Send `task`'s requests from so many processes. Raise ClientFailed if one of them ends with an error."""
     shares = asyncio.run(_run(_split(task, processes), on_progress))
     outcomes = sorted((o for share in shares for o in share.outcomes), key=lambda o: o.index)
     return Run(outcomes, max(share.busy for share in shares))
 
 
 def _split(task: Task, processes: int) -> list[Task]:
-    """Each takes every n-th request, and its part of the places."""
+    """Return one task for each process, with every n-th request and its part of the places."""
     if task.max_concurrency:
         processes = min(processes, task.max_concurrency)
     places = [(task.max_concurrency + n) // processes for n in range(processes)]
@@ -51,7 +51,7 @@ def _split(task: Task, processes: int) -> list[Task]:
 async def _run(tasks: Sequence[Task], on_progress: OnProgress) -> list[Share]:
     children = await asyncio.gather(*map(_start, tasks))
     try:
-        await asyncio.gather(*map(_line, children))  # ready
+        await asyncio.gather(*map(_line, children))  # until all are ready
         start = time.monotonic() + HEAD_START
         ended = [0] * len(children)
 
@@ -87,5 +87,5 @@ async def _line(child: asyncio.subprocess.Process) -> bytes:
     assert child.stdout is not None
     line = await child.stdout.readline()
     if not line.endswith(b"\n"):
-        raise ClientFailed(f"a client process broke off (exit code {await child.wait()}); what it had to say is above.")
+        raise ClientFailed(f"a client process failed (exit code {await child.wait()}); its error is above.")
     return line

@@ -1,4 +1,4 @@
-"""What a server says about itself, before it is asked for work."""
+"""A server's description of itself, asked for before any work."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ TIMEOUT = 20.0  # seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """engine: "ridgeline", "vllm", …: who owns the model, by the server's words. max_model_len, vocab_size: 0 where
-    it does not say. max_model_len counts prompt and answer together."""
+    """A server. `engine` is "ridgeline", "vllm", …: the owner of the model by the server's words.
+
+    `max_model_len` (prompt and answer together) and `vocab_size` are 0 if the server does not say.
+    """
 
     url: str
     model: str
@@ -27,7 +29,8 @@ class Server:
 
     @classmethod
     def ask(cls, url: str, headers: dict[str, str], model: str = "") -> Server:
-        """model: which of its models; the first if none is named. Raises InvalidConfig if it cannot be reached."""
+        """Ask a server about one of its models, or the first if none is named. Raise InvalidConfig if it cannot be
+        reached."""
         url = url.rstrip("/").removesuffix("/v1")
         if not url.startswith(("http://", "https://")):
             raise InvalidConfig(f"--url must begin with http:// or https://, got {url!r}.")
@@ -37,7 +40,7 @@ class Server:
             names = ", ".join(str(m.get("id")) for m in models) or "none"
             raise InvalidConfig(f"{url} does not serve {model!r}; its models: {names}.")
         told = {}
-        for route in ("/version", "/tokenizer_info"):  # not every server has them
+        for route in ("/version", "/tokenizer_info"):  # not every server has these
             try:
                 told[route] = _get(url + route, headers)
             except InvalidConfig:

@@ -1,4 +1,4 @@
-"""One server under one sort of work, at one rate after another."""
+"""A session: one server under one sort of work, at one rate after another."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from ridgeline.bench.serving.trace import timed
 from ridgeline.bench.serving.work import Work
 from ridgeline.core.errors import InvalidConfig
 
-# What lets an answer's pieces be counted in tokens; Ridgeline and vLLM know both fields.
+# With these an answer's pieces can be counted in tokens. Ridgeline and vLLM know both fields.
 STREAMING = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
-OnProgress = Callable[[str, int, int], None]  # a rate's name, its requests, and how many of them have ended
+OnProgress = Callable[[str, int, int], None]  # told a rate's name, its requests, and how many of them have ended
 
 
 def parse_rates(text: str, work: Work) -> list[float]:
-    """ "1,2,4" or "inf". Empty: a trace's own times (0), else all at once. Raises InvalidConfig for what cannot be."""
+    """Return the rates of "1,2,4" or "inf". An empty text is a trace's own times (0), else all at once. Raise
+    InvalidConfig."""
     if not text and work.trace and timed(work.trace):
         return [0.0]
     try:
@@ -42,7 +43,7 @@ def parse_rates(text: str, work: Work) -> list[float]:
 
 @dataclass(frozen=True)
 class Session:
-    """server: what is measured. task: what each of `processes` is told, but for the rate."""
+    """A session. `server` is what is measured, and `task` what each of `processes` is told, except the rate."""
 
     server: Server
     task: Task
@@ -55,8 +56,10 @@ class Session:
         cls, *, url: str, api_key: str, model: str, work: Work, rates: Sequence[float], slo: Slo,
         fields: Mapping[str, Any], max_concurrency: int, timeout: float, processes: int, until: float = math.inf,
     ) -> Session:  # fmt: skip
-        """Ask the server what it serves, and see that the work suits it. fields: of every request's body. until: the
-        monotonic moment at which all must be over."""
+        """Ask the server what it serves, and check that the work suits it.
+
+        `fields` go into every request's body. `until` is the monotonic moment at which everything must be over.
+        """
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         server = Server.ask(url, headers, model)
         work = replace(work, vocab_size=work.vocab_size or server.vocab_size)
@@ -77,8 +80,8 @@ class Session:
         return cls(server, task, rates, slo, processes)
 
     def warm_up(self, count: int) -> None:
-        """One request after another, their prompts unlike any that are measured. Raises InvalidConfig if none of them
-        is answered: nothing else would be."""
+        """Send one request after another, with prompts unlike any that are measured. Raise InvalidConfig if none of
+        them is answered, because nothing else would be."""
         if not count:
             return
         work = replace(self.task.work, count=count, duration=0.0)
@@ -87,7 +90,8 @@ class Session:
             raise InvalidConfig(f"{self.server.url} answers no request: {done[0].error} ({done[0].message}).")
 
     def measure(self, on_progress: OnProgress = lambda name, total, ended: None) -> Iterator[Point]:
-        """A point per rate, in turn, as far as time allows: a rate whose requests could not all leave is not begun."""
+        """Yield a point per rate, in turn, as far as time allows. A rate whose requests could not all leave is not
+        begun."""
         for number, rate in enumerate(self.rates):
             name, arrivals = rate_name(rate), self.task.work.arrivals(rate)
             if not arrivals:

@@ -14,7 +14,7 @@ from ridgeline.bench.serving.server import Server
 
 
 def table(points: Sequence[Point], title: str) -> Table:
-    """One column per rate; latencies of completed requests as p50 / p90 / p99."""
+    """Return one column per rate, with latencies of completed requests as p50 / p90 / p99."""
     found = Table("rate", *(p.name for p in points), title=title)
 
     def row(name: str, cell: Callable[[Point], str]) -> None:
@@ -39,7 +39,7 @@ def _short(milliseconds: float) -> str:
 
 
 def as_json(label: str, points: Sequence[Point], server: Server) -> dict[str, Any]:
-    """The same, for programs. An infinite rate is "inf"."""
+    """Return the same for programs. An infinite rate is "inf"."""
     return {
         "label": label,
         "url": server.url,
@@ -76,7 +76,7 @@ def _point(p: Point) -> dict[str, Any]:
 
 
 def start_record(seconds: float, server: Server, machine: Machine, options: dict[str, Any]) -> Record:
-    """From the process' start to the first request it would have taken."""
+    """Return the record of the time from the process' start to the first request it would have taken."""
     return Record(
         engine=server.engine,
         version=server.version or "unknown",
@@ -92,7 +92,8 @@ def start_record(seconds: float, server: Server, machine: Machine, options: dict
 
 
 def records(p: Point, server: Server, machine: Machine, options: dict[str, Any]) -> Iterator[Record]:
-    """Figures for the results' file. What was asked for is part of the workload's name: unlike work is not compared."""
+    """Yield the figures for the results' file. The workload's name includes what was asked for, so unlike work is not
+    compared."""
     work = options["trace"] or f"{options['input_len']}>{options['output_len']}"
     shared = f" prefix {options['shared_prefix']}" if options["shared_prefix"] else ""
 
@@ -119,6 +120,6 @@ def records(p: Point, server: Server, machine: Machine, options: dict[str, Any])
     for name in MEASURES:
         spread = p.latencies[name]
         for percent, value in zip(PERCENTS, spread[1:4], strict=True):
-            # an itl's samples are as many as tokens; the requests' tpot stand for them
+            # an itl has as many samples as there are tokens, so the requests' tpot stand for them
             kept = spread.samples if percent == 50 and name != "itl" else ()
             yield record(f"{name} p{percent}", value, "ms", "lower", kept)

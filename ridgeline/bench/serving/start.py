@@ -1,4 +1,4 @@
-"""What is measured: a server that runs, or one that is started here for the time it is measured."""
+"""The servers to measure: one that runs, or one that is started here for the time it is measured."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ridgeline.bench.runner import Where
 from ridgeline.core.errors import InvalidConfig, RidgelineError
 
 HOST = "127.0.0.1"
-LOOK = 0.1  # seconds between looks at whether it serves
-END = 20.0  # seconds that it gets to end by itself
+LOOK = 0.1  # seconds between looks at whether the server answers
+END = 20.0  # seconds that the server has to end by itself
 TAIL = 20  # lines of a log that are shown
 
-# One process would not do for a server; the rest is as where vLLM is measured offline.
+# A server takes more than one process; the rest is as when vLLM is measured offline.
 VLLM_ENVIRONMENT = {k: v for k, v in ENVIRONMENT.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
 
 
@@ -38,8 +38,11 @@ class StartFailed(RidgelineError):
 
 @dataclass(kw_only=True)
 class Up:
-    """A server to be measured. model: its name there ("": the first). vocab_size: 0 if it has to tell. seconds: from
-    its start to the first request it would have taken. ended: why, in words, if it is no more."""
+    """A server to be measured. `model` is its name there ("": the first). `vocab_size` is 0 if the server has to tell.
+
+    `seconds` is the time from its start to the first request it would have taken. `ended` says in words why it has
+    ended, if it has.
+    """
 
     url: str
     model: str = ""
@@ -49,13 +52,13 @@ class Up:
 
 
 class Target(Protocol):
-    """label: how its curves are called; "": by what it says of itself."""
+    """A server to measure. `label` names its curves; "" names them by what the server says of itself."""
 
     @property
     def label(self) -> str: ...
 
     def up(self, until: float) -> AbstractContextManager[Up]:
-        """The server, while it is up. until: the monotonic moment by which it must be. Raises StartFailed."""
+        """Yield the server while it is up, which must be before the monotonic moment `until`. Raise StartFailed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +77,12 @@ class Elsewhere:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What all that are started have in common. folder, name: the model's, and what clients call it. dummy: random
-    weights. peer: vLLM's Python and module path. logs: a folder for the servers' (else they are shown if one fails).
-    timeout: seconds to come up."""
+    """The settings that all started servers have in common.
+
+    `folder` and `name` are the model's and what clients call it. With `dummy` weights are random. `peer` has vLLM's
+    Python and module path. `logs` is a folder for the servers' logs; without it a log is shown if its server fails.
+    `timeout` is the seconds to come up.
+    """
 
     folder: Path
     name: str
@@ -89,7 +95,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A server of our choice. flags: beyond those that we give."""
+    """A server of our choice. `flags` come beyond those that we give."""
 
     label: str
     engine: str
@@ -98,7 +104,7 @@ class Start:
 
     @classmethod
     def parse(cls, texts: Sequence[str], site: Site) -> list[Start]:
-        """Each is "ridgeline" or "vllm", with flags of its own behind. Raises InvalidConfig."""
+        """Return the servers of the texts, each "ridgeline" or "vllm" followed by flags. Raise InvalidConfig."""
         found = []
         for text in texts:
             try:
@@ -124,7 +130,7 @@ class Start:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment(),
-                start_new_session=True,  # so that what it starts ends with it
+                start_new_session=True,  # so that its child processes end with it
             )
             try:
                 url = f"http://{HOST}:{port}"
@@ -168,7 +174,7 @@ def _death(process: subprocess.Popen[bytes], log: IO[bytes]) -> str | None:
 
 
 def _tail(log: IO[bytes]) -> str:
-    """The log's end. The process shares the file's position: read without moving it."""
+    """Return the log's end. The process shares the file's position, so the log is read without moving it."""
     size = os.fstat(log.fileno()).st_size
     text = os.pread(log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
     return "".join(f"\n{line}" for line in text.splitlines()[-TAIL:])
@@ -176,7 +182,7 @@ def _tail(log: IO[bytes]) -> str:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM (of `timeout`, say) ends what is inside like an error does, so that no server is left behind."""
+    """Let SIGTERM (of `timeout`, say) end the block like an error does, so that no server is left behind."""
 
     def leave(number: int, frame: object) -> None:
         sys.exit(128 + number)
@@ -220,7 +226,7 @@ def _healthy(url: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Returns when it and all that it started are gone: the next server needs its memory."""
+    """End the process. Return when it and all that it started are gone, because the next server needs its memory."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END)
@@ -229,15 +235,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.poll()  # else it would stay as a zombie
+        process.poll()  # otherwise it would stay as a zombie
         time.sleep(LOOK)
 
 
 def _session(leader: int) -> list[int]:
-    """Processes of the session that one of them began, itself included. They may be in groups of their own."""
+    """Return the processes of the session that one of them began, itself included. They may be in groups of their
+    own."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # it may have ended meanwhile
             if int(stat.read_text().rpartition(")")[2].split()[3]) == leader:
                 found.append(int(stat.parent.name))
     return found

@@ -42,7 +42,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 class StreamFailed(Exception):
-    """The stream is not what it should be. kind: a few words that failures are counted by."""
+    """The stream has the wrong form. `kind` is a few words by which failures are counted."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -50,8 +50,11 @@ class StreamFailed(Exception):
 
 
 class Stream:
-    """moments, counts: of every piece with tokens, side by side. exact: the counts are the server's own words (running
-    usage, or token ids); else each piece with text counts as one token. ended: `[DONE]` has come."""
+    """A stream. `moments` and `counts` are those of every piece with tokens, side by side.
+
+    `exact` means that the counts are the server's own (running usage, or token ids); otherwise each piece with text
+    counts as one token. `ended` means that `[DONE]` has come.
+    """
 
     def __init__(self) -> None:
         self.moments: list[float] = []
@@ -60,16 +63,16 @@ class Stream:
         self.ended = False
         self.failure: StreamFailed | None = None
         self.prompt_tokens = self.cached_tokens = 0
-        self._reported = 0  # completion tokens by usage
+        self._reported = 0  # completion tokens by the server's usage
         self._rest = b""
 
     @property
     def output_tokens(self) -> int:
-        """As the server says, else as counted."""
+        """The output tokens as the server counts them, else as counted here."""
         return self._reported or sum(self.counts)
 
     def feed(self, data: bytes, at: float) -> None:
-        """Bytes that arrived at `at`. Never raises: what is wrong is kept in `failure`."""
+        """Take bytes that arrived at `at`. It never raises: what is wrong is kept in `failure`."""
         if self.failure is not None:
             return
         *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")

@@ -1,9 +1,9 @@
-"""Trace files: one JSON object a line, each a request somebody made.
+"""Trace files: one JSON object a line, each of which is a request that somebody made.
 
-timestamp        seconds; requests leave as far apart as these are, unless a rate is given
-input_length     tokens of a random prompt; or
-prompt           text, token ids, or a chat's messages
-output_length    tokens of the answer
+    timestamp        seconds; requests leave as far apart as these are, unless a rate is given
+    input_length     tokens of a random prompt; or
+    prompt           text, token ids, or a chat's messages
+    output_length    tokens of the answer
 
 Lengths that a line leaves out are drawn from --input-len and --output-len.
 """
@@ -20,7 +20,8 @@ NUMBERS = {"timestamp": (int, float), "input_length": (int,), "output_length": (
 
 
 def read(path: Path) -> tuple[dict[str, Any], ...]:
-    """The file's rows, in order of time. Raises InvalidConfig, naming file and line, for what is not one."""
+    """Return the file's rows in order of time. Raise InvalidConfig, naming file and line, for a line that is no
+    request."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -32,7 +33,7 @@ def read(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def timed(rows: tuple[dict[str, Any], ...]) -> bool:
-    """Every row says when."""
+    """Return True if every row has a timestamp."""
     return all("timestamp" in row for row in rows)
 
 

@@ -1,6 +1,6 @@
-"""A tokenizer for a model of which there is only config.json.
+"""A tokenizer for a model that has only a config.json.
 
-Servers turn tokens into text, and what that costs belongs to the measurement; a folder without a tokenizer cannot be
+Servers turn tokens into text, and the cost of that belongs to the measurement; a folder without a tokenizer cannot be
 served. This one is made rather than trained: the bytes, then ever longer words of lower-case letters, until the model's
 vocabulary is full. Like a real one it is byte-level BPE, and its tokens have about four letters.
 """
@@ -15,12 +15,12 @@ from typing import Any
 
 from ridgeline.core.errors import InvalidConfig
 
-LETTERS = "etaoinshrdlucmfwypvbgkqjxz"  # the frequent ones first
+LETTERS = "etaoinshrdlucmfwypvbgkqjxz"  # the frequent letters first
 FILES = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 1 << 30}
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Raises InvalidConfig."""
+    """Return the folder's config.json. Raise InvalidConfig if it has none."""
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -31,7 +31,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def vocab_size(folder: Path) -> int:
-    """0 where config.json does not say."""
+    """Return the vocabulary's size, or 0 if config.json does not say."""
     config = config_of(folder)
     return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
 
@@ -41,7 +41,8 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def complete(folder: Path, target: Path) -> Path:
-    """`target`, filled with the folder's JSON files and a tokenizer. Raises InvalidConfig for a model of bytes."""
+    """Return `target`, filled with the folder's JSON files and a tokenizer. Raise InvalidConfig for a model of
+    bytes."""
     size = vocab_size(folder)
     if size < 256:
         raise InvalidConfig(f"{folder}/config.json has a vocab_size of {size}, too few for a byte-level tokenizer.")
@@ -62,9 +63,9 @@ def complete(folder: Path, target: Path) -> Path:
 
 
 def _merges(count: int) -> Iterator[tuple[str, str]]:
-    """Each makes a word out of an earlier one and a letter; shorter words come first."""
+    """Yield merges, each of which makes a word out of an earlier one and a letter. Shorter words come first."""
     words = list(LETTERS)
-    for word in words:  # which grows
+    for word in words:  # the list grows meanwhile
         for letter in LETTERS:
             if count == 0:
                 return

@@ -1,7 +1,7 @@
-"""What is asked of a server, and when: arrivals, lengths and prompts, every draw from the seed.
+"""The requests to a server and their times: arrivals, lengths and prompts, with every draw from the seed.
 
 Arrivals and lengths depend on the seed and the request's number alone, so each rate sees the same pattern, squeezed or
-stretched. Prompts differ from rate to rate, or a prefix cache would remember those of the rate before.
+stretched. Prompts differ from rate to rate, because otherwise a prefix cache would remember those of the rate before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ridgeline.core.errors import InvalidConfig
 
 Prompt = str | list[int] | list[dict[str, Any]]  # text, token ids, or a chat's messages
 
-# Of chat prompts: words that most vocabularies hold whole, so that a word is about a token.
+# The words of chat prompts. Most vocabularies hold them whole, so that a word is about a token.
 WORDS = re.findall(
     r"\w+",
     "the of and to in is was for that on with as by at from it an be this are or his which not have had "
@@ -29,7 +29,8 @@ WORDS = re.findall(
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """at: seconds after the start. max_tokens: of the answer. prompt_tokens: 0 where the server has to tell."""
+    """A request. `at` is in seconds after the start. `max_tokens` is that of the answer. `prompt_tokens` is 0 if the
+    server has to tell."""
 
     index: int
     at: float
@@ -49,7 +50,8 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str, option: str) -> Lengths:
-        """ "512", "100:1000" (uniform), or "400,300" and "400,300,2000" (lognormal: mean, deviation, longest)."""
+        """Return the lengths of "512", "100:1000" (uniform), or "400,300" and "400,300,2000" (lognormal: mean,
+        deviation, longest)."""
         try:
             if "," in text:
                 mean, deviation, *longest = map(float, text.split(","))
@@ -68,14 +70,14 @@ class Lengths:
     def draw(self, rng: random.Random) -> int:
         if not self.mean:
             return rng.randint(self.low, self.high)
-        # mean and deviation are those of the lengths; the normal beneath has these:
+        # mean and deviation are those of the lengths, and the underlying normal has these:
         variance = math.log1p((self.deviation / self.mean) ** 2)
         length = rng.lognormvariate(math.log(self.mean) - variance / 2, math.sqrt(variance))
         return max(1, min(self.high, round(length)))
 
 
 def prefix(text: str) -> tuple[int, int]:
-    """--shared-prefix: "1024" or "1024,8": tokens, and groups that each have their own."""
+    """Return the tokens and groups of --shared-prefix, "1024" or "1024,8". Each group has tokens of its own."""
     tokens, _, groups = text.partition(",")
     if not text:
         return 0, 1
@@ -86,9 +88,12 @@ def prefix(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """count or duration (seconds): how much; the shorter if both are given. burstiness: shape of the gamma
-    distribution of gaps (1: Poisson; below: burstier; inf: evenly spaced). prefix_tokens, prefix_groups: each
-    request begins with the tokens of one of so many groups. trace: rows of a trace file, instead of draws."""
+    """The work for a server.
+
+    `count` or `duration` (seconds) says how much; the shorter counts if both are given. `burstiness` is the shape of
+    the gamma distribution of gaps (1: Poisson; below: burstier; inf: evenly spaced). Each request begins with the
+    `prefix_tokens` of one of `prefix_groups` groups. `trace` holds rows of a trace file, which replace draws.
+    """
 
     seed: int = 0
     count: int = 0
@@ -103,7 +108,7 @@ class Work:
     trace: tuple[dict[str, Any], ...] = field(default=())
 
     def arrivals(self, rate: float) -> list[float]:
-        """Seconds after the start, at `rate` requests a second (inf: all at once; 0: as the trace says)."""
+        """Return the seconds after the start, at `rate` requests a second (inf: all at once; 0: as the trace says)."""
         if rate == 0:
             start = min(row["timestamp"] for row in self.trace)
             times = [row["timestamp"] - start for row in self.trace]
@@ -121,25 +126,28 @@ class Work:
         return found
 
     def _gap(self, rng: random.Random) -> float:
-        """Its mean is 1."""
+        """Return a gap between arrivals whose mean is 1."""
         return 1.0 if math.isinf(self.burstiness) else rng.gammavariate(self.burstiness, 1 / self.burstiness)
 
     def requests(self, rate: float, point: str, share: tuple[int, int] = (0, 1)) -> list[Request]:
-        """Those of one rate, or every n-th of them from the k-th on, `share` being (k, n). point: its name; prompts
-        of unlike points differ."""
+        """Return the requests of one rate, or every n-th of them from the k-th on, `share` being (k, n).
+
+        `point` is the rate's name. Prompts of different points differ.
+        """
         first, step = share
         return [
             self._request(index, at, point) for index, at in enumerate(self.arrivals(rate)) if index % step == first
         ]
 
     def sizes(self, index: int) -> tuple[int, int, int]:
-        """Of one request: tokens of its own prompt, of its answer, and its group of those that share a beginning."""
+        """Return one request's tokens of its own prompt and of its answer, and its group of those that share a
+        beginning."""
         row, rng = self.trace[index] if self.trace else {}, random.Random(f"{self.seed}/{index}/lengths")
         drawn = self.input_len.draw(rng), self.output_len.draw(rng), rng.randrange(self.prefix_groups)
         return row.get("input_length", drawn[0]), row.get("output_length", drawn[1]), drawn[2]
 
     def longest(self) -> int:
-        """Prompt and answer of the longest request, as far as lengths are known before the server tells."""
+        """Return prompt and answer of the longest request, as far as lengths are known before the server tells."""
         found = []
         for index in range(len(self.trace) or len(self.arrivals(1.0))):
             input_len, max_tokens, _ = self.sizes(index)
@@ -169,6 +177,6 @@ class Work:
         return Request(index=index, at=at, prompt=tokens, max_tokens=max_tokens, prompt_tokens=len(tokens))
 
     def _draw(self, what: str, count: int) -> list[Any]:
-        """Words for a chat, else token ids."""
+        """Return words for a chat, else token ids."""
         rng = random.Random(f"{self.seed}/{what}")
         return rng.choices(WORDS if self.chat else range(self.vocab_size), k=count)

@@ -1,1 +1,1 @@
-"""A request's life: admitted, sent to the engine, its tokens turned into text, ended."""
+"""The life of a request: it is admitted and sent to the engine, its tokens become text, and it ends."""

@@ -1,4 +1,5 @@
-"""Who is let in: not while the server ends, not beyond the queue's bounds, not what the cache could never hold."""
+"""Admission of requests. None is admitted while the server ends, none beyond the queue's bounds, and none that the
+cache could never hold."""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ RETRY_AFTER = 1  # seconds
 
 @dataclass
 class Admission:
-    """max_requests, max_tokens: open at once, running or waiting (0: no bound); of this API server, so of N API servers
-    each gets its share. A request's tokens are its prompt and all that it may write, twice where it is guided."""
+    """The bounds on requests that are open at once, running or waiting.
+
+    `max_requests` and `max_tokens` are the bounds of this API server (0: no bound); of N API servers each gets its
+    share. The tokens of a request are its prompt and all that it may write, counted twice where it is guided.
+    """
 
     max_requests: int = 0
     max_tokens: int = 0
@@ -24,7 +28,11 @@ class Admission:
     open_tokens: int = 0
 
     def admit(self, requests: Sequence[Request], facts: EngineFacts) -> None:
-        """Count them in, until `leave`. Raises Unavailable, Overloaded, or BadRequest for what could never be."""
+        """Count these requests in until `leave` is called for them.
+
+        Raise Unavailable while the server ends, Overloaded if the queue is full, and BadRequest if they could never
+        run.
+        """
         if self.draining:
             raise Unavailable("the server is shutting down; send the request to another.", retry_after=5)
         tokens = sum(request.cache_tokens for request in requests)
@@ -62,7 +70,7 @@ class Admission:
         self.open_tokens += tokens
 
     def _check_alone(self, requests: Sequence[Request], tokens: int) -> None:
-        """What would be too much for an idle server too: trying again is no help."""
+        """Raise if these requests would be too much even for an idle server, where trying again is no help."""
         count = len(requests)
         name = "n" if requests[0].params.best_of is None else "best_of"
         if 0 < self.max_requests < count:

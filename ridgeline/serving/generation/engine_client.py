@@ -1,5 +1,5 @@
-"""An API server's end of the wire: requests go out as tickets, what the engine says about them comes back into
-these."""
+"""The API server's end of its connection to the engine. Requests go out, and each has a ticket into which everything
+goes that the engine says about it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ RETRY_AFTER = 5  # seconds in which an engine that died is usually back
 
 
 class RequestTicket:
-    """One completion under way. inbox: tokens (as numbers) and events, oldest first. ended: once it has ended."""
+    """One completion under way. `inbox` holds its tokens (as numbers) and events, oldest first. `ended` is None until
+    the completion has ended."""
 
     __slots__ = ("_buffer", "_waiter", "ended", "failure", "id", "inbox")
 
@@ -55,7 +56,7 @@ class RequestTicket:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, item: int | Event) -> bool:
-        """False if there are more than its reader may be behind."""
+        """Add a token or an event. Return False if the reader is now further behind than it may be."""
         self.inbox.append(item)
         self.wake()
         return len(self.inbox) <= self._buffer
@@ -69,18 +70,19 @@ class RequestTicket:
             _resolve(self._waiter)
 
     def watch(self, waiter: asyncio.Future[None]) -> None:
-        """Resolve `waiter` as soon as there is something to see."""
+        """Resolve `waiter` as soon as there is something to read."""
         self._waiter = waiter
         if self.inbox or self.failure is not None or self.ended is not None:
             self.wake()
 
 
 class EngineClient:
-    """name: of the API server. facts: None while no engine answers. known: the newest, even then. lives: engines that
-    have answered so far. stats: the newest. last_step: when a step was last known to end, or none was due; last_heard:
-    when the engine last said anything; on the monotonic clock.
+    """The engine, as an API server sees it.
 
-    buffer: tokens that a reader may be behind before its request is cut.
+    `name` is the API server's. `facts` is None while no engine answers; `known` keeps the newest facts even then.
+    `lives` counts the engines that have answered so far, and `stats` holds the newest figures. `last_step` is when a
+    step was last known to end or none was due, and `last_heard` when the engine last said anything, both on the
+    monotonic clock. A reader may be `buffer` tokens behind before its request is cut.
     """
 
     def __init__(self, path: str, name: str, *, buffer: int) -> None:
@@ -90,14 +92,14 @@ class EngineClient:
         self.stats: Stats | None = None
         self.last_step = 0.0
         self.last_heard = 0.0
-        self._idle_until = 0.0  # when work was last given to an engine that had none
+        self._idle_until = 0.0  # when an engine that had no work was last given some
         self.name = name
         self._path, self._buffer = path, buffer
         self._socket: FaceSocket | None = None
         self._tickets: dict[int, RequestTicket] = {}
         self._numbers = itertools.count(1)
         self._asked: list[asyncio.Future[Stats | None]] = []
-        self._looking: deque[asyncio.Future[list[Life]]] = deque()  # in the order of their questions
+        self._looking: deque[asyncio.Future[list[Life]]] = deque()  # in the order in which they were asked
         self._up = asyncio.Event()
 
     @property
@@ -106,12 +108,13 @@ class EngineClient:
 
     @property
     def busy(self) -> bool:
-        """Requests run or wait, of this API server or, by the newest figures, of another."""
+        """True if requests run or wait: this API server's or, by the newest figures, another's."""
         return self.num_open > 0 or (self.stats is not None and self.stats.running + self.stats.waiting > 0)
 
     @property
     def silence(self) -> float:
-        """Seconds without a word from an engine that had nothing to do. Work may keep it from speaking."""
+        """Seconds for which an engine that had nothing to do has said nothing. A busy engine may be too busy to
+        speak."""
         return (self._idle_until if self.busy else time.monotonic()) - self.last_heard
 
     async def wait_until_up(self) -> EngineFacts:
@@ -120,7 +123,7 @@ class EngineClient:
         return self.facts
 
     async def run(self) -> None:
-        """Greet the engine, listen to it until it dies, greet the next; until cancelled."""
+        """Greet the engine, listen to it until it dies, and greet the next one, until cancelled."""
         while True:
             self._socket = FaceSocket(self._path)
             try:
@@ -133,7 +136,10 @@ class EngineClient:
     async def submit(
         self, request: Request, grammar: Grammar | None, *, name: str = "", index: int = 0
     ) -> RequestTicket:
-        """name, index: what the client knows it by. Raises Unavailable where no engine is there to run it."""
+        """Send a request to the engine and return its ticket. Raise Unavailable if no engine is there to run it.
+
+        `name` and `index` say what the client calls the request and which of its completions this is.
+        """
         if self.facts is None or self._socket is None:
             raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
         if not self.busy:
@@ -160,7 +166,8 @@ class EngineClient:
         return ticket
 
     def cancel(self, tickets: Iterable[RequestTicket], at_token: int | None = None) -> None:
-        """End what has not ended; nothing more comes for it but, with at_token, its `ended`."""
+        """End the completions that have not ended. Nothing more comes for them, except `ended` where `at_token` is
+        given."""
         going = [ticket.id for ticket in tickets if ticket.id in self._tickets]
         if at_token is None:
             for number in going:
@@ -169,14 +176,14 @@ class EngineClient:
             self._send_soon(Cancel(ids=going, at_token=at_token))
 
     def end_all(self, failure: RequestFailed) -> None:
-        """Everything under way ends now, with this as its reason."""
+        """End everything under way now, with this failure as the reason."""
         tickets = list(self._tickets.values())
         for ticket in tickets:
             ticket.fail(failure)
         self.cancel(tickets)
 
     async def ask(self, timeout: float = 1.0) -> Stats | None:
-        """Figures of this moment; the newest known if the engine does not answer."""
+        """Return the figures of this moment, or the newest known ones if the engine does not answer in time."""
         if self.facts is None:
             return self.stats
         future: asyncio.Future[Stats | None] = asyncio.get_running_loop().create_future()
@@ -188,9 +195,14 @@ class EngineClient:
         return self.stats
 
     async def look(self, name: str | None = None, limit: int = 1, timeout: float = 1.0) -> list[Life]:
-        """Where the time of the request with this name went, or of the newest ones. Raises Unavailable."""
+        """Return where the time of the request with this name went, or of the newest requests if no name is given.
+
+        Raise Unavailable if no engine answers in time.
+        """
         if self.facts is None:
-            raise Unavailable("the engine, which knows the requests, is not running.", retry_after=RETRY_AFTER)
+            raise Unavailable(
+                "the engine is not running, and only it knows the requests; try again soon.", retry_after=RETRY_AFTER
+            )
         future: asyncio.Future[list[Life]] = asyncio.get_running_loop().create_future()
         self._looking.append(future)
         self._send_soon(Look(name=name, limit=limit))
@@ -202,7 +214,7 @@ class EngineClient:
     # ---- inside -----------------------------------------------------------------------------------------------
 
     async def _greet(self, socket: FaceSocket) -> EngineFacts | None:
-        """The engine's facts, once one answers; None if it died at once."""
+        """Greet until the engine answers, and return its facts. Return None if it died at once."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GREETING_PERIOD):
@@ -241,7 +253,8 @@ class EngineClient:
     async def _read(self, socket: FaceSocket) -> None:
         while True:
             self._take(await socket.receive())
-            await asyncio.sleep(0)  # receiving what is there already does not wait, and a backlog's readers have turns
+            # receiving what is there already does not wait, so give the backlog's readers a turn
+            await asyncio.sleep(0)
 
     def _take(self, message: FromEngine) -> None:
         self.last_heard = time.monotonic()
@@ -280,7 +293,7 @@ class EngineClient:
         for ended in progress.ended:
             ticket = tickets.pop(ended.id, None)
             if ticket is not None:
-                slow.pop(ended.id, None)  # nothing is left to cut
+                slow.pop(ended.id, None)  # it has ended, so there is nothing left to cut
                 ticket.ended = ended
                 ticket.wake()
         for ticket in slow.values():
@@ -307,8 +320,11 @@ class EngineClient:
         self._looking.clear()
 
     def _send_soon(self, message: Submit | Cancel | Ask | Look) -> None:
-        """In this order, without waiting. While an engine dies it is gone as a peer and not yet as a process: what is
-        sent then is never sent, and `_lose_engine` says so to those that it concerns."""
+        """Send messages in this order, without waiting.
+
+        An engine that dies is gone as a peer before it is gone as a process. What is sent in between is lost, and
+        `_lose_engine` tells everyone concerned.
+        """
         assert self._socket is not None
         self._socket.send(message).add_done_callback(_log_failure)
 

@@ -1,11 +1,12 @@
-"""What REST and gRPC share of a request's life: from a validated request to pieces of text, whatever happens between.
+"""The part of a request's life that REST and gRPC share: from a validated request to pieces of text.
 
     async with service.run(asked) as run:
         async for piece in run:
             ...
     run.result  # everything, once the loop has ended
 
-Leaving the block early, by an exception or a cancelled task, ends the request in the engine within a step.
+If the block is left early, by an exception or because its task was cancelled, the request ends in the engine within a
+step.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.transport.messages import Ended, EngineFacts, Event, Grammar
 
-SCORED_INLINE = 64  # prompt tokens whose logprobs become text within the event loop; those of more do in a thread
+# logprobs of at most so many prompt tokens become text within the event loop, and those of more in a thread
+SCORED_INLINE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """What a client asked for, checked. prompt: its text, where it came as text. timeout: seconds in all, and
-    queue_timeout: until the first token; 0 for none."""
+    """A checked request of a client.
+
+    `prompt` is its text, if it came as text. `timeout` bounds the whole request in seconds and `queue_timeout` the time
+    until the first token; 0 is no bound.
+    """
 
     id: str
     prompt_token_ids: list[int]
@@ -48,7 +53,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new for one completion. output: all of it so far."""
+    """The part of one completion that is new. `output` is the whole completion so far."""
 
     text: str
     token_ids: list[int]
@@ -56,8 +61,11 @@ class Piece:
 
 
 class Service:
-    """Runs requests for an API server. on_end: called with each that was taken on, once it has ended, and with what
-    ended it early. eos_ids: that end a request beside those of model and tokenizer."""
+    """The service that runs requests for an API server.
+
+    `on_end` is called with each run that was started, once it has ended, and with the error that ended it early.
+    `eos_ids` end a request, beside those of the model and the tokenizer.
+    """
 
     def __init__(
         self,
@@ -75,7 +83,7 @@ class Service:
         self._count = 0
 
     def facts(self) -> EngineFacts:
-        """Raises Unavailable where no engine is there."""
+        """Return the engine's facts. Raise Unavailable if no engine is there."""
         if self.client.facts is None:
             raise Unavailable("the engine is not running yet; try again soon.", retry_after=5)
         return self.client.facts
@@ -91,9 +99,12 @@ class Service:
 
 
 class Run:
-    """One request under way: its completions, as an async iterator of pieces. arrived: on the monotonic clock.
-    trace_parent: headers that say which trace it is part of. drawn: all completions, as the engine counts them; in the
-    end `result` has those that `best_of` keeps."""
+    """One request under way, as an async iterator of the pieces of its completions.
+
+    `arrived` is on the monotonic clock. `trace_parent` holds the headers that say which trace the request is part of.
+    `drawn` holds all completions as the engine counts them; once they have ended, `result` has those that `best_of`
+    keeps.
+    """
 
     def __init__(self, service: Service, asked: GenerationRequest, seed: int) -> None:
         self.asked = asked
@@ -110,7 +121,7 @@ class Run:
         self.drawn_tokens = 0
 
     async def __aenter__(self) -> Run:
-        """Admit and submit. Raises RequestFailed or InvalidRequest."""
+        """Admit and submit the request. Raise RequestFailed or InvalidRequest if that cannot be."""
         service, asked = self._service, self.asked
         requests = make_requests(
             asked.id,
@@ -148,13 +159,13 @@ class Run:
             self._service.on_end(self, error)
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        """Raises RequestFailed if the request ends otherwise than by itself."""
+        """Yield the pieces as they come. Raise RequestFailed if the request ends otherwise than by itself."""
         going = list(zip(self._tickets, self._completions, strict=True))
         while going:
             await self._wait([ticket for ticket, _ in going])
             for ticket, completion in list(going):
                 if completion.output.finished:
-                    ticket.inbox.clear()  # came after a stop string was found
+                    ticket.inbox.clear()  # what came after a stop string was found
                 if ticket.inbox:
                     yield await self._take(ticket, completion)
                 if ticket.failure is not None:
@@ -165,40 +176,41 @@ class Run:
         self.result.keep_best(self.asked.params)
 
     async def finish(self) -> RequestOutput:
-        """Run to the end, for who wants all at once."""
+        """Run the request to its end and return the whole result."""
         async for _ in self:
             pass
         return self.result
 
     def abort(self) -> None:
-        """End it from elsewhere: who iterates gets `Aborted`, and what was written so far is the result."""
+        """End the request from elsewhere. Whoever iterates gets `Aborted`, and the result is what was written so
+        far."""
         for ticket in self._tickets:
             ticket.fail(Aborted("the request was aborted by another call."))
 
     @property
     def endings(self) -> list[Ended | None]:
-        """What the engine told of each drawn completion's end, as far as it has."""
+        """The engine's report on the end of each drawn completion; None for one that has not ended."""
         told = [ticket.ended for ticket in self._tickets]
         return told + [None] * (len(self.drawn) - len(told))
 
     def place(self, output: CompletionOutput) -> int:
-        """Where it stands among those drawn: its index says where it stands among those kept."""
+        """Return the completion's position among those drawn. Its index is the position among those kept."""
         return next(place for place, each in enumerate(self.drawn) if each is output)
 
     @property
     def scored(self) -> bool:
-        """Whether the prompt's logprobs are there, as far as they were asked for."""
+        """True once the prompt's logprobs are there, as far as they were asked for."""
         length, start = len(self.asked.prompt_token_ids), self.asked.params.scored_from
         return start is None or start >= length or len(self.result.prompt_logprobs or ()) == length
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompt, found in the prefix cache by the first completion."""
+        """Tokens of the prompt that the first completion found in the prefix cache."""
         first = self._tickets[0].ended if self._tickets else None
         return first.stats.cached_tokens if first is not None else 0
 
     async def _wait(self, tickets: list[RequestTicket]) -> None:
-        """Until one of them has something to say. Raises TimedOut."""
+        """Wait until one of the tickets has something to read. Raise TimedOut if that takes too long."""
         waiter = asyncio.get_running_loop().create_future()
         for ticket in tickets:
             ticket.watch(waiter)
@@ -219,7 +231,7 @@ class Run:
             raise TimedOut(f"the request took longer than {self.asked.timeout:g} s and was ended.") from None
 
     async def _take(self, ticket: RequestTicket, completion: Completion) -> Piece:
-        """Everything that has come for a completion, as one piece."""
+        """Return everything that has come for a completion as one piece."""
         text, before, inbox = [], len(completion.output.token_ids), ticket.inbox
         while inbox and not completion.output.finished:
             item = inbox.popleft()
@@ -255,7 +267,8 @@ class Run:
         )
 
     def _failure(self, error: str) -> RequestFailed:
-        """A mask is made of what the client sent, so its failure is the client's."""
+        """Return the failure for an error of the engine. A token mask is made of what the client sent, so its failure
+        is the client's mistake."""
         if not error.startswith(MASK_FAILED):
             return EngineFailed(error)
         if self.asked.grammar is not None:

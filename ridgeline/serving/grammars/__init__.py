@@ -1,1 +1,1 @@
-"""Grammars that an output is held to: checked before a request is accepted, turned into masks beside the engine."""
+"""Grammars that an output is held to. They are checked before a request is accepted and become masks in the engine."""

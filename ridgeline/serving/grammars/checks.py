@@ -1,8 +1,8 @@
-"""Grammars at an API server: each is compiled once, to see that it can be, before its request is accepted.
+"""Checks of grammars by an API server: each grammar is compiled once before its request is accepted.
 
-The work is someone else's program, so it runs in a child process with limits (text/confined.py), for every client in
-turn. Only what the grammar itself takes counts against it; where it had to wait for too long the server is busy, and
-says so.
+A grammar is a program that somebody else wrote, so it is compiled in a child process with limits (text/confined.py).
+Clients take turns there. Only the time that the grammar itself takes counts against it; if it had to wait for too long,
+the server is busy, and the client is told so.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from ridgeline.transport.messages import Grammar
 
 PROCESSES = 2
 MEMORY = 256 << 20  # bytes
-PATIENCE = 2  # times the limit of one: how long a grammar may wait for its turn
+PATIENCE = 2  # times the limit of one check: how long a grammar may wait for its turn
 KEPT = 512  # verdicts
-KEPT_CHARS = 16_384  # of a grammar whose verdict is kept
+KEPT_CHARS = 16_384  # longest grammar whose verdict is kept
 RETRY_AFTER = 2  # seconds
 
 
 class GrammarChecks:
-    """seconds: that compiling a grammar may take. named: the model's tokens that a grammar may call by name. size: how
-    many it has in all."""
+    """The grammars that an API server has checked or is checking.
+
+    `seconds` is the time that compiling a grammar may take. `named` holds the model's tokens that a grammar may call by
+    name, and `size` is the number of tokens in the vocabulary.
+    """
 
     def __init__(self, seconds: float, named: Mapping[str, int] | None = None, size: int = 0) -> None:
         self._seconds, self._named, self._size = seconds, dict(named or {}), size
@@ -42,7 +45,8 @@ class GrammarChecks:
         self._under_way: dict[tuple[str, Grammar], Job[str | None]] = {}
 
     async def check(self, grammar: Grammar) -> None:
-        """Raises InvalidRequest, with the reason, for one that cannot be used, and GrammarsBusy."""
+        """Raise InvalidRequest with the reason if the grammar cannot be used, and GrammarsBusy if it must wait too
+        long."""
         if grammar in self._verdicts:
             self._verdicts.move_to_end(grammar)
             verdict = self._verdicts[grammar]
@@ -52,7 +56,7 @@ class GrammarChecks:
             raise InvalidRequest(verdict, param="structured_outputs")
 
     async def _verdict(self, client: str, grammar: Grammar) -> str | None:
-        """None, or why it cannot be used. Requests of a client that ask the same at once wait for one answer."""
+        """Return why the grammar cannot be used, or None if it can. Equal questions of a client wait for one answer."""
         key = client, grammar
         job = self._under_way.get(key)
         if job is None:
@@ -64,7 +68,7 @@ class GrammarChecks:
             job.future.add_done_callback(self._forgetting(key, asyncio.get_running_loop()))
         try:
             verdict = await self._result(job)
-        except OverLimit as limit:  # not kept: it may have been the machine
+        except OverLimit as limit:  # not kept: the machine may have been at fault
             return f"the grammar is too complex: {limit} to compile; make it simpler."
         if len(grammar.text) <= KEPT_CHARS:
             self._verdicts[grammar] = verdict
@@ -73,7 +77,8 @@ class GrammarChecks:
         return verdict
 
     def _asked(self, grammar: Grammar) -> dict[str, Any]:
-        """The model's vocabulary goes along where the grammar may speak of it: `<tool_call>`, `<[151657]>`."""
+        """Return the question for the child process. The model's vocabulary goes along only if the grammar may name its
+        tokens, as in `<tool_call>` or `<[151657]>`."""
         speaks = grammar.kind == "grammar" and "<" in grammar.text
         named = {name: number for name, number in self._named.items() if speaks and name in grammar.text}
         return {
@@ -84,7 +89,8 @@ class GrammarChecks:
         }
 
     async def _result(self, job: Job[str | None]) -> str | None:
-        """As soon as it is there; how long it works is bounded by its process. Others may wait for the same."""
+        """Return the job's result as soon as it is there. Others may wait for the same job, whose process bounds its
+        time."""
         waited = asyncio.wrap_future(job.future)
         try:
             await asyncio.wait([waited], timeout=PATIENCE * self._seconds)

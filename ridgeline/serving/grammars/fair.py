@@ -1,4 +1,4 @@
-"""Threads that owners of work share fairly: in turn, and never all of them for one."""
+"""Threads that owners of work share fairly: they take turns, and no owner ever has all of them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MOST = 4096  # and all of them together
 
 
 class Full(Exception):
-    """There is more to do than can wait."""
+    """Raised when no more work may wait."""
 
 
 class Job(Generic[T]):
-    """One piece of work. future: of its result. started: on the monotonic clock; None while it waits."""
+    """One piece of work. `future` is its result. `started` is on the monotonic clock, and None while the work waits."""
 
     def __init__(self, owner: str, work: Callable[[], T]) -> None:
         self.owner = owner
@@ -37,18 +37,21 @@ class Job(Generic[T]):
 
 
 class FairPool:
-    """threads: at least 2. An owner holds at most all but one, so that whoever comes next need not wait for work of
-    somebody else that takes long. Threads start with the first work, and none holds up the end of the process."""
+    """A pool of at least two `threads`.
+
+    An owner holds at most all threads but one, so long work of one owner never makes the next owner wait. Threads start
+    with the first work, and none of them delays the end of the process.
+    """
 
     def __init__(self, threads: int, name: str) -> None:
         self._threads, self._name = threads, name
         self._changed = threading.Condition()
-        self._waiting: dict[str, deque[Job]] = {}  # by owner, whose turn is next first
+        self._waiting: dict[str, deque[Job]] = {}  # by owner; the owner whose turn is next comes first
         self._running: Counter[str] = Counter()
         self._begun = False
 
     def submit(self, owner: str, work: Callable[[], T]) -> Job[T]:
-        """Raises Full."""
+        """Queue the work and return its job. Raise Full if too much waits already."""
         job = Job(owner, work)
         with self._changed:
             queue = self._waiting.setdefault(owner, deque())
@@ -71,11 +74,11 @@ class FairPool:
                 self._running[job.owner] += 1
             job.run()
             with self._changed:
-                self._running -= Counter([job.owner])  # leaves none behind that has no more
+                self._running -= Counter([job.owner])  # this form drops owners that have none left
                 self._changed.notify_all()
 
     def _next(self) -> Job | None:
-        """The first in turn that nobody cancelled and whose owner may have another thread."""
+        """Return the first waiting job that nobody cancelled and whose owner may have another thread."""
         for owner in list(self._waiting):
             if self._running[owner] >= self._threads - 1:
                 continue
@@ -84,6 +87,6 @@ class FairPool:
                 job = queue.popleft()
                 if job.future.set_running_or_notify_cancel():
                     if queue:
-                        self._waiting[owner] = queue  # behind the others
+                        self._waiting[owner] = queue  # behind the other owners
                     return job
         return None

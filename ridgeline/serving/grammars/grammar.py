@@ -1,7 +1,7 @@
-"""Structured outputs: grammars as data, and whether one can be used (by llguidance).
+"""Structured outputs: grammars as data, and the check that llguidance can use one.
 
-An API server checks a grammar before it accepts the request, in a process that can be ended (checks.py); the engine's
-process compiles it once more, next to the steps, and asks it for a mask at every token (masks.py).
+An API server checks a grammar before it accepts the request, in a process that can be killed (checks.py). The engine's
+process compiles the grammar once more, beside the steps, and asks it for a mask at every token (masks.py).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.transport.messages import Grammar
 
-MOST_CHARS = 65_536  # of a grammar's text
-MOST_DEPTH = 64  # of a schema's nesting
-MOST_REASON = 400  # characters of what the library says
+MOST_CHARS = 65_536  # in a grammar's text
+MOST_DEPTH = 64  # levels of nesting in a schema
+MOST_REASON = 400  # characters of the library's reason
 BYTES = LLTokenizer("byte")
-# Bounded: a weak model would indent until its tokens end.
+# Bounded, because a weak model would indent until its tokens run out.
 WHITESPACE: Any = {"whitespace_pattern": r"\n?[ \t]{0,16}"}
 
 
 def compiled(grammar: Grammar) -> str:
-    """As llguidance wants it. Raises InvalidRequest where it is none."""
+    """Return the grammar in llguidance's form. Raise InvalidRequest if it is not a grammar."""
     try:
         match grammar.kind:
             case "json":
@@ -32,13 +32,13 @@ def compiled(grammar: Grammar) -> str:
                 return LLMatcher.grammar_from_regex(grammar.text)
             case "grammar":
                 return LLMatcher.grammar_from_lark(grammar.text)
-    except Exception as error:  # the library raises what it likes
+    except Exception as error:  # the library may raise anything
         raise wrong(str(error)) from None
 
 
 class Vocabulary:
-    """Bytes, behind as many ids as a model's tokens have, of which those in `named` are what they are called. For
-    llguidance's TokenizerWrapper."""
+    """A vocabulary of single bytes, for llguidance's TokenizerWrapper. Its ids are as many as the model's tokens, and
+    the tokens in `named` have their own names."""
 
     bos_token_id = None
 
@@ -59,10 +59,10 @@ def vocabulary(named: Mapping[str, int], size: int) -> LLTokenizer:
 
 
 def check(grammar: Grammar, tokenizer: LLTokenizer = BYTES) -> None:
-    """Raises InvalidRequest, with the reason, for a grammar that cannot be used.
+    """Raise InvalidRequest with the reason if the grammar cannot be used.
 
-    It does what the engine will do, over a vocabulary of bytes: to look at the grammar alone takes no time where its
-    automaton takes minutes (a `multipleOf` of a million).
+    The check does what the engine will do, over a vocabulary of bytes. Parsing alone would not tell: it takes no time
+    even where building the automaton takes minutes (a `multipleOf` of a million).
     """
     if len(grammar.text) > MOST_CHARS:
         raise wrong(f"it has {len(grammar.text)} characters; at most {MOST_CHARS} are allowed")
@@ -74,8 +74,11 @@ def check(grammar: Grammar, tokenizer: LLTokenizer = BYTES) -> None:
 
 
 def checker() -> Callable[[dict[str, Any]], str | None]:
-    """Make the work of a child of `Confined`: {kind, text} of a grammar → None, or the sentence why it cannot be used.
-    named, size: as of `Vocabulary`, where the grammar may speak of the model's own tokens."""
+    """Return the function that a child of `Confined` runs: from a grammar to the reason why it cannot be used, or None.
+
+    The grammar comes as {kind, text}. `named` and `size`, as in `Vocabulary`, come with it if it may name the model's
+    own tokens.
+    """
 
     def run(asked: dict[str, Any]) -> str | None:
         try:
@@ -89,7 +92,7 @@ def checker() -> Callable[[dict[str, Any]], str | None]:
 
 
 def wrong(reason: str) -> InvalidRequest:
-    """In one line: the library's words, without the dump of its state that follows them."""
+    """Return the library's reason in one line, without the dump of its state that follows."""
     words = " ".join(reason.partition("<state>")[0].split())
     shown = words if len(words) <= MOST_REASON else words[: MOST_REASON // 2] + " … " + words[-MOST_REASON // 2 :]
     return InvalidRequest(f"the grammar cannot be used: {shown.rstrip('.')}.", param="structured_outputs")

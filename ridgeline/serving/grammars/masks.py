@@ -1,4 +1,9 @@
-"""Grammars in the engine's process: compiled next to the steps, and asked for a mask at every token."""
+"""Grammars in the engine's process: compiled beside the steps, and asked for a mask at every token.
+
+Legend:
+    R  masks, a row for each
+    W  words of 32 tokens
+"""
 
 from __future__ import annotations
 
@@ -20,42 +25,42 @@ from ridgeline.serving.grammars.grammar import compiled, wrong
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.transport.messages import Grammar, Submit
 
-WORTH_THREADS = 4  # masks; fewer are found sooner than threads are woken
-THREADS = 2  # of the compiler, which lets the interpreter go
-PATIENCE = 4  # times the limit of a check, which this grammar has passed: if it takes so long the machine is busy
-KEPT = 64  # compiled grammars that are used again
-KEPT_CHARS = 4096  # of the text of one: larger ones may take a hundred megabytes
+WORTH_THREADS = 4  # masks; fewer are found sooner than threads wake up
+THREADS = 2  # for compiling, which releases the interpreter lock
+PATIENCE = 4  # times the limit of a check, which this grammar has passed: if it takes that long, the machine is busy
+KEPT = 64  # compiled grammars kept for further use
+KEPT_CHARS = 4096  # longest text of a grammar that is kept; a larger one may take a hundred megabytes
 
 
 class Busy(Exception):
-    """Not the grammar's fault: there is no time for it now."""
+    """Raised when there is no time for a grammar now. The grammar is not at fault."""
 
 
 class GrammarMask:
-    """A request's `TokenMask`: which tokens keep its text within the grammar.
+    """The `TokenMask` of a request: the tokens that keep its text within the grammar.
 
-    To find them is the library's work, and takes it up to milliseconds: `prepare` finds those of many requests at once,
+    The library finds these tokens and may take milliseconds for it, so `prepare` finds them for many requests at once,
     in the threads of `executor`.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, executor: LLExecutor) -> None:
         self._matcher, self._vocab_size, self._executor = matcher, vocab_size, executor
-        self._allowed_W: np.ndarray | None = None  # None: to be found
+        self._allowed_W: np.ndarray | None = None  # None until they are found
 
     @staticmethod
     def prepare(masks: Iterable[GrammarMask]) -> None:
-        """Find what each of them allows."""
+        """Find the tokens that each of the masks allows."""
         asked = [mask for mask in masks if mask._allowed_W is None]
         if not asked:
             return
-        bits_NW = np.zeros((len(asked), token_bits.num_words(asked[0]._vocab_size)), np.int32)
+        bits_RW = np.zeros((len(asked), token_bits.num_words(asked[0]._vocab_size)), np.int32)
         matchers = [(mask._matcher, n) for n, mask in enumerate(asked)]
         if len(asked) < WORTH_THREADS:
             for matcher, n in matchers:
-                fill_next_token_bitmask(matcher, bits_NW, n)
+                fill_next_token_bitmask(matcher, bits_RW, n)
         else:
-            fill_next_token_bitmask_par(asked[0]._executor, matchers, bits_NW)
-        for mask, bits_W in zip(asked, bits_NW.view(np.uint32), strict=True):
+            fill_next_token_bitmask_par(asked[0]._executor, matchers, bits_RW)
+        for mask, bits_W in zip(asked, bits_RW.view(np.uint32), strict=True):
             mask._allowed_W = bits_W
 
     def accept(self, token_id: int) -> None:
@@ -65,7 +70,7 @@ class GrammarMask:
 
     def allowed(self) -> np.ndarray:
         self.prepare([self])
-        if self._matcher.is_error():  # some limits of the library show only on the way
+        if self._matcher.is_error():  # some limits of the library show only during generation
             raise wrong(self._matcher.get_error())
         assert self._allowed_W is not None
         return self._allowed_W
@@ -77,8 +82,11 @@ class Waiting(NamedTuple):
 
 
 class Grammars:
-    """Compiles off the engine's thread, for every client in turn. done() hands over what is ready, or why it never
-    will be. timeout: seconds that an API server allowed for the same work."""
+    """The compiler of grammars, off the engine's thread, for every client in turn.
+
+    `done()` hands over the grammars that are ready and the errors of those that never will be. `timeout` is the time in
+    seconds that an API server allowed for the same work.
+    """
 
     def __init__(self, folder: Path, vocab_size: int, eos_ids: list[int], timeout: float) -> None:
         self._folder, self._vocab_size, self._eos_ids, self._timeout = folder, vocab_size, eos_ids, timeout
@@ -93,12 +101,12 @@ class Grammars:
         return bool(self._waiting)
 
     def compile(self, connection: bytes, submit: Submit) -> None:
-        """For `done` to hand over. Raises Busy."""
+        """Compile the request's grammar, for `done` to hand over. Raise Busy if too much waits already."""
         assert submit.grammar is not None
         self._waiting[connection, submit.id] = Waiting(submit, self._job(connection, submit, submit.grammar))
 
     def cancel(self, connection: bytes, numbers: list[int]) -> list[int]:
-        """Those of the numbers that were waiting here."""
+        """Cancel these requests of an API server and return the numbers of those that were waiting here."""
         found = [number for number in numbers if (connection, number) in self._waiting]
         for number in found:
             del self._waiting[connection, number]
@@ -106,11 +114,11 @@ class Grammars:
         return found
 
     def forget(self, connection: bytes) -> None:
-        """Its API server is gone."""
+        """Drop everything for an API server that is gone."""
         self.cancel(connection, [number for other, number in self._waiting if other == connection])
 
     def done(self) -> list[tuple[bytes, Submit, TokenMask | Exception]]:
-        """Return what is decided since the last call."""
+        """Return what was decided since the last call."""
         found: list[tuple[bytes, Submit, TokenMask | Exception]] = []
         for (connection, number), waiting in list(self._waiting.items()):
             if (outcome := self._outcome(waiting)) is not None:
@@ -121,7 +129,8 @@ class Grammars:
         return found
 
     def _job(self, connection: bytes, submit: Submit, grammar: Grammar) -> Job[LLMatcher]:
-        """One for all completions of a request, and done already where the grammar was used lately."""
+        """Return the job that compiles a grammar. All completions of a request share one, and it is done already if the
+        grammar was used lately."""
         owner = f"{connection.hex()} {submit.owner}"
         job = self._under_way.get((owner, grammar))
         if job is not None:
@@ -153,7 +162,7 @@ class Grammars:
         return GrammarMask(matcher.deep_copy(), self._vocab_size, self._executor)
 
     def _drop_unwanted(self) -> None:
-        """Forget what nobody waits for; what has not begun never will."""
+        """Forget jobs that nobody waits for. Those that have not begun never will."""
         wanted = {id(waiting.job) for waiting in self._waiting.values()}
         for key, job in list(self._under_way.items()):
             if id(job) not in wanted:

@@ -1,5 +1,7 @@
-"""Messages from strangers: how many fields one has is counted before anything is built of it. A field takes a hundred
-times the memory of the two bytes that say it, and their reading holds the interpreter."""
+"""Bounds on protobuf messages from strangers: the fields of a message are counted before anything is built of it.
+
+A field takes a hundred times the memory of the two bytes that encode it, and decoding holds the interpreter.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,20 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.requests.bodies import MOST_TOKENS
 
-MOST_LEVELS = 100  # of messages in messages: the bound of the library, which reads no deeper
-MOST_FIELDS = 1 << 15  # of a message and of those within it; a list of numbers is one
-INLINE_BYTES = 16 << 10  # that are read without being counted: they hold no more fields than that
-LARGEST_LIST = 5 * MOST_TOKENS  # bytes of a list of numbers, each of which takes at most five
-LARGEST_STRUCT = 256 << 10  # bytes of a free-form object, which is read value by value
+MOST_LEVELS = 100  # of messages within messages; the library itself reads no deeper
+MOST_FIELDS = 1 << 15  # in a message and those within it; a list of numbers is one field
+INLINE_BYTES = 16 << 10  # longest message that is decoded without being counted: it holds no more fields than bytes
+LARGEST_LIST = 5 * MOST_TOKENS  # bytes in a list of numbers, each of which takes at most five
+LARGEST_STRUCT = 256 << 10  # bytes in a free-form object, which is decoded value by value
 STRUCT = "google.protobuf.Struct"
 
 
 class _Malformed(Exception):
-    """The library says so in its own words."""
+    """Raised for a message that is no protobuf. The library then reports the mistake in its own words."""
 
 
 def check_message(data: bytes, read: Callable[[bytes], Any]) -> None:
-    """read: a message class's `FromString`. Raises BadRequest."""
+    """Raise BadRequest if the message has too many fields or is too deep. `read` is the `FromString` of its class."""
     if len(data) > INLINE_BYTES:
         descriptor = getattr(getattr(read, "__self__", None), "DESCRIPTOR", None)
         if descriptor is None:
@@ -35,7 +37,8 @@ def check_message(data: bytes, read: Callable[[bytes], Any]) -> None:
 
 
 def _count(data: bytes, at: int, end: int, descriptor: Descriptor, left: int, levels: int) -> int:
-    """Fields that may still come after those from `at` to `end`. levels: of messages in messages, that may follow."""
+    """Return how many fields may still come after those from `at` to `end`. `levels` bounds the nesting that may
+    follow."""
     if levels < 0:
         raise BadRequest(f"the message has more than {MOST_LEVELS} levels of messages in messages; send less.")
     while at < end:
@@ -54,13 +57,13 @@ def _count(data: bytes, at: int, end: int, descriptor: Descriptor, left: int, le
                 raise _Malformed
             left = _within(data, at, at + size, descriptor.fields_by_number.get(key >> 3), left, levels)
             at += size
-        else:  # groups, which no message here has
+        else:  # a group, which no message here has
             raise BadRequest("the message has a group, and this method takes none.")
     return left
 
 
 def _within(data: bytes, at: int, end: int, field: FieldDescriptor | None, left: int, levels: int) -> int:
-    """The same for a field that has a length: a text, a list of numbers, or a message."""
+    """Do the same as `_count` for one field that has a length: a text, a list of numbers, or a message."""
     if field is None or field.type in (field.TYPE_STRING, field.TYPE_BYTES):
         return left
     if field.message_type is None:

@@ -1,4 +1,4 @@
-"""ridgeline.v1.Inference: generation as a stream of pieces, and what goes with it."""
+"""The service ridgeline.v1.Inference: generation as a stream of pieces, and the calls that go with it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from ridgeline.serving.grpc.running import Running
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, TokenizeChatBody
 from ridgeline.serving.requests.validation import chat_request, check_model, completion_requests, encode, parse, render
 
-MOST_IDS = 1 << 20  # in one Detokenize
+MOST_IDS = 1 << 20  # token ids in one Detokenize
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """Its methods raise what `guard` turns into statuses."""
+    """The service ridgeline.v1.Inference. Its methods raise errors that `guard` turns into statuses."""
 
     def __init__(self, api: ApiServer, running: Running) -> None:
         self._api, self._running = api, running
@@ -96,7 +96,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 def within(asked: GenerationRequest, *, timeout: float | None, context: Context) -> GenerationRequest:
-    """The same, to end when the first of these has passed: its own timeout, the given one, the call's deadline."""
+    """Return the same request, bounded by the earliest of its own timeout, the given one and the call's deadline."""
     if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
         raise BadRequest(f"timeout must be a number of seconds above 0, got {timeout}.", param="timeout")
     left: float | None = context.time_remaining()
@@ -105,7 +105,8 @@ def within(asked: GenerationRequest, *, timeout: float | None, context: Context)
 
 
 async def _events(run: Run, with_breakdown: bool) -> AsyncIterator[pb.GenerateResponse]:
-    """All that is told of a run: pieces, and each completion's end once the engine has told its figures."""
+    """Yield every message about a run: its pieces, and the end of each completion once the engine has told its
+    figures."""
     wants_prompt = run.asked.params.prompt_logprobs is not None
     open_ends = {output.index: output for output in run.result.outputs}
 
@@ -125,13 +126,13 @@ async def _events(run: Run, with_breakdown: bool) -> AsyncIterator[pb.GenerateRe
             for end in ends(over=False):
                 yield end
     except Aborted:
-        pass  # the client of the stream learns it as a finish reason
+        pass  # the client of the stream learns of it as a finish reason
     for end in ends(over=True):
         yield end
 
 
 async def _chosen(run: Run, with_breakdown: bool) -> AsyncIterator[pb.GenerateResponse]:
-    """The same where best_of chooses: each completion that is kept is one piece, once all have ended."""
+    """Yield the messages of a run with best_of: one piece for each completion that is kept, once all have ended."""
     try:
         await run.finish()
         if run.asked.params.prompt_logprobs is not None:
@@ -144,7 +145,7 @@ async def _chosen(run: Run, with_breakdown: bool) -> AsyncIterator[pb.GenerateRe
 
 
 def _chosen_id(request: pb.GenerateRequest, context: Context) -> str:
-    """The request's own id, where it has one, becomes the call's."""
+    """Return the call's id. A request may bring an id of its own, which then becomes the call's."""
     if request.request_id:
         if not SANE_ID.fullmatch(request.request_id):
             raise BadRequest(

@@ -1,7 +1,8 @@
-"""What every call passes: its key, its request id, and the one way in which calls fail.
+"""The guard that every call passes: it checks the key, names the request, and turns errors into statuses.
 
-Handlers raise what the rest of the server raises (RequestFailed, InvalidRequest); here that becomes a status, with
-details in trailing metadata. Messages that are no protobuf are the client's mistake, not an internal error.
+Handlers raise the same errors as the rest of the server (RequestFailed, InvalidRequest). The guard answers with a
+status and puts the details into trailing metadata. A message that is no protobuf is the client's mistake and not an
+internal error.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 ID = "x-request-id"
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-MOST_DETAIL = 500  # characters: status and metadata travel as headers, which clients bound
-STALLED = 60.0  # seconds that one message may wait for a client that reads nothing, or for one that sends nothing
-RETRY_AFTER = 1  # seconds, where trying again makes sense and nothing says when
-PUSHBACK = "grpc-retry-pushback-ms"  # which clients obey that try again by themselves
-# What tells nothing but whether the server works, and is asked by probes that have no key.
+MOST_DETAIL = 500  # characters: status and metadata travel as headers, whose size clients bound
+STALLED = 60.0  # seconds that a message may wait for a client that reads nothing, or for one that sends nothing
+RETRY_AFTER = 1  # seconds, where trying again makes sense and the failure does not say when
+PUSHBACK = "grpc-retry-pushback-ms"  # obeyed by clients that try again by themselves
+# Calls that tell only whether the server works. Probes make them and have no key.
 OPEN = frozenset(
     {
         "/grpc.health.v1.Health/Check",
@@ -61,8 +62,11 @@ class Unauthenticated(RequestFailed):
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """keys: of which a call must bring one, as metadata "authorization: Bearer …" or "x-api-key: …"; where there are
-    none, nobody is asked."""
+    """The interceptor that checks keys and wraps every handler.
+
+    A call must bring one of `keys`, as metadata "authorization: Bearer …" or "x-api-key: …". If there are no keys,
+    every call is allowed.
+    """
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = keys
@@ -77,22 +81,23 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def key_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
-    """The API key that a call came with."""
+    """Return the API key that a call came with."""
     return bearer(_value(metadata, "authorization")) or _value(metadata, "x-api-key")
 
 
 def request_id_of(context: Context) -> str:
-    """The id that this call goes by, which the client finds in its trailing metadata."""
+    """Return the id of this call, which the client finds in the trailing metadata."""
     return _value(context.trailing_metadata(), ID) or ""
 
 
 def rename(context: Context, request_id: str) -> None:
-    """Let the call go by another id."""
+    """Give the call another id."""
     context.set_trailing_metadata(((ID, request_id),))
 
 
 def failure_of(error: Exception) -> RequestFailed:
-    """As clients are told of it. What nobody foresaw is logged, and they learn no more than that it happened."""
+    """Return the failure that the client is told of. An unforeseen error is logged, and the client learns only that
+    there was one."""
     if isinstance(error, RequestFailed):
         return error
     if isinstance(error, InvalidRequest):
@@ -102,8 +107,11 @@ def failure_of(error: Exception) -> RequestFailed:
 
 
 def _guarded(handler: Any, *, with_keys: bool) -> grpc.RpcMethodHandler:
-    """The same handler, whose errors become statuses. (No service here has calls with a stream of requests and one
-    response.) All are served as streams: the library leaves those without a message unanswered otherwise."""
+    """Return the same handler with its errors turned into statuses.
+
+    All handlers are served as streams, because the library otherwise leaves calls without a message unanswered. No
+    service here has calls with a stream of requests and one response.
+    """
 
     async def serve(requests: AsyncIterator[bytes], context: Context) -> None:
         key = key_in(context.invocation_metadata()) if with_keys else None
@@ -122,8 +130,8 @@ def _guarded(handler: Any, *, with_keys: bool) -> grpc.RpcMethodHandler:
 
 
 async def _send(responses: Any, context: Context) -> None:
-    """Writing here rather than leaving it to the library: where the client goes away in the middle of a write, the
-    generator ends at once, and its request with it."""
+    """Write the responses to the client. If the client goes away in the middle of a write, the generator ends at once
+    and its request with it; the library would not do that if it wrote them itself."""
     async with aclosing(responses):
         async for response in responses:
             try:
@@ -143,7 +151,7 @@ async def _answering(context: Context) -> AsyncIterator[None]:
     except grpc.aio.AbortError:
         raise
     except Exception as error:
-        if not context.done():  # else nobody is there to be told
+        if not context.done():  # otherwise nobody is there to be told
             await _abort(context, failure_of(error))
 
 
@@ -163,7 +171,7 @@ async def _refuse(_requests: AsyncIterator[bytes], context: Context) -> None:
 
 
 async def _read(requests: AsyncIterator[bytes], deserialize: Callable[[bytes], Any]) -> AsyncIterator[Any]:
-    """The messages. Large ones are counted and read in a thread."""
+    """Yield the decoded messages. Large ones are counted and decoded in a thread."""
     async for data in requests:
         yield await off_loop(len(data), INLINE_BYTES, partial(_message, data, deserialize))
 
@@ -172,10 +180,8 @@ def _message(data: bytes, deserialize: Callable[[bytes], Any]) -> Any:
     check_message(data, deserialize)
     try:
         return deserialize(data)
-    except Exception:  # the library has several, by implementation
-        raise BadRequest(
-            "the message is not what this method takes; check it against the service's .proto file."
-        ) from None
+    except Exception:  # the library raises different errors, depending on its implementation
+        raise BadRequest("this method cannot decode the message; check it against the service's .proto file.") from None
 
 
 async def _first(requests: AsyncIterator[Any]) -> Any:
@@ -193,10 +199,10 @@ async def _one(response: Awaitable[Any]) -> AsyncIterator[Any]:
 
 
 def _value(metadata: Iterable[tuple[str, str | bytes]] | None, name: str) -> str | None:
-    """Of the first entry so named that is text."""
+    """Return the value of the first entry of this name that is text."""
     return next((value for key, value in metadata or () if key == name and isinstance(value, str)), None)
 
 
 def _printable(value: str) -> str:
-    """Metadata hold printable ASCII."""
+    """Return the text in printable ASCII, which is all that metadata hold."""
     return re.sub(r"[^ -~]", "?", value)[:MOST_DETAIL]

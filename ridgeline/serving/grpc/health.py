@@ -1,4 +1,4 @@
-"""grpc.health.v1: what the API server knows of itself, at the moment of asking."""
+"""The service grpc.health.v1: the API server's own health at the moment of asking."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse as Response
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Overloaded, RequestFailed
 
-PERIOD = 0.2  # seconds between looks for those who watch
+PERIOD = 0.2  # seconds between looks on behalf of those who watch
 MOST_WATCHERS = 1000  # at once; they need no key
 
 
@@ -21,12 +21,12 @@ class UnknownService(RequestFailed):
 
 
 def ready(api: ApiServer) -> bool:
-    """Requests may come."""
+    """Return True if requests may come."""
     return api.healthy and not api.service.admission.draining
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """services: those that are there; "" is the server as a whole."""
+    """The health service. `services` are the names it knows; "" is the server as a whole."""
 
     def __init__(self, api: ApiServer, services: Sequence[str]) -> None:
         self._api, self._services = api, {"", *services}
@@ -42,7 +42,7 @@ class Health(health_pb2_grpc.HealthServicer):
         return health_pb2.HealthListResponse(statuses=statuses)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> AsyncIterator[Response]:
-        """Every change. It ends when the server drains, so as not to hold it up."""
+        """Yield every change of health. The stream ends when the server drains, so as not to hold it up."""
         if self._watchers >= MOST_WATCHERS:
             raise Overloaded(f"{MOST_WATCHERS} clients watch the server's health already; use Check.", retry_after=5)
         self._watchers += 1

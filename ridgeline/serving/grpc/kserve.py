@@ -1,4 +1,4 @@
-"""The Open Inference Protocol (KServe v2): a model with one text in and one text out."""
+"""The Open Inference Protocol (KServe v2), for a model with one text in and one text out."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from ridgeline.serving.requests.validation import check_model, completion_reques
 from ridgeline.version import __version__
 
 INPUT, OUTPUT, VERSION = "text_input", "text_output", "1"
-# Parameters are scalars: the value of these, where it is text, is JSON.
+# Parameters are scalars, so these fields come as text that is JSON.
 AS_JSON = frozenset(
     {"stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "response_format"}
 )
-# Said by the protocol in other places or, `timeout`, in another way.
+# The protocol says these elsewhere or, in the case of `timeout`, in another way.
 NOT_FIELDS = frozenset({"model", "prompt", "stream", "timeout"})
-MOST_RANK = 8  # of a tensor of one element
-MOST_AT_ONCE = 1024  # requests of one stream
-MOST_WAITING = 16  # responses that wait for a stream's reader
+MOST_RANK = 8  # dimensions of a tensor with one element
+MOST_AT_ONCE = 1024  # requests of one stream that run side by side
+MOST_WAITING = 16  # responses that may wait for a stream's reader
 
 
 class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
-    """Its methods raise what `guard` turns into statuses."""
+    """The service of the protocol. Its methods raise errors that `guard` turns into statuses."""
 
     def __init__(self, api: ApiServer, running: Running) -> None:
         self._api, self._running = api, running
@@ -76,7 +76,8 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelStreamInfer(
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
-        """Requests of one stream run side by side; a response bears the id of its request."""
+        """Yield the responses to a stream of requests. The requests run side by side; a response bears its request's
+        id."""
         responses: asyncio.Queue[pb.ModelStreamInferResponse | None] = asyncio.Queue(MOST_WAITING)
         working = asyncio.create_task(self._serve(requests, context, responses))
         try:
@@ -106,13 +107,13 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
                 async for request in requests:
                     await room.acquire()
                     group.create_task(work(request))
-            except Exception as error:  # a message that is none; the stream ends with it
+            except Exception as error:  # a message that cannot be decoded ends the stream
                 await responses.put(error_response(pb.ModelInferRequest(), failure_of(error)))
         await responses.put(None)
 
     async def _pieces(self, request: pb.ModelInferRequest, context: Context) -> AsyncIterator[pb.ModelInferResponse]:
         asked = await self._asked(request, context)
-        # What best_of chooses is one piece, once all have ended.
+        # With best_of the chosen completion is one piece, once all have ended.
         streams = parameters_of(request).get("stream", True) and asked.params.num_drawn == 1
         async with self._api.service.run(asked) as run:
             with self._running.known(run, context):
@@ -149,7 +150,7 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 def parameters_of(request: pb.ModelInferRequest) -> dict[str, Any]:
-    """As a REST body has them."""
+    """Return the request's parameters as a REST body has them."""
     found = {}
     for name, parameter in request.parameters.items():
         kind = parameter.WhichOneof("parameter_choice")
@@ -161,7 +162,7 @@ def parameters_of(request: pb.ModelInferRequest) -> dict[str, Any]:
 
 
 def timeout_of(parameters: dict[str, Any]) -> float | None:
-    """In seconds; the protocol counts microseconds, and 0 is none."""
+    """Return the timeout in seconds. The protocol gives it in microseconds, and 0 is none."""
     value = parameters.get("timeout", 0)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise BadRequest(f"timeout must be a whole number of microseconds, got {str(value)[:80]!r}.", param="timeout")
@@ -169,7 +170,7 @@ def timeout_of(parameters: dict[str, Any]) -> float | None:
 
 
 def text_of(request: pb.ModelInferRequest) -> str:
-    """The one element of the one input, wherever it is."""
+    """Return the one element of the one input, whichever field holds it."""
     if len(request.inputs) != 1 or request.inputs[0].name != INPUT:
         names = ", ".join(tensor.name[:50] for tensor in request.inputs[:10]) or "none"
         raise BadRequest(f"the model takes one input, {INPUT}; got {names}.", param="inputs")
@@ -193,7 +194,7 @@ def text_of(request: pb.ModelInferRequest) -> str:
 
 
 def text_response(request: pb.ModelInferRequest, text: str) -> pb.ModelInferResponse:
-    """Raw where the request was."""
+    """Return the response with this text, as raw bytes if the request was raw."""
     response = pb.ModelInferResponse(model_name=request.model_name, model_version=VERSION, id=request.id)
     output = response.outputs.add(name=OUTPUT, datatype="BYTES", shape=[1])
     data = text.encode()
@@ -205,7 +206,8 @@ def text_response(request: pb.ModelInferRequest, text: str) -> pb.ModelInferResp
 
 
 def last_response(request: pb.ModelInferRequest, run: Run, text: str) -> pb.ModelInferResponse:
-    """With why the text ended, and its usage. Triton's clients know a stream's last response by the parameter."""
+    """Return the last response of a run: why the text ended, and its usage. Triton's clients recognize a stream's last
+    response by a parameter."""
     response, output = text_response(request, text), run.result.outputs[0]
     response.parameters["finish_reason"].string_param = output.finish_reason or ""
     response.parameters["prompt_tokens"].int64_param = len(run.asked.prompt_token_ids)
@@ -221,7 +223,7 @@ def error_response(request: pb.ModelInferRequest, failure: RequestFailed) -> pb.
 
 
 def _raw(data: bytes) -> bytes:
-    """A BYTES tensor of one element: its length in 4 bytes, and itself."""
+    """Return a BYTES tensor of one element: the length in 4 bytes, then the data."""
     if len(data) < 4 or int.from_bytes(data[:4], "little") != len(data) - 4:
         raise BadRequest(
             f"raw_input_contents of {INPUT} must be one element after its length in 4 bytes (little endian).",

@@ -1,4 +1,4 @@
-"""Between protobuf and what the rest of the server speaks: requests become the fields of a REST body, so that one
+"""Conversion between protobuf and the rest of the server. Requests become the fields of a REST body, so that one
 validation layer checks both; results become messages."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ridgeline.text.outputs import CompletionOutput, TokenIdLogprobs
 
 
 def completion_fields(request: pb.GenerateRequest, model: str, most_tokens: int) -> dict[str, Any]:
-    """The body of a completion. most_tokens: more are refused before they become numbers."""
+    """Return the body of a completion. More than `most_tokens` ids are refused before they become numbers."""
     if request.HasField("token_ids"):
         check_count(request.token_ids.ids, most_tokens, "token_ids")
         prompt: str | list[int] = list(request.token_ids.ids)
@@ -31,7 +31,7 @@ def completion_fields(request: pb.GenerateRequest, model: str, most_tokens: int)
 
 
 def chat_fields(request: pb.GenerateRequest, model: str) -> dict[str, Any]:
-    """The body of a chat completion, which has `logprobs` in two fields."""
+    """Return the body of a chat completion, which has `logprobs` in two fields."""
     fields = _shared_fields(request, model) | chat_prompt_fields(request.chat)
     if "logprobs" in fields:
         fields["top_logprobs"], fields["logprobs"] = fields["logprobs"], True
@@ -39,7 +39,7 @@ def chat_fields(request: pb.GenerateRequest, model: str) -> dict[str, Any]:
 
 
 def chat_prompt_fields(chat: pb.Chat) -> dict[str, Any]:
-    """Of a chat completion's body, what makes the prompt."""
+    """Return those fields of a chat completion's body that make the prompt."""
     messages = [{"role": each.role, "content": each.content} | _plain(each) for each in chat.messages]
     fields: dict[str, Any] = {"messages": messages}
     if chat.HasField("chat_template_kwargs"):
@@ -48,7 +48,7 @@ def chat_prompt_fields(chat: pb.Chat) -> dict[str, Any]:
 
 
 def check_count(ids: Any, most: int, param: str) -> None:
-    """Raises BadRequest for more than `most`."""
+    """Raise BadRequest if there are more ids than `most`."""
     if len(ids) > most:
         raise BadRequest(f"{param} has {len(ids)} ids; at most {most} are allowed.", param=param)
 
@@ -94,7 +94,7 @@ def _structured(asked: pb.StructuredOutputs) -> dict[str, Any]:
 
 
 def schema(text: str) -> Any:
-    """A JSON schema that came as text."""
+    """Return the JSON schema that came as text."""
     try:
         return decode(text.encode())
     except BadRequest as error:
@@ -102,7 +102,7 @@ def schema(text: str) -> Any:
 
 
 def _plain(message: Any) -> dict[str, Any]:
-    """The fields that are set, by name."""
+    """Return the fields that are set, by name."""
     return {field.name: _value(value) for field, value in message.ListFields()}
 
 
@@ -113,7 +113,7 @@ def _value(value: Any) -> Any:
 
 
 def _json(struct: Any) -> dict[str, Any]:
-    """A Struct's content. Its numbers are floats; whole ones become integers, as JSON's readers have them."""
+    """Return a Struct's content. Its numbers are floats; whole ones become integers, as JSON's readers return them."""
     try:
         return _whole(MessageToDict(struct))
     except (ValueError, SerializeToJsonError) as error:  # JSON has no infinities
@@ -141,14 +141,14 @@ def piece_message(piece: Piece, run: Run) -> pb.Piece:
 
 
 def prompt_message(run: Run) -> pb.PromptLogprobs:
-    """Once the prompt's logprobs are there."""
+    """Return the prompt's logprobs, once they are there."""
     entries = [entry for entry in run.result.prompt_logprobs or () if entry is not None]
     ids = run.asked.prompt_token_ids[run.asked.params.scored_from :]
     return pb.PromptLogprobs(positions=_positions(ids, entries, run.asked.params.prompt_logprobs or 0))
 
 
 def finish_message(run: Run, output: CompletionOutput, *, with_breakdown: bool) -> pb.Finish:
-    """A completion's end; one that did not end by itself was aborted."""
+    """Return the message of a completion's end. A completion that did not end by itself was aborted."""
     place = run.place(output)
     ended = run.endings[place]
     kept = sum(len(each.token_ids) for each in run.result.outputs)
@@ -177,7 +177,8 @@ def _positions(
     token_ids: Iterable[int], entries: Iterable[TokenIdLogprobs], most: int
 ) -> Iterable[pb.PositionLogprobs]:
     for token_id, entry in zip(token_ids, entries, strict=True):
-        likeliest = list(entry)[:most]  # in order; the one that stands there comes last if it is none of them
+        # in order; the token that stands there comes last if it is none of the likeliest
+        likeliest = list(entry)[:most]
         yield pb.PositionLogprobs(chosen=_logprob(token_id, entry), top=[_logprob(other, entry) for other in likeliest])
 
 

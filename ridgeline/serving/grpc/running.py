@@ -1,4 +1,4 @@
-"""Requests under way on this API server's gRPC services, so that other calls can end them."""
+"""The requests under way on this API server's gRPC services, so that other calls can end them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ridgeline.serving.grpc.guard import key_in
 
 
 class Running:
-    """By API key and request id: nobody ends what came with another key. Ids may repeat, as clients choose them."""
+    """Runs by API key and request id, so that nobody ends a request that came with another key. Ids may repeat, because
+    clients choose them."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str | None, str], list[Run]] = {}
 
     @contextmanager
     def known(self, run: Run, context: Context) -> Iterator[None]:
-        """While it lasts, `abort` finds this one."""
+        """Let `abort` find this run within the block."""
         name = key_in(context.invocation_metadata()), run.asked.id
         self._runs.setdefault(name, []).append(run)
         try:
@@ -30,7 +31,7 @@ class Running:
                 del self._runs[name]
 
     def abort(self, request_id: str, context: Context) -> bool:
-        """End those of this id; False where there is none."""
+        """End the runs with this id. Return False if there is none."""
         found = self._runs.get((key_in(context.invocation_metadata()), request_id), [])
         for run in found:
             run.abort()

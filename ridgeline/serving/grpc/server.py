@@ -26,10 +26,10 @@ SERVICES = (
 )
 OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", -1),
-    # Clients that vanished without a word are noticed, and what they asked for ends.
+    # Clients that vanished without a word are noticed, and their requests end.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    # Clients may do the same, without being told that they do it too often.
+    # Clients may ping too, without being told that they do it too often.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
@@ -37,7 +37,7 @@ OPTIONS: list[tuple[str, Any]] = [
 
 
 async def start(api: ApiServer, address: str) -> grpc.aio.Server:
-    """Serve on `address` ("host:port", or "unix:path"). Raises RuntimeError where that is taken.
+    """Serve on `address` ("host:port", or "unix:path"). Raise RuntimeError if the address is taken.
 
     To drain: set `api.service.admission.draining`, wait until its `open_requests` are 0, then `stop` the server.
     Several API servers listen on one port, and the kernel spreads connections over them.
@@ -61,7 +61,7 @@ async def start(api: ApiServer, address: str) -> grpc.aio.Server:
 
 
 def _credentials(config: ServeConfig) -> grpc.ServerCredentials | None:
-    """The same certificate as HTTPS has."""
+    """Return the credentials for TLS, with the same certificate as HTTPS, or None without one."""
     if config.ssl_keyfile is None or config.ssl_certfile is None:
         return None
     pair = Path(config.ssl_keyfile).read_bytes(), Path(config.ssl_certfile).read_bytes()

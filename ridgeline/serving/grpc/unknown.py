@@ -1,8 +1,8 @@
-"""Calls of methods that are not there.
+"""Answers to calls of methods that do not exist.
 
 grpcio's asyncio server (seen in 1.84 and 1.85; not yet in 1.82) decodes the name of such a method in the loop that
-takes calls, so that a single call whose name is not UTF-8 ends the whole server. Here these calls are taken and
-answered apart, whatever they are named. It takes grpcio's private parts; a version without them keeps its own server.
+takes calls, so a single call whose name is not UTF-8 ends the whole server. Here these calls are answered apart,
+whatever their name is. This uses private parts of grpcio; a version without them keeps its own server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Server(cygrpc.AioServer):
         return asyncio.get_running_loop().create_task(self._answer_unknown())
 
     async def _answer_unknown(self) -> None:
-        """Until the server ends, which raises."""
+        """Answer such calls until the server ends, which raises."""
         loop, answering = asyncio.get_running_loop(), set[asyncio.Task[None]]()
         while True:
             state = await self._request_call()
@@ -42,7 +42,7 @@ class _Server(cygrpc.AioServer):
 
 
 def make_server(interceptors: tuple[grpc.aio.ServerInterceptor, ...], options: list[Any]) -> grpc.aio.Server:
-    """`grpc.aio.server`, which calls of unknown methods cannot end."""
+    """Return a `grpc.aio.server` that calls of unknown methods cannot end."""
     plain = cygrpc.AioServer
     if not all(hasattr(plain, name) for name in NEEDED):
         return grpc.aio.server(interceptors=interceptors, options=options)

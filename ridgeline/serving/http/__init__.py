@@ -1,1 +1,1 @@
-"""REST: OpenAI's routes and shapes, over what HTTP and gRPC share."""
+"""The server's REST side: OpenAI's routes and shapes, over the parts that HTTP and gRPC share."""

@@ -1,4 +1,4 @@
-"""What answers look like, for the OpenAPI document. Fields with a default are there only if they were asked for."""
+"""The shapes of answers, for the OpenAPI document. Fields with a default are present only if they were asked for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Answer(BaseModel):
 
 
 class Error(Answer):
-    message: str = Field(description="what was wrong, and what to do")
+    message: str = Field(description="the error, and what to do about it")
     type: str
     param: str | None = Field(description="the field, as a dotted path")
     code: str | None
@@ -81,7 +81,7 @@ class ToolCall(Answer):
 
 class Message(Answer):
     role: Literal["assistant"]
-    content: str | None = Field(description="null where there are tool calls alone")
+    content: str | None = Field(description="null if there are only tool calls")
     refusal: None
     tool_calls: list[ToolCall] | None = None
 
@@ -109,7 +109,7 @@ class FunctionDelta(Answer):
 
 
 class ToolCallDelta(Answer):
-    """id, type and name come with a call's first delta."""
+    """A part of a tool call. Its id, type and name come with the call's first delta."""
 
     index: int
     id: str | None = None
@@ -153,7 +153,7 @@ class CompletionChoice(Answer):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Finish | None = Field(description="null while it goes on, in a stream")
+    finish_reason: Finish | None = Field(description="null in a stream until the choice ends")
     stop_reason: int | str | None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
@@ -161,7 +161,7 @@ class CompletionChoice(Answer):
 
 
 class Completion(Envelope):
-    """Of a stream each chunk is one, with usage only where stream_options ask for it."""
+    """An answer, or one chunk of a stream. A chunk has its usage only if stream_options ask for it."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
@@ -202,7 +202,7 @@ class Text(Answer):
 
 
 class TokenizerInfo(BaseModel):
-    """And the names of special tokens: eos_token, …"""
+    """The tokenizer's settings, and the names of its special tokens: eos_token, …"""
 
     model_config = ConfigDict(protected_namespaces=(), extra="allow")
 

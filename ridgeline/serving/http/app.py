@@ -43,7 +43,7 @@ def create_app(api: ApiServer) -> FastAPI:
 
 async def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
-        return Response(status_code=499)  # nobody reads it; the access log does
+        return Response(status_code=499)  # nobody reads this answer, but the access log shows it
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         error = BadRequest(f"{first['msg']}.", param=".".join(map(str, first["loc"][1:])) or None)

@@ -1,4 +1,4 @@
-"""A choice's text as content and tool calls, in OpenAI's shape."""
+"""Conversion of a choice's text into content and tool calls, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from ridgeline.text.tool_calls import CallDelta, HermesParser
 
 
 class CallReader:
-    """Of one choice. most: calls that are told, None for all. found: whether there was one."""
+    """The reader of one choice. `most` bounds the calls it reports (None: no bound), and `found` says if there was
+    one."""
 
     def __init__(self, most: int | None = None) -> None:
         self.found = False
         self._parser, self._most = HermesParser(), most
 
     def read(self, text: str, *, ended: bool) -> tuple[str, list[dict[str, Any]]]:
-        """What a further piece of text tells: content, and what is new of calls, one entry for each."""
+        """Return what a further piece of text adds: content, and one entry for each call with something new."""
         deltas = self._parser.push(text) + (self._parser.finish() if ended else [])
         calls: dict[int, dict[str, Any]] = {}
         for delta in deltas:

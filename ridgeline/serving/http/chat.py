@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""The route POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def router(api: ApiServer) -> APIRouter:
 
 
 class Chat:
-    """One request's answer, whole or in chunks."""
+    """The answer to one request, whole or in chunks."""
 
     def __init__(self, api: ApiServer, body: ChatBody, asked: GenerationRequest) -> None:
         self._api, self._body = api, body
         self._asked = asked
         self._model, self._created = check_model(api, body.model), int(time.time())
-        self._told_logprobs = [0] * asked.params.n  # entries that have been sent, of each choice
+        self._told_logprobs = [0] * asked.params.n  # entries of each choice that have been sent
         most = 1 if body.parallel_tool_calls is False else None
         reads = reads_calls(api.config, body)
         self._calls = [CallReader(most) for _ in range(asked.params.num_drawn)] if reads else None
@@ -94,7 +94,7 @@ class Chat:
             await write(chunk)
 
     def _greet(self, write: Write, tally: shapes.Tally, run: Run, index: int) -> Awaitable[None]:
-        """The first chunk of a choice says whose words follow."""
+        """Write the first chunk of a choice, which names the role of the speaker."""
         delta = {"role": "assistant", "content": ""}
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         extra = {"prompt_token_ids": run.asked.prompt_token_ids} if self._body.return_token_ids and index == 0 else {}
@@ -110,7 +110,7 @@ class Chat:
         return write(chunk)
 
     def _delta(self, piece: Piece) -> dict[str, Any] | None:
-        """A chunk's choice; None where there is nothing to say."""
+        """Return a chunk's choice, or None if there is nothing to say."""
         output, body = piece.output, self._body
         content, calls = self._read(output, piece.text)
         reason = self._reason(output)
@@ -147,17 +147,17 @@ class Chat:
         return choice
 
     def _read(self, output: CompletionOutput, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """Content and calls that a further piece of a choice's text tells."""
+        """Return the content and the calls that a further piece of a choice's text adds."""
         return (text, []) if self._calls is None else self._calls[output.index].read(text, ended=output.finished)
 
     def _reason(self, output: CompletionOutput) -> str | None:
-        """A call that the client named itself is no news: as with OpenAI, its end is "stop"."""
+        """Return the choice's finish reason. As with OpenAI it is "stop" after a call that the client itself named."""
         reason = shapes.finish_reason(output)
         called = self._calls is not None and self._calls[output.index].found
         return "tool_calls" if called and reason == "stop" and not isinstance(self._body.tool_choice, dict) else reason
 
     def _new_logprobs(self, output: CompletionOutput) -> dict[str, Any] | None:
-        """Of the tokens since the last call."""
+        """Return the logprobs of the tokens since the last call."""
         if output.logprobs is None:
             return None
         start = self._told_logprobs[output.index]

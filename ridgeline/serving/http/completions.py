@@ -1,4 +1,4 @@
-"""POST /v1/completions: one prompt or many, as text or as tokens, with or without an echo."""
+"""The route POST /v1/completions: one prompt or many, as text or as tokens, with or without an echo."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def router(api: ApiServer) -> APIRouter:
 
 @dataclass
 class _Told:
-    """What a choice's chunks have said so far. entries: of logprobs. offset: of the next token in the text."""
+    """The progress of a choice's chunks. `entries` counts the logprobs that were sent, and `offset` is the next token's
+    place in the text."""
 
     begun: bool = False
     entries: int = 0
@@ -59,9 +60,9 @@ class _Told:
 
 
 async def _once_scored(run: Run) -> AsyncIterator[Piece]:
-    """The run's pieces, held back until the prompt's logprobs are there: with several completions one may be ahead of
-    the one that reports them."""
-    held: dict[int, Piece] = {}  # one for each completion: its last one says that it has ended
+    """Yield the run's pieces, held back until the prompt's logprobs are there. Of several completions one may be ahead
+    of the one that reports them."""
+    held: dict[int, Piece] = {}  # one for each completion, whose last piece says that it has ended
     async for piece in run:
         before = held.get(piece.output.index, Piece("", [], piece.output))
         merged = Piece(before.text + piece.text, before.token_ids + piece.token_ids, piece.output)
@@ -79,7 +80,7 @@ class Completions:
         self._api, self._body, self._name = api, body, name
         self._asked = asked
         self._model, self._created = check_model(api, body.model), int(time.time())
-        self._nothing_new = body.max_tokens == 0  # the one token that was made for the echo is not told
+        self._nothing_new = body.max_tokens == 0  # the one token that was made for the echo is not shown
         self._breakdown = body.include_breakdown or api.config.request_breakdown
 
     async def whole(self) -> Response:
@@ -133,7 +134,7 @@ class Completions:
         return write(chunk)
 
     def _delta(self, run: Run, piece: Piece, prompt: int, told: _Told) -> dict[str, Any] | None:
-        """A chunk's choice; None where there is nothing to say."""
+        """Return a chunk's choice, or None if there is nothing to say."""
         output, body, first = piece.output, self._body, not told.begun
         reason = self._reason(output)
         echo = self._prompt_text(run) if body.echo and first else ""
@@ -179,12 +180,12 @@ class Completions:
         }
 
     def _new_logprobs(self, run: Run, output: CompletionOutput, told: _Told) -> dict[str, Any]:
-        """Of what has not been told yet: first the prompt, where it is echoed, then what follows."""
+        """Return the logprobs that have not been sent yet: first the prompt's, if it is echoed, then the output's."""
         ids, entries = list[int](), list[Any]()
         if self._body.echo and not told.begun:
             ids += run.asked.prompt_token_ids
             entries += shapes.whole_prompt(run.result)
-            # A token that the tokenizer put before the text has no place in it: offsets count from the text's start.
+            # A token that the tokenizer put before the text has no place in it, so offsets count from the text's start.
             told.offset = len(self._prompt_text(run)) - sum(map(len, shapes.token_texts(self._api.tokenizer, ids)))
         if not self._nothing_new and output.logprobs is not None:
             start, told.entries = told.entries, len(output.logprobs)

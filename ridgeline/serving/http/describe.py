@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of routes that check their bodies themselves."""
+"""The OpenAPI document, completed for routes that check their bodies themselves."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ _HEADERS = [
 
 
 def answers(model: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route that answers with the model, or with an error of these statuses."""
+    """Return the `responses` of a route that answers with the model, or with an error of one of these statuses."""
     return {200: {"model": model, "description": "The answer"}, **{status: _error(status) for status in statuses}}
 
 
 def described(
     body: Any, summary: str, answer: type[BaseModel], *, chunk: type[BaseModel] | None = None
 ) -> dict[str, Any]:
-    """Keywords of a route whose body is that model. chunk: of a stream, where the route can make one."""
+    """Return the keywords of a route whose body is this model. `chunk` is the model of a stream, if the route has
+    one."""
     schema = TypeAdapter(body).json_schema(ref_template=_REF)
     parts = schema.pop("$defs", {})
     if isinstance(body, type):
@@ -74,12 +75,13 @@ def described(
 
 
 def describe(app: FastAPI, *, with_keys: bool) -> dict[str, Any]:
-    """The document, made once. The parts that bodies are made of move to where references look for them."""
+    """Return the document, which is made once. The parts of bodies move to where references look for them."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         components = document.setdefault("components", {})
         schemas = components.setdefault("schemas", {})
-        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own shape, which no route here answers with
+        # FastAPI's own error shape, which no route here answers with
+        for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         if with_keys:
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -92,10 +94,10 @@ def describe(app: FastAPI, *, with_keys: bool) -> dict[str, Any]:
 
 
 def _complete(path: str, operation: dict[str, Any], with_keys: bool) -> None:
-    """What holds for every route."""
+    """Add to an operation what holds for every route."""
     responses = operation["responses"]
     if path in HEALTH:
-        responses["503"] = {"description": "Not well; see Retry-After", "headers": _RETRY_AFTER}
+        responses["503"] = {"description": "Not healthy; see Retry-After", "headers": _RETRY_AFTER}
         return
     if with_keys:
         operation["security"] = [{"key": []}]

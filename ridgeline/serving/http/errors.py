@@ -1,4 +1,4 @@
-"""Every failure in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Failures in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class RouteFailure(RequestFailed):
-    """No such path, or not with this method."""
+    """The path does not exist, or not with this method."""
 
     kind = "invalid_request_error"
 
@@ -27,7 +27,7 @@ class RouteFailure(RequestFailed):
 
 
 def failure_of(error: BaseException) -> RequestFailed:
-    """What a client is told: of our own mistakes, no more than that there was one."""
+    """Return the failure that the client is told of. It learns no more of our own mistakes than that there was one."""
     if isinstance(error, RequestFailed):
         return error
     if isinstance(error, InvalidRequest):
@@ -50,7 +50,7 @@ def error_body(failure: RequestFailed) -> dict[str, Any]:
 
 
 def response_for(error: BaseException) -> Response:
-    """Retry-After goes with every 429 and 503."""
+    """Return the response to a failure. Every 429 and 503 has a Retry-After."""
     failure = failure_of(error)
     headers = dict(failure.headers) if isinstance(failure, RouteFailure) else {}
     retry_after = failure.retry_after

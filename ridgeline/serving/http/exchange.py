@@ -1,4 +1,4 @@
-"""What every route does with a request and its answer: read the body, know the id, notice that the client left."""
+"""Helpers that every route uses on its request and answer: read the body, know the id, notice that the client left."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ from ridgeline.serving.requests.validation import known_names, parse
 _Body = TypeVar("_Body", bound=BaseModel)
 _Result = TypeVar("_Result")
 
-INLINE_ENTRIES = 2048  # of an answer that is made within the event loop: tokens, each with its likeliest others
+# entries (tokens, each with its likeliest others) of the longest answer that is made within the event loop
+INLINE_ENTRIES = 2048
 STARTED_AT_ONCE = 16
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """Raised when nobody waits for the answer any more."""
 
 
 async def read_body(request: Request, *models: type[_Body], choose: Callable[[Any], int] = lambda data: 0) -> _Body:
-    """The body as the model says; as the one that `choose` names by its place, where there are several. Raises
-    BadRequest, with the field that is wrong."""
+    """Return the request's body, checked against its model. Raise BadRequest that names the field at fault.
+
+    Where there are several models, `choose` returns the position of the right one.
+    """
     data = await request.body()
     names = set[str]().union(*map(known_names, models))
 
@@ -41,18 +44,18 @@ async def read_body(request: Request, *models: type[_Body], choose: Callable[[An
 
 
 def request_id(request: Request) -> str:
-    """The middleware's; one of our own where there is none."""
+    """Return the id that the middleware gave to the request, or a new one without it."""
     return request.scope.get("state", {}).get("request_id") or f"req-{uuid.uuid4().hex}"
 
 
 async def json_response(size: int, content: Callable[[], Any]) -> Response:
-    """The answer that `content` makes. size: about how many entries it has; of many it is made in a thread."""
+    """Return the answer that `content` makes, in a thread if `size`, about its number of entries, is large."""
     encoded = await off_loop(size, INLINE_ENTRIES, lambda: msgspec.json.encode(content()))
     return Response(encoded, media_type="application/json")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """The work's result. Raises ClientGone, with the work cancelled, as soon as the client disconnects."""
+    """Return the work's result. If the client disconnects, cancel the work and raise ClientGone at once."""
     task, watch = asyncio.ensure_future(work), asyncio.ensure_future(_disconnection(receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -66,7 +69,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) 
 
 
 async def together(works: list[Coroutine[Any, Any, _Result]]) -> list[_Result]:
-    """All results; the first failure ends the others and is raised as it is."""
+    """Return all results. The first failure ends the other works and is raised as it is."""
     if len(works) == 1:
         return [await works[0]]
     try:
@@ -75,7 +78,7 @@ async def together(works: list[Coroutine[Any, Any, _Result]]) -> list[_Result]:
             for work in works:
                 tasks.append(group.create_task(work))
                 if len(tasks) % STARTED_AT_ONCE == 0:
-                    await asyncio.sleep(0)  # others have turns
+                    await asyncio.sleep(0)  # give others a turn
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]

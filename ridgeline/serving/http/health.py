@@ -1,4 +1,4 @@
-"""Whether the server works: for probes, which need no key for these routes."""
+"""The server's health, for probes, which need no key for these routes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ RETRY_AFTER = "5"  # seconds
 
 
 def router(api: ApiServer) -> APIRouter:
-    """/health/live: the process answers. /health/ready: send it requests. /health: the engine is there, and works."""
+    """Return the routes /health/live (the process answers), /health/ready (requests may come) and /health (the engine
+    is there and works)."""
     routes = APIRouter(tags=["health"])
 
     @routes.get("/health/live")

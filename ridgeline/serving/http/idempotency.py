@@ -1,7 +1,8 @@
-"""`Idempotency-Key`: a POST that comes again within a minute, because its client heard no answer, is not run again.
+"""The header `Idempotency-Key`: a POST that comes again within a minute, because its client heard no answer, is not run
+again.
 
-It gets the recorded answer, piece by piece where that is a stream, and waits for what is still being made. Failures of
-the server are not recorded: trying those again is what the client wants. Each API server has its own memory.
+It gets the recorded answer, piece by piece if that is a stream, and waits for what is still being made. Failures of the
+server are not recorded, because the client wants to try those again. Each API server has its own memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ridgeline.serving.requests.bounded_json import INLINE_BYTES, off_loop
 
 LIFETIME = 60.0  # seconds after the answer's end
 MOST_ANSWERS = 1000
-MOST_BYTES = 64 << 20  # of all answers
+MOST_BYTES = 64 << 20  # of all recorded answers
 MOST_BYTES_EACH = 4 << 20
 LONGEST_KEY = 255
 
@@ -32,14 +33,14 @@ class KeyReused(BadRequest):
 
 
 class NotKept(RequestFailed):
-    """Run once, and its answer cannot be shown again."""
+    """The request ran once, and its answer was not kept."""
 
     status, kind, code = 409, "invalid_request_error", "idempotent_answer_not_kept"
 
 
 class Answer:
-    """What one request was answered, as ASGI messages. forgotten: it was too much to keep. done: it is complete.
-    broken: it never will be."""
+    """The answer to one request, as ASGI messages. `forgotten` means that it was too large to keep, `done` that it is
+    complete, and `broken` that it never will be."""
 
     def __init__(self, digest: bytes) -> None:
         self.digest = digest
@@ -62,7 +63,8 @@ class Answer:
 
     @property
     def worth_keeping(self) -> bool:
-        """Complete, and no failure of the server, which may show as late as in the middle of a stream."""
+        """True if the answer is complete and no failure of the server, which may come as late as in the middle of a
+        stream."""
         if not self.done or self.broken:
             return False
         if self.forgotten:
@@ -124,7 +126,7 @@ class Memory:
 
 
 def with_idempotency(app: ASGIApp) -> ASGIApp:
-    """The whole body must come as one message."""
+    """Wrap an app that gets the whole body as one message."""
     memory = Memory()
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,12 +159,12 @@ def with_idempotency(app: ASGIApp) -> ASGIApp:
 async def _lead(
     app: ASGIApp, scope: Scope, receive: Receive, send: Send, memory: Memory, name: Name, answer: Answer
 ) -> None:
-    """Run it, and record what it says. If its client leaves it ends, as every request does."""
+    """Run the request and record its answer. If its client leaves, the request ends, as every request does."""
 
     async def recorded(message: Message) -> None:
         kept = dict(message)
         if kept["type"] == "http.response.start":
-            kept["headers"] = list(kept["headers"])  # layers outside add to the original
+            kept["headers"] = list(kept["headers"])  # a copy, because outer layers add to the original
         answer.done = kept["type"] == "http.response.body" and not kept.get("more_body", False)
         memory.record(answer, kept)
         await send(message)
@@ -170,7 +172,7 @@ async def _lead(
     async def noticed() -> Message:
         message = await receive()
         if message["type"] == "http.disconnect" and not answer.done:
-            answer.broken = True  # what still comes is an aborted request's
+            answer.broken = True  # what still comes is the answer of an aborted request
         return message
 
     try:
@@ -180,8 +182,8 @@ async def _lead(
 
 
 async def _follow(answer: Answer, scope: Scope, receive: Receive, send: Send) -> bool:
-    """Say again what was said, and go on as it goes on. False if it broke off before anything was passed on: then
-    somebody must run it again."""
+    """Repeat a recorded answer and go on as it goes on. Return False if it broke off before anything was passed on:
+    then the request must be run again."""
     sent = 0
     while True:
         if answer.forgotten and sent == 0:
@@ -191,7 +193,7 @@ async def _follow(answer: Answer, scope: Scope, receive: Receive, send: Send) ->
         if answer.broken and sent == 0:
             return False
         if answer.broken or answer.forgotten:
-            return True  # in the middle: the server closes the connection, so that nobody takes this for the end
+            return True  # broken in the middle: the server closes the connection, so that nobody takes this for the end
         if sent < len(answer.messages):
             await send(_replayed(answer.messages[sent]))
             sent += 1

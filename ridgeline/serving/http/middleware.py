@@ -1,4 +1,4 @@
-"""What every HTTP request passes before a route sees it: plain ASGI, so that streams stay streams.
+"""The layers that every HTTP request passes before a route sees it: plain ASGI, so that streams stay streams.
 
 From the outside in: a name and a line in the log, CORS, keys, no new work while draining, the whole body within its
 bound, and one answer for requests that come twice.
@@ -34,8 +34,8 @@ HEALTH = ("/health", "/health/live", "/health/ready")  # open to everybody
 ADMIN = ("/v1/requests", "/dashboard")  # these show what other clients do
 WHILE_DRAINING = (*HEALTH, "/metrics")
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-BODY_TIMEOUT = 60.0  # seconds for a body, and until it goes on
-BODY_PACE = 8 << 10  # bytes that earn it a second more
+BODY_TIMEOUT = 60.0  # seconds for a body, and between two of its pieces
+BODY_PACE = 8 << 10  # bytes that earn the body a second more
 
 
 class Unauthenticated(RequestFailed):
@@ -51,7 +51,7 @@ class BodyTooLarge(BadRequest):
 
 
 def wrap(app: ASGIApp, api: ApiServer) -> ASGIApp:
-    """`app` behind everything above. Routes find their id in `request.state.request_id`."""
+    """Wrap `app` in all layers. Routes find their id in `request.state.request_id`."""
     config = api.config
     layers = with_idempotency(app)
     layers = with_whole_body(layers, config.max_body_bytes)
@@ -72,15 +72,18 @@ def wrap(app: ASGIApp, api: ApiServer) -> ASGIApp:
             await layers(scope, receive, send)
         elif scope["type"] == "lifespan":
             await app(scope, receive, send)
-        else:  # websockets: there are none, and no key would guard them
+        else:  # websockets: no route has them, and no key would guard them
             await send({"type": "websocket.close", "code": 1008})
 
     return run
 
 
 def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
-    """An id for each request, the client's own if it is harmless, and a line in the log. No query, body or key is
-    logged, and paths are as they came, percent-encoded: nothing in them can break a line."""
+    """Give each request an id, which is the client's own if it is harmless, and a line in the log.
+
+    No query, body or key is logged. Paths are logged as they came, percent-encoded, so nothing in them can break a
+    line.
+    """
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -88,7 +91,7 @@ def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
         trace_parent.take(headers.items())
         name = given if SANE_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
         scope.setdefault("state", {})["request_id"] = name
-        status, began = 499, time.monotonic()  # unless there is an answer, the client has left
+        status, began = 499, time.monotonic()  # the client has left, unless there is an answer
 
         async def named(message: Message) -> None:
             nonlocal status
@@ -110,8 +113,8 @@ def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
 
 
 def with_keys(app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str]) -> ASGIApp:
-    """Every route but health asks for a key, if there are any. An admin key opens all; where there is one, it alone
-    opens what shows other clients' requests."""
+    """Ask for a key on every route but health, if there are any keys. An admin key opens every route; if there is one,
+    it alone opens those that show other clients' requests."""
     clients = (*keys, *admin_keys) if keys else ()
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,7 +123,7 @@ def with_keys(app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str]) -> A
             return await app(scope, receive, send)
         needed = (tuple(admin_keys) or keys) if is_admin(path) else clients
         given: list[str | None] = [*_keys_in(scope)] or [None]
-        right = [key for key in given if allowed(key, needed)]  # all are compared: time tells nothing
+        right = [key for key in given if allowed(key, needed)]  # all are compared, so that the time tells nothing
         if right:
             owner.take(right[0] if needed else None, (scope.get("client") or ("",))[0])
             return await app(scope, receive, send)
@@ -134,7 +137,7 @@ def with_keys(app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str]) -> A
 
 
 def with_draining(app: ASGIApp, admission: Admission) -> ASGIApp:
-    """While the server ends, new requests are sent elsewhere, and no connection is kept."""
+    """Refuse new requests and keep no connection while the server ends."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         async def closing(message: Message) -> None:
@@ -151,7 +154,7 @@ def with_draining(app: ASGIApp, admission: Admission) -> ASGIApp:
 
 
 def with_whole_body(app: ASGIApp, limit: int) -> ASGIApp:
-    """Routes get a body in one piece, and never more than `limit` bytes of it are read."""
+    """Hand each route its body in one piece. Never read more than `limit` bytes of it."""
     too_large = BodyTooLarge(f"the body is longer than {limit} bytes (--max-body-bytes); send less.")
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -188,7 +191,7 @@ def with_whole_body(app: ASGIApp, limit: int) -> ASGIApp:
 
 
 def route_path(scope: Scope) -> str:
-    """The path that routes are matched with: without the prefix that a proxy added."""
+    """Return the path that routes are matched with, without the prefix that a proxy added."""
     path, prefix = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(prefix) :] if prefix and (path == prefix or path.startswith(prefix + "/")) else path
 
@@ -198,8 +201,11 @@ def is_admin(path: str) -> bool:
 
 
 def _keys_in(scope: Scope) -> Iterator[str]:
-    """What a request offers as a key. Browsers can bring one as the password of their own dialog, which they then add
-    to requests from any page: so only where nothing is changed."""
+    """Yield what the request offers as a key.
+
+    Browsers can bring a key as the password of their own dialog. They then add it to requests from any page, so it
+    counts only for requests that change nothing.
+    """
     headers = Headers(scope=scope)
     authorization = headers.get("authorization")
     if (key := bearer(authorization)) is not None:
@@ -231,7 +237,7 @@ async def _refuse(
     response = response_for(failure)
     response.headers.update(headers or {})
     if _has_body(scope):
-        response.headers["connection"] = "close"  # else what follows on it would have to be waited for
+        response.headers["connection"] = "close"  # otherwise the body that still comes would have to be awaited
     await response(scope, receive, send)
 
 

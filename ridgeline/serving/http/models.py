@@ -1,4 +1,4 @@
-"""GET /v1/models, and what is running here."""
+"""The route GET /v1/models, and what is running here."""
 
 from __future__ import annotations
 

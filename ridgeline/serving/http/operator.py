@@ -28,7 +28,7 @@ SHOWN_HISTOGRAMS = ("time_to_first_token_seconds", "inter_token_latency_seconds"
 SHOWN_REQUESTS = 12
 HEADERS = {
     "Cache-Control": "no-cache",
-    "Content-Security-Policy": (  # nothing from elsewhere; frames nowhere
+    "Content-Security-Policy": (  # nothing from elsewhere, and no frames
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
@@ -42,7 +42,7 @@ class RequestNotFound(BadRequest):
 
 
 def router(api: ApiServer) -> APIRouter:
-    """GET /metrics, /v1/requests, /v1/requests/{id}, /dashboard and what that page needs."""
+    """Return the routes GET /metrics, /v1/requests, /v1/requests/{id}, /dashboard and what that page needs."""
     routes = APIRouter(tags=["operator"])
 
     @routes.get("/metrics", summary="Prometheus' text format", response_class=PlainTextResponse)
@@ -77,12 +77,12 @@ def router(api: ApiServer) -> APIRouter:
 
 
 async def page_of_metrics(api: ApiServer) -> bytes:
-    """Return the text of /metrics: figures of now, or the last ones known where the engine does not answer."""
+    """Return the text of /metrics, with the figures of now or, if the engine does not answer, the last ones known."""
     return metrics.render(snapshot(api, await api.client.ask()))
 
 
 def snapshot(api: ApiServer, stats: Stats | None) -> metrics.Snapshot:
-    """Return all that a page of metrics is made of."""
+    """Return everything that a page of metrics is made of."""
     client, admission = api.client, api.service.admission
     return metrics.Snapshot(
         model=api.names[0],
@@ -100,8 +100,11 @@ def snapshot(api: ApiServer, stats: Stats | None) -> metrics.Snapshot:
 
 
 async def figures(api: ApiServer, started: float, since: float) -> dict[str, Any]:
-    """What the dashboard shows. Steps are those after `since`, a time of the engine that started at `started`.
-    requests: None where the engine does not tell of them now."""
+    """Return the figures that the dashboard shows.
+
+    Steps are those after `since`, a time of the engine that started at `started`. `requests` is None if the engine does
+    not report them now.
+    """
     client = api.client
     facts = client.known
     try:

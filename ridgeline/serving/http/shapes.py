@@ -21,7 +21,7 @@ FINGERPRINT = f"ridgeline-{__version__}"
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of an answer, so far."""
+    """The tokens of an answer so far."""
 
     prompt: int
     completion: int
@@ -46,9 +46,10 @@ def usage_of(runs: Sequence[Run]) -> Usage:
 
 
 class Tally:
-    """Usage of a stream so far, kept as it grows: counted anew for each chunk it would cost the square of its length.
+    """The usage of a stream so far, kept as it grows. Counting it anew for each chunk would cost the square of its
+    length.
 
-    add: takes each piece, before or after its chunk is written.
+    `add` takes each piece, before or after its chunk is written.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -67,7 +68,8 @@ class Tally:
 
 
 def entries(runs: Sequence[Run]) -> int:
-    """About how many an answer has: tokens of prompts and outputs, each as often as logprobs list others beside it."""
+    """Return about how many entries an answer has: the tokens of prompts and outputs, each as often as logprobs list
+    others beside it."""
     found = 0
     for run in runs:
         params = run.asked.params
@@ -77,7 +79,7 @@ def entries(runs: Sequence[Run]) -> int:
 
 
 def envelope(prefix: str, request_id: str, kind: str, created: int, model: str) -> dict[str, Any]:
-    """What begins every answer and every chunk of one."""
+    """Return the fields that begin every answer and every chunk."""
     return {
         "id": f"{prefix}-{request_id.removeprefix('req-')}",
         "object": kind,
@@ -88,7 +90,8 @@ def envelope(prefix: str, request_id: str, kind: str, created: int, model: str) 
 
 
 def finish_reason(output: CompletionOutput) -> str | None:
-    """OpenAI's words. Raises EngineFailed for an end that is none of them: half an answer is no answer."""
+    """Return the finish reason in OpenAI's words. Raise EngineFailed for an end that is none of them, because half an
+    answer is no answer."""
     if output.finish_reason in (None, "stop", "length"):
         return output.finish_reason
     raise EngineFailed(output.error or "the request was ended before it was complete; try again.")
@@ -100,7 +103,7 @@ def breakdowns(runs: Sequence[Run]) -> dict[str, Any] | list[dict[str, Any]]:
 
 
 def wants_usage(body: GenerationBody) -> tuple[bool, bool]:
-    """At the end; and with every chunk."""
+    """Return two flags: usage at the end of a stream, and usage with every chunk."""
     options = body.stream_options
     return bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
 
@@ -113,7 +116,7 @@ def finite(logprob: float) -> float:
 
 
 def prompt_logprobs(result: RequestOutput, top: int) -> list[dict[str, Any] | None] | None:
-    """vLLM's form: by token id, the likeliest `top` and the prompt's own."""
+    """Return the prompt's logprobs in vLLM's form: by token id, the likeliest `top` and the prompt's own."""
     if result.prompt_logprobs is None:
         return None
 
@@ -146,9 +149,10 @@ def chat_logprobs(
 def completion_logprobs(
     ids: Sequence[int], entries: Sequence[TokenIdLogprobs | None], top: int, texts: Sequence[str], start: int = 0
 ) -> dict[str, Any]:
-    """OpenAI's older form: four lists side by side. texts: of the tokens. start: text offset of the first.
+    """Return logprobs in OpenAI's older form: four lists side by side.
 
-    An entry is None for the first token of a prompt, which nothing predicts.
+    `texts` are those of the tokens, and `start` is the text offset of the first. An entry is None for the first token
+    of a prompt, which nothing predicts.
     """
     offsets, offset = [], start
     for text in texts:
@@ -171,18 +175,19 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def whole_prompt(result: RequestOutput) -> list[TokenIdLogprobs | None]:
-    """Prompt logprobs, one entry for each token: None for the first, which nothing predicts."""
+    """Return the prompt's logprobs, one entry for each token: None for the first, which nothing predicts."""
     known = list(result.prompt_logprobs or [None])
     return known + [None] * (len(result.prompt_token_ids) - len(known))
 
 
 def _best(entry: TokenIdLogprobs, top: int) -> list[tuple[int, Logprob]]:
-    """The likeliest `top`. The chosen token stands behind them where it is not one of them."""
+    """Return the likeliest `top` tokens. The entry lists the chosen token behind them if it is none of them."""
     return list(entry.items())[:top]
 
 
 def _by_text(entry: TokenIdLogprobs, chosen: int, top: int) -> dict[str, float]:
-    """By text, of which several tokens may have the same: the likeliest counts, but for the chosen one."""
+    """Return logprobs by text, of the likeliest `top` tokens and the chosen one. Of tokens with the same text the
+    likeliest counts."""
     found: dict[str, float] = {}
     for _, each in _best(entry, top):
         found.setdefault(each.decoded_token or "", finite(each.logprob))

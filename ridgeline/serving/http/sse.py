@@ -29,10 +29,10 @@ Write = Callable[[Any], Awaitable[None]]
 
 
 class EventStream(Response):
-    """Runs `produce(write)`: each written value becomes an event, then comes [DONE].
+    """A stream that runs `produce(write)`: each written value becomes an event, and [DONE] comes last.
 
-    Headers go out with the first event, so whatever fails before it is answered with a status of its own, and clients
-    can try again. A later failure becomes an event, and ends the stream. When the client leaves, produce is cancelled.
+    Headers go out with the first event. A failure before that is answered with a status of its own, so clients can try
+    again. A later failure becomes an event and ends the stream. When the client leaves, `produce` is cancelled.
     """
 
     def __init__(self, produce: Callable[[Write], Awaitable[None]]) -> None:
@@ -75,7 +75,7 @@ class EventStream(Response):
         await self._put(b"data: [DONE]\n\n")
 
     async def _keep_alive(self) -> None:
-        if self._writing:  # it waits for the client itself
+        if self._writing:  # the write waits for the client itself
             await asyncio.sleep(1.0)
         else:
             await self._put(b": keep-alive\n\n")

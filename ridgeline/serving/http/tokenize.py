@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, GET /tokenizer_info: vLLM's routes."""
+"""The routes POST /tokenize and /detokenize, and GET /tokenizer_info, which are vLLM's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""uvicorn's HTTP protocol, with bounds on what a connection may send besides bodies, on the time it may take for that,
-and on how long it is heard and written to once its request is answered. Bodies have their bounds in `middleware`."""
+"""uvicorn's HTTP protocol with bounds on a connection.
+
+They bound what a connection may send besides bodies, the time it may take for that, and how long it is read from and
+written to after its request is answered. Bodies have their bounds in `middleware`.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,18 @@ from ridgeline.serving.http.errors import error_body
 
 LARGEST_HEAD = 64 << 10  # bytes of a request besides its body: line, headers, heads of chunks, trailers
 MOST_FIELDS = 256  # headers and trailers
-CHUNK_SHARE = 16  # a body may come with 1/16 of its size more in heads of chunks
+CHUNK_SHARE = 16  # a body may have 1/16 of its size in heads of chunks beyond LARGEST_HEAD
 MOST_AHEAD = 64  # requests that a connection may send ahead of their answers
 PIECE = 16 << 10  # bytes parsed between two looks at these bounds
 HEAD_TIMEOUT = 30.0  # seconds for a head, from the first byte or, on a new connection, from its beginning
 LINGER_TIME = 30.0  # seconds for which the rest of a refused request is read and dropped
-LINGER_BYTES = 128 << 20  # of it
+LINGER_BYTES = 128 << 20  # bytes of that rest
 UNREAD_TIME = 90.0  # seconds that a client may leave unread what was written
-PRESENCE = 0.05  # seconds until a client that ended its side is looked at, and twice as long each further time
+PRESENCE = 0.05  # seconds until a client that ended its side is looked at; each further wait is twice as long
 MOST_PRESENCE = 1.0
 BODY_HEADERS = (b"content-length", b"transfer-encoding")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-TCP_CLOSED = 7  # of the kernel's states of a connection
+TCP_CLOSED = 7  # the number of that state in the kernel
 
 
 class HeadTooLarge(BadRequest):
@@ -36,11 +39,11 @@ class HeadTooLarge(BadRequest):
 
 
 class _Refused(Exception):
-    """Ends the parser's work, from within one of its calls."""
+    """Raised within the parser's calls to stop it."""
 
 
 class _Transport:
-    """A transport whose `close` is the protocol's business."""
+    """A transport whose `close` is left to the protocol."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport, self.close = transport, close
@@ -55,17 +58,18 @@ class _Transport:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Protocol that counts, of the message being read, bytes that are no body (`_extra`), bytes of the body (`_body`)
-    and header fields. A trailer is counted as a header is, and dropped: nothing here reads them."""
+    """A protocol that counts what a message brings: bytes that are no body (`_extra`), bytes of the body (`_body`) and
+    header fields. A trailer is counted as a header and then dropped, because nothing here reads trailers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._begun = self._in_head = False  # of the message being read; both False between two
-        self._completed = False  # a message was, within this piece
+        self._begun = self._in_head = False  # of the message being read; both are False between two messages
+        self._completed = False  # True if a message was completed within this piece
         self._extra = self._body = self._before = self._fields = self._dropped = 0
         self._failure: RequestFailed | None = None  # why the parser was stopped
-        self._late: asyncio.TimerHandle | None = None  # for a head
-        self._patience: asyncio.TimerHandle | None = None  # with a client that reads nothing, or goes on sending
+        self._late: asyncio.TimerHandle | None = None  # when a head is too late
+        # how long to wait for a client that reads nothing, or that goes on sending
+        self._patience: asyncio.TimerHandle | None = None
         self._presence: asyncio.TimerHandle | None = None
 
     # ---- the connection ---------------------------------------------------------------------------------------
@@ -82,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """A client may end its side of the connection, and still read the answers to what it asked (True)."""
+        """Keep the connection (True). A client may end its side and still read the answers to its requests."""
         waits = self.cycle is not None and not self.cycle.response_complete
         if self._gentle.leaving or self._begun or not waits or self.scheme == "https":
             return False
@@ -124,11 +128,12 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
-            self.cycle.keep_alive = False  # to nothing that is spoken here: it is answered as it is, and none after it
+            # no other protocol is spoken: this request is answered as it is, and none after it
+            self.cycle.keep_alive = False
         except httptools.HttpParserError:
             self._end(self._failure or BadRequest("the request is not valid HTTP; check its line and headers."))
             return
-        if self._begun and not self._completed:  # else some of the piece was another message's
+        if self._begun and not self._completed:  # otherwise part of the piece belonged to another message
             self._extra += len(piece) - (self._body - self._before)
             if self._extra > LARGEST_HEAD + self._body // CHUNK_SHARE:
                 self._end(self._too_large())
@@ -140,7 +145,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._begun = self._in_head = True
         self._extra = self._body = self._before = self._fields = 0
-        if self._late is None:  # not the connection's first
+        if self._late is None:  # a connection's first request has its timer already
             self._late = self.loop.call_later(HEAD_TIMEOUT, self._give_up)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -172,7 +177,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._begun and not self._in_head and self.cycle.response_complete:
-            self.transport.close()  # answered before it was read, and so is not read
+            self.transport.close()  # the rest of a request that is answered already is not read
 
     def _give_up(self) -> None:
         self._late = None
@@ -188,13 +193,14 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def _end(self, failure: RequestFailed) -> None:
-        """Say why, unless the answer to an earlier request is on its way, and close the connection."""
+        """Send the failure, unless the answer to an earlier request is on its way, and close the connection."""
         if self.transport.is_closing():
             return
         cycle = self.cycle
-        reading = self._begun and not self._in_head and not self.pipeline  # then the cycle is of the message at fault
+        # then the cycle belongs to the message at fault
+        reading = self._begun and not self._in_head and not self.pipeline
         if reading and not cycle.response_started:
-            cycle.disconnected, cycle.response_complete = True, True  # nothing more is heard from, nor said by, the app
+            cycle.disconnected, cycle.response_complete = True, True  # the app neither hears nor says anything more
             cycle.message_event.set()
         if cycle is None or cycle.response_complete:
             content = msgspec.json.encode(error_body(failure))
@@ -206,8 +212,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._connection.close()
 
     def _close(self) -> None:
-        """Close as soon as what was written is read. In the middle of a request the client is heard for a moment more:
-        who is cut while sending may lose the answer, for the kernel resets a connection with something unread."""
+        """Close the connection as soon as what was written is read.
+
+        In the middle of a request the client is heard for a moment more. The kernel resets a connection that has
+        something unread, so a client that is cut off while sending might lose the answer.
+        """
         if self._gentle.leaving:
             return
         self._gentle.leaving = True
@@ -223,9 +232,11 @@ class BoundedProtocol(HttpToolsProtocol):
     # ---- clients that ended their side ------------------------------------------------------------------------
 
     def _look_for_client(self) -> None:
-        """Find out if it has only ended its side or is gone, which shows as soon as something is sent: who is gone
-        resets the connection. Before an answer an interim response serves for that, which every client of HTTP/1.1 can
-        read."""
+        """Find out if the client has only ended its side or is gone.
+
+        A client that is gone resets the connection as soon as something is sent. Before an answer an interim response
+        serves for that, which every client of HTTP/1.1 can read.
+        """
         cycle = self.cycle
         if not cycle.response_started and cycle.scope["http_version"] == "1.1" and not self.pipeline:
             self.transport.write(CONTINUE)
@@ -245,12 +256,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _is_reset(transport: asyncio.Transport) -> bool:
-    """By the kernel's own state: a transport whose client ended its side is read no more, and learns nothing."""
+    """Return True if the kernel's own state says that the connection was reset. A transport is not read any more once
+    its client has ended its side, so it learns nothing."""
     if not hasattr(socket, "TCP_INFO"):
         return False
     try:
         return bool(
             transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSED
         )
-    except OSError:  # of another kind than TCP
+    except OSError:  # a connection that is not TCP
         return False

@@ -1,1 +1,1 @@
-"""Knowledge of a server while it runs: metrics, where requests' time went, traces, stalls, the dashboard."""
+"""Observation of a running server: metrics, where requests' time went, traces, stalls, the dashboard."""

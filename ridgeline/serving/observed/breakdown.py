@@ -1,9 +1,10 @@
-"""Seconds of each part of a request's life, as JSON has them.
+"""The parts of a request's life in seconds, as JSON has them.
 
-queue, prefill and decode follow each other and are `total` together; prefill ends with the first token. device: that
-the device worked, for this request and those beside it, since this one was first scheduled; host_gaps: that it did
-not. headroom: what the device needed at the least ÷ what it took (None: not known). preempted_for: how often it started
-over, by why (`core.request.Preemption`). Of a request that runs, so far.
+`queue`, `prefill` and `decode` follow each other and add up to `total`; prefill ends with the first token. `device` is
+the time that the device worked, for this request and those beside it, since this one was first scheduled, and
+`host_gaps` is the rest of that time. `headroom` is the least time that the device needed ÷ the time it took (None if
+not known). `preempted_for` counts how often the request started over, by reason (`core.request.Preemption`). All
+figures of a running request are those so far.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ridgeline.transport.messages import Life
 
 
 def breakdown(run: Run) -> dict[str, Any]:
-    """Of a request that this API server ran; a completion that was given up has no figures."""
+    """Return the breakdown of a request that this API server ran. A completion that was given up has no figures."""
     completions = []
     for index, (output, ended) in enumerate(zip(run.drawn, run.endings, strict=True)):
         known = figures(ended.stats, ended.device) if ended is not None else {}
@@ -28,7 +29,8 @@ def breakdown(run: Run) -> dict[str, Any]:
 
 
 def breakdowns(lives: list[Life]) -> list[dict[str, Any]]:
-    """Of requests that the engine told of, in its order. finish_reason: None while a completion runs."""
+    """Return the breakdowns of requests that the engine reported, in its order. `finish_reason` is None while a
+    completion runs."""
     found = []
     for name, group in groupby(lives, lambda life: life.name):
         together = list(group)

@@ -1,7 +1,5 @@
-"""What the engine's process counts: one place, so that any number of API servers show the same figures.
-
-Legend: B bounds of a histogram.
-"""
+"""The counts that the engine's process keeps. There is one such place, so any number of API servers show the same
+figures."""
 
 from __future__ import annotations
 
@@ -19,20 +17,20 @@ from ridgeline.engine.scheduler import Scheduler
 from ridgeline.serving.observed.histograms import BOUNDS
 from ridgeline.transport.messages import Distribution, Gpu, Stats, StepFigures
 
-KEPT_STEPS = 1024  # shapes of steps that a `Stats` tells of at most
-KEPT_MARKS = 100_000  # steps to look back for what the device did while a request ran
+KEPT_STEPS = 1024  # the most shapes of steps in one `Stats`
+KEPT_MARKS = 100_000  # steps to look back for the device's work while a request ran
 
 
 class Histogram:
-    """Counts of values up to each bound; the last counts what is above all of them."""
+    """The number of values up to each bound. The last number counts the values above all bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds_B = np.array(bounds)
+        self._bounds = np.array(bounds)
         self._counts = np.zeros(len(bounds) + 1, np.int64)
         self._total = 0.0
 
     def add(self, *values: float) -> None:
-        places = np.searchsorted(self._bounds_B, values)
+        places = np.searchsorted(self._bounds, values)
         self._counts += np.bincount(places, minlength=len(self._counts))
         self._total += sum(values)
 
@@ -41,7 +39,8 @@ class Histogram:
 
 
 class EngineStats:
-    """Fed by the engine's loop: every step, every token, every end of a request. Times on the monotonic clock."""
+    """The counts, fed by the engine's loop with every step, every token and every end of a request. Times are on the
+    monotonic clock."""
 
     def __init__(self) -> None:
         self._started = time.time()
@@ -50,12 +49,13 @@ class EngineStats:
         self._finished: Counter[str] = Counter()
         self._counters = Counter[str](prompt_tokens=0, generation_tokens=0)
         self._histograms = {name: Histogram(bounds) for name, bounds in BOUNDS.items()}
-        self._fresh: dict[str, Request] = {}  # without a token so far
-        self._last_token: dict[str, float] = {}  # of the others: when the newest came
-        self._marks: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]  # time, device's work and its limit so far
+        self._fresh: dict[str, Request] = {}  # requests that have no token yet
+        self._last_token: dict[str, float] = {}  # when the newest token of each other request came
+        # time, and the device's work and its limit so far
+        self._marks: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
 
     def note_step(self, now: float, spent: Headroom, plan: StepPlan) -> None:
-        """A step's result is in."""
+        """Count a step whose result is in."""
         rows, tokens = len(plan.rows), plan.num_tokens
         prefills = int(np.count_nonzero(plan.rows.kinds_R == RowKind.CHUNK))
         shape = StepFigures(
@@ -78,7 +78,7 @@ class EngineStats:
         self._fresh[request.id] = request
 
     def note_tokens(self, request_ids: Sequence[str], now: float) -> None:
-        """Each of these got a token."""
+        """Count one token for each of these requests."""
         last, fresh = self._last_token, self._fresh
         gaps = [now - last[name] for name in request_ids if name in last]
         if gaps:
@@ -92,8 +92,8 @@ class EngineStats:
         self._counters["generation_tokens"] += len(request_ids)
 
     def note_end(self, request: Request, stats: RequestStats, reason: str) -> Headroom:
-        """A request has ended, however it did; times that it never reached are left out. What the device did while
-        it ran, for it and for others."""
+        """Count the end of a request, however it ended, and leave out times that it never reached. Return the device's
+        work while it ran, for it and for others."""
         self._finished[reason] += 1
         self._fresh.pop(request.id, None)
         self._last_token.pop(request.id, None)
@@ -114,7 +114,7 @@ class EngineStats:
         return self.worked(since=stats.first_scheduled)
 
     def worked(self, *, since: float) -> Headroom:
-        """What the device did from then on."""
+        """Return the device's work from that time on."""
         _, elapsed, limit = self._marks[max(0, bisect_right(self._marks, (since,)) - 1)]
         _, elapsed_now, limit_now = self._marks[-1]
         return Headroom(elapsed_now - elapsed, limit_now - limit)

@@ -1,4 +1,4 @@
-"""What the driver says of the GPU in use, by NVML where there is one."""
+"""Figures of the GPU in use, from its driver by NVML where there is one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Gpus:
-    """`read()` is empty on other devices, and where the package or the driver is missing."""
+    """The figures of one GPU. `read()` is empty on other devices, and if the package or the driver is missing."""
 
     def __init__(self, device: str) -> None:
         self._nvml: Any = None
@@ -25,10 +25,10 @@ class Gpus:
             import torch
 
             pynvml.nvmlInit()
-            # NVML counts all GPUs of the machine, torch those that CUDA_VISIBLE_DEVICES leaves; names are the same.
+            # NVML numbers all GPUs of the machine, torch only those in CUDA_VISIBLE_DEVICES. Names agree.
             uuid = torch.cuda.get_device_properties(torch.device(device)).uuid
             self._nvml, self._handles = pynvml, [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")]
-        except Exception as error:  # whatever is missing there: these figures are not worth a failed start
+        except Exception as error:  # whatever is missing, these figures are not worth a failed start
             logger.info("the GPU's own figures are left out (%s)", error)
 
     def read(self) -> list[Gpu]:
@@ -53,7 +53,7 @@ class Gpus:
         )
 
     def _figure(self, read: Callable[[], float]) -> float | None:
-        """None where this GPU does not tell it, as parts of one (MIG) do not."""
+        """Return a figure, or None if this GPU does not tell it, as parts of one (MIG) do not."""
         with suppress(self._nvml.NVMLError_NotSupported):
             return float(read())
         return None

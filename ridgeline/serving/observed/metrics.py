@@ -1,7 +1,8 @@
-"""`Stats` → Prometheus. What routers, autoscalers and benchmark clients read has vLLM's names, the rest `ridgeline:*`.
+"""Prometheus' metrics, made of `Stats`. Those that routers, autoscalers and benchmark clients read have vLLM's names,
+the others `ridgeline:*`.
 
-Everything that the engine counts comes ready-made from its process, so all API servers show the same figures; only what
-is said of an API server itself is its own.
+The engine's counts come ready-made from its process, so all API servers show the same figures. Only the figures about
+an API server itself are its own.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from ridgeline.version import __version__
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REASONS = ("stop", "length", "abort", "error")
-NEWEST_STEPS = 128  # that the gauge of headroom looks at
-ENGINE = ("model_name", "engine")  # labels of what the engine tells, as vLLM has them
+NEWEST_STEPS = 128  # steps that the gauge of headroom looks at
+ENGINE = ("model_name", "engine")  # labels of the engine's figures, as vLLM has them
 CACHE = (*ENGINE, "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")
 DEVICE = (*ENGINE, "device", "dtype", "max_model_len")
 
@@ -52,8 +53,11 @@ VLLM_COUNTERS = {"preemptions": "num_preemptions"}  # where the name differs
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """All that a page of metrics is made of. facts, stats: the newest known, None before any engine answered.
-    api_servers: how many there are; open_requests, open_tokens, stalls, stall_seconds: of this one, called `name`."""
+    """Everything that a page of metrics is made of.
+
+    `facts` and `stats` are the newest known, and None before any engine answered. `api_servers` is their number.
+    `open_requests`, `open_tokens`, `stalls` and `stall_seconds` are those of this API server, which is called `name`.
+    """
 
     model: str
     up: bool
@@ -69,29 +73,29 @@ class Snapshot:
 
     @property
     def labels(self) -> list[str]:
-        """Values of ENGINE."""
+        """The values of the labels ENGINE."""
         return [self.model, "0"]
 
 
 def render(snapshot: Snapshot) -> bytes:
-    """Prometheus' text format."""
+    """Return the metrics in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(families(snapshot)))
     return generate_latest(registry)
 
 
 def families(snapshot: Snapshot) -> list[Metric]:
-    """Every metric there is; one that has no value now is there without samples."""
+    """Return every metric there is. One that has no value now has no samples."""
     return [*_server(snapshot), *_engine(snapshot), *_histograms(snapshot), *_device(snapshot)]
 
 
 def headroom(steps: Sequence[StepFigures]) -> float | None:
-    """Limit ÷ time over these steps; None where either is unknown."""
+    """Return limit ÷ time over these steps, or None if either is unknown."""
     return Headroom(sum(step.seconds for step in steps), sum(step.limit for step in steps)).share
 
 
 class _Once(Collector):
-    """Families that are made already."""
+    """A collector of metrics that are made already."""
 
     def __init__(self, made: list[Metric]) -> None:
         self._made = made
@@ -136,7 +140,7 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
             made.add_metric(labels, value)
         return made
 
-    now = stats if snapshot.up else None  # a dead engine runs nothing, whatever it said last
+    now = stats if snapshot.up else None  # a dead engine runs nothing, whatever it reported last
     idle = None if stats is None else 0.0
     yield gauge("vllm:num_requests_running", "Requests that steps advance.", now.running if now else idle)
     yield gauge("vllm:num_requests_waiting", "Requests that wait for room.", now.waiting if now else idle)
@@ -175,7 +179,7 @@ def _histograms(snapshot: Snapshot) -> Iterable[Metric]:
 
 
 def _buckets(bounds: Sequence[float], found: Distribution) -> list[tuple[str, float]]:
-    """Prometheus counts what is up to each bound, everything below included."""
+    """Return the buckets in Prometheus' form, in which each bound counts everything below it too."""
     buckets, so_far = [], 0
     for bound, count in zip([*map(str, map(float, bounds)), "+Inf"], found.counts, strict=True):
         so_far += count

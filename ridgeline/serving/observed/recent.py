@@ -1,4 +1,4 @@
-"""Where the time of recent requests went. The engine's process keeps this, so that all API servers tell the same."""
+"""The times of recent requests. The engine's process keeps them, so that all API servers report the same."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ Figures = tuple[RequestStats, Headroom]
 
 @dataclass(slots=True)
 class _Completion:
-    id: str  # the engine's
+    id: str  # the engine's id
     name: str
     index: int
     created: float
     reason: str | None = None
-    figures: Figures | None = None  # once it has ended
+    figures: Figures | None = None  # known once it has ended
 
 
 class RecentRequests:
-    """The newest requests, running and ended. Clients choose names, so these may repeat: the newest has it."""
+    """The newest requests, running and ended, by name. Clients choose names, so a name may come again: the newest
+    request has it."""
 
     def __init__(self) -> None:
         self._requests: OrderedDict[str, dict[int, _Completion]] = OrderedDict()  # by name, oldest first
@@ -36,7 +37,7 @@ class RecentRequests:
         self._kept = 0
 
     def begin(self, request_id: str, submit: Submit) -> None:
-        """The engine has taken this on. request_id: as the engine calls it."""
+        """Note that the engine has taken this request on. `request_id` is the engine's name for it."""
         completion = _Completion(request_id, submit.name, submit.index, time.time())
         if submit.index in self._requests.get(submit.name, ()):
             self._forget(submit.name)
@@ -50,7 +51,7 @@ class RecentRequests:
             completion.reason, completion.figures = reason, (stats, device)
 
     def look(self, asked: Look, so_far: Callable[[str], Figures]) -> list[Life]:
-        """so_far: of one that runs, by the engine's id."""
+        """Return the requests asked for. `so_far` returns the figures of a running one by the engine's id."""
         if asked.name is None:
             found = list(islice(reversed(self._requests.values()), asked.limit))
         else:

@@ -1,7 +1,7 @@
 """Traces by OpenTelemetry (the extra `otel`): a span for each request, from its arrival to its end.
 
-Names that OpenTelemetry has for generative models are used where there is one. Spans go out in batches from a thread;
-a collector that is away costs them, and nothing else.
+Names are OpenTelemetry's names for generative models where it has one. A thread sends the spans in batches. If the
+collector is away, they are lost and nothing else happens.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from ridgeline.serving.observed.breakdown import figures
 from ridgeline.transport.messages import Ended
 from ridgeline.version import __version__
 
-DELAY = 1000  # milliseconds until a batch goes out
-TIMEOUT = 3  # seconds that sending one may take; the server's end waits for the last
+DELAY = 1000  # milliseconds until a batch is sent
+TIMEOUT = 3  # seconds that sending a batch may take; the server's end waits for the last one
 PARTS = ("queue", "prefill", "decode", "host_gaps", "device", "headroom", "cached_tokens", "preemptions")
 
 Observer = Callable[[Run, BaseException | None], None]
 
 
 def observer(endpoint: str, model: str, instance: str) -> Observer:
-    """What is to be called with each run that has ended, and with the error that ended it. endpoint: "host:port" or a
-    URL, of OTLP over gRPC; encrypted if that begins with https."""
+    """Return the function to call with each run that has ended and the error that ended it.
+
+    `endpoint` is "host:port" or a URL of OTLP over gRPC; the connection is encrypted if it begins with https.
+    """
     resource = Resource.create(
         {"service.name": "ridgeline", "service.version": __version__, "service.instance.id": instance}
     )
@@ -62,7 +64,7 @@ def observer(endpoint: str, model: str, instance: str) -> Observer:
 
 
 def _describe(span: Span, run: Run, model: str) -> None:
-    """Of the completion that took longest, where there are several."""
+    """Describe the run in its span. Of several completions the one that took longest counts."""
     params, outputs = run.asked.params, run.result.outputs
     span.set_attributes(
         {

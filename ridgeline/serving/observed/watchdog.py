@@ -1,4 +1,4 @@
-"""Notices when an event loop is held up, counts for how long, and logs what held it."""
+"""A watchdog that notices when an event loop is held up, counts for how long, and logs what held it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from types import FrameType
 logger = logging.getLogger("ridgeline.serving.api_server")
 
 BEAT = 0.05  # seconds between two signs of life
-LATE = 0.1  # seconds that one may be late
-MOST_FRAMES = 8  # innermost ones that are logged
-QUIET = 1.0  # seconds between two lines in the log: whoever holds the loop up shall not fill the disk, too
+LATE = 0.1  # seconds that a sign of life may be late
+MOST_FRAMES = 8  # innermost frames that are logged
+QUIET = 1.0  # seconds between two lines in the log: a loop that is held up must not fill the disk as well
 
 
 class Watchdog:
-    """stalls, seconds: how often the loop was late by more than LATE, and by how much in all."""
+    """The watchdog of one event loop. `stalls` counts how often the loop was late by more than LATE, and `seconds` by
+    how much in all."""
 
     def __init__(self) -> None:
         self.stalls, self.seconds = 0, 0.0
-        self._due = float("inf")  # when the next sign of life is
+        self._due = float("inf")  # when the next sign of life is due
         self._held_by = ""
         self._logged = 0.0
         self._stop = threading.Event()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Watch this loop, from within it; until `stop`."""
+        """Watch the loop in which this is called, until `stop`."""
         self._loop = loop
         self._beat()
         thread = threading.Thread(target=self._watch, args=(threading.get_ident(),), name="watchdog", daemon=True)
@@ -62,6 +63,6 @@ class Watchdog:
 
 
 def _told(frame: FrameType) -> str:
-    """Describe what a thread does, innermost first, in one line."""
+    """Describe the frames of a thread in one line, innermost first."""
     summary = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=MOST_FRAMES, lookup_lines=False)
     return " by " + " < ".join(f"{each.name} ({each.filename.rpartition('/')[2]}:{each.lineno})" for each in summary)

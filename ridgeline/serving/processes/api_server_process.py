@@ -1,9 +1,9 @@
-"""An API server's process: serves REST on a socket that it inherits, and gRPC on an address.
+"""The process of an API server. It serves REST on a socket that it inherits, and gRPC on an address.
 
     python -m ridgeline.serving.processes.api_server_process < settings
 
-reads one JSON object (`ApiServerSettings`) from standard input and ends when that closes: whoever started it is gone.
-It says `ready` on standard output once it serves and an engine has answered. SIGTERM drains it.
+It reads one JSON object (`ApiServerSettings`) from standard input and ends when that closes, because then its parent is
+gone. It says `ready` on standard output once it serves and an engine has answered. SIGTERM drains it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ from ridgeline.serving.processes.logs import set_up_logging
 logger = logging.getLogger("ridgeline.serving.api_server")
 
 APP = "ridgeline.serving.http.app:create_app"
-FLUSH = 3  # seconds that a client gets to read the end of its answer while the server ends
+FLUSH = 3  # seconds that a client has to read the end of its answer while the server ends
 KEEP_ALIVE = 75  # seconds that idle connections stay open: longer than proxies keep theirs
-GREETING = 1.0  # seconds that an engine gets to answer before clients are told that there is none
-LOOK = 0.05  # seconds between looks at what still runs
+GREETING = 1.0  # seconds that an engine has to answer before clients are told that there is none
+LOOK = 0.05  # seconds between looks at the requests that still run
 
 
 class ApiServerSettings(msgspec.Struct, kw_only=True):
-    """name: unlike any other API server's, earlier lives of this one included. socket: path of the engine's. listener:
-    file descriptor of the listening socket. grpc_address: "host:port". app: "module:function" from an API server to its
-    app."""
+    """The settings of an API server.
+
+    `name` is unlike any other API server's, including earlier lives of this one. `socket` is the path of the engine's
+    socket, `listener` the file descriptor of the listening socket, and `grpc_address` is "host:port". `app` is the
+    "module:function" that makes the app of an API server.
+    """
 
     name: str
     config: ServeConfig
@@ -58,7 +61,7 @@ class ApiServerSettings(msgspec.Struct, kw_only=True):
 
 
 class Server(uvicorn.Server):
-    """Signals are `serve`'s business."""
+    """uvicorn's server, with signals left to `serve`."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -66,7 +69,7 @@ class Server(uvicorn.Server):
 
 
 async def serve(settings: ApiServerSettings) -> None:
-    """Until SIGTERM, and then until what runs has ended. Raises what broke it."""
+    """Serve until SIGTERM, and then until the requests under way have ended. Raise the error that broke the server."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     config = settings.config
@@ -76,7 +79,8 @@ async def serve(settings: ApiServerSettings) -> None:
     api.watchdog.start(asyncio.get_running_loop())
     engine = asyncio.create_task(api.client.run())
     api.chat_template.warm()
-    with suppress(TimeoutError):  # who waited for an API server that died finds an engine behind the next one
+    # a client that waited for an API server that died finds an engine behind its successor
+    with suppress(TimeoutError):
         await asyncio.wait_for(api.client.wait_until_up(), GREETING)
     serving = asyncio.create_task(server.serve([listener]))
     grpc_server = await _start_grpc(api, settings.grpc_address)
@@ -96,7 +100,7 @@ async def serve(settings: ApiServerSettings) -> None:
 
 
 async def drain(api: ApiServer, timeout: float) -> None:
-    """Take nothing on any more, wait until what runs has ended, and end what has not after `timeout` seconds."""
+    """Take no more requests, wait until those under way have ended, and after `timeout` seconds end the others."""
     admission = api.service.admission
     admission.draining = True
     logger.info("draining: %d requests run, for at most %g s more", admission.open_requests, timeout)
@@ -152,7 +156,7 @@ def main() -> None:
     set_up_logging(as_json=settings.config.log_json, level=settings.config.log_level)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the supervisor decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every process, but the supervisor decides
     try:
         uvloop.run(serve(settings))
     except RidgelineError as error:

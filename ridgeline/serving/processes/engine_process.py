@@ -1,9 +1,9 @@
-"""The engine's process: messages in, steps, messages out. Text is the API servers' business.
+"""The process of the engine: messages in, steps, messages out. Text is the API servers' business.
 
     python -m ridgeline.serving.processes.engine_process < settings
 
-reads one JSON object (`EngineSettings`) from standard input and ends when that closes: whoever started it is gone. It
-says `ready` on standard output once API servers can reach it.
+It reads one JSON object (`EngineSettings`) from standard input and ends when that closes, because then its parent is
+gone. It says `ready` on standard output once API servers can reach it.
 """
 
 from __future__ import annotations
@@ -49,17 +49,21 @@ from ridgeline.transport.zmq import EngineSocket
 logger = logging.getLogger(__name__)
 
 STATS_PERIOD = 1.0  # seconds
-IDLE_WAIT = 0.25  # seconds: how long a signal may go unseen while nothing happens
-# Of the 1024 shapes that torch's and oneDNN's caches of compiled products keep, each: an entry has a quarter of a
-# megabyte, and a CPU's server whose load varies would grow for hours before they were full.
+IDLE_WAIT = 0.25  # seconds: the longest time for which a signal goes unseen while nothing happens
+# torch and oneDNN each keep 1024 shapes in their caches of compiled products. An entry takes a quarter of a megabyte,
+# so the caches of a CPU's server whose load varies would grow for hours. Here each keeps half as many.
 KEPT_SHAPES = {"LRU_CACHE_CAPACITY": "512", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
-GRAMMAR_RETRY = 2  # seconds after which to try again what there was no time to compile
-LOST = 3  # exit code
+GRAMMAR_RETRY = 2  # seconds after which to try again, when there was no time to compile
+LOST = 3  # exit code of an engine whose device is lost
 GRAMMAR_WAIT = 0.002  # seconds between looks at grammars that are being compiled, while nothing else happens
 
 
 class EngineSettings(msgspec.Struct, kw_only=True):
-    """socket: path to listen on. options: of `LLMConfig`. life: as in `EngineFacts`. grammar_timeout: seconds."""
+    """The settings of the engine's process.
+
+    `socket` is the path to listen on, and `options` are arguments of `LLMConfig`. `life` is as in `EngineFacts`, and
+    `grammar_timeout` is in seconds.
+    """
 
     socket: str
     options: dict[str, Any]
@@ -81,8 +85,8 @@ class EngineHost:
         )
         self._gpus = Gpus(str(assembly.device))
         self._api_servers: dict[bytes, str] = {}  # connection → name
-        self._owners: dict[str, tuple[bytes, int]] = {}  # request → connection, number there
-        self._over: dict[str, tuple[Request, RequestStats]] = {}  # ended, and not yet told
+        self._owners: dict[str, tuple[bytes, int]] = {}  # request → connection, the request's number there
+        self._over: dict[str, tuple[Request, RequestStats]] = {}  # ended, and not reported yet
         self._stats = EngineStats()
         self._recent = RecentRequests()
         self._stats_due = 0.0
@@ -93,14 +97,14 @@ class EngineHost:
         self._stopped = True
 
     def run(self) -> None:
-        """Until `stop`. Raises DeviceLost."""
+        """Run until `stop`. Raise DeviceLost if the device is lost."""
         working = False
         while not self._stopped:
             wait = 0.0 if self._engine.has_work else GRAMMAR_WAIT if self._grammars.pending else IDLE_WAIT
             for connection, message in self._socket.receive(wait):
                 self._take(connection, message)
             if self._engine.has_work and not working and len(self._api_servers) > 1:
-                self._broadcast()  # a step may be long: API servers with no part in it must know that there is one
+                self._broadcast()  # a step may be long, and API servers that have no part in it must know that it runs
             working = self._engine.has_work
             if self._grammars.pending:
                 for connection, submit, mask in self._grammars.done():
@@ -115,7 +119,7 @@ class EngineHost:
     # ---- messages ---------------------------------------------------------------------------------------------
 
     def _take(self, connection: bytes, message: FromFace) -> None:
-        """Whatever is wrong with a message that could be decoded ends that message."""
+        """Act on a message. If a message that could be decoded is wrong, only that message fails."""
         try:
             self._do(connection, message)
         except Exception:
@@ -145,7 +149,8 @@ class EngineHost:
                 self._socket.send(connection, Seen(lives=self._recent.look(message, self._so_far)))
 
     def _begin(self, connection: bytes, submit: Submit, mask: TokenMask | Exception | None) -> None:
-        """Queue it. Nothing in one request may hurt the others: whatever is wrong with it is told to its API server."""
+        """Queue a request. If anything is wrong with it, tell its API server: one request must never hurt the
+        others."""
         name = _name(connection, submit.id)
         try:
             if isinstance(mask, Exception):
@@ -184,13 +189,13 @@ class EngineHost:
         if spent.elapsed > 0 and plan is not None:
             self._stats.note_step(now, spent, plan)
         told = (*events.ids, *(event.request_id for event in events.events if event.token_id >= 0))
-        self._stats.note_tokens([name for name in told if name in self._owners], now)  # others were cancelled
+        self._stats.note_tokens([name for name in told if name in self._owners], now)  # the others were cancelled
         for connection, progress in self._sorted(events).items():
             if not self._socket.send(connection, progress):
                 self._forget(connection)
 
     def _sorted(self, events: StepEvents) -> dict[bytes, Progress]:
-        """A step's events by API server. Those of requests that were cancelled meanwhile are nobody's."""
+        """Return a step's events by API server, without those of requests that were cancelled meanwhile."""
         owners, found = self._owners, dict[bytes, Progress]()
 
         def to(connection: bytes) -> Progress:
@@ -213,7 +218,7 @@ class EngineHost:
         return found
 
     def _note_end(self, request: Request, stats: RequestStats) -> None:
-        """The scheduler's word, which comes before the event that tells why."""
+        """Note a request's end. The scheduler reports it before the event that tells why."""
         self._over[request.id] = request, stats
 
     def _end(self, name: str, reason: str) -> Ended:
@@ -229,7 +234,7 @@ class EngineHost:
         return stats, Headroom() if begun is None else self._stats.worked(since=begun)
 
     def _forget(self, connection: bytes) -> None:
-        """An API server is gone, or does not read: its requests end."""
+        """End the requests of an API server that is gone or does not read."""
         logger.warning("API server %s is gone: its requests are ended", self._api_servers.pop(connection, "?"))
         self._grammars.forget(connection)
         for name in [name for name, (owner, _) in self._owners.items() if owner == connection]:
@@ -250,7 +255,7 @@ class EngineHost:
 
 
 def facts_of(assembly: Assembly, served_name: str, life: int) -> EngineFacts:
-    """What API servers are told."""
+    """Return the facts that API servers are told."""
     config, layout, model = assembly.engine.config, assembly.engine.layout, assembly.model
     return EngineFacts(
         process_id=os.getpid(),
@@ -308,7 +313,7 @@ def main() -> None:
     set_up_logging(as_json=settings.log_json, level=settings.log_level)
     end_with_parent()
     os.environ.update(KEPT_SHAPES | os.environ)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the supervisor decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every process, but the supervisor decides
     try:
         assembly = assemble(LLMConfig(**settings.options), interactive=True)
     except RidgelineError as error:
@@ -322,7 +327,7 @@ def main() -> None:
         host.run()
     except DeviceLost as error:
         logger.critical("%s", error)
-        os._exit(LOST)  # at once: what would tidy up waits for the device
+        os._exit(LOST)  # at once, because tidying up would wait for the device
 
 
 if __name__ == "__main__":

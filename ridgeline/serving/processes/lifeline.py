@@ -1,4 +1,4 @@
-"""What a process of the server owes to the supervisor that started it."""
+"""The duties of a server's process to the supervisor that started it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import threading
 from contextlib import suppress
 from typing import NoReturn
 
-READY = "ready"  # the line on standard output that says so
+READY = "ready"  # the line on standard output that says that the process works
 MISTAKE = 2  # exit code of a process that was asked for something impossible
-MISTAKEN = "mistake: "  # begins the line on standard output that says what that was
+MISTAKEN = "mistake: "  # begins the line on standard output that says what was impossible
 
 
 def end_with_parent() -> None:
-    """Die as soon as standard input closes. The parent holds its other end and never writes again, so that is when
-    the parent is gone, however it went."""
+    """Let this process die as soon as standard input closes. The parent holds the other end and never writes again, so
+    it closes when the parent is gone, however that ended."""
     threading.Thread(target=_watch, daemon=True).start()
 
 
 def tell_ready() -> None:
-    """Say that there is work done here from now on."""
+    """Say that this process works from now on."""
     with suppress(OSError):
         os.write(1, f"{READY}\n".encode())
 
 
 def tell_mistake(sentence: object) -> NoReturn:
-    """End, as something impossible was asked for."""
+    """End this process, because something impossible was asked for."""
     with suppress(OSError):
         os.write(1, f"{MISTAKEN}{' '.join(str(sentence).splitlines())}\n".encode(errors="replace"))
     sys.exit(MISTAKE)

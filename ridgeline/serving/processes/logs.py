@@ -1,4 +1,4 @@
-"""Logs of the server's processes: a line each, or a JSON object each, on standard error."""
+"""The logs of the server's processes on standard error: one line or one JSON object for each message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "
 
 
 class JsonLines(logging.Formatter):
-    """What is given as `extra=` becomes fields, such as request_id."""
+    """A formatter that writes JSON. What is given as `extra=` becomes fields, such as request_id."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"

@@ -1,7 +1,7 @@
-"""The directory of a server's sockets, and what servers that were killed left of theirs.
+"""The directory of a server's sockets, and the removal of directories that killed servers left behind.
 
-A directory belongs to the process that holds a lock on its file `owner`. The kernel lets go of the lock however that
-process ends, so a lock that can be taken says that nobody lives there any more.
+A directory belongs to the process that holds a lock on its file `owner`. The kernel releases the lock however that
+process ends, so if the lock can be taken, nobody uses the directory any more.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ridgeline.core.errors import InvalidConfig
 PREFIX = "ridgeline-"
 OWNER = "owner"
 SOCKET = "engine"
-LONGEST_PATH = 80  # of the directory above: a Unix socket's path has 107 bytes at most
+LONGEST_PATH = 80  # of the directory above, in bytes: a Unix socket's path has at most 107
 LEAST_DESCRIPTORS = 128  # an engine opens about sixty, an API server forty and one for each connection
 
 
 class RuntimeDirectory:
-    """A new one that only this user can enter, with a short path. path: its own."""
+    """A new directory with a short path (`path`) that only this user can enter."""
 
     def __init__(self) -> None:
-        """Raises InvalidConfig."""
+        """Make the directory. Raise InvalidConfig if no place allows one."""
         parents = _parents()
         if not parents:
             raise InvalidConfig(
@@ -48,8 +48,11 @@ class RuntimeDirectory:
 
 
 def sweep(parent: Path) -> None:
-    """Remove what servers of this user that live no more left in `parent`. What has no `owner` was made by others, or
-    is just being made; what holds other files than ours stays."""
+    """Remove from `parent` what dead servers of this user left there.
+
+    A directory without `owner` was made by others or is just being made, and one that holds other files than ours
+    stays.
+    """
     with suppress(OSError):
         for entry in list(os.scandir(parent)):
             if entry.name.startswith(PREFIX) and _left_behind(Path(entry.path)):
@@ -57,7 +60,7 @@ def sweep(parent: Path) -> None:
 
 
 def _claim(path: Path) -> int:
-    """The locked file, which gets its name once it is locked: nobody sees it otherwise."""
+    """Return the locked file. It gets its name once it is locked, so nobody sees it unlocked."""
     new = path / "new"
     descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -67,7 +70,7 @@ def _claim(path: Path) -> int:
 
 
 def _left_behind(path: Path) -> bool:
-    """Tell a real directory of this user, with a lock that nobody holds."""
+    """Return True for a real directory of this user with a lock that nobody holds."""
     with suppress(OSError):
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -87,7 +90,7 @@ def _left_behind(path: Path) -> bool:
 
 
 def _empty(path: Path) -> None:
-    """Our own files, then the directory if nothing else is in it; links are removed, not followed."""
+    """Remove our own files, and the directory if nothing else is in it. Links are removed and not followed."""
     with suppress(OSError):
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -100,7 +103,7 @@ def _empty(path: Path) -> None:
 
 
 def _parents() -> list[Path]:
-    """List the places where such directories may be, the best first."""
+    """Return the places where such directories may be, the best first."""
     wanted = dict.fromkeys((os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"))
     return [
         Path(parent)
@@ -110,8 +113,10 @@ def _parents() -> list[Path]:
 
 
 def allow_descriptors() -> None:
-    """As many as this user may have: each connection takes one, and the usual bound is 1024. Raises InvalidConfig where
-    these are too few for a server."""
+    """Allow as many open files as this user may have, because each connection takes one and the usual bound is 1024.
+
+    Raise InvalidConfig if these are too few for a server.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < LEAST_DESCRIPTORS:
         raise InvalidConfig(

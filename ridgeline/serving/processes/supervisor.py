@@ -1,9 +1,9 @@
-"""The server's first process: holds the listening sockets, starts the engine and the API servers, keeps them alive, and
-ends them. It loads no tensors and sees no requests.
+"""The server's first process. It holds the listening sockets, starts the engine and the API servers, keeps them alive,
+and ends them. It loads no tensors and sees no requests.
 
-Its children end by themselves when it goes, however it goes: each holds the other end of a pipe (lifeline.py). All API
-servers accept from one inherited socket, so connections that a dead API server had not accepted yet wait for the others
-or for its successor, and a port that someone else has is known before anything starts.
+Its children end by themselves when it ends, however that happens: each holds the other end of a pipe (lifeline.py). All
+API servers accept from one inherited socket. Connections that a dead API server had not accepted wait for the others or
+for its successor, and a port that someone else has is noticed before anything starts.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from ridgeline.serving.processes.runtime import RuntimeDirectory, allow_descript
 
 logger = logging.getLogger(__name__)
 
-MOST_FAILURES = 5  # quick ones in a row
-STEADY = 30.0  # seconds of work after which a death is no quick failure
-MARGIN = 10.0  # seconds that a process gets to end beyond what it was promised
+MOST_FAILURES = 5  # quick failures in a row
+STEADY = 30.0  # seconds of work after which a death is not a quick failure
+MARGIN = 10.0  # seconds that a process has for its end, beyond what it was promised
 BACKLOG = 2048
-UNREAD = 75_000  # milliseconds that a client may leave what it was sent unread, before its connection is reset
-LAST_WORDS = 1.0  # seconds to read what a process that has ended had still said
+UNREAD = 75_000  # milliseconds that a client may leave data unread before its connection is reset
+LAST_WORDS = 1.0  # seconds to read what an ended process had still written
 
 
-# glibc gives large pieces of memory back at once, unless it has seen one freed: then it keeps those of up to 32 MiB in
+# glibc returns large pieces of memory at once, until it has seen one freed. Then it keeps pieces of up to 32 MiB in
 # every thread's own store, and after some bodies of that size an API server held three times its memory.
 GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
 
 
 class GaveUp(RidgelineError):
-    """code: that the whole server exits with."""
+    """Raised when the server cannot go on. `code` is its exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -54,8 +54,11 @@ class GaveUp(RidgelineError):
 
 
 class Keeper:
-    """Keeps one process alive. settings: from the number of its life to its standard input. fds: it inherits these.
-    environment: its variables, where ours do not say otherwise."""
+    """A keeper of one process, which it starts again when that dies.
+
+    `settings` returns what the process reads from standard input, by the number of its life. The process inherits
+    `fds`. `environment` holds its variables; ours win over them.
+    """
 
     def __init__(
         self,
@@ -67,15 +70,17 @@ class Keeper:
     ) -> None:
         self.name, self._module, self._settings, self._fds = name, module, settings, fds
         self._environment = {**(environment or {}), **os.environ}
-        self.ready = asyncio.Event()  # it was, at least once
+        self.ready = asyncio.Event()  # set once it was ready for the first time
         self._process: subprocess.Popen[bytes] | None = None
-        self._began: float | None = None  # since when this life works
-        self._mistake = ""  # that ended it
+        self._began: float | None = None  # since when this life has worked
+        self._mistake = ""  # the mistake that ended it
         self._stopping = asyncio.Event()
 
     async def keep(self) -> None:
-        """Until `stop`. Raises GaveUp after MOST_FAILURES quick failures in a row, or where its first life ends with
-        the user's mistake."""
+        """Keep the process alive until `stop`.
+
+        Raise GaveUp after MOST_FAILURES quick failures in a row, or if its first life ends with the user's mistake.
+        """
         failures, life = 0, 0
         while not self._stopping.is_set():
             life += 1
@@ -93,10 +98,10 @@ class Keeper:
                 await asyncio.wait_for(self._stopping.wait(), delay)
 
     def stop(self) -> None:
-        """Ask it to end, and start no other."""
+        """Ask the process to end, and start no other."""
         self._stopping.set()
         if self._process is not None:
-            self._process.terminate()  # does nothing to one that has ended
+            self._process.terminate()  # does nothing to a process that has ended
 
     def kill(self) -> None:
         self._stopping.set()
@@ -104,7 +109,7 @@ class Keeper:
             self._process.kill()
 
     async def _live(self, life: int) -> tuple[int, float]:
-        """One life: its exit code, and for how long it worked."""
+        """Run one life. Return its exit code and how long it worked."""
         process = self._process = subprocess.Popen(
             [sys.executable, *_same_path(), "-m", self._module],
             stdin=subprocess.PIPE,
@@ -112,13 +117,13 @@ class Keeper:
             pass_fds=self._fds,
             env=self._environment,
             bufsize=0,
-            process_group=0,  # Ctrl+C reaches the supervisor alone, which then ends them one after the other
+            process_group=0,  # Ctrl+C reaches the supervisor alone, which then ends its children one after the other
         )
         assert process.stdin is not None
         assert process.stdout is not None
         told = asyncio.create_task(self._listen(process.stdout))
         try:
-            with suppress(BrokenPipeError):  # it is dead already
+            with suppress(BrokenPipeError):  # it may be dead already
                 process.stdin.write(self._settings(life) + b"\n")
             await _end_of(process)
             await asyncio.wait([told], timeout=LAST_WORDS)
@@ -132,7 +137,8 @@ class Keeper:
         return process.wait(), worked
 
     async def _listen(self, output: IO[bytes]) -> None:
-        """What it says on standard output. Not what ends its life: processes of its own may hold that longer."""
+        """Read what the process writes to standard output. The end of this output does not tell when the process ends,
+        because its own children may hold it open for longer."""
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), output)
@@ -149,8 +155,11 @@ class Keeper:
 
 
 class Supervisor:
-    """folder: of the model. names: what clients call it. app: as in `ApiServerSettings`. Sockets are bound at once, so
-    InvalidConfig or ModelLoadError comes before any process does."""
+    """The supervisor of one server.
+
+    `folder` is the model's, `names` are what clients call it, and `app` is as in `ApiServerSettings`. Sockets are bound
+    at once, so InvalidConfig or ModelLoadError is raised before any process starts.
+    """
 
     def __init__(self, config: ServeConfig, folder: Path, names: tuple[str, ...], *, app: str | None = None) -> None:
         self._config, self._folder, self._names, self._app = config, folder, names, app
@@ -166,11 +175,11 @@ class Supervisor:
                 self._reserved = opened.enter_context(reserve(config.host, config.grpc_port, shared=shared))
                 self.grpc_port = self._reserved.getsockname()[1]
                 if not shared:
-                    self._reserved.close()  # the one API server binds it alone
+                    self._reserved.close()  # the one API server binds the port alone
             self._kept_open = opened.pop_all()
 
     def run(self) -> int:
-        """Until a signal or an end that no restart mends; the exit code."""
+        """Run until a signal, or until an end that no restart mends. Return the exit code."""
         try:
             directory = RuntimeDirectory()
         except InvalidConfig:
@@ -212,8 +221,8 @@ class Supervisor:
             await asyncio.gather(*lives.values(), return_exceptions=True)
 
     async def _drain(self, engine: Keeper, api_servers: list[Keeper], lives: dict[Keeper, asyncio.Task[None]]) -> None:
-        """API servers first: they need the engine for what they still run."""
-        self._kept_open.close()  # the API servers alone hold the port now
+        """End the API servers first, because they need the engine for the requests that still run."""
+        self._kept_open.close()  # only the API servers hold the port now
         for api in api_servers:
             api.stop()
         await asyncio.wait([lives[api] for api in api_servers], timeout=self._config.shutdown_timeout + MARGIN)
@@ -263,7 +272,7 @@ class Supervisor:
         return engine, api_servers
 
     async def _announce(self, api_servers: list[Keeper]) -> None:
-        """One line on standard output once requests find an answer."""
+        """Print one line on standard output, once requests find an answer."""
         for api in api_servers:
             await api.ready.wait()
         scheme = "https" if self._config.ssl_keyfile else "http"
@@ -276,7 +285,8 @@ class Supervisor:
 
 
 def _same_path() -> list[str]:
-    """Modules in the current folder hide nothing from a child that they do not hide from us."""
+    """Return the option that keeps the current folder off a child's module path if it is not on ours. Otherwise modules
+    there could hide others from the child."""
     return [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
 
 
@@ -293,7 +303,7 @@ async def _end_of(process: subprocess.Popen[bytes]) -> None:
 
 
 def how(code: int) -> str:
-    """In words, how a process ended."""
+    """Describe in words how a process ended."""
     if code >= 0:
         return f"ended with code {code}"
     try:
@@ -303,20 +313,21 @@ def how(code: int) -> str:
 
 
 def back_off(failures: int) -> float:
-    """Seconds to wait after so many quick failures in a row: 0, 1, 2, 4, …"""
+    """Return the seconds to wait after so many quick failures in a row: 0, 1, 2, 4, …"""
     return 0.0 if failures <= 1 else 2.0 ** (failures - 2)
 
 
 def check_certificate(config: ServeConfig) -> None:
-    """Raises InvalidConfig where HTTPS is wanted and cannot be."""
+    """Raise InvalidConfig if HTTPS is wanted and its certificate cannot be used."""
     if config.ssl_certfile is None:
         return
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")  # never asks for one
+        # an empty password, so that it never asks for one
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
     except (OSError, ValueError) as error:
         files = f"{config.ssl_certfile} and {config.ssl_keyfile}"
-        raise InvalidConfig(f"{files} are no certificate and key that can be used ({error}).") from error
+        raise InvalidConfig(f"{files} cannot be used as certificate and key ({error}).") from error
 
 
 def address(host: str, port: int) -> str:
@@ -324,7 +335,7 @@ def address(host: str, port: int) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises InvalidConfig."""
+    """Return a listening socket. Raise InvalidConfig if the address cannot be bound."""
     bound = _bind(host, port)
     try:
         bound.listen(BACKLOG)
@@ -335,13 +346,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def reserve(host: str, port: int, *, shared: bool) -> socket.socket:
-    """A port that is free now; shared: and stays ours, for several processes that listen on it. Raises
-    InvalidConfig."""
+    """Return a socket bound to a port that is free now. Raise InvalidConfig if there is none.
+
+    If `shared`, the port stays ours, for several processes that listen on it.
+    """
     free = _bind(host, port)
     if not shared:
         return free
     port = free.getsockname()[1]
-    free.close()  # the first bind tells whether someone else has it, which the second would not
+    free.close()  # only this first bind tells whether someone else has the port
     return _bind(host, port, reuse_port=True)
 
 
@@ -355,7 +368,7 @@ def _bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse_port:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD)  # connections inherit it
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD)  # accepted connections inherit this
         bound.bind(where)
     except OSError as error:
         bound.close()

@@ -1,1 +1,1 @@
-"""Requests as clients may make them: from a body of JSON, within bounds, to a `GenerationRequest`."""
+"""The requests that clients may make: from a body of JSON, within bounds, to a `GenerationRequest`."""

@@ -1,7 +1,7 @@
 """The bodies that clients send, as pydantic models: types and bounds of every field that this server knows.
 
-Names and meanings are OpenAI's, the extra ones vLLM's. Unknown fields are ignored, as OpenAI does; null means the
-default everywhere. Ranges of sampling parameters are `SamplingParams`' business.
+Names and meanings are OpenAI's, and vLLM's for the fields that OpenAI does not have. Unknown fields are ignored, as
+OpenAI does; null means the default everywhere. `SamplingParams` checks the ranges of sampling parameters.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from ridgeline.core.request import (
     MAX_STOP_LENGTH,
 )
 
-MOST_PROMPTS = 512  # of one completions request
+MOST_PROMPTS = 512  # in one completions request
 MOST_MESSAGES = 4096
-MOST_PARTS = 4096  # of a message's content
+MOST_PARTS = 4096  # in a message's content
 MOST_TOOLS = 256
 MOST_DOCUMENTS = 4096
 MOST_CHOICES = 4096
-MOST_TOKENS = 1 << 20  # to detokenize, of those allowed, and of a negative prompt
+MOST_TOKENS = 1 << 20  # token ids to detokenize, to allow, or in a negative prompt
 MOST_ID = 2**32 - 1
 MOST_NAME = 256  # characters of a name or a salt
 
 
 def _check_prompt(prompt: object) -> object:
-    """Text, tokens, or a list of either. Written out: a union's error would speak of each of its members."""
+    """Check that the prompt is text, tokens, or a list of either. A union's error would speak of each of its members,
+    so the check is written out."""
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, list) or not prompt:
@@ -59,14 +60,14 @@ def _is_ids(value: object) -> TypeGuard[list[int]]:
 
 
 def _check_ids(value: object, check: ValidatorFunctionWrapHandler) -> Any:
-    """At once where all is well: a million ids one by one would take a tenth of a second."""
+    """Check all ids at once if they are right. Checking a million ids one by one would take a tenth of a second."""
     if _is_ids(value) and len(value) <= MOST_TOKENS and max(value) <= MOST_ID:
         return value
     return check(value)
 
 
 def _check_bias(bias: object) -> object:
-    """Its length first: each wrong entry would become an error of its own."""
+    """Check the length of logit_bias first, because each wrong entry would become an error of its own."""
     if isinstance(bias, dict) and len(bias) > MAX_LOGIT_BIAS:
         raise ValueError(f"there are {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
     return bias
@@ -92,7 +93,7 @@ TokenIds = Annotated[
     list[TokenId], Field(fail_fast=True, min_length=1, max_length=MOST_TOKENS), WrapValidator(_check_ids)
 ]
 Object = dict[str, Any]
-# Ranges that the document shows, and `SamplingParams` enforces for all ways that lead to it.
+# The OpenAPI document shows these ranges, and `SamplingParams` enforces them for every interface.
 Unit = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})]
 Share = Annotated[float, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": 1})]
 Penalty = Annotated[float, WithJsonSchema({"type": "number", "minimum": -2, "maximum": 2})]
@@ -106,13 +107,14 @@ TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
 class Body(BaseModel):
-    """Base of all: a number is not a string here, and a string is no number."""
+    """The base of all bodies. A number is not accepted as a string, nor a string as a number."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
 
 
 class StreamOptions(Body):
-    """include_usage: a last chunk counts tokens. continuous_usage_stats: every chunk does."""
+    """The options of a stream. With include_usage a last chunk counts tokens, with continuous_usage_stats every chunk
+    does."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -134,7 +136,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """What the output must be: exactly one of these. json: a schema, as an object or as text."""
+    """The form that the output must have: exactly one of these fields. `json` is a schema, as an object or as text."""
 
     model_config = ConfigDict(populate_by_name=True, protected_namespaces=())
 
@@ -146,7 +148,7 @@ class StructuredOutputs(Body):
 
 
 class GenerationBody(Body):
-    """What both kinds of generation take."""
+    """The fields that both kinds of generation take."""
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -185,7 +187,7 @@ class GenerationBody(Body):
 
 
 class CompletionBody(GenerationBody):
-    """Of POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: Prompt
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -196,8 +198,11 @@ class CompletionBody(GenerationBody):
 
 
 class ChatMessage(Body):
-    """role: system, developer, user, assistant, tool, or what else the template knows. Fields that are not named here
-    reach the template too."""
+    """A message of a chat.
+
+    The role is system, developer, user, assistant, tool, or another that the template knows. Fields that are not named
+    here reach the template too.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -207,7 +212,7 @@ class ChatMessage(Body):
 
 
 class TemplateBody(Body):
-    """What decides how a conversation becomes a prompt."""
+    """The fields that decide how a conversation becomes a prompt."""
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
     tools: Annotated[list[Object], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
@@ -218,7 +223,7 @@ class TemplateBody(Body):
 
 
 class ChatBody(TemplateBody, GenerationBody):
-    """Of POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -229,7 +234,7 @@ class ChatBody(TemplateBody, GenerationBody):
 
 
 class TokenizeBody(Body):
-    """Of POST /tokenize with a plain prompt."""
+    """The body of POST /tokenize with a plain prompt."""
 
     model: str | None = None
     prompt: str
@@ -238,7 +243,7 @@ class TokenizeBody(Body):
 
 
 class TokenizeChatBody(TemplateBody):
-    """Of POST /tokenize with a conversation."""
+    """The body of POST /tokenize with a conversation."""
 
     model: str | None = None
     add_special_tokens: bool | None = None
@@ -246,7 +251,7 @@ class TokenizeChatBody(TemplateBody):
 
 
 class DetokenizeBody(Body):
-    """Of POST /detokenize."""
+    """The body of POST /detokenize."""
 
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MOST_TOKENS), WrapValidator(_check_ids)]

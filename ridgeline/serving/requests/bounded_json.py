@@ -1,5 +1,5 @@
-"""JSON from strangers: how much of it there is is counted before anything is built of it, and what is large is read off
-the event loop, in pieces that never hold the interpreter for long."""
+"""JSON from strangers: its parts are counted before anything is built of it. Large JSON is read outside the event loop,
+in pieces that never hold the interpreter for long."""
 
 from __future__ import annotations
 
@@ -12,32 +12,38 @@ import msgspec
 
 from ridgeline.serving.errors import BadRequest
 
-INLINE_BYTES = 64 << 10  # of JSON that is read within the event loop; at the worst that takes a few milliseconds
+# JSON of at most this size is read within the event loop, which takes a few milliseconds at the worst
+INLINE_BYTES = 64 << 10
 MOST_CONTAINERS = 1 << 16  # lists and objects
 MOST_TEXTS = 1 << 17  # strings, names of fields among them
-MOST_VALUES = (1 << 20) + (1 << 17)  # in lists and objects: a prompt may be a million token ids, and have company
-SLICE = 256 << 10  # bytes that are counted in one go
+# in lists and objects: a prompt may be a million token ids, and other fields come with it
+MOST_VALUES = (1 << 20) + (1 << 17)
+SLICE = 256 << 10  # bytes counted at a time
 
-# One thread: were there several, each would be a further one that the event loop waits for. What is waiting here is
-# large, so it can wait; what is not never comes here.
+# One thread, because the event loop would wait for each further one. What waits here is large, so it can wait;
+# small JSON never comes here.
 _THREAD = ThreadPoolExecutor(1, "bodies")
 _Result = TypeVar("_Result")
 _Fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Size:
-    """Count what JSON texts hold together. An upper bound is not enough: strings may be full of brackets."""
+    """Counts of what several JSON texts hold together. They are exact, because strings may be full of brackets."""
 
     def __init__(self) -> None:
         self.containers = self.values = self._quotes = 0
 
     def add(self, data: bytes) -> None:
-        """Raises BadRequest as soon as it is too much. What is no JSON may count as anything: reading it ends at its
-        first mistake, and up to there the count is right."""
-        start, inside = 0, 0  # inside: of a string, 1 or 0
+        """Count the data. Raise BadRequest as soon as it is too much.
+
+        Data that is no JSON may be counted in any way: reading it ends at its first mistake, and up to there the count
+        is right.
+        """
+        start, inside = 0, 0  # inside is 1 within a string, else 0
         while start < len(data):
             piece = data[start : start + SLICE]
-            if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # not between a backslash and what it stands before
+            # the cut must not separate a backslash from the character it escapes
+            if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
                 piece = data[start : start + SLICE + 1]
             start += len(piece)
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -56,20 +62,21 @@ class Size:
 
 
 async def off_loop(size: int, most: int, work: Callable[[], _Result]) -> _Result:
-    """The work's result: done here where its size is at most `most`, else in a thread."""
+    """Return the work's result. The work is done here if its size is at most `most`, and otherwise in a thread."""
     if size <= most:
         return work()
     return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
 
 
 def decode(data: bytes, size: Size | None = None) -> Any:
-    """Return what the JSON says. size: also counts others that belong to it. Raises BadRequest."""
+    """Return the decoded JSON. `size` also counts other JSON that belongs to it. Raise BadRequest if it is too much or
+    not valid."""
     (size or Size()).add(data)
     return _checked(msgspec.json.decode, data)
 
 
 def decode_body(data: bytes, names: Collection[str]) -> Any:
-    """The same for a request's body. Of a large one only the fields of these names are read, one by one."""
+    """Return the decoded body of a request. Of a large body only the fields of these names are read, one by one."""
     if len(data) <= INLINE_BYTES:
         return _checked(msgspec.json.decode, data)
     Size().add(data)

@@ -1,4 +1,4 @@
-"""Why a body is refused, in one sentence, and where in the body the reason is; and what errors need to look at it."""
+"""The reason why a body is refused, in one sentence, with its place in the body; and the helpers that errors need."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic_core import ErrorDetails
 
 from ridgeline.serving.errors import BadRequest
 
-SHOWN = 80  # characters of a value
+SHOWN = 80  # characters of a value that an error shows
 
 
 def refusal(errors: list[ErrorDetails], data: Mapping[str, Any]) -> BadRequest:
-    """The first error, in one sentence. A union's members each have one: told together."""
+    """Return the first error in one sentence. The errors of a union's members are told together."""
     path = _path(errors[0], data)
     same = [error for error in errors if _path(error, data) == path]
     words = " or ".join(dict.fromkeys(_words(error) for error in same))
@@ -24,7 +24,8 @@ def refusal(errors: list[ErrorDetails], data: Mapping[str, Any]) -> BadRequest:
 
 
 def _path(error: ErrorDetails, data: Any) -> str:
-    """Where in the body: pydantic's path without the names of union members, which the body does not have."""
+    """Return the error's place in the body: pydantic's path without the names of union members, which the body does not
+    have."""
     parts: list[str] = []
     for part in error["loc"]:
         held = range(len(data)) if isinstance(data, list) else data if isinstance(data, Mapping) else ()
@@ -42,7 +43,7 @@ def _words(error: ErrorDetails) -> str:
 
 
 class _Short(reprlib.Repr):
-    """Looks at no more of a value than is shown."""
+    """A repr that looks at no more of a value than it shows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +63,7 @@ def shortened(value: object) -> str:
 
 
 def depth_above(value: object, most: int) -> bool:
-    """Whether lists and objects nest deeper; looks no deeper than it must."""
+    """Return True if lists and objects nest deeper than `most`. It looks no deeper than it must."""
     level, depth = [value], 0
     while level and depth <= most:
         inside = [each for each in level if isinstance(each, (dict, list))]

@@ -1,4 +1,4 @@
-"""What a body says of its output's structure, as one grammar."""
+"""The structure that a body asks of its output, as one grammar."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ridgeline.transport.messages import Grammar
 
 
 async def grammar_of(api: ApiServer, body: GenerationBody) -> Grammar | None:
-    """Return what the output must be, proven to be usable. Raises BadRequest, InvalidRequest, or Unavailable."""
+    """Return the grammar that the output must follow, proven to be usable, or None. Raise BadRequest, InvalidRequest or
+    Unavailable."""
     param = _param(body)
     if param is None:
         return None
@@ -34,7 +35,7 @@ async def grammar_of(api: ApiServer, body: GenerationBody) -> Grammar | None:
 
 
 def _param(body: GenerationBody) -> str | None:
-    """The field that asks for structure, None where nothing does."""
+    """Return the field that asks for structure, or None if no field does."""
     if isinstance(body, ChatBody) and body.tool_choice not in (None, "none", "auto"):
         return "tools"
     if body.structured_outputs is not None:
@@ -81,7 +82,8 @@ def _structured(asked: StructuredOutputs) -> Grammar:
 
 
 def _one_of(choices: list[str]) -> str:
-    """One terminal for all: alternatives of a rule are items of the parser's row, of which it takes 2000."""
+    """Return one terminal for all choices. Alternatives of a rule would be items of the parser's row, which takes at
+    most 2000."""
     return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices))
 
 

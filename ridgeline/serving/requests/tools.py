@@ -1,4 +1,4 @@
-"""Tools that a chat offers, and the calls that it forces."""
+"""The tools that a chat offers, and the calls that it forces."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tool_calls import CLOSE, OPEN
 from ridgeline.transport.messages import Grammar
 
-MOST_CALLS = 16  # at once, of those that are forced
+MOST_CALLS = 16  # forced calls at once
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def reads_calls(config: ServeConfig, body: ChatBody) -> bool:
-    """Whether calls are looked for in the answer: where they are forced, and where the model's form is known."""
+    """Return True if the answer may hold calls to look for: they are forced, or the model's form of them is known."""
     forced = body.tool_choice not in (None, "none", "auto")
     return forced or (bool(body.tools) and body.tool_choice != "none" and config.tool_call_parser != "none")
 
 
 def calls_grammar(body: ChatBody, tokenizer: Tokenizer) -> Grammar | None:
-    """What holds the output to calls, in the form that `HermesParser` reads, where tool_choice forces some.
+    """Return the grammar that holds the output to calls in the form that `HermesParser` reads, if tool_choice forces
+    any.
 
-    Raises BadRequest.
+    Raise BadRequest if the calls cannot be forced.
     """
     choice = body.tool_choice
     if choice in (None, "none", "auto"):
@@ -51,7 +52,8 @@ def calls_grammar(body: ChatBody, tokenizer: Tokenizer) -> Grammar | None:
 
 
 def _lark(functions: dict[str, Any], most: int, tags: tuple[str, str]) -> str:
-    """Every function has a rule of its own, so that references within its schema lead where they should."""
+    """Return the grammar's text. Every function has a rule of its own, so that references within its schema resolve
+    there."""
     lines = [
         "start: call" if most == 1 else f'start: call ("\\n" call){{0,{most - 1}}}',
         f'call: {tags[0]} "\\n" ({" | ".join(f"f{i}" for i in range(len(functions)))}) "\\n" {tags[1]}',
@@ -63,14 +65,15 @@ def _lark(functions: dict[str, Any], most: int, tags: tuple[str, str]) -> str:
 
 
 def _tags(tokenizer: Tokenizer) -> tuple[str, str]:
-    """As a grammar names them: tokens, where the model has some that show in its text; else to be spelled."""
+    """Return the tags as a grammar names them: as tokens if the model has such tokens that show in its text, and else
+    spelled out."""
     ids = [tokenizer.backend.token_to_id(tag) for tag in (OPEN, CLOSE)]
     own = all(token_id is not None and token_id not in tokenizer.special_ids for token_id in ids)
     return (OPEN, CLOSE) if own else (json.dumps(OPEN), json.dumps(CLOSE))
 
 
 def _functions(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Schemas of arguments, by name. Raises BadRequest for what cannot be forced."""
+    """Return the schemas of arguments by function name. Raise BadRequest for one that cannot be forced."""
     found: dict[str, dict[str, Any]] = {}
     for index, tool in enumerate(tools):
         function, param = tool.get("function"), f"tools.{index}.function"

@@ -1,7 +1,8 @@
-"""From what a client sent to what the engine can run, for REST and gRPC alike: limits first, work after.
+"""Validation of requests, for REST and gRPC alike: from a client's body to what the engine can run. Limits are checked
+before any work.
 
-body = parse(ChatBody, data)
-asked = await chat_request(api, body, request_id)
+    body = parse(ChatBody, data)
+    asked = await chat_request(api, body, request_id)
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from ridgeline.transport.messages import Grammar
 
 __all__ = ["ChatBody", "CompletionBody", "chat_request", "completion_requests", "parse"]
 
-INLINE_CHARS = 4096  # longer texts are tokenized in a thread: the event loop has other clients
-CHARS_PER_TOKEN = 128  # more than any token has: a text beyond this times the context cannot fit
-DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI has it; a chat may fill the context
+INLINE_CHARS = 4096  # longer texts are tokenized in a thread, because the event loop has other clients
+CHARS_PER_TOKEN = 128  # more than any token has: a text longer than this times the context cannot fit
+DEFAULT_MAX_TOKENS = 16  # a completion's default, as with OpenAI; a chat may fill the context
 
-# Known to OpenAI or vLLM, not here: ignoring them would give another answer than the one asked for.
+# Fields that OpenAI or vLLM know and we do not. Without them the answer would not be the one that was asked for.
 REFUSED = {
     "functions": "functions is not supported; use tools.",
     "function_call": "function_call is not supported; use tool_choice.",
@@ -46,9 +47,9 @@ REFUSED = {
         for kind in ("json", "regex", "choice", "grammar")
     },
 }
-MOST_SPELLED = 8192  # token ids of all bad words together
-MOST_SENT = 1 << 24  # token ids of rules, in all completions of a request: each takes its own to the engine
-# Fields that a body and SamplingParams have alike.
+MOST_SPELLED = 8192  # token ids in all bad words together
+MOST_SENT = 1 << 24  # token ids of rules in all completions of a request, each of which takes its own to the engine
+# Fields that a body and SamplingParams both have.
 SAMPLING = (
     *("n", "best_of", "temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "allowed_token_ids", "bad_words"),
@@ -61,7 +62,7 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 
 def parse(model_class: type[_Body], data: Any) -> _Body:
-    """Raises BadRequest that names the field, as OpenAI's errors do ("messages.0.role")."""
+    """Return the checked body. Raise BadRequest that names the field, as OpenAI's errors do ("messages.0.role")."""
     if not isinstance(data, Mapping):
         raise BadRequest(f"the body must be a JSON object, got {shortened(data)}.")
     for name, sentence in REFUSED.items():
@@ -75,12 +76,12 @@ def parse(model_class: type[_Body], data: Any) -> _Body:
 
 @lru_cache
 def known_names(model_class: type[BaseModel]) -> frozenset[str]:
-    """Fields of a body that are looked at, be it to refuse them."""
+    """Return the names of the body's fields that are read, if only to refuse them."""
     return frozenset(REFUSED).union(field.alias or name for name, field in model_class.model_fields.items())
 
 
 def check_model(api: ApiServer, name: str | None) -> str:
-    """The name that the answer carries: the client's own. Raises ModelNotFound."""
+    """Return the name that the answer carries, which is the client's own. Raise ModelNotFound for an unknown name."""
     if name is None:
         return api.names[0]
     if name not in api.names:
@@ -90,7 +91,7 @@ def check_model(api: ApiServer, name: str | None) -> str:
 
 
 async def completion_requests(api: ApiServer, body: CompletionBody, request_id: str) -> list[GenerationRequest]:
-    """One for each prompt. Raises RequestFailed or InvalidRequest."""
+    """Return one request for each prompt. Raise RequestFailed or InvalidRequest."""
     check_model(api, body.model)
     _check_completion(body)
     _check_counts(api, body)
@@ -116,7 +117,7 @@ async def completion_requests(api: ApiServer, body: CompletionBody, request_id: 
 
 
 async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> GenerationRequest:
-    """Raises RequestFailed or InvalidRequest."""
+    """Return the chat's request. Raise RequestFailed or InvalidRequest."""
     check_model(api, body.model)
     _check_chat(body)
     _check_counts(api, body)
@@ -136,7 +137,8 @@ async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> Gener
 
 
 async def render(api: ApiServer, body: TemplateBody, *, use_tools: bool = True) -> str:
-    """The prompt of a conversation, by the model's template, in a thread: it is a program, and may take its time."""
+    """Return the prompt of a conversation by the model's template. The template is a program and may take its time, so
+    it runs in a thread."""
     return await asyncio.to_thread(_render, api, body, use_tools)
 
 
@@ -161,7 +163,8 @@ def _render(api: ApiServer, body: TemplateBody, use_tools: bool) -> str:
 
 
 async def encode(api: ApiServer, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
-    """Token ids. param: the field that the text is from. Raises TooLong for what could never fit, before any work."""
+    """Return the text's token ids. Raise TooLong, before any work, if they could never fit. `param` is the text's
+    field."""
     [ids] = await encode_all(api, [text], add_special_tokens, param)
     return ids
 
@@ -169,7 +172,7 @@ async def encode(api: ApiServer, text: str, add_special_tokens: bool = True, par
 async def encode_all(
     api: ApiServer, texts: Sequence[str], add_special_tokens: bool = True, param: str = "prompt"
 ) -> list[list[int]]:
-    """The same for each of several."""
+    """Return the token ids of each text, as `encode` does."""
     for text in texts:
         _check_length(api, text, param)
 
@@ -211,7 +214,7 @@ def _check_chat(body: ChatBody) -> None:
 
 
 def _check_counts(api: ApiServer, body: GenerationBody) -> None:
-    """Check the length of what is looked at one by one later."""
+    """Check the length of every list that is read item by item later."""
     facts = api.service.facts()
     allowed, negative = len(body.allowed_token_ids or ()), body.negative_prompt
     if allowed > facts.vocab_size:
@@ -237,7 +240,7 @@ def _check_stream(body: GenerationBody) -> None:
 def _params(
     api: ApiServer, body: GenerationBody, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
-    """Over the model's own defaults. Raises InvalidRequest for a value out of range."""
+    """Return the sampling parameters over the model's own defaults. Raise InvalidRequest for a value out of range."""
     if body.stop and body.detokenize is False:
         raise BadRequest("stop needs detokenize to be true; use stop_token_ids.", param="stop")
     given: dict[str, Any] = dict(api.defaults.sampling)
@@ -248,8 +251,8 @@ def _params(
 
 
 async def _ruled(api: ApiServer, params: SamplingParams, completions: int) -> SamplingParams:
-    """With texts as token ids, spelled in a thread. Raises InvalidRequest, and BadRequest for more ids than are
-    bearable."""
+    """Return the parameters with texts as token ids, which are spelled in a thread. Raise InvalidRequest, or BadRequest
+    for more ids than the engine should get."""
     texts = [text for text in (params.negative_prompt, *(params.bad_words or ())) if isinstance(text, str)]
     if isinstance(params.negative_prompt, str):
         _check_length(api, params.negative_prompt, "negative_prompt")
@@ -277,7 +280,7 @@ def _token_id(key: str) -> int:
 
 
 def _highest(*counts: int | bool | None) -> int | None:
-    """Of the counts that are asked for: 0 is one of them, False and None are not."""
+    """Return the highest of the counts that were asked for. 0 is such a count; False and None are not."""
     asked = [int(count) for count in counts if count is not None and count is not False]
     return max(asked, default=None)
 
@@ -293,8 +296,10 @@ def _request(
     param: str,
     wanted: int,
 ) -> GenerationRequest:
-    """The last look: does it fit this model? wanted: output tokens for which there must be room; a default takes what
-    room there is."""
+    """Return the request, after a last check that it fits this model.
+
+    There must be room for `wanted` output tokens; a default takes what room there is.
+    """
     facts = api.service.facts()
     if not ids:
         raise BadRequest("the prompt is empty; give at least one token.", param=param)
@@ -324,7 +329,10 @@ def _request(
 
 
 def _plain_call(call: dict[str, Any], index: int, size: Size) -> dict[str, Any]:
-    """OpenAI sends a call's arguments as text; templates expect the object that it spells. size: of all arguments."""
+    """Return the call with its arguments as an object.
+
+    OpenAI sends them as text, and templates expect the object that the text spells. `size` counts all arguments.
+    """
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call

@@ -1,1 +1,1 @@
-"""Checking models, and rewriting them as folders of safetensors."""
+"""Checks of models, and their conversion to folders of safetensors."""

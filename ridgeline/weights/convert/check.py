@@ -1,4 +1,4 @@
-"""A model's files opened and checked as the loader checks them, then value by value."""
+"""Checks of a model's files: opened as the loader opens them, then read value by value."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from ridgeline.weights.loader import (
 
 @dataclass(frozen=True)
 class OpenTensor:
-    """One of a checkpoint's tensors. theirs, ours: as its files have it, and as a folder of its architecture would.
+    """One of a checkpoint's tensors. `theirs` is its form in the files, and `ours` its form in a folder of its
+    architecture.
 
-    part: what it fills of a parameter, without memory. offset: what a folder leaves out of it (see NormSpec.offset).
+    `part` is the part of a parameter that it fills, without memory. `offset` is what a folder leaves out of it (see
+    NormSpec.offset).
     """
 
     stored: StoredTensor
@@ -41,7 +43,7 @@ class OpenTensor:
 
 @dataclass(frozen=True)
 class OpenModel:
-    """copies: tensors that nothing needs, such as a tied weight stored again."""
+    """A model whose files are open. `copies` are tensors that nothing needs, such as a tied weight stored again."""
 
     path: Path
     config: ModelConfig
@@ -51,7 +53,7 @@ class OpenModel:
 
 @dataclass
 class Report:
-    """What the files hold. not_finite: tensor → its values that are NaN or infinite."""
+    """The content of the files. `not_finite` maps a tensor to the number of its values that are NaN or infinite."""
 
     architecture: str
     tensors: int = 0
@@ -68,7 +70,7 @@ class Report:
             self.not_finite[name] = count
 
     def verdict(self, path: Path) -> None:
-        """Raises ModelLoadError if a value is no number."""
+        """Raise ModelLoadError if a value is NaN or infinite."""
         if self.not_finite:
             first, count = next(iter(self.not_finite.items()))
             more = f", and {len(self.not_finite) - 1} more tensors hold such" if len(self.not_finite) > 1 else ""
@@ -78,13 +80,15 @@ class Report:
 
 
 def count_not_finite(values: Tensor, at_once: int = 1 << 20) -> int:
-    """NaN and infinite values, counted in pieces: in one go it takes several times the tensor's memory."""
+    """Return the number of NaN and infinite values. They are counted in pieces, because all at once would take several
+    times the tensor's memory."""
     return sum(piece.numel() - int(piece.isfinite().sum()) for piece in values.reshape(-1).split(at_once))
 
 
 @contextmanager
 def open_model(path: Path) -> Iterator[OpenModel]:
-    """Raises ModelLoadError where the loader would: files missing or damaged, tensors missing, extra or misshaped."""
+    """Open a model. Raise ModelLoadError as the loader does: for files that are missing or damaged, and for tensors
+    that are missing, extra or misshaped."""
     config = read_model_config(path)
     check_files(path, config)
     decoder = empty_decoder(config.spec)
@@ -110,7 +114,8 @@ def open_model(path: Path) -> Iterator[OpenModel]:
 
 
 def check_copies(model: OpenModel, report: Report) -> None:
-    """Raises ModelLoadError where a tied weight that is stored again is another: which one is meant?"""
+    """Raise ModelLoadError if a tied weight is stored again with other values, because it is not clear which is
+    meant."""
     report.copies = list(model.copies)
     embedding = model.config.weights["embed.weight"][0]
     embed = next(each for each in model.tensors if each.ours is embedding)

@@ -1,4 +1,4 @@
-"""A model, in a folder or a GGUF file, as a folder of safetensors that transformers and we load."""
+"""Conversion of a model, in a folder or a GGUF file, to a folder of safetensors that transformers and we load."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OURS = ("config.json", "model.safetensors.index.json")
 
 
 def check(path: Path, progress: Progress) -> Report:
-    """Read every value. Raises ModelLoadError with the first thing that is wrong."""
+    """Read every value. Raise ModelLoadError for the first thing that is wrong."""
     with open_model(path) as model:
         report = Report(model.config.spec.architecture)
         check_copies(model, report)
@@ -46,8 +46,9 @@ def check(path: Path, progress: Progress) -> Report:
 def convert(source: Path, target: Path, *, dtype: str | None, shard_size: int, progress: Progress) -> Report:
     """Write `source` to the folder `target`, which appears when it is complete, and not at all after an error.
 
-    dtype: of the weights; without it, as they are, and what was quantized as the file's config has it. Raises
-    ModelLoadError as `check` does, and InvalidConfig if the target exists or a value does not fit the dtype.
+    `dtype` is that of the written weights. Without it they keep theirs, and what was quantized gets the dtype of the
+    file's config. Raise ModelLoadError as `check` does, and InvalidConfig if the target exists or a value does not fit
+    the dtype.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidConfig(f"{target} exists already; name a folder that does not.")
@@ -89,7 +90,7 @@ def _planned(tensor: OpenTensor, dtype: str | None, report: Report) -> Planned:
 
 
 def _made(tensor: OpenTensor, dtype: torch.dtype, shape: list[int], report: Report) -> Tensor:
-    """From the file's order to ours, then to that of a folder."""
+    """Return the tensor, reordered from the file's order to ours and then to that of a folder."""
     values = tensor.stored.read()
     report.note(tensor.theirs.name, tensor.stored, values)
     if replace(tensor.theirs, name=tensor.ours.name) == tensor.ours:
@@ -103,7 +104,7 @@ def _made(tensor: OpenTensor, dtype: torch.dtype, shape: list[int], report: Repo
 
 
 def _cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Raises InvalidConfig where a value is beyond what the dtype holds."""
+    """Return the values in this dtype. Raise InvalidConfig if one is beyond what the dtype holds."""
     if values.dtype == dtype:
         return values
     made = values.to(dtype)
@@ -116,7 +117,7 @@ def _cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def _write_beside(source: Path, folder: Path, dtype: str | None) -> None:
-    """config.json, the tokenizer's files, the chat templates."""
+    """Write config.json, the tokenizer's files and the chat templates."""
     if is_gguf(source):
         gguf = read_gguf(source)
         config = gguf_config(gguf)

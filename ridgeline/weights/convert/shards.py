@@ -1,6 +1,6 @@
-"""safetensors files written tensor by tensor, so that memory holds one tensor at a time.
+"""Writing of safetensors files tensor by tensor, so that memory holds one tensor at a time.
 
-The format (https://github.com/huggingface/safetensors#format): the header's length, the header in json, the bytes.
+The format (https://github.com/huggingface/safetensors#format): the header's length, the header in JSON, the bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1
 
 @dataclass(frozen=True)
 class Planned:
-    """A tensor to be written. make: it, of this shape and dtype."""
+    """A tensor to be written. `make` returns it in this shape and dtype."""
 
     name: str
     shape: Sequence[int]
@@ -37,7 +37,7 @@ class Planned:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "5GB", "500MB", "1GiB" or a plain number. Raises InvalidConfig."""
+    """Return the bytes of "5GB", "500MB", "1GiB" or a plain number. Raise InvalidConfig."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     size = int(float(match[1]) * _UNITS[match[2].upper()]) if match and match[2].upper() in _UNITS else 0
     if size < 1:
@@ -46,7 +46,8 @@ def parse_size(text: str) -> int:
 
 
 def split(tensors: Sequence[Planned], shard_size: int) -> list[list[Planned]]:
-    """In order, each shard as full as it may be; a tensor larger than a shard has one of its own."""
+    """Return the tensors in shards, in order and each as full as possible. A tensor larger than a shard has one of its
+    own."""
     shards: list[list[Planned]] = []
     room = 0
     for tensor in tensors:
@@ -59,7 +60,7 @@ def split(tensors: Sequence[Planned], shard_size: int) -> list[list[Planned]]:
 
 
 def write_shards(folder: Path, shards: Sequence[Sequence[Planned]], done: Callable[[Planned], None]) -> None:
-    """model.safetensors, or numbered files and their index. done: called after each tensor."""
+    """Write model.safetensors, or numbered files and their index. `done` is called after each tensor."""
     if len(shards) == 1:
         _write(folder / "model.safetensors", shards[0], done)
         return
@@ -74,7 +75,8 @@ def write_shards(folder: Path, shards: Sequence[Sequence[Planned]], done: Callab
 
 
 def _write(path: Path, tensors: Sequence[Planned], done: Callable[[Planned], None]) -> None:
-    """Wider types first, as the library does: so every tensor begins at a multiple of its type's size."""
+    """Write one file, wider types first as the library does, so that every tensor begins at a multiple of its type's
+    size."""
     ordered = sorted(tensors, key=lambda tensor: (-tensor.dtype.itemsize, tensor.name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0

@@ -1,1 +1,1 @@
-"""Files of other projects, read byte by byte with the standard library alone: nothing in them can run."""
+"""Readers of other projects' files, byte by byte with the standard library alone. Nothing in the files can run."""

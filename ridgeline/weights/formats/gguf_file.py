@@ -1,7 +1,7 @@
-"""A GGUF file's header: what it says about its model, and where its tensors lie.
+"""The header of a GGUF file: what it says about its model, and where its tensors lie.
 
 The layout is ggml's (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): little-endian, named values, a list of
-tensors, then their data. Read with `struct`, since a vocabulary's hundred thousand texts have to be quick.
+tensors, then their data. It is read with `struct`, because a vocabulary's hundred thousand texts must be fast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ridgeline.core.errors import ModelLoadError
 
 @dataclass(frozen=True)
 class TensorType:
-    """Values come in blocks of so many, each of so many bytes."""
+    """A type of tensor. Its values come in blocks of `block` values, in `bytes` bytes each."""
 
     name: str
     block: int
@@ -44,7 +44,8 @@ TENSOR_TYPES = {  # by ggml's numbers
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """shape: outermost dimension first, as torch has it (the file has it the other way round). start: in the file."""
+    """The place of a tensor in the file (`start`). `shape` has the outermost dimension first, as in torch; the file has
+    it the other way round."""
 
     shape: tuple[int, ...]
     type: TensorType
@@ -57,14 +58,14 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GGUF:
-    """values: what the file says ("general.architecture" → "llama"). tensors: in the order of the file."""
+    """The content of a header: `values` ("general.architecture" → "llama") and `tensors`, in the order of the file."""
 
     path: Path
     values: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
 
     def floats(self, name: str) -> list[float] | None:
-        """A small float32 tensor's values, None where there is none of that name."""
+        """Return a small float32 tensor's values, or None if there is no tensor of that name."""
         info = self.tensors.get(name)
         if info is None:
             return None
@@ -79,7 +80,7 @@ class GGUF:
 
 
 def is_gguf(model: Path) -> bool:
-    """Whether this model is a GGUF file, by its name."""
+    """Return True if this model is a GGUF file, by its name."""
     return model.suffix == ".gguf"
 
 
@@ -88,12 +89,12 @@ _VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _FLOAT, _STRING, _ARRAY = 6, 8, 9
 _MAX_DIMENSIONS = 4
-_MAX_SMALL = 1 << 16  # values of a tensor that is read into a list
-_MAX_HEADER = 1 << 26  # bytes; the largest real ones are a quarter of it. As Python's objects they take ten times that
+_MAX_SMALL = 1 << 16  # values of the largest tensor that is read into a list
+_MAX_HEADER = 1 << 26  # bytes; the largest real ones have a quarter of it. As Python's objects they take ten times that
 
 
 def read_gguf(path: Path) -> GGUF:
-    """Raises ModelLoadError where the file is damaged, or needs what we do not have."""
+    """Return the file's header. Raise ModelLoadError if the file is damaged or needs what we do not have."""
     try:
         status = path.stat()
     except OSError as error:
@@ -101,7 +102,7 @@ def read_gguf(path: Path) -> GGUF:
     return _read(path, status.st_mtime_ns, status.st_size, status.st_ino)
 
 
-@lru_cache(maxsize=1)  # one load asks four times, and a vocabulary takes a third of a second
+@lru_cache(maxsize=1)  # one load asks four times, and reading a vocabulary takes a third of a second
 def _read(path: Path, *_version: int) -> GGUF:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -114,7 +115,7 @@ def _read(path: Path, *_version: int) -> GGUF:
 
 
 class _Header:
-    """Reads from front to back. Raises ValueError and struct.error where the file ends too early."""
+    """A reader from front to back. Raise ValueError and struct.error if the file ends too early."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, 0
@@ -181,13 +182,14 @@ class _Header:
         return self._data[self._skip(length) : self._at].decode()
 
     def _count(self, count: int, least: int) -> int:
-        """Entries of at least so many bytes: a damaged count must not make us allocate or loop for long."""
+        """Return the number of entries, each of at least `least` bytes. A damaged count must not make us allocate or
+        loop for long."""
         if count * least > len(self._data) - self._at:
             raise ValueError(f"it promises {count} entries, more than it has room for")
         return count
 
     def _skip(self, size: int) -> int:
-        """Where the next so many bytes begin."""
+        """Skip so many bytes and return where they begin."""
         start = self._at
         if start + size > len(self._data):
             raise ValueError("it ends too early")
@@ -198,6 +200,6 @@ class _Header:
 
 
 def _shortest(number: float) -> float:
-    """The float32 as a person wrote it: 1e-06, not 9.999999974752427e-07."""
+    """Return the float32 as a person wrote it: 1e-06, not 9.999999974752427e-07."""
     spelled = (float(f"{number:.{digits}g}") for digits in range(1, 10 if abs(number) < 1e38 else 1))
     return next((each for each in spelled if struct.pack("<f", each) == struct.pack("<f", number)), number)

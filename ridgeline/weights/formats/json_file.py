@@ -1,4 +1,4 @@
-"""A JSON file that came with a model: an object, of a bounded size."""
+"""The reader of a JSON file that came with a model: an object of a bounded size."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
 
-MAX_BYTES = 1 << 26  # the largest real ones are a tenth of it; parsed, it takes some ten times its size
+MAX_BYTES = 1 << 26  # the largest real files have a tenth of it; a parsed file takes about ten times its size
 
 
 def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
-    """The object in a file, {} where there is no file and none is required. Raises ModelLoadError where it holds
+    """Return the object in a file, or {} if there is no file and none is required. Raise ModelLoadError if it holds
     something else."""
     if not path.exists() and not required:
         return {}
@@ -32,8 +32,8 @@ def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
 
 
 def bounded_text(path: Path) -> str:
-    """A text file's content. Raises ModelLoadError for what is too large or no file (a pipe would never end), OSError
-    and ValueError as reading does."""
+    """Return a text file's content. Raise ModelLoadError if it is too large or no regular file (a pipe would never
+    end), and OSError and ValueError as reading does."""
     if path.exists() and not path.is_file():
         raise ModelLoadError(f"{path} is not a file; copy the model again from its source.")
     if (size := path.stat().st_size) > MAX_BYTES:

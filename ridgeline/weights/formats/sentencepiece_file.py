@@ -1,6 +1,6 @@
-"""A `tokenizer.model`: sentencepiece's vocabulary, a protobuf message (sentencepiece_model.proto).
+"""The reader of a `tokenizer.model`: sentencepiece's vocabulary, a protobuf message (sentencepiece_model.proto).
 
-Read here because it takes one page: the wire format is tags, varints and lengths
+It is read here because that takes one page: the wire format is tags, varints and lengths
 (https://protobuf.dev/programming-guides/encoding).
 """
 
@@ -19,11 +19,11 @@ Field = int | bytes | float
 
 
 class PieceType(IntEnum):
-    """As sentencepiece numbers them, and GGUF after it."""
+    """The types of pieces, numbered as in sentencepiece and in GGUF after it."""
 
     NORMAL = 1
     UNKNOWN = 2
-    CONTROL = 3  # never found in text by sentencepiece itself: <s>
+    CONTROL = 3  # such as <s>; sentencepiece itself never finds these in text
     USER_DEFINED = 4  # found in text before anything else
     UNUSED = 5
     BYTE = 6
@@ -40,11 +40,11 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceModel:
-    """A vocabulary and how text is made ready for it.
+    """A vocabulary, and how text is prepared for it.
 
-    kind: "bpe" merges the neighbours whose union has the highest score, "unigram" finds the split with the highest sum.
-    charsmap: a compiled table of replacements ("" for none). add_dummy_prefix: a text begins with a space.
-    ids: "bos", "eos", "unk", "pad" → id, where the vocabulary has one.
+    `kind` "bpe" merges the neighbours whose union has the highest score, and "unigram" finds the split with the highest
+    sum. `charsmap` is a compiled table of replacements ("" for none). With `add_dummy_prefix` a text begins with a
+    space. `ids` maps "bos", "eos", "unk" and "pad" to ids, where the vocabulary has them.
     """
 
     pieces: Sequence[Piece]
@@ -55,17 +55,18 @@ class SentencePieceModel:
     remove_extra_whitespaces: bool = True
 
 
-# Field numbers of the messages, as sentencepiece_model.proto gives them
+# The field numbers of the messages, from sentencepiece_model.proto.
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3
 _MODEL_TYPE, _SPACE_IS_SUFFIX = 3, 24
-_IDS = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, -1)}  # name → field, what it is if absent
+# name → field number, and the id if the field is absent
+_IDS = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, -1)}
 _CHARSMAP, _DUMMY_PREFIX, _REMOVE_EXTRA, _ESCAPE = 2, 3, 4, 5
 _KINDS: dict[object, Literal["bpe", "unigram"]] = {1: "unigram", 2: "bpe"}
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """Raises ModelLoadError where the file is no such message, or one that needs what we do not have."""
+    """Return the vocabulary. Raise ModelLoadError if the file is no such message, or needs what we do not have."""
     try:
         fields = list(_fields(path.read_bytes()))
         pieces = [_piece(_bytes(value)) for number, value in fields if number == _PIECES]
@@ -98,7 +99,8 @@ def _piece(data: bytes) -> Piece:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Field]]:
-    """(number, value) of one message's fields: varints, four bytes as a float, bytes. Raises ValueError, IndexError."""
+    """Yield (number, value) of one message's fields: varints, four bytes as a float, bytes. Raise ValueError or
+    IndexError."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -134,7 +136,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _signed(value: Field) -> int:
-    """A negative int32 is written as its 64-bit complement."""
+    """Return the signed value. A negative int32 is written as its 64-bit complement."""
     number = int(value) if not isinstance(value, bytes) else -1
     return number - (1 << 64) if number >= 1 << 63 else number
 
