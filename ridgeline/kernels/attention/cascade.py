@@ -151,28 +151,28 @@ def _cascade_kernel(
     tl.store(stretch_I + 5, first_part_I + piece_I * size_I, mask=real_I)
 
     # The same programs tell ENTRIES rows their share; J rows.
-    row_J = entry_I
-    real_J = row_J < num_rows
-    rank_J = tl.load(prefix_ptr + row_J, mask=real_J, other=0)
-    first_J = tl.load(prefix_ptr + num_rows + row_J, mask=real_J, other=0)
-    shared_J = tl.load(prefix_ptr + 3 * num_rows + row_J, mask=real_J, other=0)
-    token_J = tl.load(start_ptr + row_J, mask=real_J, other=0).to(tl.int32)
-    tokens_J = tl.load(start_ptr + row_J + 1, mask=real_J, other=0).to(tl.int32) - token_J
-    kv_len_J = tl.load(kv_len_ptr + row_J, mask=real_J, other=0).to(tl.int32)
-    takes_part_J = (shared_J > 0) & (tokens_J == 1) & (kv_len_J > shared_J)
-    member_J = (rank_J - first_J) % GANG
-    leads_JR = leads_R[None, :] & (rank_R[None, :] == (rank_J - member_J)[:, None])
-    first_part_J = tl.sum(tl.where(leads_JR, first_part_R[None, :], 0), 1)
-    size_J = tl.sum(tl.where(leads_JR, size_R[None, :], 0), 1)
-    pieces_J = tl.sum(tl.where(leads_JR, pieces_R[None, :], 0), 1)
-    tl.store(members_ptr + rank_J, tl.where(takes_part_J, token_J, -1), mask=real_J & (shared_J > 0))
+    row_W = entry_I
+    real_W = row_W < num_rows
+    rank_W = tl.load(prefix_ptr + row_W, mask=real_W, other=0)
+    first_W = tl.load(prefix_ptr + num_rows + row_W, mask=real_W, other=0)
+    shared_W = tl.load(prefix_ptr + 3 * num_rows + row_W, mask=real_W, other=0)
+    token_W = tl.load(start_ptr + row_W, mask=real_W, other=0).to(tl.int32)
+    tokens_W = tl.load(start_ptr + row_W + 1, mask=real_W, other=0).to(tl.int32) - token_W
+    kv_len_W = tl.load(kv_len_ptr + row_W, mask=real_W, other=0).to(tl.int32)
+    takes_part_W = (shared_W > 0) & (tokens_W == 1) & (kv_len_W > shared_W)
+    member_W = (rank_W - first_W) % GANG
+    leads_WR = leads_R[None, :] & (rank_R[None, :] == (rank_W - member_W)[:, None])
+    first_part_W = tl.sum(tl.where(leads_WR, first_part_R[None, :], 0), 1)
+    size_W = tl.sum(tl.where(leads_WR, size_R[None, :], 0), 1)
+    pieces_W = tl.sum(tl.where(leads_WR, pieces_R[None, :], 0), 1)
+    tl.store(members_ptr + rank_W, tl.where(takes_part_W, token_W, -1), mask=real_W & (shared_W > 0))
     if POSITIONS:
-        tl.store(positions_ptr + rank_J, kv_len_J - 1, mask=real_J & (shared_J > 0))
-    out_J = rows_ptr + row_J * 4
-    tl.store(out_J, tl.where(takes_part_J, shared_J, 0), mask=real_J)
-    tl.store(out_J + 1, first_part_J + member_J, mask=real_J)
-    tl.store(out_J + 2, size_J, mask=real_J)
-    tl.store(out_J + 3, tl.where(takes_part_J, pieces_J, 0), mask=real_J)
+        tl.store(positions_ptr + rank_W, kv_len_W - 1, mask=real_W & (shared_W > 0))
+    out_W = rows_ptr + row_W * 4
+    tl.store(out_W, tl.where(takes_part_W, shared_W, 0), mask=real_W)
+    tl.store(out_W + 1, first_part_W + member_W, mask=real_W)
+    tl.store(out_W + 2, size_W, mask=real_W)
+    tl.store(out_W + 3, tl.where(takes_part_W, pieces_W, 0), mask=real_W)
 
 
 @triton.jit

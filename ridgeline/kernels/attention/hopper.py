@@ -66,14 +66,14 @@ def prefill_attention(
     config = config or choose(head_dim, items.queries)
     box = min(block_size, config.KEYS)
     per_kv, pack = num_heads // num_kv_heads, items.pack
-    k_XD, v_XD = _rows(k_cache_NGPD), _rows(v_cache_NGPD)
+    k_LD, v_LD = _rows(k_cache_NGPD), _rows(v_cache_NGPD)
     programs = min(items.limit * num_heads // pack, num_multiprocessors(q_THD.device))
     prefill_kernel[(programs,)](
-        _descriptor(q_THD, 64 // pack, pack), _descriptor(k_XD, box), _descriptor(v_XD, box), out_THD,
+        _descriptor(q_THD, 64 // pack, pack), _descriptor(k_LD, box), _descriptor(v_LD, box), out_THD,
         items.table_I4, items.count_1, items.ticket_1, _heads_at_once(longest, k_cache_NGPD) * per_kv // pack,
         batch.block_table_SC, scale * LOG2E, out_THD.stride(0), batch.block_table_SC.stride(0),
         k_cache_NGPD.stride(0) // head_dim, k_cache_NGPD.stride(1) // head_dim,
-        v_cache_NGPD.stride(0) // head_dim, v_cache_NGPD.stride(1) // head_dim, max(len(k_XD), len(v_XD)),
+        v_cache_NGPD.stride(0) // head_dim, v_cache_NGPD.stride(1) // head_dim, max(len(k_LD), len(v_LD)),
         UNITS=num_heads // pack, PER_KV=per_kv, PACK=pack, P=block_size, BOX=box, D=head_dim,
         KEYS=config.KEYS, STAGES=config.STAGES, WINDOW=window or 0,
         CONSUMERS=items.queries // 64, CONSUMER_REGS=config.CONSUMER_REGS, PRODUCER_REGS=config.PRODUCER_REGS,

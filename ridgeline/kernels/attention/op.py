@@ -134,31 +134,31 @@ def paged_attention_reference(
     for row, slot in enumerate(batch.slots_R.tolist()):
         length, first, last = lengths[row], starts[row], starts[row + 1]
         blocks = batch.block_table_SC[slot, : -(-length // block_size)].long()
-        k_GLD = k_cache_NGPD[blocks].transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length].float()
-        v_GLD = v_cache_NGPD[blocks].transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length].float()
+        k_GKD = k_cache_NGPD[blocks].transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length].float()
+        v_GKD = v_cache_NGPD[blocks].transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length].float()
         position_Q = torch.arange(length - (last - first), length, device=q_THD.device)[:, None]
-        key_L = torch.arange(length, device=q_THD.device)[None, :]
-        visible_QL = key_L <= position_Q
+        key_K = torch.arange(length, device=q_THD.device)[None, :]
+        visible_QK = key_K <= position_Q
         if window is not None:
-            visible_QL &= key_L > position_Q - window
-        k_HLD, v_HLD = (x.repeat_interleave(heads_per_kv, dim=0) for x in (k_GLD, v_GLD))
-        scores_HQL = scale * q_THD[first:last].float().transpose(0, 1) @ k_HLD.transpose(1, 2)
+            visible_QK &= key_K > position_Q - window
+        k_HKD, v_HKD = (x.repeat_interleave(heads_per_kv, dim=0) for x in (k_GKD, v_GKD))
+        scores_HQK = scale * q_THD[first:last].float().transpose(0, 1) @ k_HKD.transpose(1, 2)
         if softcap is not None:
-            scores_HQL = softcap * torch.tanh(scores_HQL / softcap)
+            scores_HQK = softcap * torch.tanh(scores_HQK / softcap)
         if slopes_H is not None:
-            scores_HQL = scores_HQL + slopes_H[:, None, None] * (key_L - position_Q)
-        weights_HQL = _softmax(scores_HQL.masked_fill(~visible_QL, -torch.inf), sinks_H)
-        seen_HLD = v_HLD.masked_fill(~visible_QL.any(0)[None, :, None], 0)  # never let unwritten memory in
-        out_THD[first:last] = (weights_HQL @ seen_HLD).transpose(0, 1).to(q_THD.dtype)
+            scores_HQK = scores_HQK + slopes_H[:, None, None] * (key_K - position_Q)
+        weights_HQK = _softmax(scores_HQK.masked_fill(~visible_QK, -torch.inf), sinks_H)
+        seen_HKD = v_HKD.masked_fill(~visible_QK.any(0)[None, :, None], 0)  # never let unwritten memory in
+        out_THD[first:last] = (weights_HQK @ seen_HKD).transpose(0, 1).to(q_THD.dtype)
     return out_THD
 
 
-def _softmax(scores_HQL: Tensor, sinks_H: Tensor | None) -> Tensor:
+def _softmax(scores_HQK: Tensor, sinks_H: Tensor | None) -> Tensor:
     """Over the keys, and the head's sink if there is one, whose own weight is dropped."""
     if sinks_H is None:
-        return scores_HQL.softmax(-1)
-    sinks_HQ1 = sinks_H.float()[:, None, None].expand(-1, scores_HQL.shape[1], 1)
-    return torch.cat((scores_HQL, sinks_HQ1), -1).softmax(-1)[..., :-1]
+        return scores_HQK.softmax(-1)
+    sinks_HQ1 = sinks_H.float()[:, None, None].expand(-1, scores_HQK.shape[1], 1)
+    return torch.cat((scores_HQK, sinks_HQ1), -1).softmax(-1)[..., :-1]
 
 
 @dataclass(frozen=True, kw_only=True)

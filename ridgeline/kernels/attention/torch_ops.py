@@ -32,13 +32,13 @@ TILE = 128  # queries
 @dataclass(frozen=True)
 class Tile:
     """Queries that attend at once. tokens: which of the step's, as many for each row. keys: those of the pass that any
-    of them sees. position_BQ: of the queries; key_BK: of the keys. seen_BGJK: bool, G = 1; None where all see all."""
+    of them sees. position_BQ: of the queries; key_BK: of the keys. seen_BGMK: bool, G = 1; None where all see all."""
 
     tokens: slice | Tensor
     keys: slice
     position_BQ: Tensor
     key_BK: Tensor
-    seen_BGJK: Tensor | None
+    seen_BGMK: Tensor | None
 
 
 class Pass(NamedTuple):
@@ -95,18 +95,18 @@ def paged_attention(
         k_BGKD, v_BGKD = (_gathered(cache, blocks_BC, unseen_U, out) for cache, out in caches)
         for tile in tiles:
             num_rows, num_queries = tile.position_BQ.shape
-            q_BQGpD = q_THD[tile.tokens].view(num_rows, num_queries, -1, per_kv, q_THD.shape[-1])
-            q_BGJD = q_BQGpD.permute(0, 2, 3, 1, 4).flatten(2, 3)
+            q_BQGED = q_THD[tile.tokens].view(num_rows, num_queries, -1, per_kv, q_THD.shape[-1])
+            q_BGMD = q_BQGED.permute(0, 2, 3, 1, 4).flatten(2, 3)
             keys_values = k_BGKD[:, :, tile.keys], v_BGKD[:, :, tile.keys]
-            mask_BGJK = tile.seen_BGJK
+            mask_BGMK = tile.seen_BGMK
             if slopes_H is not None:
-                mask_BGJK = _nearness(tile, slopes_H, per_kv).to(q_BGJD.dtype)
+                mask_BGMK = _nearness(tile, slopes_H, per_kv).to(q_BGMD.dtype)
             if softcap is None:
-                out_BGJD = scaled_dot_product_attention(q_BGJD, *keys_values, attn_mask=mask_BGJK, scale=scale)
+                out_BGMD = scaled_dot_product_attention(q_BGMD, *keys_values, attn_mask=mask_BGMK, scale=scale)
             else:
-                out_BGJD = _capped(q_BGJD, *keys_values, mask_BGJK, scale, softcap)
-            out_BQGpD = out_BGJD.unflatten(2, (per_kv, num_queries)).permute(0, 3, 1, 2, 4)
-            out_THD[tile.tokens] = out_BQGpD.reshape(-1, *q_THD.shape[1:])
+                out_BGMD = _capped(q_BGMD, *keys_values, mask_BGMK, scale, softcap)
+            out_BQGED = out_BGMD.unflatten(2, (per_kv, num_queries)).permute(0, 3, 1, 2, 4)
+            out_THD[tile.tokens] = out_BQGED.reshape(-1, *q_THD.shape[1:])
     return out_THD
 
 
@@ -167,13 +167,13 @@ def _decode_pass(rows: np.ndarray, spans: Spans, table_SC: Tensor, block_size: i
     keys = slice(int((first_B - base_B * block_size).min()), int((end_B - base_B * block_size).max()))
     among = np.zeros_like(seen_BK)
     among[:, keys] = ~seen_BK[:, keys]
-    unseen, seen_BGJK = None, None
+    unseen, seen_BGMK = None, None
     if among.any():
         unseen = torch.from_numpy(np.flatnonzero(among)).to(device)
-        seen_BGJK = torch.from_numpy(seen_BK[:, keys]).to(device)[:, None, None].repeat(1, 1, per_kv, 1)
+        seen_BGMK = torch.from_numpy(seen_BK[:, keys]).to(device)[:, None, None].repeat(1, 1, per_kv, 1)
     tokens = slice(None) if everything else torch.from_numpy(spans.start_R[rows]).to(device)
     position_B1, key_BK = (torch.from_numpy(x).to(device) for x in (end_B[:, None] - 1, gathered_BK[:, keys]))
-    return Pass(blocks_BC, unseen, [Tile(tokens, keys, position_B1, key_BK, seen_BGJK)])
+    return Pass(blocks_BC, unseen, [Tile(tokens, keys, position_B1, key_BK, seen_BGMK)])
 
 
 def _prefill_pass(row: int, spans: Spans, table_SC: Tensor, block_size: int, window: int | None, per_kv: int) -> Pass:
@@ -211,16 +211,16 @@ def _gathered(cache_NGPD: Tensor, blocks_BC: Tensor, unseen_U: Tensor | None, ou
 def _nearness(tile: Tile, slopes_H: Tensor, per_kv: int) -> Tensor:
     """Return what is added to the logits: what they lose by distance, and -inf where nothing is seen."""
     distance_BQK = (tile.position_BQ[..., None] - tile.key_BK[:, None]).float()
-    lost_BGJK = (slopes_H.view(1, -1, per_kv, 1, 1) * distance_BQK[:, None, None]).flatten(2, 3)
-    return -lost_BGJK if tile.seen_BGJK is None else torch.where(tile.seen_BGJK, -lost_BGJK, -torch.inf)
+    lost_BGMK = (slopes_H.view(1, -1, per_kv, 1, 1) * distance_BQK[:, None, None]).flatten(2, 3)
+    return -lost_BGMK if tile.seen_BGMK is None else torch.where(tile.seen_BGMK, -lost_BGMK, -torch.inf)
 
 
 def _capped(
-    q_BGJD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_BGJK: Tensor | None, scale: float, softcap: float
+    q_BGMD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_BGMK: Tensor | None, scale: float, softcap: float
 ) -> Tensor:
     """Attention whose logits are capped, which torch's has no place for. mask: what is seen, or added to the logits."""
-    x_BGJK = softcap * torch.tanh(q_BGJD.float() @ k_BGKD.float().transpose(-1, -2) * (scale / softcap))
-    if mask_BGJK is not None:
-        bool_mask = mask_BGJK.dtype == torch.bool
-        x_BGJK = x_BGJK.masked_fill(~mask_BGJK, -torch.inf) if bool_mask else x_BGJK + mask_BGJK
-    return (x_BGJK.softmax(-1).to(v_BGKD.dtype) @ v_BGKD).to(q_BGJD.dtype)
+    x_BGMK = softcap * torch.tanh(q_BGMD.float() @ k_BGKD.float().transpose(-1, -2) * (scale / softcap))
+    if mask_BGMK is not None:
+        bool_mask = mask_BGMK.dtype == torch.bool
+        x_BGMK = x_BGMK.masked_fill(~mask_BGMK, -torch.inf) if bool_mask else x_BGMK + mask_BGMK
+    return (x_BGMK.softmax(-1).to(v_BGKD.dtype) @ v_BGKD).to(q_BGMD.dtype)

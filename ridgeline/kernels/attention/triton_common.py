@@ -18,18 +18,18 @@ def load_blocks(table_ptr, start, end, TILE: tl.constexpr, BLOCK_SIZE: tl.conste
     if BLOCK_SIZE % TILE == 0:
         return tl.load(table_ptr + start // BLOCK_SIZE, mask=start < end, other=0)
     else:
-        key_N = start + tl.arange(0, TILE)
-        return tl.load(table_ptr + key_N.to(tl.uint32) // BLOCK_SIZE, mask=key_N < end, other=0)
+        key_K = start + tl.arange(0, TILE)
+        return tl.load(table_ptr + key_K.to(tl.uint32) // BLOCK_SIZE, mask=key_K < end, other=0)
 
 
 @triton.jit
 def place_in_blocks(stride_token, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """The part of keys' offsets [N] that is the same in every tile. Tiles start at multiples of their length."""
-    n_N = tl.arange(0, TILE)
+    n_K = tl.arange(0, TILE)
     if BLOCK_SIZE % TILE == 0:
-        return n_N * stride_token
+        return n_K * stride_token
     else:
-        return n_N % BLOCK_SIZE * stride_token
+        return n_K % BLOCK_SIZE * stride_token
 
 
 @triton.jit

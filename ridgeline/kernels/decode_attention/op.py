@@ -23,7 +23,7 @@ def decode_attention(
     q_norm_D: Tensor | None,
     k_norm_D: Tensor | None,
     eps: float,
-    cos_sin_PR: Tensor | None,
+    cos_sin_ZY: Tensor | None,
     positions_T: Tensor,
     k_cache_NGPD: Tensor,
     v_cache_NGPD: Tensor,
@@ -46,7 +46,7 @@ def decode_attention(
     writes.
     """
     return _plain(
-        qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,
+        qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
         k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
         scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
     )  # fmt: skip
@@ -60,7 +60,7 @@ def composed(rope_kv: Callable[..., Tensor], paged_attention: Callable[..., Tens
         q_norm_D: Tensor | None,
         k_norm_D: Tensor | None,
         eps: float,
-        cos_sin_PR: Tensor | None,
+        cos_sin_ZY: Tensor | None,
         positions_T: Tensor,
         k_cache_NGPD: Tensor,
         v_cache_NGPD: Tensor,
@@ -76,7 +76,7 @@ def composed(rope_kv: Callable[..., Tensor], paged_attention: Callable[..., Tens
         slopes_H: Tensor | None = None,
     ) -> Tensor:
         q_THD = rope_kv(
-            qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,
+            qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
             k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads,
         )  # fmt: skip
         return paged_attention(

@@ -55,7 +55,7 @@ def decode_attention(
     q_norm_D: Tensor | None,
     k_norm_D: Tensor | None,
     eps: float,
-    cos_sin_PR: Tensor | None,
+    cos_sin_ZY: Tensor | None,
     positions_T: Tensor,
     k_cache_NGPD: Tensor,
     v_cache_NGPD: Tensor,
@@ -85,7 +85,7 @@ def decode_attention(
             options["launch_pdl"] = False  # the compiler's error comes back that `held` avoids), launched strictly
     if schedule.fixed or schedule.cascade is not None or num_rows > MANY_ROWS:
         return in_two_launches(
-            qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,
+            qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
             k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
             scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
         )  # fmt: skip
@@ -105,7 +105,7 @@ def decode_attention(
         qkv_TX,
         q_norm_D,
         k_norm_D,
-        cos_sin_PR,
+        cos_sin_ZY,
         place_T,
         k_cache_NGPD,
         v_cache_NGPD,
@@ -128,7 +128,7 @@ def decode_attention(
         GROUP=group,
         HEAD_DIM=head_dim,
         DIM=dim,
-        ROTATED=0 if cos_sin_PR is None else cos_sin_PR.shape[1],
+        ROTATED=0 if cos_sin_ZY is None else cos_sin_ZY.shape[1],
         BLOCK_SIZE=block_size,
         QUERIES=max(cut.queries, heads),
         TILE=cut.tile,

@@ -82,7 +82,7 @@ def fused_kernel(
     if kv_len == 0:  # no item; it need not wait, since some program of every launch does: every row has a token
         return
 
-    m_M, d_D, n_N = tl.arange(0, QUERIES), tl.arange(0, DIM), tl.arange(0, TILE)
+    m_M, d_D, n_K = tl.arange(0, QUERIES), tl.arange(0, DIM), tl.arange(0, TILE)
     d_DM = tl.broadcast_to(d_D[:, None], (DIM, QUERIES))  # of full shape, so that all loads of heads get one layout
     real_M = m_M < GROUP
     has_newest = end == kv_len
@@ -95,7 +95,7 @@ def fused_kernel(
     k_ptr += g * stride_head
     v_ptr += g * stride_head
     blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
-    k_ND, v_DN, visible_N = load_tile(
+    k_KD, v_DK, visible_K = load_tile(
         k_ptr, v_ptr, blocks, begin, seen, end, stride_block, stride_token, HEAD_DIM, DIM, TILE, BLOCK_SIZE
     )
     blocks = load_blocks(table_ptr, begin + TILE, end, TILE, BLOCK_SIZE)
@@ -138,29 +138,29 @@ def fused_kernel(
             weight_M = weight_M * shrink_M + tl.exp2(sink_M - new_max_M)
             acc_DM *= shrink_M[None, :]
             max_M = new_max_M
-    sum_NM = tl.where((n_N == 0)[:, None], weight_M[None, :], 0.0)  # over the keys at the end, as in triton_decode.py
+    sum_KM = tl.where((n_K == 0)[:, None], weight_M[None, :], 0.0)  # over the keys at the end, as in triton_decode.py
     if PDL:
         # So that nothing waits for the tile before, and that the products take it from registers. (From shared memory,
         # where the weights of the softmax come to lie at the keys' place afterwards, ptxas 12.8 takes the weights'
         # descriptor from a register that it never writes.)
-        k_ND, v_DN = held(k_ND), held(v_DN)
-    offset_N = n_N - (kv_len - 1)  # of the keys of a tile at 0
-    max_M, sum_NM, acc_DM = add_tile(
-        k_ND, v_DN, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap,
-        slope_M, (begin + offset_N)[:, None], SOFTCAP, ALIBI,
+        k_KD, v_DK = held(k_KD), held(v_DK)
+    offset_K = n_K - (kv_len - 1)  # of the keys of a tile at 0
+    max_M, sum_KM, acc_DM = add_tile(
+        k_KD, v_DK, q_DM, visible_K[:, None], max_M, sum_KM, acc_DM, scale, softcap,
+        slope_M, (begin + offset_K)[:, None], SOFTCAP, ALIBI,
     )  # fmt: skip
     if begin + TILE < end:  # a pipeline that has nothing to fill still takes its time
         for start in range(begin + TILE, end, TILE):
-            k_ND, v_DN, visible_N = load_tile(
+            k_KD, v_DK, visible_K = load_tile(
                 k_ptr, v_ptr, blocks, start, seen, end, stride_block, stride_token, HEAD_DIM, DIM, TILE, BLOCK_SIZE
             )
             blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)
-            max_M, sum_NM, acc_DM = add_tile(
-                k_ND, v_DN, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap,
-                slope_M, (start + offset_N)[:, None], SOFTCAP, ALIBI,
+            max_M, sum_KM, acc_DM = add_tile(
+                k_KD, v_DK, q_DM, visible_K[:, None], max_M, sum_KM, acc_DM, scale, softcap,
+                slope_M, (start + offset_K)[:, None], SOFTCAP, ALIBI,
             )  # fmt: skip
 
-    sum_M = tl.sum(sum_NM, 0)
+    sum_M = tl.sum(sum_KM, 0)
     acc_DM *= tl.where(sum_M > 0, 1 / sum_M, 0)[None, :]
     out_ptr += (token.to(tl.int64) * NUM_KV_HEADS + g) * (GROUP * HEAD_DIM)
     if num_parts == 1:
@@ -175,8 +175,8 @@ def fused_kernel(
         if arrived == num_parts - 1:
             tl.debug_barrier()
             tl.store(arrivals_ptr + first_item * NUM_KV_HEADS + g, 0)  # for the next layer
-            j_J1, d_1D = tl.arange(0, HEADS)[:, None], d_D[None, :]
-            _, sum_J1, acc_JD = add_parts(
+            j_E1, d_1D = tl.arange(0, HEADS)[:, None], d_D[None, :]
+            _, sum_E1, acc_ED = add_parts(
                 tl.full((HEADS, 1), LOWEST, tl.float32),
                 tl.zeros((HEADS, 1), tl.float32),
                 tl.zeros((HEADS, DIM), tl.float32),
@@ -191,9 +191,9 @@ def fused_kernel(
                 DIM,
                 PARTS,
             )
-            acc_JD = acc_JD / sum_J1
-            stored_JD = (j_J1 < GROUP) & (d_1D < HEAD_DIM)
-            tl.store(out_ptr + j_J1 * HEAD_DIM + d_1D, acc_JD.to(out_ptr.dtype.element_ty), mask=stored_JD)
+            acc_ED = acc_ED / sum_E1
+            stored_ED = (j_E1 < GROUP) & (d_1D < HEAD_DIM)
+            tl.store(out_ptr + j_E1 * HEAD_DIM + d_1D, acc_ED.to(out_ptr.dtype.element_ty), mask=stored_ED)
 
 
 @triton.jit
@@ -216,15 +216,15 @@ def load_tile(
     Values are loaded as the product wants them. If they were transposed afterwards, as registers are, the compiler
     would not let products of single warps take them from a pipeline.
     """
-    d_D, key_N = tl.arange(0, DIM), start + tl.arange(0, TILE)
-    place_N = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)
-    in_block_N = place_in_blocks(stride_token, TILE, BLOCK_SIZE)
-    visible_N, real_D = (key_N >= seen) & (key_N < end), d_D < HEAD_DIM
-    k_ptr_ND = k_ptr + (in_block_N[:, None] + d_D[None, :]) + place_N[:, None]
-    v_ptr_DN = v_ptr + (in_block_N[None, :] + d_D[:, None]) + place_N[None, :]
-    k_ND = tl.load(k_ptr_ND, mask=visible_N[:, None] & real_D[None, :], other=0)
-    v_DN = tl.load(v_ptr_DN, mask=visible_N[None, :] & real_D[:, None], other=0)
-    return k_ND, v_DN, visible_N
+    d_D, key_K = tl.arange(0, DIM), start + tl.arange(0, TILE)
+    place_K = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)
+    in_block_K = place_in_blocks(stride_token, TILE, BLOCK_SIZE)
+    visible_K, real_D = (key_K >= seen) & (key_K < end), d_D < HEAD_DIM
+    k_ptr_KD = k_ptr + (in_block_K[:, None] + d_D[None, :]) + place_K[:, None]
+    v_ptr_DK = v_ptr + (in_block_K[None, :] + d_D[:, None]) + place_K[None, :]
+    k_KD = tl.load(k_ptr_KD, mask=visible_K[:, None] & real_D[None, :], other=0)
+    v_DK = tl.load(v_ptr_DK, mask=visible_K[None, :] & real_D[:, None], other=0)
+    return k_KD, v_DK, visible_K
 
 
 # A head comes in two pieces: its elements, and for each the one that is rotated into it. So no thread needs what

@@ -72,28 +72,28 @@ def batch_invariant_kernel(
     first = tl.program_id(0) // (8 * row_tiles) * 8
     beside = tl.minimum(tl.cdiv(tokens, TOKENS) - first, 8)
     place = tl.program_id(0) % (8 * row_tiles)
-    token_N = (first + place % beside) * TOKENS + tl.arange(0, TOKENS)
+    token_T = (first + place % beside) * TOKENS + tl.arange(0, TOKENS)
     row_R = place // beside * ROWS + tl.arange(0, ROWS)
     input_B = tl.arange(0, BLOCK)
-    real_N = token_N < tokens
-    x_ptr_NB = x_ptr + token_N.to(tl.int64)[:, None] * x_stride + input_B[None, :]
+    real_T = token_T < tokens
+    x_ptr_TB = x_ptr + token_T.to(tl.int64)[:, None] * x_stride + input_B[None, :]
     w_ptr_BR = weight_ptr + tl.minimum(row_R, outputs - 1).to(tl.int64)[None, :] * inputs + input_B[:, None]
-    acc_NR = tl.zeros((TOKENS, ROWS), tl.float32)
+    acc_TR = tl.zeros((TOKENS, ROWS), tl.float32)
     for start in range(0, inputs, BLOCK):
         if EVEN:
-            x_NB = tl.load(x_ptr_NB + start, mask=real_N[:, None], other=0)
+            x_TB = tl.load(x_ptr_TB + start, mask=real_T[:, None], other=0)
             w_BR = tl.load(w_ptr_BR + start)
         else:
             inside_B = start + input_B < inputs
-            x_NB = tl.load(x_ptr_NB + start, mask=real_N[:, None] & inside_B[None, :], other=0)
+            x_TB = tl.load(x_ptr_TB + start, mask=real_T[:, None] & inside_B[None, :], other=0)
             w_BR = tl.load(w_ptr_BR + start, mask=inside_B[:, None], other=0)
         if WIDE:
-            x_NB, w_BR = x_NB.to(tl.float32), w_BR.to(tl.float32)
-        acc_NR = tl.dot(x_NB, w_BR, acc_NR, input_precision="ieee")
+            x_TB, w_BR = x_TB.to(tl.float32), w_BR.to(tl.float32)
+        acc_TR = tl.dot(x_TB, w_BR, acc_TR, input_precision="ieee")
     if BIAS:
-        acc_NR += tl.load(bias_ptr + row_R, mask=row_R < outputs, other=0).to(tl.float32)[None, :]
-    y_ptr_NR = y_ptr + token_N.to(tl.int64)[:, None] * outputs + row_R[None, :]
-    tl.store(y_ptr_NR, acc_NR.to(y_ptr.dtype.element_ty), mask=real_N[:, None] & (row_R < outputs)[None, :])
+        acc_TR += tl.load(bias_ptr + row_R, mask=row_R < outputs, other=0).to(tl.float32)[None, :]
+    y_ptr_TR = y_ptr + token_T.to(tl.int64)[:, None] * outputs + row_R[None, :]
+    tl.store(y_ptr_TR, acc_TR.to(y_ptr.dtype.element_ty), mask=real_T[:, None] & (row_R < outputs)[None, :])
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tile: Tile | None = None) -> Tensor:

@@ -154,12 +154,12 @@ def _products(
         mbarrier.wait(full.index(here), (step // STAGES) & 1)
         grown = ()
         for part in gl.static_range(PARTS):
-            sum_RT = sums[part]  # type: ignore[var-annotated]
+            sum_CT = sums[part]  # type: ignore[var-annotated]
             for panel in gl.static_range(PANELS):
                 a = w.index((here * PARTS + part) * PANELS + panel)
                 b = x.index(here * PANELS + panel).permute((1, 0))
-                sum_RT = warpgroup_mma(a, b, sum_RT, is_async=True)
-            grown = grown + (sum_RT,)  # type: ignore[assignment]  # noqa: RUF005
+                sum_CT = warpgroup_mma(a, b, sum_CT, is_async=True)
+            grown = grown + (sum_CT,)  # type: ignore[assignment]  # noqa: RUF005
         sums = _awaited(grown, PARTS * PANELS, PARTS)
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=i > 0)
         step += 1
@@ -191,10 +191,10 @@ def _store(
             up = _biased(up, bias_ptr + outputs, row, outputs, AXIS)
         y = activate(y, GATE) * up
     y = gl.convert_layout(y.to(y_ptr.dtype.element_ty), layout)
-    row_R = row + gl.arange(0, y.shape[1 - AXIS], gl.SliceLayout(AXIS, layout))
+    row_C = row + gl.arange(0, y.shape[1 - AXIS], gl.SliceLayout(AXIS, layout))
     token_T = token + gl.arange(0, y.shape[AXIS], gl.SliceLayout(1 - AXIS, layout))
-    at = gl.expand_dims(token_T.to(gl.int64) * outputs, 1 - AXIS) + gl.expand_dims(row_R, AXIS)
-    kept = gl.expand_dims(token_T < tokens, 1 - AXIS) & gl.expand_dims(row_R < outputs, AXIS)
+    at = gl.expand_dims(token_T.to(gl.int64) * outputs, 1 - AXIS) + gl.expand_dims(row_C, AXIS)
+    kept = gl.expand_dims(token_T < tokens, 1 - AXIS) & gl.expand_dims(row_C < outputs, AXIS)
     gl.store(y_ptr + at, y, mask=kept)
 
 
@@ -208,22 +208,22 @@ def _together(
     SIZE: gl.constexpr = PARTS * ROWS * TOKENS
     tile_ptr = sums_ptr + tile.to(gl.int64) * (SPLIT * SIZE)
     own: gl.constexpr = sums[0].type.layout
-    row_R1 = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, own)), 1)
+    row_C1 = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, own)), 1)
     token_1T = gl.expand_dims(gl.arange(0, TOKENS, gl.SliceLayout(0, own)), 0)
     for p in gl.static_range(PARTS):
-        at = part * SIZE + p * (ROWS * TOKENS) + token_1T * ROWS + row_R1
-        gl.store(tile_ptr + at, sums[p], mask=(token_1T < left) & (row_R1 >= 0))
+        at = part * SIZE + p * (ROWS * TOKENS) + token_1T * ROWS + row_C1
+        gl.store(tile_ptr + at, sums[p], mask=(token_1T < left) & (row_C1 >= 0))
     barrier()  # every thread's sums are written before one thread says so
     arrived = gl.atomic_add(arrival_ptr + tile, 1, sem="acq_rel") + 1
     all_here = ((arrived - 1) | (SPLIT - 1)) + 1
     while arrived - all_here < 0:
         arrived = gl.atomic_add(arrival_ptr + tile, 0, sem="acquire")
     token_S = part * SHARE + gl.arange(0, SHARE, gl.SliceLayout(1, layout))
-    row_1R = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(0, layout)), 0)
+    row_1C = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(0, layout)), 0)
     share = ()
     for p in gl.static_range(PARTS):
-        at = p * (ROWS * TOKENS) + gl.expand_dims(token_S * ROWS, 1) + row_1R
-        mask = gl.expand_dims(token_S < left, 1) & (row_1R >= 0)
+        at = p * (ROWS * TOKENS) + gl.expand_dims(token_S * ROWS, 1) + row_1C
+        mask = gl.expand_dims(token_S < left, 1) & (row_1C >= 0)
         total = gl.zeros([SHARE, ROWS], gl.float32, layout)
         for other in gl.static_range(SPLIT):
             total += gl.load(tile_ptr + other * SIZE + at, mask=mask, other=0, cache_modifier=".cg")

@@ -17,20 +17,20 @@ from ridgeline.kernels.norm.op import rms_norm
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 
-def rope(q_THD: Tensor, k_TGD: Tensor, cos_sin_PR: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+def rope(q_THD: Tensor, k_TGD: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate the first R of each head by its token's position; new tensors of the same shapes and dtypes.
 
-    cos_sin_PR: float32, row p = cos of the R/2 angles at position p, then their sines. positions_T: integers in 0..P-1.
+    cos_sin_ZY: float32, row p = cos of the R/2 angles at position p, then their sines. positions_T: integers in 0..P-1.
     """
-    return rotate(q_THD, cos_sin_PR, positions_T), rotate(k_TGD, cos_sin_PR, positions_T)
+    return rotate(q_THD, cos_sin_ZY, positions_T), rotate(k_TGD, cos_sin_ZY, positions_T)
 
 
-def rotate(x_THD: Tensor, cos_sin_PR: Tensor, positions_T: Tensor) -> Tensor:
+def rotate(x_THD: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor) -> Tensor:
     """As `rope`, of heads that are all treated alike."""
-    cos_T1r, sin_T1r = cos_sin_PR[positions_T].unsqueeze(1).chunk(2, dim=-1)
-    half = cos_T1r.shape[-1]
+    cos_T1y, sin_T1y = cos_sin_ZY[positions_T].unsqueeze(1).chunk(2, dim=-1)
+    half = cos_T1y.shape[-1]
     a, b, rest = x_THD.float().split((half, half, x_THD.shape[-1] - 2 * half), dim=-1)
-    rotated = (a * cos_T1r).addcmul_(b, sin_T1r, value=-1), (b * cos_T1r).addcmul_(a, sin_T1r)
+    rotated = (a * cos_T1y).addcmul_(b, sin_T1y, value=-1), (b * cos_T1y).addcmul_(a, sin_T1y)
     return torch.cat((*rotated, rest), dim=-1).to(x_THD.dtype)
 
 
@@ -67,7 +67,7 @@ def rope_kv(
     q_norm_D: Tensor | None,
     k_norm_D: Tensor | None,
     eps: float,
-    cos_sin_PR: Tensor | None,
+    cos_sin_ZY: Tensor | None,
     positions_T: Tensor,
     k_cache_NGPD: Tensor,
     v_cache_NGPD: Tensor,
@@ -77,15 +77,15 @@ def rope_kv(
 ) -> Tensor:
     """Normalise queries and keys per head, rotate them, store keys and values: rotated queries [T, H, D], contiguous.
 
-    qkv_TX: rows q | k | v, columns contiguous. q_norm_D, k_norm_D: RMSNorm weights, or both None. cos_sin_PR as in
+    qkv_TX: rows q | k | v, columns contiguous. q_norm_D, k_norm_D: RMSNorm weights, or both None. cos_sin_ZY as in
     `rope`, or None. place_T: block * P + offset; tokens that share a place (padding, in the null block) leave either
     one's key there.
     """
     q_THD, k_TGD, v_TGD = split_heads(qkv_TX, num_heads, num_kv_heads)
     if q_norm_D is not None and k_norm_D is not None:
         q_THD, k_TGD = rms_norm(q_THD, None, q_norm_D, eps)[0], rms_norm(k_TGD, None, k_norm_D, eps)[0]
-    if cos_sin_PR is not None:
-        q_THD, k_TGD = rope(q_THD, k_TGD, cos_sin_PR, positions_T)
+    if cos_sin_ZY is not None:
+        q_THD, k_TGD = rope(q_THD, k_TGD, cos_sin_ZY, positions_T)
     write_kv(k_TGD, v_TGD, k_cache_NGPD, v_cache_NGPD, place_T)
     return q_THD.contiguous()
 

@@ -125,7 +125,7 @@ def bracket_kernel(
     CAPACITY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (N,): bracket_N8 = lo, hi, largest logit, total mass, floor, bits per logit; the count of candidates is 0.
+    """Grid (N,): bracket_R8 = lo, hi, largest logit, total mass, floor, bits per logit; the count of candidates is 0.
 
     Tokens above hi will stay and tokens below lo will go, so far as a sample can tell; `finish` checks it exactly.
     hi = inf: few lie above lo, so they are listed. lo = hi = inf: the row has neither top-k nor top-p. SAMPLE 0: all

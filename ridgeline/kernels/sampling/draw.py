@@ -65,10 +65,10 @@ def draw_kernel(
 ):
     """Grid (N, J), so that programs that run together are of many rows and do not wait for one counter.
 
-    Without RANDOM best_NJ and best_id_NJ: a tile's largest logit. With RANDOM best_NJ alone: a bound of its noised
-    logits, in bits (of greedy rows the largest logit). FILTER looks only at what may stay, and writes sure_NJ and
-    reach_NJ, how much of the tile lies above the row's bracket and how much from its floor on; where the bracket has no
-    high end, candidates_NC lists what lies in it instead.
+    Without RANDOM best_RJ and best_id_RJ: a tile's largest logit. With RANDOM best_RJ alone: a bound of its noised
+    logits, in bits (of greedy rows the largest logit). FILTER looks only at what may stay, and writes sure_RJ and
+    reach_RJ, how much of the tile lies above the row's bracket and how much from its floor on; where the bracket has no
+    high end, candidates_RC lists what lies in it instead.
     """
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     Q: tl.constexpr = TILE // 4

@@ -56,7 +56,7 @@ def finish_kernel(
     APPROX: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (N,): token_N. source: the adjusted logits [N, V], of which the low SHIFT bits of a float32 are 0."""
+    """Grid (N,): token_R. source: the adjusted logits [N, V], of which the low SHIFT bits of a float32 are 0."""
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, TILES)
     if PDL:
@@ -153,16 +153,16 @@ def _draw_filtered(
 
 
 @triton.jit
-def _before(threshold, last, row_ptr, V, top, scale, SHIFT: tl.constexpr, B: tl.constexpr):
+def _before(threshold, last, row_ptr, V, top, scale, SHIFT: tl.constexpr, T: tl.constexpr):
     """Mass of all tokens above `threshold`, or equal to it and not past `last` (scale 0: how many), summed in one order
     for any row."""
-    mass_B = tl.zeros((B,), tl.float32)
-    for start in tl.range(0, V, B, num_stages=3):
-        x_B, id_B = _read(row_ptr, start, V, B, True)
-        key_B = _key(x_B, SHIFT)
-        inside_B = (key_B > threshold) | ((key_B == threshold) & (id_B <= last))
-        mass_B += tl.where(inside_B & (x_B >= LEAST), tl.exp2((x_B - top) * scale), 0.0)
-    return tl.sum(mass_B, axis=0)
+    mass_T = tl.zeros((T,), tl.float32)
+    for start in tl.range(0, V, T, num_stages=3):
+        x_T, id_T = _read(row_ptr, start, V, T, True)
+        key_T = _key(x_T, SHIFT)
+        inside_T = (key_T > threshold) | ((key_T == threshold) & (id_T <= last))
+        mass_T += tl.where(inside_T & (x_T >= LEAST), tl.exp2((x_T - top) * scale), 0.0)
+    return tl.sum(mass_T, axis=0)
 
 
 @triton.jit
@@ -223,73 +223,73 @@ def _between(low, high):
 
 
 @triton.jit
-def _read(entries_ptr, start, length, B: tl.constexpr, FULL: tl.constexpr):
-    """x float32 and token ids of entries start … start + B: of a row itself (FULL), or of a list of candidates."""
-    i_B = start + tl.arange(0, B)
+def _read(entries_ptr, start, length, T: tl.constexpr, FULL: tl.constexpr):
+    """x float32 and token ids of entries start … start + T: of a row itself (FULL), or of a list of candidates."""
+    i_T = start + tl.arange(0, T)
     if FULL:
-        return tl.load(entries_ptr + i_B, mask=i_B < length, other=float("-inf")).to(tl.float32), i_B
+        return tl.load(entries_ptr + i_T, mask=i_T < length, other=float("-inf")).to(tl.float32), i_T
     else:
-        entry_B = tl.load(entries_ptr + i_B, mask=i_B < length, other=0)
-        x_B = (entry_B >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-        inside_B = i_B < length
-        return tl.where(inside_B, x_B, float("-inf")), tl.where(inside_B, entry_B.to(tl.int32), NOBODY)
+        entry_T = tl.load(entries_ptr + i_T, mask=i_T < length, other=0)
+        x_T = (entry_T >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+        inside_T = i_T < length
+        return tl.where(inside_T, x_T, float("-inf")), tl.where(inside_T, entry_T.to(tl.int32), NOBODY)
 
 
 @triton.jit
-def _mass(x_B, top, scale):
+def _mass(x_T, top, scale):
     """Probabilities relative to the likeliest token's, in fixed point."""
-    return (tl.exp2((x_B - top) * scale) * UNIT).to(tl.int64)
+    return (tl.exp2((x_T - top) * scale) * UNIT).to(tl.int64)
 
 
 @triton.jit
 def _above(
-    key, key_B, mass_B, row_ptr, V, top, scale, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
+    key, key_T, mass_T, row_ptr, V, top, scale, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
     """Count and mass of entries with a key above `key`: a list of candidates is in registers, a row (FULL) is not.
 
     A list's masses sum up to less than 2**50, so one sum takes both: the count in the bits from there on.
     """
     if FULL:
-        counts_B = tl.zeros((MANY,), tl.int32)
-        masses_B = tl.zeros((MANY,), tl.int64)
+        counts_T = tl.zeros((MANY,), tl.int32)
+        masses_T = tl.zeros((MANY,), tl.int64)
         for start in range(0, V, MANY):
-            x_B, _ = _read(row_ptr, start, V, MANY, FULL)
-            inside_B = (_key(x_B, SHIFT) > key) & (x_B >= LEAST)
-            counts_B += inside_B.to(tl.int32)
-            masses_B += tl.where(inside_B, _mass(x_B, top, scale), 0)
-        return tl.sum(counts_B, axis=0), tl.sum(masses_B, axis=0)
+            x_T, _ = _read(row_ptr, start, V, MANY, FULL)
+            inside_T = (_key(x_T, SHIFT) > key) & (x_T >= LEAST)
+            counts_T += inside_T.to(tl.int32)
+            masses_T += tl.where(inside_T, _mass(x_T, top, scale), 0)
+        return tl.sum(counts_T, axis=0), tl.sum(masses_T, axis=0)
     else:
-        both = tl.sum(tl.where(key_B > key, mass_B + (1 << 50), 0), axis=0)
+        both = tl.sum(tl.where(key_T > key, mass_T + (1 << 50), 0), axis=0)
         return (both >> 50).to(tl.int32), both & ((1 << 50) - 1)
 
 
 @triton.jit
 def _ties_up_to(
-    key, last, key_B, id_B, row_ptr, V, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
+    key, last, key_T, id_T, row_ptr, V, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
     """How many entries have exactly `key` and a token id of at most `last`; from registers or not as in `_above`."""
     if FULL:
-        counts_B = tl.zeros((MANY,), tl.int32)
+        counts_T = tl.zeros((MANY,), tl.int32)
         for start in range(0, V, MANY):
-            x_B, i_B = _read(row_ptr, start, V, MANY, FULL)
-            counts_B += ((_key(x_B, SHIFT) == key) & (x_B >= LEAST) & (i_B <= last)).to(tl.int32)
-        return tl.sum(counts_B, axis=0)
+            x_T, i_T = _read(row_ptr, start, V, MANY, FULL)
+            counts_T += ((_key(x_T, SHIFT) == key) & (x_T >= LEAST) & (i_T <= last)).to(tl.int32)
+        return tl.sum(counts_T, axis=0)
     else:
-        return tl.sum(((key_B == key) & (id_B <= last)).to(tl.int32), axis=0)
+        return tl.sum(((key_T == key) & (id_T <= last)).to(tl.int32), axis=0)
 
 
 @triton.jit
 def _search(
-    row_ptr, V, key_B, mass_B, id_B, total_mass, floor, top, scale, top_k, top_p, SHIFT: tl.constexpr,
+    row_ptr, V, key_T, mass_T, id_T, total_mass, floor, top, scale, top_k, top_p, SHIFT: tl.constexpr,
     MANY: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """The key from which entries stay, and the last token id that stays of those which equal it.
 
-    The entries are key_B, mass_B, id_B, or the row itself (FULL), looked at MANY together. Nothing below `floor` stays,
+    The entries are key_T, mass_T, id_T, or the row itself (FULL), looked at MANY together. Nothing below `floor` stays,
     and nothing above it is missing. total_mass: of the row (found here if FULL).
     """
     lowest, highest = _key(floor, SHIFT) - 1, _key(top, SHIFT)
-    count, mass = _above(lowest, key_B, mass_B, row_ptr, V, top, scale, SHIFT, MANY, FULL)
+    count, mass = _above(lowest, key_T, mass_T, row_ptr, V, top, scale, SHIFT, MANY, FULL)
     if FULL:
         total_mass = mass
     kept_mass = total_mass
@@ -303,7 +303,7 @@ def _search(
             high_count, high_mass = _number(0), _number(0).to(tl.int64)
             while low + 1 < high:
                 middle = _between(low, high)
-                n, m = _above(middle, key_B, mass_B, row_ptr, V, top, scale, SHIFT, MANY, FULL)
+                n, m = _above(middle, key_T, mass_T, row_ptr, V, top, scale, SHIFT, MANY, FULL)
                 enough = n >= top_k
                 low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
                 low_count, low_mass = tl.where(enough, n, low_count), tl.where(enough, m, low_mass)
@@ -321,7 +321,7 @@ def _search(
             high_count, high_mass = _number(0), _number(0).to(tl.int64)
             while low + 1 < high:
                 middle = _between(low, high)
-                n, m = _above(middle, key_B, mass_B, row_ptr, V, top, scale, SHIFT, MANY, FULL)
+                n, m = _above(middle, key_T, mass_T, row_ptr, V, top, scale, SHIFT, MANY, FULL)
                 enough = m >= target
                 low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
                 low_count, low_mass = tl.where(enough, n, low_count), tl.where(enough, m, low_mass)
@@ -331,23 +331,23 @@ def _search(
             needed = tl.maximum(tl.minimum(needed, low_count - high_count), 1).to(tl.int32)
             quota = tl.where((high == threshold) & (quota > 0), tl.minimum(needed, quota), needed)
             threshold = high
-    last = _last_tie(threshold, quota, key_B, id_B, row_ptr, V, SHIFT, MANY, FULL)
+    last = _last_tie(threshold, quota, key_T, id_T, row_ptr, V, SHIFT, MANY, FULL)
     return threshold, last
 
 
 @triton.jit
 def _last_tie(
-    threshold, quota, key_B, id_B, row_ptr, V, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
+    threshold, quota, key_T, id_T, row_ptr, V, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
     """Largest token id among the `quota` smallest of those exactly at the threshold (-1: none of them stays)."""
     low, high = _number(-1), _number(-1)
     if quota > 0:
         high = _number(NOBODY)
-        ties = _ties_up_to(threshold, high, key_B, id_B, row_ptr, V, SHIFT, MANY, FULL)
+        ties = _ties_up_to(threshold, high, key_T, id_T, row_ptr, V, SHIFT, MANY, FULL)
         if ties > quota:
             high = _number(1 << 20)  # above any token id
             while high - low > 1:
                 middle = (low + high) >> 1
-                n = _ties_up_to(threshold, middle, key_B, id_B, row_ptr, V, SHIFT, MANY, FULL)
+                n = _ties_up_to(threshold, middle, key_T, id_T, row_ptr, V, SHIFT, MANY, FULL)
                 low, high = tl.where(n >= quota, low, middle), tl.where(n >= quota, middle, high)
     return high

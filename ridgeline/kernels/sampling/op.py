@@ -62,27 +62,27 @@ class SamplingTables:
 
 
 def sample_reference(
-    logits_NV: Tensor,
+    logits_RV: Tensor,
     tables: SamplingTables,
-    slots_N: Tensor,
-    position_N: Tensor,
+    slots_R: Tensor,
+    position_R: Tensor,
     features: Feature,
 ) -> Tensor:
-    """One token per row, int64 [N]; -1 where all logits are NaN. logits_NV: any float dtype, left as it is. position:
+    """One token per row, int64 [N]; -1 where all logits are NaN. logits_RV: any float dtype, left as it is. position:
     index of the token to draw.
 
     `features` is what the rows need at most; the reference ignores it and looks at every row's own numbers.
     """
     tokens = []
-    for n, slot in enumerate(slots_N.tolist()):
-        logits_V = logits_NV[n].double()
+    for n, slot in enumerate(slots_R.tolist()):
+        logits_V = logits_RV[n].double()
         if logits_V.isnan().all():
             tokens.append(-1)
             continue
         for token, bias in zip(tables.bias_ids_SB[slot].tolist(), tables.bias_SB[slot].tolist(), strict=True):
             if token >= 0:
                 logits_V[token] += bias
-        if position_N[n] < tables.min_len_S[slot]:
+        if position_R[n] < tables.min_len_S[slot]:
             logits_V[[t for t in tables.stop_ids_SE[slot].tolist() if t >= 0]] = -torch.inf
         _penalize(logits_V, tables, slot)
         temperature = float(tables.temperature_S[slot])
@@ -92,9 +92,9 @@ def sample_reference(
         logits_V = logits_V / temperature
         kept_V = _filter(logits_V, int(tables.top_k_S[slot]), float(tables.top_p_S[slot]), float(tables.min_p_S[slot]))
         kept_V &= _typical(logits_V.masked_fill(~kept_V, -torch.inf), float(tables.typical_p_S[slot]))
-        noise_V = gumbel(tables.seed_S[slot : slot + 1], position_N[n : n + 1], len(logits_V))[0]
+        noise_V = gumbel(tables.seed_S[slot : slot + 1], position_R[n : n + 1], len(logits_V))[0]
         tokens.append(int((logits_V + noise_V).masked_fill(~kept_V, -torch.inf).argmax()))
-    return torch.tensor(tokens, dtype=torch.int64, device=logits_NV.device)
+    return torch.tensor(tokens, dtype=torch.int64, device=logits_RV.device)
 
 
 def _penalize(logits_V: Tensor, tables: SamplingTables, slot: int) -> None:
@@ -137,19 +137,19 @@ def _typical(logits_V: Tensor, typical_p: float) -> Tensor:
     return distance_V <= nearest[enough]
 
 
-def mask_reference(logits_NV: Tensor, bits_MW: Tensor, row_M: Tensor) -> None:
-    """Forbid tokens in place: -inf in row row_M[m] wherever bits_MW[m] has no bit. NaN stays NaN, so that a row of
+def mask_reference(logits_RV: Tensor, bits_UW: Tensor, row_U: Tensor) -> None:
+    """Forbid tokens in place: -inf in row row_U[m] wherever bits_UW[m] has no bit. NaN stays NaN, so that a row of
     nothing else is still known for what it is.
 
-    bits_MW int32: token v is bit v % 32 of word v // 32. row_M int32, none twice.
+    bits_UW int32: token v is bit v % 32 of word v // 32. row_U int32, none twice.
     """
-    vocab, device = logits_NV.shape[1], logits_NV.device
+    vocab, device = logits_RV.shape[1], logits_RV.device
     is_set_B8 = (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)) & 1  # of every byte
-    bound_B8 = torch.where(is_set_B8 == 1, torch.inf, -torch.inf).to(logits_NV.dtype)
-    bound_C8 = torch.empty(4 * bits_MW.shape[1], 8, dtype=logits_NV.dtype, device=device)
-    for bits_W, row in zip(bits_MW, row_M.tolist(), strict=True):
+    bound_B8 = torch.where(is_set_B8 == 1, torch.inf, -torch.inf).to(logits_RV.dtype)
+    bound_C8 = torch.empty(4 * bits_UW.shape[1], 8, dtype=logits_RV.dtype, device=device)
+    for bits_W, row in zip(bits_UW, row_U.tolist(), strict=True):
         torch.index_select(bound_B8, 0, bits_W.view(torch.uint8).int(), out=bound_C8)
-        torch.minimum(logits_NV[row], bound_C8.view(-1)[:vocab], out=logits_NV[row])
+        torch.minimum(logits_RV[row], bound_C8.view(-1)[:vocab], out=logits_RV[row])
 
 
 SAMPLE = Op(

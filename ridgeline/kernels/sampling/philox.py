@@ -28,19 +28,19 @@ def philox_4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tenso
     return c0, c1, c2, c3
 
 
-def uniform(seed_N: Tensor, position_N: Tensor, num_columns: int, stream: int = 0) -> Tensor:
+def uniform(seed_R: Tensor, position_R: Tensor, num_columns: int, stream: int = 0) -> Tensor:
     """float32 [N, num_columns] strictly inside (0, 1), column = token id. Seeds and positions int64.
 
     23 bits plus a half step: exactly representable, so neither 0 nor 1 can appear.
     """
-    columns = torch.arange(-(-num_columns // 4), device=seed_N.device)
-    zero = torch.zeros((), dtype=torch.int64, device=seed_N.device)
-    counter = (columns[None, :], position_N[:, None], zero + stream, zero)
-    key = (seed_N[:, None] & _LOW, (seed_N[:, None] >> 32) & _LOW)
+    columns = torch.arange(-(-num_columns // 4), device=seed_R.device)
+    zero = torch.zeros((), dtype=torch.int64, device=seed_R.device)
+    counter = (columns[None, :], position_R[:, None], zero + stream, zero)
+    key = (seed_R[:, None] & _LOW, (seed_R[:, None] >> 32) & _LOW)
     words = torch.stack(philox_4x32(counter, key), dim=-1).flatten(1)[:, :num_columns]
     return ((words >> 9).float() + 0.5) * 2.0**-23
 
 
-def gumbel(seed_N: Tensor, position_N: Tensor, num_columns: int) -> Tensor:
+def gumbel(seed_R: Tensor, position_R: Tensor, num_columns: int) -> Tensor:
     """Standard Gumbel noise [N, num_columns]: argmax(logits + noise) is a sample from softmax(logits)."""
-    return -torch.log(-torch.log(uniform(seed_N, position_N, num_columns)))
+    return -torch.log(-torch.log(uniform(seed_R, position_R, num_columns)))

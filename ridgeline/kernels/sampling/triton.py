@@ -51,18 +51,18 @@ def choose_config(rows: int, vocab_size: int, random: bool) -> Config:
 
 
 def sample(
-    logits_NV: Tensor,
+    logits_RV: Tensor,
     tables: SamplingTables,
-    slots_N: Tensor,
-    position_N: Tensor,
+    slots_R: Tensor,
+    position_R: Tensor,
     features: Feature,
     config: Config | None = None,
 ) -> Tensor:
     """As `op.sample_reference`; does only what `features` names. Rows of logits and tables are contiguous."""
-    rows, vocab = logits_NV.shape
+    rows, vocab = logits_RV.shape
     random = bool(features & Feature.RANDOM)
     config = config or choose_config(rows, vocab, random)
-    device = logits_NV.device
+    device = logits_RV.device
     tiles = triton.cdiv(vocab, config.tile)
     typical = random and bool(features & Feature.TYPICAL)
     filtered = random and bool(features & Feature.FILTER) and not typical
@@ -71,7 +71,7 @@ def sample(
     options = launch_options(device)
     approximate = compute_capability(device) != (0, 0)  # NVIDIA's have the instruction
     strides = _strides(tables)
-    nothing = slots_N  # stands for pointers that are not followed
+    nothing = slots_R  # stands for pointers that are not followed
     columns = (
         tables.bias_ids_SB,
         tables.bias_SB,
@@ -83,65 +83,65 @@ def sample(
         tables.presence_S,
         tables.frequency_S,
     )
-    best_NJ, sure_NJ, reach_NJ, max_NJ, sum_NJ = torch.empty(5, rows, tiles, dtype=torch.float32, device=device)
-    best_id_NJ = torch.empty(rows, tiles, dtype=torch.int32, device=device)
-    source_NV = read_NV = logits_NV  # the adjusted logits; what `draw` reads
+    best_RJ, sure_RJ, reach_RJ, max_RJ, sum_RJ = torch.empty(5, rows, tiles, dtype=torch.float32, device=device)
+    best_id_RJ = torch.empty(rows, tiles, dtype=torch.int32, device=device)
+    source_RV = read_RV = logits_RV  # the adjusted logits; what `draw` reads
     if adjusts and random:
-        source_NV = torch.empty(rows, vocab, dtype=torch.float32, device=device)
-    bracket_N8 = count_N = candidates_NC = nothing
+        source_RV = torch.empty(rows, vocab, dtype=torch.float32, device=device)
+    bracket_R8 = count_R = candidates_RC = nothing
     if filtered or typical:
         stats_kernel[(tiles, rows)](
-            logits_NV, slots_N, position_N, tables.temperature_S, *columns, source_NV,
-            max_NJ, sum_NJ, vocab, logits_NV.stride(0), source_NV.stride(0), *strides,
+            logits_RV, slots_R, position_R, tables.temperature_S, *columns, source_RV,
+            max_RJ, sum_RJ, vocab, logits_RV.stride(0), source_RV.stride(0), *strides,
             TILE=config.tile, **flags, num_warps=config.warps, **options,
         )  # fmt: skip
-        flags, read_NV = dict.fromkeys(flags, 0), source_NV
+        flags, read_RV = dict.fromkeys(flags, 0), source_RV
     if typical:
-        read_NV = torch.empty(rows, vocab, dtype=torch.float32, device=device)
+        read_RV = torch.empty(rows, vocab, dtype=torch.float32, device=device)
         typical_kernel[(rows,)](
-            source_NV, slots_N, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S,
-            tables.typical_p_S, max_NJ, read_NV, vocab, tiles, source_NV.stride(0), read_NV.stride(0), *strides[-2:],
-            TILES=triton.next_power_of_2(tiles), SHIFT=ZERO_BITS[source_NV.dtype], MANY=config.many,
+            source_RV, slots_R, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S,
+            tables.typical_p_S, max_RJ, read_RV, vocab, tiles, source_RV.stride(0), read_RV.stride(0), *strides[-2:],
+            TILES=triton.next_power_of_2(tiles), SHIFT=ZERO_BITS[source_RV.dtype], MANY=config.many,
             num_warps=config.row_warps, **options,
         )  # fmt: skip
-        source_NV = read_NV
+        source_RV = read_RV
     if filtered:
-        bracket_N8 = torch.empty(rows, WIDTH.value, dtype=torch.float32, device=device)
-        count_N = torch.empty(rows, APART.value, dtype=torch.int32, device=device)
-        candidates_NC = torch.empty(rows, config.capacity, dtype=torch.int64, device=device)
+        bracket_R8 = torch.empty(rows, WIDTH.value, dtype=torch.float32, device=device)
+        count_R = torch.empty(rows, APART.value, dtype=torch.int32, device=device)
+        candidates_RC = torch.empty(rows, config.capacity, dtype=torch.int64, device=device)
         bracket_kernel[(rows,)](
-            source_NV, slots_N, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S, max_NJ,
-            sum_NJ, bracket_N8, count_N, vocab, tiles, source_NV.stride(0), *strides[-2:],
+            source_RV, slots_R, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S, max_RJ,
+            sum_RJ, bracket_R8, count_R, vocab, tiles, source_RV.stride(0), *strides[-2:],
             TILES=triton.next_power_of_2(tiles), SAMPLE=_sample_size(vocab, config), RESERVE=config.reserve,
             CAPACITY=config.capacity, num_warps=config.bracket_warps, **options,
         )  # fmt: skip
     draw_kernel[(rows, tiles)](
-        read_NV, slots_N, position_N, tables.temperature_S, tables.seed_S, *columns, source_NV,
-        bracket_N8, count_N, candidates_NC, best_NJ, best_id_NJ, sure_NJ, reach_NJ,
-        vocab, read_NV.stride(0), source_NV.stride(0), *strides,
+        read_RV, slots_R, position_R, tables.temperature_S, tables.seed_S, *columns, source_RV,
+        bracket_R8, count_R, candidates_RC, best_RJ, best_id_RJ, sure_RJ, reach_RJ,
+        vocab, read_RV.stride(0), source_RV.stride(0), *strides,
         TILE=config.tile, CAPACITY=config.capacity, **flags, RANDOM=random, FILTER=filtered, APPROX=approximate,
         num_warps=config.warps, **options,
     )  # fmt: skip
-    token_N = torch.empty(rows, dtype=torch.int64, device=device)
+    token_R = torch.empty(rows, dtype=torch.int64, device=device)
     finish_kernel[(rows,)](
-        best_NJ, best_id_NJ, sure_NJ, reach_NJ, bracket_N8, count_N, candidates_NC, source_NV,
-        slots_N, position_N, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S, tables.seed_S,
-        token_N, vocab, tiles, source_NV.stride(0), *strides[-2:],
-        TILES=triton.next_power_of_2(tiles), CAPACITY=config.capacity, SHIFT=ZERO_BITS[source_NV.dtype],
+        best_RJ, best_id_RJ, sure_RJ, reach_RJ, bracket_R8, count_R, candidates_RC, source_RV,
+        slots_R, position_R, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S, tables.seed_S,
+        token_R, vocab, tiles, source_RV.stride(0), *strides[-2:],
+        TILES=triton.next_power_of_2(tiles), CAPACITY=config.capacity, SHIFT=ZERO_BITS[source_RV.dtype],
         TILE=config.tile, MANY=config.many, RANDOM=random, FILTER=filtered, APPROX=approximate,
         num_warps=_row_warps(config, random, filtered), **options,
     )  # fmt: skip
-    return token_N
+    return token_R
 
 
 def sample_batch_invariant(
-    logits_NV: Tensor, tables: SamplingTables, slots_N: Tensor, position_N: Tensor, features: Feature
+    logits_RV: Tensor, tables: SamplingTables, slots_R: Tensor, position_R: Tensor, features: Feature
 ) -> Tensor:
     """As `sample`; a row's sums are made up in one way, whatever lies beside it: of float32, by tiles of one size, and
     with the one of the two filters that serves every row."""
     if features & Feature.FILTER:
         features |= Feature.TYPICAL
-    return sample(logits_NV.float(), tables, slots_N, position_N, features, Config(2048, 4))
+    return sample(logits_RV.float(), tables, slots_R, position_R, features, Config(2048, 4))
 
 
 def _row_warps(config: Config, random: bool, filtered: bool) -> int:

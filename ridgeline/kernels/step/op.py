@@ -23,11 +23,11 @@ HEADER = 8  # bytes of a ring's row before the outcome
 
 
 class StepInputs(NamedTuple):
-    """token_ids_T, positions_T, places_GT, kv_len_R and last_R are int64; active_R is bool."""
+    """token_ids_T, positions_T, places_AT, kv_len_R and last_R are int64; active_R is bool."""
 
     token_ids_T: Tensor
     positions_T: Tensor
-    places_GT: Tensor
+    places_AT: Tensor
     kv_len_R: Tensor
     last_R: Tensor
     active_R: Tensor
@@ -40,7 +40,7 @@ def step_inputs(
     kv_len_S: Tensor,
     last_token_S: Tensor,
     stopped_S: Tensor,
-    block_tables_GSC: Tensor,
+    block_tables_ASC: Tensor,
     block_size: int,
 ) -> StepInputs:
     """Row r owns tokens start_R1[r] … start_R1[r + 1] - 1 and goes on where its slot's cache ends.
@@ -61,12 +61,12 @@ def step_inputs(
     live_T = owned_T & active_R[row_T]
     positions_T = torch.where(live_T, length_R[row_T] + token_T - starts_R[row_T], 0)
     given_T = torch.where(override_T >= 0, override_T.long(), last_token_S[slots_R[row_T]])
-    block_GT = torch.where(live_T, block_tables_GSC[:, slots_R[row_T], positions_T // block_size], NULL_BLOCK)
+    block_AT = torch.where(live_T, block_tables_ASC[:, slots_R[row_T], positions_T // block_size], NULL_BLOCK)
     kv_len_R = torch.where(active_R, length_R + counts_R, 1)
     return StepInputs(
         torch.where(owned_T, given_T, 0),
         positions_T,
-        block_GT.long() * block_size + positions_T % block_size,
+        block_AT.long() * block_size + positions_T % block_size,
         torch.where(counts_R > 0, kv_len_R, 0),
         torch.where(counts_R > 0, starts_R + counts_R - 1, 0),
         active_R,
@@ -114,15 +114,15 @@ def step_advance(
         output_count_SV.index_put_((slots_R, torch.where(drawn_R, token_R, 0)), counted_R, accumulate=True)
 
 
-def step_post(packed_B: Tensor, ring_KW: Tensor, turn_1: Tensor) -> None:
+def step_post(packed_B: Tensor, ring_QB: Tensor, turn_1: Tensor) -> None:
     """Write the turn (int64) and then the outcome's bytes to row turn % K of a ring on the host; count the turn.
 
     All uint8 but turn_1, which is int64. The ring is page-locked where the outcome is on a GPU.
     """
     turn = int(turn_1)
-    row_W = ring_KW[turn % len(ring_KW)]
-    row_W[:HEADER].view(torch.int64).fill_(turn)
-    row_W[HEADER : HEADER + len(packed_B)].copy_(packed_B)
+    row_B = ring_QB[turn % len(ring_QB)]
+    row_B[:HEADER].view(torch.int64).fill_(turn)
+    row_B[HEADER : HEADER + len(packed_B)].copy_(packed_B)
     turn_1 += 1
 
 
@@ -175,12 +175,12 @@ class Case:
         single = starts[:-1][torch.tensor(counts) > 0]
         override_T[single[torch.rand(len(single), generator=generator) < 0.5]] = -1
         columns = -(-(100 + max(counts)) // self.block_size)
-        tables_GSC = torch.randint(1, 9999, (self.groups, dummy + 2, columns + 3), generator=generator).int().to(device)
-        tables_GSC = tables_GSC[:, :-1, :columns]  # neither tables nor their rows need lie close to each other
+        tables_ASC = torch.randint(1, 9999, (self.groups, dummy + 2, columns + 3), generator=generator).int().to(device)
+        tables_ASC = tables_ASC[:, :-1, :columns]  # neither tables nor their rows need lie close to each other
         slots = torch.tensor(slots_R + [dummy] * self.padded_rows, dtype=torch.int32, device=device)
         names = ("kv_len_S", "last_token_S", "stopped_S")
         return tables, [
-            slots, starts.int().to(device), override_T.to(device), *(tables[n] for n in names), tables_GSC,
+            slots, starts.int().to(device), override_T.to(device), *(tables[n] for n in names), tables_ASC,
             self.block_size,
         ]  # fmt: skip
 

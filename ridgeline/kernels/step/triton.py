@@ -78,23 +78,23 @@ def step_inputs(
     kv_len_S: Tensor,
     last_token_S: Tensor,
     stopped_S: Tensor,
-    block_tables_GSC: Tensor,
+    block_tables_ASC: Tensor,
     block_size: int,
 ) -> StepInputs:
-    groups, rows, tokens = len(block_tables_GSC), len(slots_R), len(override_T)
+    groups, rows, tokens = len(block_tables_ASC), len(slots_R), len(override_T)
     by_token = torch.empty(2 + groups, tokens, dtype=torch.int64, device=slots_R.device)
-    token_ids_T, positions_T, places_GT = by_token[0], by_token[1], by_token[2:]
+    token_ids_T, positions_T, places_AT = by_token[0], by_token[1], by_token[2:]
     kv_len_R, last_R = torch.empty(2, rows, dtype=torch.int64, device=slots_R.device)
     active_R = torch.empty(rows, dtype=torch.bool, device=slots_R.device)
     block, programs = inputs_config(rows, tokens)
     _step_inputs[(rows + 1, programs)](
         slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S,
-        block_tables_GSC, *block_tables_GSC.stride()[:2],
-        token_ids_T, positions_T, places_GT, kv_len_R, last_R, active_R,
+        block_tables_ASC, *block_tables_ASC.stride()[:2],
+        token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R,
         rows, tokens, P=block_size, GROUPS=groups, BLOCK=block,
         num_warps=max(1, block // 128), **launch_options(slots_R.device),
     )  # fmt: skip
-    return StepInputs(token_ids_T, positions_T, places_GT, kv_len_R, last_R, active_R)
+    return StepInputs(token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R)
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_PACKED_OUTCOME)
@@ -177,11 +177,11 @@ def _step_post(
     tl.store(turn_ptr, turn + 1)
 
 
-def step_post(packed_B: Tensor, ring_KW: Tensor, turn_1: Tensor) -> None:
+def step_post(packed_B: Tensor, ring_QB: Tensor, turn_1: Tensor) -> None:
     """As `op.step_post`, without the host knowing the turn."""
     _step_post[(1,)](
-        packed_B, ring_KW, turn_1, len(packed_B), ring_KW.stride(0),
-        KEPT=len(ring_KW), HEADER=HEADER, BLOCK=512, num_warps=4, **launch_options(packed_B.device),
+        packed_B, ring_QB, turn_1, len(packed_B), ring_QB.stride(0),
+        KEPT=len(ring_QB), HEADER=HEADER, BLOCK=512, num_warps=4, **launch_options(packed_B.device),
     )  # fmt: skip
 
 
