@@ -68,7 +68,7 @@ class MixerSpec(Protocol):
 
     @property
     def scratch(self) -> int:
-        """How many numbers per token lie between the mixer's first product and its last."""
+        """The numbers per token that lie between the mixer's first product and its last."""
 
     def products(self, width: int) -> Products:
         """Return the mixer's matrix products in a model of this width."""

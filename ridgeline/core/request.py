@@ -127,7 +127,7 @@ class SamplingParams:
 
     @property
     def num_drawn(self) -> int:
-        """How many completions are drawn; n of them are kept."""
+        """The number of completions that are drawn; n of them are kept."""
         return self.n if self.best_of is None else self.best_of
 
     @property

@@ -33,7 +33,7 @@ class StateSpec:
 
     @property
     def span(self) -> int | None:
-        """How many tokens, the last one included, have state that the last one needs. None: all of them."""
+        """The number of tokens, the last one included, whose state the last one needs. None: all of them."""
         return None
 
     def unit_bytes(self, block_size: int, dtype: str) -> int:

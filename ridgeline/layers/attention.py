@@ -61,7 +61,8 @@ class Attention(nn.Module):
 
     @property
     def heads(self) -> Heads:
-        """What is still to be done with the projection's heads before they attend: norms, rotation and slopes."""
+        """The steps between the projection and the attention that are still to be done with the heads: norms, rotation
+        and slopes."""
         angles = None if self.rotary is None else self.rotary.cos_sin_ZY
         if self.q_norm is None or self.k_norm is None or self.spec.qk_norm_whole:
             return Heads(self.spec, self.ops, None, None, 0.0, angles, self.slopes_H)

@@ -5,7 +5,7 @@ its few bytes take, and the next step would wait for it.
 
 Legend:
     Q  outcomes that the ring keeps
-    B  bytes of an outcome, or of a row of the ring
+    O  octets (bytes) of an outcome, or of a row of the ring
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Mailbox:
     def __init__(self, max_bytes: int, ops: Ops, device: torch.device) -> None:
         host = device if device.type == "meta" else torch.device("cpu")
         width = -(-(HEADER + max_bytes) // 16) * 16
-        self._ring_QB = torch.zeros(KEPT, width, dtype=torch.uint8, device=host, pin_memory=device.type == "cuda")
+        self._ring_QO = torch.zeros(KEPT, width, dtype=torch.uint8, device=host, pin_memory=device.type == "cuda")
         self._turn_1 = torch.zeros(1, dtype=torch.int64, device=device)
         self._post = ops.step_post
         self._turn = 0
 
-    def post(self, packed_B: Tensor) -> None:
+    def post(self, packed_O: Tensor) -> None:
         """Write the outcome to the ring. This is the device's part."""
-        self._post(packed_B, self._ring_QB, self._turn_1)
+        self._post(packed_O, self._ring_QO, self._turn_1)
 
-    def expect(self, packed_B: Tensor) -> Letter:
+    def expect(self, packed_O: Tensor) -> Letter:
         """Return the letter of an outcome. The host calls it once for every post that runs."""
-        letter = Letter(self._turn, len(packed_B))
+        letter = Letter(self._turn, len(packed_O))
         self._turn += 1
         return letter
 
@@ -58,8 +58,8 @@ class Mailbox:
 
     def open(self, letter: Letter) -> np.ndarray:
         """Return a copy of the outcome's bytes. The device must have passed the post."""
-        row_B = self._ring_QB[letter.turn % KEPT].numpy()
-        turn = int(row_B[:HEADER].view(np.int64)[0])
+        row_O = self._ring_QO[letter.turn % KEPT].numpy()
+        turn = int(row_O[:HEADER].view(np.int64)[0])
         if turn != letter.turn:
             raise RuntimeError(f"the outcome of step {letter.turn} was due, and that of step {turn} is in its place.")
-        return row_B[HEADER : HEADER + letter.num_bytes].copy()
+        return row_O[HEADER : HEADER + letter.num_bytes].copy()

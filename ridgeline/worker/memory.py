@@ -32,12 +32,12 @@ class MemoryReport:
 
     @property
     def full_requests(self) -> int:
-        """How many requests of max_model_len tokens fit at once."""
+        """The number of requests of max_model_len tokens that fit at once."""
         return (self.layout.num_pages - 1) // self.layout.pages_needed(self.max_model_len, self.max_chunk)
 
     @property
     def tokens(self) -> int:
-        """How many tokens fit at once, if every layer keeps each of them."""
+        """The number of tokens that fit at once, if every layer keeps each of them."""
         pages_per_block = sum(1 / self.layout.blocks_per_page(g) for g in range(len(self.layout.groups)))
         return int((self.layout.num_pages - 1) / pages_per_block) * self.layout.block_size
 

@@ -1,10 +1,13 @@
-"""Attention of several rows to the keys they share: each program reads a stretch of them once for a gang of rows.
+"""Attention of several rows to the keys that they share: each program reads a stretch of them once for a gang of rows.
 
-The queries of up to a gang of rows are the rows of the matrix products, so that probabilities go from one product into
-the next in registers. All of them see all keys of the stretch, and every row has keys of its own besides, so each row's
-result is a part that `decode_kernel`, launched next, adds up.
+The queries of up to a gang of rows are the rows of the matrix products, so probabilities go from one product into the
+next in registers. All of them see all keys of the stretch. Every row also has keys of its own, so each row's result is
+a part, which `decode_kernel`, launched next, adds up.
 
-Legend: M queries (rows x heads of a group) padded, N keys of a tile, D head dim padded.
+Legend:
+    M  queries (rows of the gang times heads that share a key head), padded
+    K  keys of a tile
+    D  head width, padded
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from ridgeline.kernels.attention.triton_common import (
 
 
 def shared_options(queries: int, head_dim: int) -> dict[str, int]:
-    """For the compiler. Wide heads: the queries take as much room as a stage, and two programs should fit."""
+    """Return the compiler's options. The queries of wide heads take as much room as a stage, and two programs should
+    fit."""
     return {"num_warps": 8 if queries > 64 else 4, "num_stages": 3 if head_dim <= 64 else 2}
 
 
@@ -62,7 +66,7 @@ def shared_kernel(
     ALIBI: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts [parts, G, GROUP, HEAD_DIM] and part_lse [parts, G, GROUP], float32."""
+    """Attend to one stretch. Writes parts [parts, G, GROUP, HEAD_DIM] and part_lse [parts, G, GROUP], float32."""
     entry, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     m_M = tl.arange(0, QUERIES)
     d_D = tl.arange(0, DIM)

@@ -1,11 +1,17 @@
-"""Attention of short rows: each program reads one stretch of a row's keys for all queries that share a key head.
+"""Attention of short rows: each program reads one stretch of a row's keys, for all queries that share a key head.
 
-Bound by reading keys. The products are computed transposed, keys (64 and more) as the rows of the matrix product and
-the few queries as its columns, so no tensor-core rows idle and the warps share the keys instead of repeating them.
-The program that finishes a row last adds up the row's parts, in the order of the keys: with CASCADE first those of the
-keys that the row shares with others, which an earlier launch has left (triton_cascade.py).
+The kernel is bound by reading keys. Its products are computed transposed: keys (64 and more) are the rows of the matrix
+product, and the few queries are its columns. So no rows of the tensor cores idle, and the warps share the keys instead
+of reading the same ones.
 
-Legend: M queries (tokens x heads of a group) padded, N keys of a tile, D head dim padded, J heads of a group.
+The program that finishes a row last adds up the row's parts, in the order of the keys. With CASCADE the parts of the
+keys that the row shares with others come first; an earlier launch has left them (triton_cascade.py).
+
+Legend:
+    M  queries (tokens times heads that share a key head), padded
+    K  keys of a tile
+    D  head width, padded
+    E  heads that share a key head, padded
 """
 
 from __future__ import annotations
@@ -69,10 +75,13 @@ def decode_kernel(
     CASCADE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts [items, G, FEW, GROUP, HEAD_DIM] and part_lse [items, G, FEW, GROUP], float32: the row's parts if several.
-    shared_items, shared_parts, shared_lse: `Cascade.items_I3` and what `shared_kernel` left.
+    """Attend with the queries of one item and one key head.
 
-    QUERIES, DIM, HEADS: FEW · GROUP, HEAD_DIM, GROUP rounded up. PARTS: how many parts to add up at once.
+    parts [items, G, FEW, GROUP, HEAD_DIM], part_lse [items, G, FEW, GROUP]: float32, the parts of rows that have
+        several.
+    shared_items, shared_parts, shared_lse: `Cascade.items_I3`, and the results of `shared_kernel`.
+    QUERIES, DIM, HEADS: FEW · GROUP, HEAD_DIM and GROUP, rounded up to powers of two.
+    PARTS: how many parts to add up at once.
     """
     item, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     m_M = tl.arange(0, QUERIES)
@@ -109,7 +118,7 @@ def decode_kernel(
         seen = tl.maximum(begin, kv_len - tokens - window + 1)
 
     max_M = tl.full((QUERIES,), LOWEST, tl.float32)
-    sum_KM = tl.zeros((TILE, QUERIES), tl.float32)  # summed over the keys at the end: warps meet once less per tile
+    sum_KM = tl.zeros((TILE, QUERIES), tl.float32)  # summed over the keys at the end, so warps meet once less per tile
     acc_DM = tl.zeros((DIM, QUERIES), tl.float32)
     if SINKS:  # noqa: SIM102 (decided when compiling)
         if item == first_item:
@@ -199,8 +208,10 @@ def add_tile(
     k_KD, v_DK, q_DM, visible_KM, max_M, sum_KM, acc_DM, scale, softcap,
     slope_M, offset_KM, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax (maximum, sums over every TILE-th key, weighted values) with one more tile of keys.
-    offset: of keys from queries, as in `nearer`, in a shape that broadcasts."""
+    """Add one more tile of keys to the running softmax: (maximum, sums over every TILE-th key, weighted values).
+
+    offset: the distance of keys from queries, as in `nearer`, in a shape that broadcasts.
+    """
     x_KM = logits(tl.dot(k_KD, q_DM, input_precision="ieee"), scale, softcap, SOFTCAP)
     x_KM = nearer(x_KM, slope_M[None, :], offset_KM, ALIBI)
     x_KM = tl.where(visible_KM, x_KM, -float("inf"))
@@ -228,7 +239,8 @@ def add_parts(
     DIM: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """One token's outputs of a group's heads: the parts' outputs weighted by their shares of the softmax, so far."""
+    """Add parts to the running sum of one token's outputs for the heads that share a key head. Each part is weighted by
+    its share of the softmax."""
     j_E1, d_1D = tl.arange(0, HEADS)[:, None], tl.arange(0, DIM)[None, :]
     inside_E1 = j_E1 < GROUP
     for start in range(0, num_parts, PARTS):

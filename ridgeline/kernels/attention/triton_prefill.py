@@ -1,10 +1,14 @@
-"""Attention of long rows: FlashAttention-2 (arXiv 2307.08691) over a tile of queries, keys read through the table.
+"""Attention of long rows: FlashAttention-2 (arXiv 2307.08691) over a tile of queries, with keys read through the block
+table.
 
-Bound by arithmetic. A tile packs all heads of a group beside its tokens, so every key is read once per group, and few
-tokens are beside the diagonal. Keys that all queries of the tile see need no mask; the others come before (a window's
-edge) and after (the diagonal).
+The kernel is bound by arithmetic. A tile packs all heads that share a key head beside its tokens. So every key is read
+once for all of them, and few of the tile's tokens lie beside the diagonal. Keys that all queries of the tile see need
+no mask. The others come before them (a window's edge) and after them (the diagonal).
 
-Legend: M queries (tokens x heads of a group) padded, N keys of a tile, D head dim padded.
+Legend:
+    M  queries (tokens times heads that share a key head), padded
+    K  keys of a tile
+    D  head width, padded
 """
 
 from __future__ import annotations
@@ -56,9 +60,10 @@ def prefill_kernel(
     SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
-    FIXED: tl.constexpr,  # all keys through the same instructions: masked ones round differently
+    FIXED: tl.constexpr,  # treat all keys by the masked loop's instructions, since the others round differently
     PDL: tl.constexpr,
 ):
+    """Attend with the queries of one tile and one key head."""
     tile, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     m_M = tl.arange(0, QUERIES)
     d_D = tl.arange(0, DIM)
@@ -146,7 +151,8 @@ def _attend(
     ALIBI: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Key tiles begin … stop. Only keys first_key … end are read, which matters where MASKED only."""
+    """Add key tiles begin … stop to the running softmax. Only keys first_key … end are read, which matters only if
+    MASKED."""
     n_K, d_D = tl.arange(0, TILE), tl.arange(0, DIM)
     inside_D = d_D < HEAD_DIM
     place_KD = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_D[None, :]

@@ -1,4 +1,8 @@
-"""Rotary ops composed of what torch has. Legend as in op.py; Y: query and key heads."""
+"""Rotary ops composed of torch's own.
+
+Legend, beside that of op.py:
+    U  query heads and key heads together
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One launch from the fused projection to rotated queries and a filled cache. Legend as in op.py.
+"""One launch from the fused projection to rotated queries and a filled cache. The legend is that of op.py.
 
 A program takes HEADS heads of one kind (queries, keys or values) of TOKENS tokens. A head is held as three pieces: the
-two halves that rotate into each other, and the rest, so every access is contiguous and no thread needs a partner's
-value. Between the norm and the rotation values are rounded to the activations' dtype, as by separate ops.
+two halves that rotate into each other, and the rest. So every access is contiguous, and no thread needs another's
+value. Between the norm and the rotation values are rounded to the activations' dtype, as if by separate ops.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.launch import launch_options
 
-MAX_TOKENS = 4  # per program
+MAX_TOKENS = 4  # tokens of a program
 
 
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["positions_ptr", "place_ptr"])
@@ -28,7 +28,10 @@ def _rope_kv(
     TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     NORM: tl.constexpr, ROTATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """All powers of two: TOKENS and HEADS of a program; HALF and REST cover Y / 2 and D - Y (REST 0: nothing there)."""
+    """Compute `rope_kv`.
+
+    TOKENS, HEADS, HALF and REST are powers of two. HALF covers Y / 2; REST covers D - Y, and is 0 if that is 0.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -103,7 +106,8 @@ def _rope_kv(
 
 
 def config(tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int, int]:
-    """(TOKENS, HEADS, warps). Programs start at about one per nanosecond, so of many tokens each takes several."""
+    """Return (TOKENS, HEADS, warps). About one program starts per nanosecond, so with many tokens each program takes
+    several."""
     heads = min(8, triton.next_power_of_2(num_heads))
     programs = tokens * (num_heads + 2 * num_kv_heads) // heads
     together = max(1, min(MAX_TOKENS, triton.next_power_of_2(programs // 512 + 1) // 2))
@@ -125,7 +129,7 @@ def rope_kv(
     *,
     fixed: bool = False,
 ) -> Tensor:
-    """As `op.rope_kv`. fixed: work is cut in the same way however many tokens there are."""
+    """Compute `op.rope_kv`. fixed: the work is cut in the same way, however many tokens there are."""
     tokens, head_dim = qkv_TX.shape[0], k_cache_NGPD.shape[-1]
     q_THD = torch.empty(tokens, num_heads, head_dim, dtype=qkv_TX.dtype, device=qkv_TX.device)
     rotated = head_dim if cos_sin_ZY is None else cos_sin_ZY.shape[-1]

@@ -1,6 +1,10 @@
-"""Log-probabilities and ranks of chosen tokens, and what guidance makes of log-probabilities, in plain torch.
+"""Log-probabilities and ranks of chosen tokens, and guided scores, in plain torch.
 
-Legend: N rows, V vocabulary, L likeliest reported, G guided rows.
+Legend:
+    R  rows, or positions of a prompt
+    V  vocabulary
+    L  likeliest tokens reported
+    F  guided rows, each with its negative row
 """
 
 from __future__ import annotations
@@ -12,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-ALIGNED = 4  # float32 values at whose multiples rows begin, or torch's order of summation varies from row to row
+ALIGNED = 4  # rows begin at multiples of so many float32 values, or torch's order of summation would vary by row
 
 
 @dataclass(frozen=True)
 class DeviceLogprobs:
-    """As `StepLogprobs`, still on the device. Rows are a plan's rows, or a prompt's positions."""
+    """A `StepLogprobs` that is still on the device. Rows are a plan's rows, or a prompt's positions."""
 
     logprob_R: Tensor
     rank_R: Tensor
@@ -30,7 +34,7 @@ class DeviceLogprobs:
 
 
 def score(logits_RV: Tensor, token_R: Tensor, num_top: int) -> DeviceLogprobs:
-    """Log-softmax of the chosen tokens, their ranks (1 = likeliest) and the num_top likeliest."""
+    """Return the log-softmax of the chosen tokens, their ranks (1 = likeliest), and the num_top likeliest tokens."""
     vocab = logits_RV.shape[1]
     logprobs_RV = _log_softmax(logits_RV)
     chosen_R1 = logprobs_RV.gather(1, token_R[:, None])
@@ -39,18 +43,19 @@ def score(logits_RV: Tensor, token_R: Tensor, num_top: int) -> DeviceLogprobs:
 
 
 def guide(logits_RV: Tensor, row_F: Tensor, negative_F: Tensor, scale_F: Tensor) -> Tensor:
-    """Scores float32 [N, V] in which those of every row_F lead away from those of its negative_F.
+    """Return scores, float32 [R, V], in which those of every row_F lead away from those of its negative_F.
 
-    scale * (c - u) + u, where c and u are the two rows' log-probabilities (Sanchez et al., arXiv 2306.17806). Other
-    rows keep their logits.
+    They are scale * (c - u) + u, where c and u are the two rows' log-probabilities (Sanchez et al., arXiv 2306.17806).
+    Other rows keep their logits.
     """
     c_FV, u_FV = _log_softmax(logits_RV[row_F]), _log_softmax(logits_RV[negative_F])
-    guided_FV = torch.lerp(u_FV, c_FV, scale_F[:, None])  # for memory's sake: the formula, in one pass
+    guided_FV = torch.lerp(u_FV, c_FV, scale_F[:, None])  # the formula in one pass, which takes less memory
     return logits_RV.float().index_copy(0, row_F, guided_FV[:, : logits_RV.shape[1]])
 
 
 def _log_softmax(logits_RV: Tensor) -> Tensor:
-    """In float32, a few columns of -inf wider where rows would begin anywhere in memory."""
+    """Return the log-softmax in float32. It has a few more columns, of -inf, if rows would otherwise begin anywhere in
+    memory."""
     logits_RV, rest = logits_RV.float(), -logits_RV.shape[1] % ALIGNED
     if rest:
         logits_RV = functional.pad(logits_RV, (0, rest), value=-torch.inf)

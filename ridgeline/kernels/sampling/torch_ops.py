@@ -1,4 +1,7 @@
-"""Sampling for all rows at once in plain torch, by a full sort where a filter asks for it. Legend as in op.py."""
+"""Sampling for all rows at once in plain torch, by a full sort if a filter asks for it.
+
+The legend is that of op.py.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def sample(
     position_R: Tensor,
     features: Feature,
 ) -> Tensor:
-    """As `op.sample_reference`; does only what `features` names."""
+    """Compute `op.sample_reference`, but only the steps that `features` names."""
     if features & Feature.BIAS:
         ids_RB = tables.bias_ids_SB[slots_R].clamp(min=0)  # unused entries add 0 to token 0
         logits_RV = logits_RV.float().scatter_add(1, ids_RB, tables.bias_SB[slots_R])
@@ -31,7 +34,7 @@ def sample(
         return greedy_R
     temperature_R = tables.temperature_S[slots_R]
     is_greedy_R = (temperature_R == 0) | (greedy_R < 0)
-    logits_RV = logits_RV.float()  # as a neighbour's bias or guidance would have made them
+    logits_RV = logits_RV.float()  # always, since a neighbour's bias or guidance would make them float32 too
     logits_RV = logits_RV - logits_RV.amax(-1, keepdim=True)  # so that noise counts however cold a row is
     logits_RV = logits_RV / torch.where(is_greedy_R, 1, temperature_R)[:, None]
     if features & Feature.FILTER:
@@ -61,7 +64,7 @@ def _penalize(logits_RV: Tensor, tables: SamplingTables, slots_R: Tensor) -> Ten
 
 
 def _filter(logits_RV: Tensor, tables: SamplingTables, slots_R: Tensor) -> Tensor:
-    """Logits with everything outside top-k, top-p and min-p at -inf. Ties go to the smaller token id."""
+    """Return the logits with -inf for tokens that top-k, top-p or min-p remove. Ties go to the smaller token id."""
     ordered_RV, order_RV = logits_RV.sort(dim=-1, descending=True, stable=True)
     rank_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
     top_k_R1 = tables.top_k_S[slots_R][:, None]
@@ -76,7 +79,7 @@ def _filter(logits_RV: Tensor, tables: SamplingTables, slots_R: Tensor) -> Tenso
 
 
 def _typical(logits_RV: Tensor, typical_p_R1: Tensor) -> Tensor:
-    """Logits of the tokens nearest to the mean logit (see typical.py), the others at -inf."""
+    """Return the logits of the tokens nearest to the mean logit (see typical.py), with -inf for the others."""
     probability_RV = logits_RV.softmax(-1)
     mean_R1 = torch.where(probability_RV > 0, probability_RV * logits_RV, 0).sum(-1, keepdim=True)
     distance_RV = (logits_RV - mean_R1).abs()

@@ -1,6 +1,12 @@
-"""Log-probabilities and ranks of chosen tokens by one read of the logits, in two launches; a third for the likeliest.
+"""Log-probabilities and ranks of chosen tokens, by one read of the logits in two launches; a third finds the likeliest
+tokens.
 
-Legend: N rows, V vocabulary, J tiles of a row, L likeliest tokens reported.
+Legend:
+    R  rows, or positions of a prompt
+    V  vocabulary
+    J  tiles of a row
+    L  likeliest tokens reported
+    I  tokens of a tile
 """
 
 from __future__ import annotations
@@ -18,14 +24,15 @@ from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 
 
 def score(logits_RV: Tensor, token_R: Tensor, num_top: int) -> DeviceLogprobs:
-    """As `scoring.score`; rows of logits are contiguous. token_R int64."""
+    """Compute `scoring.score`. Rows of logits must be contiguous; token_R is int64."""
     return _score(logits_RV, token_R, num_top, 1024 if logits_RV.numel() < 2**20 else 4096)
 
 
 def score_batch_invariant(logits_RV: Tensor, token_R: Tensor, num_top: int) -> DeviceLogprobs:
-    """As `score`; a row's sums are made up in one way, whatever lies beside it.
+    """Compute `score` so that a row's sums are made in one way, whatever lies beside it.
 
-    Threads share a tile of float32 otherwise than one of bfloat16, and a guided row makes others' logits float32, too.
+    Threads divide a tile of float32 otherwise than a tile of bfloat16, and a guided row makes the logits of other rows
+    float32 too. So they are always made float32.
     """
     return _score(logits_RV.float(), token_R, num_top, 4096)
 
@@ -63,7 +70,8 @@ def score_kernel(
     logits_ptr, token_ptr, tile_max_ptr, tile_sum_ptr, tile_count_ptr, V, logits_stride, TILE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (J, N): each tile's largest logit, Σ exp(x - largest), and how many lie above the chosen token's."""
+    """Find each tile's largest logit, Σ exp(x - largest), and how many logits lie above the chosen token's. Grid (J,
+    R)."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i = tile * TILE + tl.arange(0, TILE)
     if PDL:
@@ -85,7 +93,7 @@ def combine_kernel(
     logits_ptr, token_ptr, tile_max_ptr, tile_sum_ptr, tile_count_ptr, logprob_ptr, total_ptr, rank_ptr, J,
     logits_stride, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N,): logprob_R, rank_R and total_R, the logarithm of Σ exp(x)."""
+    """Write logprob_R, rank_R, and total_R, the logarithm of Σ exp(x). Grid (R,)."""
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, TILES)
     if PDL:
@@ -107,9 +115,10 @@ def top_kernel(
     logits_ptr, tile_max_ptr, total_ptr, top_id_ptr, top_logprob_ptr, V, J, L, logits_stride, TILE: tl.constexpr,
     TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N,): ids and logprobs of the row's L likeliest, the smaller id first where they tie.
+    """Write ids and logprobs of the row's L likeliest tokens, the smaller id first where they tie. Grid (R,).
 
-    One after the other: the largest of the tiles' maxima, then its tile again for what is left of that.
+    They are found one after the other: the largest of the tiles' maxima, then a second look at its tile for what is
+    left.
     """
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, TILES)
