@@ -1,10 +1,10 @@
-"""What a beam search costs beside as many plain completions of the same length.
+"""The cost of a beam search beside as many plain completions of the same length.
 
     python benchmarks/beams.py [--width 4] [--tokens 64] [--prompts 8 400 900] [--rounds 7] [--output FILE.jsonl]
 
-`beam_search(beam_width=4)` and `generate(n=4)` run as many rows for as many steps; what the first takes longer is what
-the search adds: rounds that wait for each other, candidates, requests, and whatever of a beam runs twice. The two take
-turns, so that what else the machine does falls on both alike. Medians, best in brackets.
+`beam_search(beam_width=4)` and `generate(n=4)` run as many rows for as many steps. The time that the first takes longer
+is what the search adds: rounds that wait for each other, candidates, requests, and parts of beams that run twice. The
+two take turns, so that other work on the machine slows both alike. Figures are medians, with the best in brackets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def measure(llm: LLM, length: int, width: int, tokens: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of every round but the first, of a random prompt whose cache blocks both find."""
+    """Return the seconds of every round but the first. The prompt is random, and both ways find its cache blocks."""
     rng = random.Random(length)
     prompt = {"prompt_token_ids": [rng.randrange(20, 200) for _ in range(length)]}
     search = BeamSearchParams(beam_width=width, max_tokens=tokens, ignore_eos=True)

@@ -1,10 +1,10 @@
-"""Host time of one step without the model: schedule + input preparation + update.
+"""The host time of one step without the model: schedule, input preparation and update.
 
     python benchmarks/control_plane.py [--running 256] [--steps 400]
 
-The plans, slots and inputs are the engine's own; only the network is left out (random logits are sampled outside the
-measured time). Decoding requests cross block boundaries as in real use, and every request that ends is replaced, so
-admissions and prefills are part of the steps measured.
+The plans, slots and inputs are the engine's own. Only the network is left out: random logits are sampled outside the
+measured time. Decoding requests cross block boundaries as in real use, and every request that ends is replaced, so
+admissions and prefills are part of the measured steps.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def tiny_spec() -> ModelSpec:
 
 
 class Bench:
-    """`running` requests under way, each with a prompt of 256 and an output of 512 to 1024 tokens."""
+    """An engine with `running` requests under way, each with a prompt of 256 and an output of 512 to 1024 tokens."""
 
     def __init__(self, running: int, device: torch.device) -> None:
         spec = tiny_spec()
@@ -63,7 +63,7 @@ class Bench:
     def top_up(self) -> None:
         while self.scheduler.num_running + self.scheduler.num_waiting < self.running:
             prompt = tuple(self.random.randrange(64) for _ in range(256))
-            # The first ones stand for requests met half way, so that ends are spread from the start.
+            # The first requests are shorter, as if they were half done, so that their ends are spread from the start.
             shortest = 512 if self.added >= self.running else 16
             length = 256 + self.random.randrange(shortest, 1024)
             self.added += 1

@@ -1,14 +1,13 @@
-"""The CPU path on a model of Qwen3 0.6B's shape, random weights, bfloat16: beside transformers and llama.cpp, and our
-quantized forms beside all.
+"""The CPU path, plain and quantized, beside transformers and llama.cpp: Qwen3 0.6B's shape, random weights, bfloat16.
 
     python benchmarks/cpu.py [--rounds 3] [--threads 2] [--scale 4] [--output benchmarks/results/cpu.jsonl]
                              [--gguf BF16.gguf] [--gguf-int8 Q8_0.gguf] [--only 'batch 16']
 
-`benchmarks/random_gguf.py` writes the files that llama.cpp reads. Each engine lives in a process of its own, since
-OpenMP's threads look out for work only where there are no more of them than cores; they take turns, so that what else
-the machine does falls on all of them alike. The table has medians and the best of the rounds, and their distance says
-how noisy it was. Achieved bytes per second count the weights once per output token of the longest request, beside what
-a sum over memory reads. --scale divides the ragged batch's lengths.
+`benchmarks/random_gguf.py` writes the files that llama.cpp reads. Each engine has a process of its own, since OpenMP's
+threads wait actively for work only if there are no more of them than cores. The engines take turns, so that other work
+on the machine slows all of them alike. The table has medians and the best of the rounds; their distance tells how noisy
+the run was. Achieved bytes per second count the weights once per output token of the longest request; beside them
+stands the rate of a sum over memory. --scale divides the lengths of the ragged batch.
 """
 
 from __future__ import annotations
@@ -36,12 +35,15 @@ from ridgeline.bench.results import host
 MODEL = str(Path(__file__).parent / "models" / "qwen3-0.6b")
 VOCABULARY = 150_000
 OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "device": "cpu", "dummy": True, "max_model_len": 1024}
-ALONE = {"enable_prefix_caching": False, "max_num_seqs": 16}  # a round must not find the last one's prompts
+ALONE = {"enable_prefix_caching": False, "max_num_seqs": 16}  # a round must not find the last round's prompts
 Requests = tuple[list[list[int]], list[int]]
 
 
 class Engine:
-    """An engine in a process of its own. weights: bytes of them that a step reads, where that is known."""
+    """An engine in a process of its own.
+
+    weights: the bytes of weights that a step reads, or 0 if they are not known.
+    """
 
     def __init__(self, kind: str, model: str, threads: int, extra: dict[str, Any]) -> None:
         self._pipe, other = multiprocessing.Pipe()
@@ -72,14 +74,14 @@ def _serve(pipe: Connection, kind: str, model: str, threads: int, extra: dict[st
 
 
 def read_bandwidth(rounds: int) -> float:
-    """Bytes per second of the fastest sum over 2 GB."""
+    """Return the bytes per second of the fastest sum over 2 GB."""
     numbers = torch.ones(256 << 20, dtype=torch.int64)
     times = [_seconds(numbers.sum) for _ in range(4 * rounds)]
     return numbers.nbytes / min(times)
 
 
 def ragged(count: int, inputs: tuple[int, int], outputs: tuple[int, int], seed: int) -> Requests:
-    """Random prompts and output lengths, each uniform between its bounds."""
+    """Return random prompts and output lengths, each uniform between its bounds."""
     rng = random.Random(seed)
     prompts = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(*inputs))] for _ in range(count)]
     return prompts, [rng.randint(*outputs) for _ in range(count)]

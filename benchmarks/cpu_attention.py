@@ -1,10 +1,10 @@
-"""A CPU's decode attention over rows of unequal lengths, beside the same rows run each length by itself.
+"""A CPU's decode attention over rows of unequal lengths, beside the same rows with each length run by itself.
 
     python benchmarks/cpu_attention.py [--rounds 7] [--threads 1] [--dtype bfloat16] [--only mixed]
 
-Times are of the process's CPUs, per step of Qwen3 0.6B's 28 layers (one cache, the work list made once), the least of
-the rounds, in which both take turns. `ratio` is the time of all rows together over that of the parts, run layer by
-layer one after another.
+Times are the process's CPU time per step of Qwen3 0.6B's 28 layers (with one cache, and the work list made once). They
+are the least of the rounds, in which both ways take turns. `ratio` is the time of all rows together over the time of
+the parts, which are run layer by layer one after another.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CASES: dict[str, tuple[list[list[int]], int | None]] = {  # parts (lengths that 
 
 
 def steps(parts: list[list[int]], window: int | None, dtype: torch.dtype) -> list[Callable[[], None]]:
-    """All layers of one step, with all rows together and part by part, on a cache laid out as the engine's on a CPU,
-    with blocks scattered over it."""
+    """Return two functions that run all layers of one step: with all rows together, and part by part. The cache is laid
+    out as the engine's on a CPU, with blocks scattered over it."""
     generator = torch.Generator().manual_seed(0)
     lengths = [length for part in parts for length in part]
     columns = [-(-length // BLOCK_SIZE) for length in lengths]
@@ -71,7 +71,7 @@ def steps(parts: list[list[int]], window: int | None, dtype: torch.dtype) -> lis
 
 
 def least(runs: list[Callable[[], None]], rounds: int) -> list[float]:
-    """CPU milliseconds of each."""
+    """Return the CPU milliseconds of each run, the least of the rounds."""
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(rounds + 1):  # the first warms up
         for taken, run in zip(times, runs, strict=True):

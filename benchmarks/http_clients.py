@@ -1,10 +1,10 @@
-"""What receiving 300 streams costs: our thin client, aiohttp and httpx on the same server.
+"""The cost of receiving 300 streams: our thin client, aiohttp and httpx on the same server.
 
     python benchmarks/http_clients.py [--streams 300] [--tokens 100] [--gap 0.05]
 
 The server, a process of its own, writes a token to every stream each `gap` seconds. A client's figures are the
-processor time it used per 1000 tokens, its share of a core, and how far its intervals between tokens are from `gap`,
-which is what it would blame on the server. Clients that are not installed are left out.
+processor time that it used per 1000 tokens, its share of a core, and how far its intervals between tokens are from
+`gap`, an error that it would blame on the server. Clients that are not installed are left out.
 """
 
 from __future__ import annotations

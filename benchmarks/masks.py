@@ -1,4 +1,4 @@
-"""What token masks cost a step: nobody masked, one row, all rows.
+"""The cost of token masks to a step: nobody masked, one row, all rows.
 
     python benchmarks/masks.py [--rows 256] [--vocab 151936] [--steps 20] [--device cuda]
 
@@ -11,11 +11,11 @@ Columns, in milliseconds a step (medians):
     upload    the bytes cross to the device
     mask      the kernel that applies them
     sample    greedy sampling of all rows, after it
-    before    the way it was: bool [rows, vocabulary] made and uploaded from ordinary memory
+    before    the former way: bool [rows, vocabulary] is made and uploaded from ordinary memory
 
-On a GPU upload, mask and sample are its own time, by events, and the others time on the clock. On a CPU all but
-grammar are the process's time, which others on the machine change little; OMP_NUM_THREADS=1 keeps threads that wait
-out of it.
+On a GPU upload, mask and sample are its own time, by events, and the others are wall-clock time. On a CPU all columns
+but grammar are the process's CPU time, which other work on the machine changes little. OMP_NUM_THREADS=1 keeps waiting
+threads out of it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.worker.masks import Masks
 
-BUS, MEMORY = 55e9, 4.0e12  # bytes a second: PCIe 5, and what an H200's memory moves
+BUS, MEMORY = 55e9, 4.0e12  # bytes per second that PCIe 5 and an H200's memory move
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -56,7 +56,7 @@ SCHEMA = {
 
 
 class Fixed:
-    """A `TokenMask` that costs nothing: half of the vocabulary."""
+    """A `TokenMask` that costs nothing and allows half of the vocabulary."""
 
     def __init__(self, vocab: int, seed: int) -> None:
         self._bits_W = packed(np.random.default_rng(seed).random(vocab) < 0.5)
@@ -69,7 +69,7 @@ class Fixed:
 
 
 def made_up_tokens(vocab: int) -> list[bytes]:
-    """All bytes and random words, about as long as a tokenizer's; the last ends a text."""
+    """Return all bytes, then random words about as long as a tokenizer's. The last token ends a text."""
     draw, letters = random.Random(0), b"etaoinshrdlucmfwygpbvkxqjz" * 3 + b' ",:{}[]0123456789.-\n'
     found = dict.fromkeys(bytes([byte]) for byte in range(256))
     while len(found) < vocab - 1:
@@ -79,7 +79,7 @@ def made_up_tokens(vocab: int) -> list[bytes]:
 
 
 def grammar_masks(count: int, vocab: int) -> list[Any]:
-    """`GrammarMask`s, some tokens into their texts; empty without llguidance."""
+    """Return `GrammarMask`s that are some tokens into their texts, or none without llguidance."""
     if find_spec("llguidance") is None:
         return []
     from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
@@ -107,7 +107,7 @@ def grammar_masks(count: int, vocab: int) -> list[Any]:
 
 
 def milliseconds(work: Callable[[], Any], steps: int, device: torch.device) -> float:
-    """Median of the device's time; on a CPU the process's."""
+    """Return the median of the device's time; on a CPU that of the process's time."""
     times = []
     for _ in range(steps):
         if device.type == "cuda":
@@ -130,7 +130,7 @@ def timed(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counte
 
 
 def dense(masks: Mapping[int, np.ndarray], rows: int, vocab: int, device: torch.device) -> torch.Tensor:
-    """The masks as they used to go to the device."""
+    """Upload the masks in their former form, as bool [rows, vocabulary]."""
     mask_RV = np.ones((rows, vocab), np.bool_)
     for row, bits_W in masks.items():
         mask_RV[row] = np.unpackbits(bits_W.view(np.uint8), count=vocab, bitorder="little").view(np.bool_)
@@ -138,6 +138,8 @@ def dense(masks: Mapping[int, np.ndarray], rows: int, vocab: int, device: torch.
 
 
 class Bench:
+    """Logits, tables and masks of `rows` rows, and the figures of a case."""
+
     def __init__(self, rows: int, vocab: int, steps: int, device: torch.device) -> None:
         self.rows, self.vocab, self.steps, self.device = rows, vocab, steps, device
         self.ops = Ops(Platform.of(device))

@@ -1,4 +1,5 @@
-"""A GGUF file of a Qwen3 model's shape with random weights, for llama.cpp: no tokenizer, matrices in one type.
+"""A GGUF file of a Qwen3 model's shape with random weights, for llama.cpp. It has no tokenizer, and all matrices have
+one type.
 
     python benchmarks/random_gguf.py CONFIG_FOLDER OUT.gguf [BF16 | Q8_0 | F32 …]
 
@@ -16,7 +17,7 @@ import numpy as np
 
 
 def write(folder: Path, out: Path, kind: str = "BF16") -> Path:
-    """folder: has config.json."""
+    """Write the file, and return its path. folder: a folder with config.json."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     heads, kv_heads, head_dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]

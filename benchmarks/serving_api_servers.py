@@ -1,11 +1,11 @@
-"""What the network costs: the same streams through HTTP, gRPC, and no API server at all.
+"""The cost of the network: the same streams through HTTP, gRPC, and no API server at all.
 
     python benchmarks/serving_api_servers.py [--streams 64] [--tokens 128] [--repeats 3]
 
-A server on the embedded model, a client in a process of its own; "service" is an API server's inside (admission, wire,
-text) without HTTP or gRPC, in the client's process, on an engine of its own. Tokens a second of all streams together,
-the median of the repeats, which take turns; and the processor time that the API server spent on a token, which tells
-more on a machine that others use.
+HTTP and gRPC are measured with a server on the embedded model and a client in a process of its own. "service" is the
+inside of an API server (admission, wire, text) without HTTP or gRPC; it runs in the client's process, on an engine of
+its own. The figures are the tokens per second of all streams together, the median of the repeats, which take turns; and
+the processor time that the API server spent on a token, which tells more on a machine that others use.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def server() -> Iterator[tuple[int, int, int]]:
-    """Its process, and its ports of HTTP and gRPC."""
+    """Start a server. Yields its process id and its ports of HTTP and gRPC."""
     ports = free_port(), free_port()
     flags = ["--port", str(ports[0]), "--grpc-port", str(ports[1]), "--no-access-log", "--log-level", "warning"]
     process = subprocess.Popen([sys.executable, "-m", "ridgeline", "serve", *flags])
@@ -105,20 +105,20 @@ async def through_service(api: ApiServer, streams: int, tokens: int) -> None:
 
 
 def processor_time(pid: int) -> float:
-    """Seconds so far."""
+    """Return the processor time that a process has used so far, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def api_server_of(server: int) -> int:
-    """The process of the one API server."""
+    """Return the process id of the server's one API server."""
     children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
     return next(int(pid) for pid in children if "api_server_process" in Path(f"/proc/{pid}/cmdline").read_text())
 
 
 @contextlib.asynccontextmanager
 async def bare_api_server() -> AsyncIterator[ApiServer]:
-    """An API server with an engine, in this process."""
+    """Run an API server's service in this process, with an engine in another process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "socket"
         engine = subprocess.Popen(

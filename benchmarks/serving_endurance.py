@@ -1,16 +1,17 @@
-"""Whether the server stands what it promises to stand, on the embedded model: streams, storms, deaths, and its cost.
+"""A check that the server keeps its promises, on the embedded model: streams, storms, deaths, and its cost.
 
     python benchmarks/serving_endurance.py [SCENARIO …] [--out FILE]
 
-streams     300 concurrent streams: each gets every token, and its end.
-storm       1,000 requests of every kind at once, half of them cut at random points, 20 times over: afterwards every
-            KV block is free, no request, descriptor or memory is left behind.
-kill        kill -9 of the engine, and of an API server, while 64 streams run: all end, and soon; new ones run again.
-drain       SIGTERM while 64 streams run: none is lost, new ones are sent away, the exit code is 0.
-throughput  64 streams over HTTP beside `LLM().generate` on the same work, each in its own process, in turn.
+    streams     300 concurrent streams: each gets every token, and its end
+    storm       1,000 requests of every kind at once, half of them cut at random points, 20 times over: afterwards
+                every KV block is free, and no request, descriptor or memory is left behind
+    kill        kill -9 of the engine, and of an API server, while 64 streams run: all of them end, and soon; new
+                streams run again
+    drain       SIGTERM while 64 streams run: none is lost, new ones are sent away, and the exit code is 0
+    throughput  64 streams over HTTP beside `LLM().generate` on the same work, each in its own process, in turn
 
-Exits with 1 where a promise is broken. Figures are appended to benchmarks/results/serving-cpu.jsonl. Run it alone: the
-load, the API server and the engine share the machine's cores.
+The exit code is 1 if a promise is broken. Figures are appended to benchmarks/results/serving-cpu.jsonl. Run it alone:
+the load, the API server and the engine share the machine's cores.
 """
 
 from __future__ import annotations
@@ -45,14 +46,15 @@ from ridgeline.version import __version__
 
 OUT = Path("benchmarks/results/serving-cpu.jsonl")
 PATIENCE = 120.0  # seconds after which a request counts as hung
-FLAT = 16 << 20  # bytes that a process may grow over the second half of its storms
+FLAT = 16 << 20  # bytes by which a process may grow over the second half of its storms
 
 
 class Broken(Exception):
-    """A promise is."""
+    """A promise was broken."""
 
 
 def promise(kept: bool, sentence: str) -> None:
+    """Raise Broken, with `sentence`, unless the promise was kept."""
     if not kept:
         raise Broken(sentence)
 
@@ -61,10 +63,15 @@ def promise(kept: bool, sentence: str) -> None:
 
 
 class Served:
-    """`ridgeline serve` as a process, on a port that was free; left, it is ended with everything it started."""
+    """`ridgeline serve` as a process, on a port that was free. When the context is left, the process is killed with
+    everything that it started."""
 
     def __init__(self, *arguments: str, log: int | None = None) -> None:
-        """log: descriptor of what its standard error goes to; else that is told only if it does not start."""
+        """Start the server.
+
+        log: the descriptor that its standard error goes to. Without it, standard error is shown only if the server does
+            not start.
+        """
         command = [sys.executable, "-m", "ridgeline", "serve", "--port", "0", "--no-access-log"]
         command += ["--generation-config", "none", *arguments]  # as `LLM` with explicit parameters
         self._log = tempfile.TemporaryFile("w+") if log is None else None  # noqa: SIM115  # closed with the server
@@ -105,7 +112,7 @@ class Served:
         return self._children("api_server_process")
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body. 0: no answer."""
+        """Return status and body of a GET request; the status is 0 if there is no answer."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=10) as answer:
                 return answer.status, answer.read()
@@ -115,12 +122,13 @@ class Served:
             return 0, b""
 
     def metric(self, name: str) -> float:
-        """Sum over its samples."""
+        """Return the sum over a metric's samples."""
         lines = self.get("/metrics")[1].decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
     def busy(self) -> float:
-        """Requests that any part of the server still knows, and cache blocks in use."""
+        """Return the number of requests that any part of the server still knows, plus the share of cache
+        blocks in use."""
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
         return sum(self.metric(name) for name in (*names, "ridgeline:face_open_requests", "ridgeline:face_open_tokens"))
 
@@ -134,7 +142,7 @@ class Served:
             promise(time.monotonic() - began < PATIENCE, "not every API server is ready")
 
     async def until_open(self, count: int) -> None:
-        """Returns once the engine has so many requests."""
+        """Wait until the engine has so many requests."""
 
         def has() -> float:
             return self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting")
@@ -152,7 +160,7 @@ class Served:
         return True
 
     def wait_healthy(self, seconds: float = PATIENCE) -> float:
-        """Seconds until it says that it can take requests."""
+        """Wait until the server says that it can take requests, and return the seconds that this took."""
         began = time.monotonic()
         while self.get("/health/ready")[0] != 200:
             promise(time.monotonic() - began < seconds, f"the server was not back after {seconds:g} s")
@@ -168,7 +176,7 @@ def children(pid: int) -> list[int]:
 
 
 def resident(pid: int) -> int:
-    """Bytes."""
+    """Return the bytes of a process's resident memory."""
     return int(_read(f"/proc/{pid}/statm").split()[1]) * resource.getpagesize()
 
 
@@ -188,7 +196,11 @@ def _read(path: str) -> str:
 
 @dataclass
 class Outcome:
-    """status: of HTTP, 0 where the connection broke. seconds: until the end, however it came."""
+    """The outcome of one request.
+
+    status: the HTTP status, 0 if the connection broke.
+    seconds: the time until the end, however it came.
+    """
 
     status: int = 0
     error: str = ""
@@ -202,7 +214,7 @@ class Outcome:
 
 
 def body(tokens: int, **others: Any) -> dict[str, Any]:
-    """A streamed completion of exactly so many tokens, counted by the server."""
+    """Return the body of a streamed completion of exactly so many tokens, which the server counts."""
     usage = {"include_usage": True, "continuous_usage_stats": True}
     return {
         "prompt": "def fibonacci(n):",
@@ -215,7 +227,7 @@ def body(tokens: int, **others: Any) -> dict[str, Any]:
 
 
 async def ask(client: Client, content: dict[str, Any], *, cut: Cut | None = None) -> Outcome:
-    """One request's outcome; it hangs no longer than PATIENCE."""
+    """Send one request and return its outcome. It waits no longer than PATIENCE."""
     outcome, began = Outcome(), time.monotonic()
     route = "/v1/chat/completions" if "messages" in content else "/v1/completions"
     left = asyncio.Event()
@@ -250,7 +262,7 @@ async def ask(client: Client, content: dict[str, Any], *, cut: Cut | None = None
 
 @dataclass(frozen=True)
 class Cut:
-    """When a client leaves: after so many pieces or seconds, whichever is first."""
+    """The moment when a client leaves: after so many pieces or seconds, whichever comes first."""
 
     pieces: int
     seconds: float
@@ -264,7 +276,7 @@ def load(url: str) -> Client:
 
 
 async def streams(server: Served, *, count: int = 300, tokens: int = 64) -> dict[str, float]:
-    """All at once; each must be complete, token for token."""
+    """Run all streams at once. Each must be complete, token for token."""
     client, began = load(server.url), time.monotonic()
     outcomes = await asyncio.gather(*(ask(client, body(tokens)) for _ in range(count)))
     seconds = time.monotonic() - began
@@ -277,7 +289,7 @@ async def streams(server: Served, *, count: int = 300, tokens: int = 64) -> dict
 
 
 def any_request(draw: random.Random) -> dict[str, Any]:
-    """Of one of the kinds that have a path of their own through the server."""
+    """Return a request of one of the kinds that take a path of their own through the server."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     kinds: Sequence[dict[str, Any]] = (
         {},
@@ -296,7 +308,8 @@ def any_request(draw: random.Random) -> dict[str, Any]:
 
 
 async def storm(server: Served, *, requests: int = 1000, seed: int = 0) -> int:
-    """Every second request is cut. How many were, before they ended by themselves."""
+    """Send many requests at once and cut every second one. Returns how many were cut before they ended by
+    themselves."""
     draw = random.Random(seed)
     client = load(server.url)
     cuts = [Cut(draw.randrange(12), draw.uniform(0.0, 5.0)) if i % 2 else None for i in range(requests)]
@@ -310,7 +323,7 @@ async def storm(server: Served, *, requests: int = 1000, seed: int = 0) -> int:
 
 
 async def storms(server: Served, *, rounds: int = 20, requests: int = 1000) -> dict[str, float]:
-    """The first half warms the memory up; over the second half nothing may grow."""
+    """Run several storms. The first half warms the memory up; over the second half nothing may grow."""
     processes = [server.engine, *server.api_servers]
     sizes: list[list[int]] = []
     opened: list[list[int]] = []
@@ -332,8 +345,10 @@ async def storms(server: Served, *, rounds: int = 20, requests: int = 1000) -> d
 async def kill(
     server: Served, victim: str, *, count: int = 64, after: float = 1.5, slack: float = 1.0
 ) -> dict[str, float]:
-    """kill -9 of "engine" or "API server" while streams run. slack: factor on what is promised of times, for a machine
-    that does other things too."""
+    """Kill (-9) the "engine" or the "API server" while streams run.
+
+    slack: a factor on the promised times, for a machine that does other things too.
+    """
     await server.until_ready()
     client = load(server.url)
     asked = time.monotonic()
@@ -355,8 +370,8 @@ async def kill(
 
 
 async def _until_answered(client: Client, victim: str, slack: float) -> float:
-    """The moment when a request is answered again; until then it is refused, and soon."""
-    patience = 2 if victim == "engine" else 10  # a connection waits for the next API server
+    """Return the moment when a request is answered again. Until then requests must be refused, and soon."""
+    patience = 2 if victim == "engine" else 10  # seconds; without an API server a connection waits for the next one
     began = time.monotonic()
     while (outcome := await ask(client, body(4))).status != 200:
         promise(outcome.status in (0, 503), f"{outcome.status} while the {victim} was gone: {outcome.error}")
@@ -367,14 +382,14 @@ async def _until_answered(client: Client, victim: str, slack: float) -> float:
 
 
 async def drain(server: Served, *, count: int = 64, tokens: int = 200, after: float = 1.5) -> dict[str, float]:
-    """SIGTERM while streams run."""
+    """Send SIGTERM while streams run."""
     client, other = load(server.url), load(server.url)
     running = [asyncio.ensure_future(ask(client, body(tokens))) for _ in range(count)]
     await server.until_open(count)
     await asyncio.sleep(after)
     server.process.send_signal(signal.SIGTERM)
     began = time.monotonic()
-    while (refused := await ask(other, body(4))).status == 200:  # until the signal is there
+    while (refused := await ask(other, body(4))).status == 200:  # until the signal has arrived
         pass
     outcomes = await asyncio.gather(*running)
     code = await asyncio.to_thread(server.process.wait, PATIENCE)
@@ -420,7 +435,8 @@ for _ in range(runs + 1):
 
 
 async def throughput(*, runs: int = 5) -> dict[str, list[float]]:
-    """Tokens/s and 99th percentiles of the time between tokens, of both sides, in turn; the first of each warms up."""
+    """Return tokens/s, and 99th percentiles of the time between tokens, of both sides, in turn. The first run of each
+    warms up."""
     draw = random.Random(0)
     prompts = [[draw.randrange(100, 4000) for _ in range(WORK["input_len"])] for _ in range(WORK["requests"])]
     total = WORK["requests"] * WORK["output_len"]
@@ -456,7 +472,8 @@ async def throughput(*, runs: int = 5) -> dict[str, list[float]]:
 
 
 def _gaps(outcomes: Iterable[Outcome]) -> Iterable[float]:
-    """Between tokens, as vLLM's benchmark counts them: tokens that come together are no gap apart but for the first."""
+    """Return the times between tokens, counted as in vLLM's benchmark: of tokens that come together, all but the first
+    have a gap of 0."""
     for outcome in outcomes:
         stream = outcome.stream
         for i in range(1, len(stream.moments)):
@@ -487,8 +504,8 @@ async def _run(scenario: str) -> list[Record]:
                 _record("streams-300", "slowest stream", [found["slowest"]], "s", "lower"),
             ]
         case "storm":
-            # On a CPU torch keeps something for every size of step that it ever ran. With few sizes that has an end,
-            # and what requests leave behind would show.
+            # On a CPU torch keeps some memory for every size of step that it ever ran. There are few sizes, so this
+            # growth ends, and memory that requests leave behind would show.
             with Served() as server:
                 found = await storms(server)
             return [_record("abort-storm", "growth over ten storms", [found["growth"]], "MiB", "lower")]
@@ -543,7 +560,7 @@ def main() -> None:
 
 
 def allow_descriptors() -> None:
-    """As many as this user may have: a thousand connections need more than the usual bound."""
+    """Raise the bound on open files as far as this user may: a thousand connections need more than the usual bound."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -243,12 +243,12 @@ def test_steps_as_small_as_a_pair_are_enough(tiny_model: Callable[[str], Path]) 
 
 def test_a_neighbours_float32_changes_no_draw() -> None:
     """Scores beside a guided row become float32, and bfloat16 ones must be drawn from in the same way without it."""
-    logits_NV = torch.randn(4096, 8, generator=torch.Generator().manual_seed(0)).mul(4).bfloat16()
+    logits_RV = torch.randn(4096, 8, generator=torch.Generator().manual_seed(0)).mul(4).bfloat16()
     tables = SamplingTables.empty(1, 8, torch.device("cpu"))
     tables.temperature_S.fill_(1)
-    slots_N, position_N = torch.zeros(4096, dtype=torch.int64), torch.arange(4096)
+    slots_R, position_R = torch.zeros(4096, dtype=torch.int64), torch.arange(4096)
     found = [
-        torch_ops.sample(each, tables, slots_N, position_N, Feature.RANDOM) for each in (logits_NV, logits_NV.float())
+        torch_ops.sample(each, tables, slots_R, position_R, Feature.RANDOM) for each in (logits_RV, logits_RV.float())
     ]
     assert found[0].tolist() == found[1].tolist()
 

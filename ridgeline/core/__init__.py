@@ -1,1 +1,1 @@
-"""The vocabulary every other folder shares. Imports nothing above it and never torch."""
+"""The vocabulary that every other folder shares. It imports nothing above it, and never torch."""

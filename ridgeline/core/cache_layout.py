@@ -1,20 +1,20 @@
-"""How one pool of memory serves layers with states of all kinds.
+"""The layout of one pool of memory that serves layers with states of all kinds.
 
 Layers with equal specs form a *cache group* and share one block table per request. A *unit* is one layer's block. A
 *slab* is the piece of memory that any group can use: it holds as many units of one layer as fit, and the rest is
 padding. A *page* is the smallest number of slabs that every group's layers divide, so a page can serve any group, and
-mixed models waste nothing but the padding (the idea of an LCM page: Jenga, arXiv 2503.18292):
+models with several groups waste nothing but the padding (the idea of an LCM page: Jenga, arXiv 2503.18292):
 
     group A: 2 layers ─┐  page = lcm(2, 3) = 6 slabs     A sees 3 blocks per page, B sees 2, if a slab is a unit
     group B: 3 layers ─┘
 
 Slab `j` of page `p` lies at index `j * num_pages + p`. So the slabs of one layer are contiguous in memory, and a
 group's block table holds plain *block ids*: places in the memory of the group's first layer, counted in *steps*. A step
-is a slab where that holds one unit, else the largest number of bytes that divides both. Layer `l` of the group is the
-same table over a view of the memory that starts `l * num_pages` slabs later. Kernels see an ordinary paged cache, whose
-blocks begin at multiples of the step.
+is a slab if a slab holds one unit; otherwise it is the largest number of bytes that divides both. Layer `l` of the
+group uses the same table over a view of the memory that starts `l * num_pages` slabs later. Kernels see an ordinary
+paged cache, whose blocks begin at multiples of the step.
 
-Page 0 is never handed out: its first unit is the *null block*, where stopped rows write.
+Page 0 is never handed out: its first unit is the *null block*, to which stopped rows write.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ridgeline.core.state_spec import StateSpec
 
 NULL_BLOCK = 0
 
-PADDING = 0.02  # of a slab, that is put up with: larger slabs would make larger pages
-MOST_UNITS = 64  # of the largest kind in a slab
-ALIGNMENT = 256  # bytes at whose multiples slabs begin
+PADDING = 0.02  # the share of a slab that may be padding; less would need larger slabs, and so larger pages
+MOST_UNITS = 64  # units of the largest kind in a slab, at most
+ALIGNMENT = 256  # slabs begin at multiples of so many bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,8 @@ class CacheGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheLayout:
-    """How one buffer of `num_pages` pages serves all groups. Shared by the engine (ids) and the worker (views)."""
+    """The division of one buffer of `num_pages` pages among all cache groups. The engine takes block ids from it, the
+    worker views of the memory."""
 
     groups: tuple[CacheGroup, ...]
     block_size: int
@@ -56,7 +57,7 @@ class CacheLayout:
 
     @cached_property
     def slab_bytes(self) -> int:
-        """The least number of the largest units whose bytes serve all groups with little padding."""
+        """Bytes of a slab: the smallest multiple of the largest unit that serves all groups with little padding."""
         largest = max(self.unit_bytes)
         sizes = [largest * count for count in range(1, MOST_UNITS + 1)]
         if len(set(self.unit_bytes)) > 1:
@@ -69,7 +70,7 @@ class CacheLayout:
 
     @property
     def padding(self) -> tuple[float, ...]:
-        """Share of a slab that is left over, by group."""
+        """The share of a slab that is padding, by group."""
         return tuple(self._padding(self.slab_bytes))
 
     @cached_property
@@ -78,7 +79,7 @@ class CacheLayout:
 
     @cached_property
     def step_bytes(self) -> tuple[int, ...]:
-        """From one block id to the next, by group."""
+        """Bytes from one block id to the next, by group."""
         slab = self.slab_bytes
         sizes = zip(self.unit_bytes, self.units_per_slab, strict=True)
         return tuple(slab if count == 1 else math.gcd(slab, unit) for unit, count in sizes)
@@ -96,11 +97,11 @@ class CacheLayout:
         return self.slabs_per_page * self.slab_bytes
 
     def blocks_per_page(self, group: int) -> int:
-        """How many of this group's blocks one page holds."""
+        """Return the number of this group's blocks that one page holds."""
         return self.slabs_per_page // len(self.groups[group].layers) * self.units_per_slab[group]
 
     def block_id(self, group: int, page: int, index: int) -> int:
-        """Id of block `index` of `page` as seen by `group` (see the module's picture)."""
+        """Return the id of block `index` of `page` as `group` sees it (see the picture at the top of the module)."""
         slab, unit = divmod(index, self.units_per_slab[group])
         first = (slab * len(self.groups[group].layers) * self.num_pages + page) * self.ids_per_slab[group]
         return first + unit * (self.unit_bytes[group] // self.step_bytes[group])
@@ -109,11 +110,13 @@ class CacheLayout:
         return block_id // self.ids_per_slab[group] % self.num_pages
 
     def layer_step(self, group: int) -> int:
-        """What is added to a block id for the group's next layer, where both are counted from the first layer."""
+        """Return the distance in block ids from one layer of the group to the next, counted from the first layer's
+        memory."""
         return self.num_pages * self.ids_per_slab[group]
 
     def pages_needed(self, num_tokens: int, max_chunk: int) -> int:
-        """Pages that let one request of `num_tokens` run alone, whatever order its blocks come in."""
+        """Return how many pages let one request of `num_tokens` run alone, whatever the order in which it gets its
+        blocks."""
         return sum(
             -(-group.spec.blocks_needed(num_tokens, max_chunk, self.block_size) // self.blocks_per_page(g))
             for g, group in enumerate(self.groups)
@@ -121,7 +124,8 @@ class CacheLayout:
 
 
 def group_layers(specs: list[StateSpec]) -> tuple[CacheGroup, ...]:
-    """Group layer indices by equal spec, those that remember everything first (they bound every prefix hit)."""
+    """Group layer indices by equal specs. Groups that remember everything come first, since they bound every prefix
+    hit."""
     by_spec: dict[StateSpec, list[int]] = {}
     for layer, spec in enumerate(specs):
         by_spec.setdefault(spec, []).append(layer)

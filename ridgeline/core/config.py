@@ -1,4 +1,4 @@
-"""Configuration: frozen, keyword-only, resolved once and passed down. CLI flags derive from these fields."""
+"""Configuration: frozen, keyword-only, resolved once and passed down. Command-line flags derive from these fields."""
 
 from __future__ import annotations
 
@@ -11,28 +11,37 @@ from ridgeline.core.errors import InvalidConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-# Tokens per cache block where the user does not say. Kernels read larger blocks faster; smaller ones match prefixes
-# and bound requests more finely.
+# Tokens per cache block by default. Kernels read larger blocks faster (docs/log.md: pages of 64 gain about 10 % over
+# pages of 16 in prefill). Smaller blocks match prefixes and bound requests more finely.
 DEFAULT_BLOCK_SIZE = {"cuda": 64, "cpu": 16}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LLMConfig:
-    """What a user chooses. None means: decide from the model and the machine.
+    """The settings that a user chooses. None means that the model and the machine decide.
 
-    model: folder or hub id. dtype: "auto" (the checkpoint's own, but float32 on a CPU without bfloat16 instructions,
-    which is far faster there), or one of DTYPES. device: "auto", "cpu", "cuda",
-    "cuda:1". max_model_len: longest prompt + output, in tokens. max_num_seqs: requests running at once.
-    max_num_batched_tokens: tokens one step runs at most. gpu_memory_utilization: share of the device's memory to use
-    in all; kv_cache_memory: bytes for the KV cache, instead. block_size: tokens per cache block (64 on a GPU, else 16).
-    enforce_eager: launch ops one by one instead of replaying CUDA graphs (slower; starts sooner). deterministic: a
-    request gets the same bits whatever runs beside it (GPU only; slower). cascade: decoding requests with the same
-    first cache blocks read their keys together (on a GPU, but not with deterministic). itl_target: milliseconds that
-    a step with prompts should take at most while requests decode, who wait for it (0: any; None: `ridgeline serve`
-    derives it from model and device, and offline, where nobody waits, there is none). kernels: op → implementation,
-    where the platform's first choice is not wanted ("reference" always exists). quantization: None, or "int8", the
-    weights of linear maps rounded at load, by output channel; "w8a8": that, and activations rounded to int8, by token
-    (both on a CPU only; the second needs VNNI, and is faster).
+    model: a folder or a hub id.
+    dtype: one of DTYPES, or "auto": the checkpoint's own, but float32 on a CPU without bfloat16 instructions, where
+        float32 is far faster.
+    device: "auto", "cpu", "cuda" or "cuda:1".
+    max_model_len: the longest prompt and output together, in tokens.
+    max_num_seqs: how many requests run at once.
+    max_num_batched_tokens: the most tokens that one step runs.
+    gpu_memory_utilization: the share of the device's memory that the engine may use in all.
+    kv_cache_memory: bytes for the KV cache, in place of that share.
+    block_size: tokens per cache block (64 on a GPU, otherwise 16).
+    load_format: "dummy" fills the weights with random numbers.
+    enforce_eager: launch ops one by one instead of replaying CUDA graphs; this is slower and starts sooner.
+    deterministic: a request gets the same bits whatever runs beside it (GPU only; slower).
+    cascade: decoding requests with the same first cache blocks read their keys together. The default is yes on a GPU,
+        but not with deterministic.
+    itl_target: the milliseconds that a step with prompts should take at most while requests decode, since these wait
+        for it. 0 sets no bound. With None `ridgeline serve` derives it from model and device; offline, where nobody
+        waits, there is none.
+    kernels: op → implementation, where the platform's first choice is not wanted ("reference" always exists).
+    quantization: "int8" rounds the weights of linear maps when they are loaded, with a scale for each output channel;
+        "w8a8" also rounds activations to int8, with a scale for each token. Both run on a CPU only. "w8a8" is the
+        faster one and needs VNNI.
     """
 
     model: str | Path = ""
@@ -112,9 +121,12 @@ def _is_real(value: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Resolved settings of the control plane. lookahead_depth: plans in flight at once. itl_target:
-    seconds that a step should take at most while requests decode (engine/itl.py). cascade: plans say which rows share
-    their first blocks."""
+    """The resolved settings of the control plane.
+
+    lookahead_depth: how many plans may be in flight at once.
+    itl_target: the seconds that a step should take at most while requests decode (engine/itl.py).
+    cascade: plans name the rows that share their first blocks.
+    """
 
     max_model_len: int
     max_num_seqs: int

@@ -1,7 +1,7 @@
-"""What work costs at the least: bytes through device memory and floating-point operations.
+"""The least work that an op can do: bytes through device memory, and floating-point operations.
 
-Each op's `cost.py` counts from shapes alone (torch-free): every input read once, every output written once. `perf/`
-turns counts into times on a given machine.
+Each op's `cost.py` counts both from shapes alone and without torch. Every input is read once and every output is
+written once. `perf/` turns these counts into times on a given machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Cost(NamedTuple):
-    """Fewest bytes moved through device memory, and FLOPs (a multiply-add counts two)."""
+    """The fewest bytes moved through device memory, and the FLOPs (a multiply-add counts as two)."""
 
     bytes: float
     flops: float
@@ -32,7 +32,8 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class OpCost:
-    """One op of a step, `count` times (once per layer, say), each after the one before it. `cost` is of one time."""
+    """An op of a step that runs `count` times, for example once per layer, each time after the one before. `cost` is
+    that of one time."""
 
     name: str
     cost: Cost
@@ -40,9 +41,13 @@ class OpCost:
 
 
 class StepShape(NamedTuple):
-    """What decides a step's cost. Per row R: tokens run, and tokens cached once they are; rows that sample.
+    """The numbers that decide a step's cost.
 
-    shared: how many cached tokens all rows begin with, whose keys and values one read could serve.
+    num_tokens_R: the tokens that each row runs.
+    kv_len_R: the tokens of each row that are cached after the step.
+    num_sampled: how many rows draw a token.
+    shared: how many cached tokens all rows have in common at their beginning. One read could serve their keys and
+        values.
     """
 
     num_tokens_R: np.ndarray | Sequence[int]
@@ -52,13 +57,14 @@ class StepShape(NamedTuple):
 
 
 class CostModel(Protocol):
-    """Seconds a step needs at the least on the machine at hand. The engine only knows this protocol."""
+    """A lower bound on the time of a step, in seconds, on the machine at hand. The engine knows no more than this
+    protocol."""
 
     def step_limit(self, shape: StepShape) -> float: ...
 
 
 class Headroom(NamedTuple):
-    """Seconds some steps took, and the least they could have taken (0: no cost model)."""
+    """The seconds that some steps took, and the least that they could have taken (0 without a cost model)."""
 
     elapsed: float = 0.0
     limit: float = 0.0

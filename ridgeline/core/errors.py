@@ -12,8 +12,8 @@ MAX_LENGTH = 800  # characters of an error's sentence
 
 
 class RidgelineError(Exception):
-    """Base of every error meant for the user: one line that a terminal can show, whatever a model's file or a library
-    put into it."""
+    """The base of every error that is meant for the user. Its message is one line that a terminal can show, whatever a
+    model's file or a library put into it."""
 
     def __init__(self, message: object = "") -> None:
         super().__init__(one_line(str(message)))
@@ -36,7 +36,7 @@ class ModelLoadError(RidgelineError):
 
 
 class DeviceLost(RidgelineError):
-    """The device does no work any more, and will not until its process is started anew."""
+    """The device has stopped working, and will not work again until its process is restarted."""
 
 
 class ContractViolation(RidgelineError):
@@ -44,7 +44,8 @@ class ContractViolation(RidgelineError):
 
 
 def one_line(text: str) -> str:
-    """`text` with what no terminal prints escaped, and cut in the middle where it is long: its end says what to do."""
+    """Return `text` with unprintable characters escaped. A long text is cut in the middle, since its end says what to
+    do."""
     half = MAX_LENGTH // 2
     if len(text) > MAX_LENGTH:
         text = f"{text[:half]} … {text[-half:]}"

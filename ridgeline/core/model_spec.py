@@ -16,10 +16,10 @@ from ridgeline.core.state_spec import KVSpec, StateSpec
 
 @dataclass(frozen=True, kw_only=True)
 class NormSpec:
-    """kind "rms": x / rms(x) * weight. kind "layer": (x - mean) / std * weight + bias.
+    """A normalization. "rms" is x / rms(x) * weight; "layer" is (x - mean) / std * weight + bias.
 
-    offset: what the checkpoint's weight lacks (Gemma stores weight - 1). With one, the weight is held in float32, since
-    the sum has digits that the checkpoint's dtype has not.
+    offset: a number to add to the checkpoint's weight (Gemma stores weight - 1). A weight with an offset is held in
+        float32, since the sum has more digits than the checkpoint's dtype.
     """
 
     kind: Literal["rms", "layer"] = "rms"
@@ -32,9 +32,9 @@ RopeNumber = float | str | tuple[float, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class RopeSpec:
-    """Rotary position embedding over the first `rotary_dim` of each head, halves rotated (NeoX order).
+    """A rotary position embedding of the first `rotary_dim` elements of each head, which rotates halves (NeoX order).
 
-    scaling: None, or "rope_type" and that type's numbers, as `layers/rotary.py` wants them.
+    scaling: None, or "rope_type" and the numbers of that type, as `layers/rotary.py` expects them.
     """
 
     theta: float
@@ -46,7 +46,8 @@ Products = dict[str, tuple[int, int, bool]]  # name → (inputs, outputs, has a 
 
 
 class MixerSpec(Protocol):
-    """What moves information between tokens. Hashable data; equal ones are counted together.
+    """The part of a layer that moves information between tokens. Specs are hashable data, and equal ones are counted
+    together.
 
     kind: names the module that computes it (`layers/kinds.py`) and its cost (`perf/parts.py`).
     """
@@ -55,26 +56,26 @@ class MixerSpec(Protocol):
 
     @property
     def rope(self) -> RopeSpec | None:
-        """The rotation whose table it reads."""
+        """The rotation whose table of angles the mixer reads."""
 
     @property
     def state(self) -> StateSpec:
-        """What it remembers between steps."""
+        """The state that the mixer keeps between steps."""
 
     @property
     def norms(self) -> tuple[tuple[NormSpec, int], ...]:
-        """Its own norms, each with its width."""
+        """The mixer's own norms, each with its width."""
 
     @property
     def scratch(self) -> int:
-        """Numbers per token that lie between its first product and its last."""
+        """The numbers per token that lie between the mixer's first product and its last."""
 
     def products(self, width: int) -> Products:
-        """Its matrix products, in a model of this width."""
+        """Return the mixer's matrix products in a model of this width."""
 
 
 class FeedForwardSpec(Protocol):
-    """What computes on each token alone. As `MixerSpec`."""
+    """The part of a layer that computes on each token alone. Its members mean the same as those of `MixerSpec`."""
 
     kind: ClassVar[str]
 
@@ -86,11 +87,12 @@ class FeedForwardSpec(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
-    """Causal (grouped-query) attention. `scale` multiplies q·k before the softmax.
+    """Causal attention, with or without grouped queries. `scale` multiplies q·k before the softmax.
 
-    qk_norm: of queries and keys, each head by itself or, with qk_norm_whole, all heads together. softcap: scores x
-    become softcap · tanh(x / softcap). alibi: each head's scores fall linearly with distance (Press et al., arXiv
-    2108.12409).
+    qk_norm: the norm of queries and keys. It normalizes each head by itself, or with qk_norm_whole all heads together.
+    window: how many tokens a query sees, itself included; None: all before it.
+    softcap: scores x become softcap · tanh(x / softcap).
+    alibi: each head's scores fall linearly with distance (Press et al., arXiv 2108.12409).
     """
 
     kind: ClassVar[str] = "attention"
@@ -139,7 +141,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MLPSpec:
-    """Feed-forward: gated `down(act(gate(x)) * up(x))`, or plain `down(act(up(x)))`."""
+    """A feed-forward, either gated, `down(act(gate(x)) * up(x))`, or plain, `down(act(up(x)))`."""
 
     kind: ClassVar[str] = "mlp"
     intermediate_size: int
@@ -158,10 +160,11 @@ class MLPSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """A mixer and a feed-forward, each added to the residual x.
+    """A mixer and a feed-forward, each of which is added to the residual x.
 
-    norms: "before" each (x += f(norm(x))), "after" (x += norm(f(x))), or "both". parallel: the two see the same x.
-    residual_multiplier: of what either adds.
+    norms: the place of the norms. "before" means x += f(norm(x)), "after" means x += norm(f(x)), "both" means both.
+    parallel: the feed-forward sees the same x as the mixer.
+    residual_multiplier: multiplies what either part adds.
     """
 
     mixer: MixerSpec
@@ -173,14 +176,14 @@ class LayerSpec:
 
     @property
     def attention(self) -> AttentionSpec:
-        """The mixer, for those who speak of heads. Raises InvalidConfig where it is of another kind."""
+        """The mixer, for callers that need its heads. Raises InvalidConfig if it is not attention."""
         if not isinstance(self.mixer, AttentionSpec):
             raise InvalidConfig(f"this needs layers of attention, and one has a mixer of the kind {self.mixer.kind!r}.")
         return self.mixer
 
     @property
     def mlp(self) -> MLPSpec:
-        """The feed-forward, for those who speak of its width. Raises InvalidConfig where it is of another kind."""
+        """The feed-forward, for callers that need its width. Raises InvalidConfig if it is not an MLP."""
         if not isinstance(self.feed_forward, MLPSpec):
             raise InvalidConfig(
                 f"this needs plain feed-forwards, and a layer has one of the kind {self.feed_forward.kind!r}."
@@ -188,7 +191,7 @@ class LayerSpec:
         return self.feed_forward
 
     def products(self, width: int) -> Products:
-        """The matrix products of both parts."""
+        """Return the matrix products of both parts."""
         return {**self.mixer.products(width), **self.feed_forward.products(width)}
 
 
@@ -196,10 +199,13 @@ class LayerSpec:
 class ModelSpec:
     """Everything that decides the shape of the computation.
 
-    max_position_embeddings: longest context the checkpoint was made for.
-    learned_positions: rows of a learned position table added to the embedding (0: none; GPT-2 has one).
-    embedding_multiplier: of embedded tokens; embed_norm: of these, before the first layer. logits_multiplier: of the
-    scores, which logits_softcap then bounds (x becomes cap · tanh(x / cap)).
+    max_position_embeddings: the longest context that the checkpoint was made for.
+    learned_positions: rows of a learned position table that is added to the embedding (GPT-2 has one); 0: no such
+        table.
+    embedding_multiplier: multiplies the embedded tokens.
+    embed_norm: normalizes the embedded tokens before the first layer.
+    logits_multiplier: multiplies the scores.
+    logits_softcap: bounds the scores after that: x becomes cap · tanh(x / cap).
     """
 
     architecture: str
@@ -222,10 +228,14 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One checkpoint tensor. `transpose`: stored [in, out] (GPT-2's Conv1D) where we keep [out, in]. heads: stored
-    head by head, so many of them, each with its rows of q, k and v, where we keep all of q, then k, then v.
-    interleaved: of so many heads, in each of which rows that rotate as a pair are neighbours, where we keep all
-    first halves, then all second ones. complete: a norm's weight that lacks nothing of it (see NormSpec.offset)."""
+    """A checkpoint tensor that becomes a parameter of the decoder, or a part of one.
+
+    transpose: it is stored as [in, out] (GPT-2's Conv1D), and we keep [out, in].
+    heads: it is stored head by head, so many heads, each with its rows of q, k and v. We keep all of q, then k, then v.
+    interleaved: it has so many heads, in each of which two rows that rotate as a pair are neighbours. We keep all first
+        halves, then all second halves.
+    complete: it is a norm's weight to which no offset must be added (see NormSpec.offset).
+    """
 
     name: str
     transpose: bool = False

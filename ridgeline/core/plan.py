@@ -1,7 +1,7 @@
 """The contract between the control plane (engine) and the data plane (worker).
 
 A plan says, per request, how many tokens to run at most. Prefill, a chunk of it, decode, what is left after a prefix
-hit, resumption and speculation are all that one form. Several plans may be in flight; results come back in order and
+hit, resumption and speculation all take that one form. Several plans may be in flight. Results come back in order; they
 are matched by plan id, and slots by their generation.
 
 Who owns what
@@ -10,9 +10,12 @@ Who owns what
              Positions are derived there from what earlier plans accepted, so plan N+1 needs no answer from plan N.
 
 Slots change by deltas. `Assign` is the full form: it rebuilds a slot from nothing. After a failure the worker answers
-every plan with `dropped` until one has `reset`; then it forgets all slots, and the plan's `Assign`s rebuild them.
+every plan with `dropped` until a plan has `reset`; then it forgets all slots, and that plan's `Assign`s rebuild them.
 
-Legend: R rows of the plan, K tokens that some row of it may emit, L likeliest tokens reported, P prompt positions.
+Legend:
+    R  rows of the plan
+    K  tokens that some row of it may emit, at most
+    L  likeliest tokens reported
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from ridgeline.core.request import SamplingParams
 
 
 class Feature(IntFlag):
-    """What the sample segment must do for at least one row. The union over rows picks the segment's variant."""
+    """A piece of work that the sample segment does for at least one row. The union over the rows picks the segment's
+    variant."""
 
     NONE = 0
     RANDOM = 1  # some temperature > 0
@@ -40,21 +44,21 @@ class Feature(IntFlag):
     PROMPT_LOGPROBS = 64
     MASK = 128  # waits for token masks
     TYPICAL = 256  # typical-p among the filters
-    GUIDANCE = 512  # some rows' scores are made of two rows' (`Rows.guided`)
+    GUIDANCE = 512  # some rows' scores are computed from those of two rows (`Rows.guided`)
 
 
 class RowKind(IntEnum):
-    """Where a row's input tokens come from, and what they are good for."""
+    """The source of a row's input tokens, and their use."""
 
     TOKEN = 0  # the slot's last token, from which the next one is drawn
-    VERIFY = 1  # that token and the drafts behind it: as many tokens are emitted as turn out right, and one more
+    VERIFY = 1  # that token and the drafts behind it; the row emits the drafts that turn out right, and one token more
     CHUNK = 2  # known tokens, given as a span
 
 
 class PrefixGroup(NamedTuple):
-    """Rows (indices, ascending) whose block tables begin with the same blocks in every cache group of full attention.
+    """Rows (ascending indices) whose block tables begin with the same blocks in every cache group of full attention.
 
-    tokens: how many tokens these blocks hold. All are full, and every row runs one token that lies behind them.
+    tokens: how many tokens these blocks hold. All of the blocks are full, and every row runs one token, behind them.
     """
 
     rows: np.ndarray
@@ -62,8 +66,8 @@ class PrefixGroup(NamedTuple):
 
 
 class Guided(NamedTuple):
-    """Two rows that take the same token: it is drawn as `row` draws, from scale * (its log-probabilities - those of
-    row `negative`) + those of row `negative`."""
+    """Two rows that take the same token. It is drawn with the parameters of `row`, from scale * (log-probabilities of
+    `row` - log-probabilities of `negative`) + log-probabilities of `negative`."""
 
     row: int
     negative: int
@@ -72,16 +76,19 @@ class Guided(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a plan, a struct of arrays. While the set does not change, plans share one object (`is`), so a
-    steady decode step uploads nothing.
+    """The rows of a plan, as a struct of arrays. While the set of rows does not change, plans share one object (`is`),
+    so a steady decode step uploads nothing.
 
-    kinds_R: `RowKind`s, int8. num_tokens_R: tokens to run at most. num_logits_R: trailing positions whose logits are
-    sampled, which bounds the tokens that the row emits (0: a chunk that does not reach the end of what is known).
-    tokens_each: how many tokens every row brings, if that is the same for all of them: 1 in a decode step, k + 1 where
-    all rows verify k drafts. 0: rows differ, or there are chunks of more than one token. (A chunk of one token runs
-    like any other row of one token; only where its token comes from differs.) prefixes: rows that share blocks, each in
-    one group at most; a hint to read them together, and there may be more. guided: of the rows that sample, those that
-    do it in pairs.
+    kinds_R: `RowKind`s, int8.
+    num_tokens_R: the tokens to run, at most.
+    num_logits_R: how many trailing positions have their logits sampled. This bounds the tokens that the row emits; it
+        is 0 for a chunk that does not reach the end of the known tokens.
+    tokens_each: how many tokens every row runs, if that is the same for all: 1 in a decode step, k + 1 if all rows
+        verify k drafts. 0 means that rows differ, or that there are chunks of more than one token. (A chunk of one
+        token runs like any other row of one token; only the source of its token differs.)
+    prefixes: rows that share blocks, each row in one group at most. They are a hint to read these blocks together; more
+        rows than these may share blocks.
+    guided: pairs among the sampling rows that take their token together.
     """
 
     slots_R: np.ndarray
@@ -100,7 +107,8 @@ class Rows:
 
 
 class Span(NamedTuple):
-    """Input tokens for a row, in place of the slot's last token. (An encoder's output will be a second kind.)"""
+    """Input tokens for a row, in place of the slot's last token. (The output of an encoder will be a second kind of
+    span.)"""
 
     row: int
     token_ids: np.ndarray  # int32 [num_tokens of the row]
@@ -108,11 +116,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Full form of a slot. Tokens up to kv_len are in the cache; the rest of what is known arrives as spans.
+    """The full form of a slot. The cache holds the tokens up to kv_len; the rest of the known tokens arrives as spans.
 
-    last_token: input of the next row without a span (-1: none yet; None: still on its way on the device).
-    blocks: per cache group, block ids from position 0 (NULL_BLOCK where a window has passed).
-    prompt, output: known tokens, for penalties and the random stream's position.
+    last_token: the input of the next row without a span. -1: there is none yet; None: the device is still computing it.
+    blocks: block ids from position 0 on, per cache group (NULL_BLOCK where a window has passed).
+    prompt, output: the known tokens, for penalties and for the position in the random stream.
     """
 
     slot: int
@@ -129,7 +137,7 @@ class Assign:
 
 
 class SetBlocks(NamedTuple):
-    """Overwrite part of a slot's block table: entries start, start+1, … of one group."""
+    """Overwrite a part of a slot's block table: entries start, start+1, … of one cache group."""
 
     slot: int
     group: int
@@ -138,7 +146,7 @@ class SetBlocks(NamedTuple):
 
 
 class Release(NamedTuple):
-    """The slot's request left; its state is dead until the next Assign."""
+    """The slot's request has left; its state is dead until the next Assign."""
 
     slot: int
 
@@ -147,7 +155,7 @@ Delta = Assign | SetBlocks | Release
 
 
 class CopyBlocks(NamedTuple):
-    """Whole blocks of one group, in all its layers: targets[i] becomes what sources[i] holds."""
+    """Copy whole blocks of one cache group, in all its layers: targets[i] gets the contents of sources[i]."""
 
     group: int
     sources: tuple[int, ...]
@@ -156,13 +164,13 @@ class CopyBlocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Deltas apply, and blocks are copied, before the rows run.
+    """One step. Deltas are applied and blocks are copied before the rows run.
 
-    copies: no block, nor any memory that two groups share, is both a source and a target, or a target twice.
-    kv_bound_R: at most this many tokens are in the cache after the row ran (exact unless the device stopped the row, or
-    an earlier plan in flight, or this one, emits fewer of its tokens than it may).
-    expected: the full form of the slot of every row whose length is known for certain (all but those that verify), when
-    the engine runs with debug checks; else None.
+    kv_bound_R: an upper bound on the row's cached tokens after the step. It is exact unless the device stopped the row,
+        or this plan or an earlier plan in flight emits fewer tokens than it may.
+    copies: no block is both a source and a target, or a target twice. The same holds for memory that two groups share.
+    expected: for debug checks, the full form of the slot of every row whose length is known for certain (all rows but
+        those that verify); otherwise None.
     """
 
     id: int
@@ -180,15 +188,20 @@ class StepPlan:
 
 
 class Finish:
-    """Why the device stopped a row. NAN: its scores were no numbers, so there was no token to draw."""
+    """Codes for the reason why the device stopped a row. NAN: its scores were not numbers, so there was no token to
+    draw."""
 
     NONE, STOP, LENGTH, NAN = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
 class StepLogprobs:
-    """Of the emitted tokens: logprob_R float32, rank_R (1 = likeliest), top_ids_RL, top_logprobs_RL. Where rows may
-    emit K tokens the entry of row r's token k is r * K + k."""
+    """Log-probabilities of the emitted tokens, and of the likeliest tokens in their places.
+
+    logprob_R: float32. If rows may emit K tokens, the entry of row r's token k is r * K + k, here and in the other
+        fields.
+    rank_R: 1 for the likeliest token.
+    """
 
     logprob_R: np.ndarray
     rank_R: np.ndarray
@@ -198,17 +211,20 @@ class StepLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a plan gave.
+    """The outcome of a plan.
 
-    emitted_R: how many tokens a row emitted, int32, at most its `Rows.num_logits_R`. tokens_RK: these tokens in their
-    order, then -1; K is at least the largest bound of the plan's rows, and 1. finish_R: `Finish` codes, which belong to
-    the row's last token (NAN: to the one that could not be drawn): no row emits anything behind its end.
-    error: the plan failed with this message. out_of_memory: because the device had too little of it.
-    device_lost: because the device works no more, and no later plan will run either. dropped: an earlier plan failed,
-    this one was not run.
+    tokens_RK: the tokens that each row emitted, in order, then -1. K is at least 1 and at least the largest of
+        `Rows.num_logits_R`.
+    emitted_R: how many tokens each row emitted, int32, at most its `Rows.num_logits_R`.
+    finish_R: `Finish` codes. They belong to the row's last token, or for NAN to the token that could not be drawn; no
+        row emits anything after its end.
     prompt_logprobs: row → StepLogprobs of the prompt tokens that this chunk predicts (those at its start + 1 … its
-    end), from the params' `scored_from` on.
-    elapsed: seconds the device spent on the segments.
+        end), from the params' `scored_from` on.
+    elapsed: the seconds that the device spent on the segments.
+    error: the plan failed with this message.
+    out_of_memory: it failed because the device had too little memory.
+    device_lost: it failed because the device has stopped working. No later plan will run either.
+    dropped: an earlier plan failed, so this one was not run.
     """
 
     plan_id: int
@@ -225,24 +241,26 @@ class StepResult:
 
 
 class Worker(Protocol):
-    """One device rank (or a group that acts as one). Calls return at once; only `collect` waits."""
+    """One device (or a group of devices that acts as one). Calls return at once; only `collect` waits."""
 
     def submit(self, plan: StepPlan) -> None:
         """Launch the plan's forward segment, and its sample segment unless a row waits for a mask."""
 
     def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
-        """Launch the sample segment of a waiting plan. masks: row → packed bits, uint32 [words] (`core.token_bits`), of
-        the tokens that may be drawn; rows without one draw any. The arrays must last until the plan is collected.
+        """Launch the sample segment of a plan that waits for masks.
+
+        masks: row → the tokens that may be drawn, as packed bits, uint32 [words] (`core.token_bits`). A row without a
+            mask may draw any token. The arrays must stay as they are until the plan is collected.
         """
 
     def collect(self) -> StepResult:
-        """Wait for the oldest plan not yet collected."""
+        """Wait for the oldest plan that has not been collected, and return its result."""
 
     def shutdown(self) -> None: ...
 
 
 def features_of(params: SamplingParams, *, masked: bool) -> Feature:
-    """Which parts of the sample segment a request with these parameters needs."""
+    """Return the parts of the sample segment that a request with these parameters needs."""
     features = Feature.MASK if masked else Feature.NONE
     if params.temperature > 0:
         features |= Feature.RANDOM

@@ -1,6 +1,6 @@
-"""Lazy registries: a name maps to "module:attribute", imported only when it is asked for.
+"""Lazy registries: a name maps to "module:attribute", which is imported only when it is asked for.
 
-Adding a model, a kernel or a policy is one file and one line here-style; importing the registry costs nothing.
+Adding a model, a kernel or a policy takes one file and one line. Importing a registry costs nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from ridgeline.core.errors import InvalidConfig
 
 
 class Registry:
-    """`Registry("scheduling policy", {"fcfs": "ridgeline.engine.policy.fcfs:FCFS"})["fcfs"]`."""
+    """A table of names. Example: `Registry("scheduling policy", {"fcfs":
+    "ridgeline.engine.policy.fcfs:FCFS"})["fcfs"]`."""
 
     def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
         self._kind = kind
@@ -33,5 +34,5 @@ class Registry:
         return iter(self._entries)
 
     def register(self, name: str, target: str) -> None:
-        """Add `name` → "module:attribute" (for extensions living outside this package)."""
+        """Add `name` → "module:attribute", for extensions that live outside this package."""
         self._entries[name] = target

@@ -1,4 +1,4 @@
-"""What a caller asks for, and what the engine says back. Token ids only: text lives with the caller."""
+"""Requests as callers make them, and the engine's answers. Both hold token ids only; the caller keeps the text."""
 
 from __future__ import annotations
 
@@ -27,25 +27,34 @@ MASK_FAILED = "the token mask failed"  # begins the error of a request whose own
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to choose tokens. Names and defaults are vLLM's, so code moves over by changing the import.
+    """The choice of tokens. Names and defaults are vLLM's, so code moves over by changing the import.
 
-    n: completions per prompt, the likeliest of best_of if that is given. temperature: 0 is greedy. top_k: 0 or -1
-    keeps all. top_p, min_p: nucleus and floor relative to the likeliest token. typical_p: share of the probability to
-    keep, of those tokens that tell about as much as is to be expected (1 keeps all). repetition_penalty divides
-    positive (multiplies negative) logits of tokens in prompt or output; presence and frequency penalties subtract
-    once, or per occurrence in the output. logit_bias: token id → added to the logit. allowed_token_ids: no others.
+    n: completions per prompt; these are the likeliest n of best_of, if best_of is given.
+    temperature: 0 is greedy.
+    top_k: keep the k likeliest tokens; 0 or -1 keeps all.
+    top_p: keep the fewest likeliest tokens that together reach this probability.
+    min_p: drop tokens that are less likely than this share of the likeliest token's probability.
+    typical_p: keep this share of the probability, taking first the tokens whose information is nearest to the expected
+        information (1 keeps all).
+    repetition_penalty: divides the positive logits, and multiplies the negative logits, of tokens in prompt or output.
+    presence_penalty: subtracted once from the logits of tokens in the output.
+    frequency_penalty: subtracted once for each occurrence in the output.
+    logit_bias: token id → a number that is added to the logit.
+    allowed_token_ids: no other tokens may come.
     bad_words: texts (with and without a leading space) or lists of token ids that must not come, even if the prompt
-    began one. min_tokens: end-of-sequence and stop ids are masked before that many output tokens. stop: strings that
-    end the text (cut off unless include_stop_str_in_output). logprobs: how many of the likeliest tokens to report per
-    output token (0: the chosen one alone); prompt_logprobs the same for the prompt, from its token
-    prompt_logprobs_start on (what lies before it may come from the cache). seed: same seed, same tokens, whatever
-    else runs in the batch.
-
-    guidance_scale: classifier-free guidance (Sanchez et al., arXiv 2306.17806), off at 1. Before everything else the
-    log-probabilities c of the next token become scale * (c - u) + u, where u are those after negative_prompt (a text,
-    or token ids; without one the prompt's last token) and the same output: above 1 leads away from the negative
-    prompt, 0 follows it alone. Logprobs reported are those of the guided scores, the prompt's own are plain. It takes
-    the cache and the time of two requests.
+        ended with the beginning of one.
+    min_tokens: end-of-sequence and stop ids are forbidden until the output has so many tokens.
+    stop: strings that end the text. They are cut off unless include_stop_str_in_output is set.
+    logprobs: how many of the likeliest tokens to report for each output token (0: the chosen token alone).
+    prompt_logprobs: the same for the prompt, from its token prompt_logprobs_start on. (Tokens before that one may come
+        from the cache.)
+    seed: the same seed gives the same tokens, whatever else runs in the batch.
+    guidance_scale: classifier-free guidance (Sanchez et al., arXiv 2306.17806), off at 1. Before all other adjustments
+        the log-probabilities c of the next token become scale * (c - u) + u. Here u are the log-probabilities after
+        negative_prompt and the same output. Above 1 this leads away from the negative prompt; 0 follows it alone.
+        Reported logprobs are those of the guided scores, but the prompt's own are plain. Guidance takes the cache and
+        the time of two requests.
+    negative_prompt: a text or token ids; the default is the prompt's last token.
     """
 
     n: int = 1
@@ -118,12 +127,13 @@ class SamplingParams:
 
     @property
     def num_drawn(self) -> int:
-        """Completions to draw, of which n are kept."""
+        """The number of completions that are drawn; n of them are kept."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def scored_from(self) -> int | None:
-        """Index of the first prompt token whose logprob is reported; None if none is. Nothing precedes token 0."""
+        """Index of the first prompt token whose logprob is reported; None if none is. Token 0 has none, since nothing
+        precedes it."""
         return None if self.prompt_logprobs is None else max(1, self.prompt_logprobs_start)
 
     @property
@@ -222,7 +232,7 @@ def _is_int(value: object) -> bool:
 
 
 def _are_ids(values: Sequence[object]) -> bool:
-    if set(map(type, values)) == {int}:  # as a rule, and then a million take a hundredth of a second
+    if set(map(type, values)) == {int}:  # the usual case, in which a million ids take a hundredth of a second
         return min(values) >= 0  # type: ignore[type-var,operator]
     return all(_is_int(value) and value >= 0 for value in values)  # type: ignore[operator]
 
@@ -232,22 +242,23 @@ def _is_real(value: object) -> bool:
 
 
 class TokenMask(Protocol):
-    """Constrains one request's next token (a grammar). Runs in the engine between two steps.
+    """A constraint on one request's next token, such as a grammar. It runs in the engine between two steps.
 
-    The mask of step k may depend on every token before it, so such a request has `lookahead` 1: its forward segment
-    is launched early, its sample segment waits for `allowed`.
+    The mask of step k may depend on every token before it, so such a request has `lookahead` 1: its forward segment is
+    launched early, and its sample segment waits for `allowed`.
     """
 
     def accept(self, token_id: int) -> None:
         """Advance over one emitted token."""
 
     def allowed(self) -> np.ndarray:
-        """Return what the next token may be: uint32 words of packed bits (`core.token_bits`) for the whole vocabulary.
+        """Return the set of tokens that may come next: uint32 words of packed bits (`core.token_bits`) for the whole
+        vocabulary.
 
-        Bits beyond the vocabulary are 0. The array is good until the next call of `accept` or `allowed`,
-        and whoever gets it does not write to it.
-        A class may also have a static `prepare(masks)`: called with all masks of the class that are about to be asked,
-        to do at once what they can do together. It may not fail for one mask's sake.
+        Bits beyond the vocabulary are 0. The array is valid until the next call of `accept` or `allowed`, and the
+        caller must not write to it. A class may also have a static method `prepare(masks)`. It is called with all masks
+        of the class that are about to be asked, so that it can do at once what they have in common. It must not fail
+        because of a single mask.
         """
 
 
@@ -255,9 +266,10 @@ class TokenMask(Protocol):
 class Request:
     """One completion of one prompt (`n` completions are `n` requests, which share the prompt through the cache).
 
-    lookahead: 2 free (may be planned before its last token is known); 1 only its sampling needs the last result;
-    0 its next plan needs it. cache_salt separates tenants: prefix hits happen only within one salt.
-    priority: smaller runs first (priority policy only).
+    lookahead: 2: the next plan may be made before the last token is known. 1: only the next sampling needs the last
+        result. 0: the next plan needs it.
+    cache_salt: separates tenants. Prefix hits happen only between requests with equal salts.
+    priority: smaller numbers run first (with the priority policy only).
     """
 
     id: str
@@ -275,25 +287,27 @@ class Request:
 
     @property
     def all_stop_ids(self) -> frozenset[int]:
-        """Ids that end the request, and that min_tokens masks."""
+        """The token ids that end the request, which min_tokens forbids at first."""
         return self.stop_ids if self.params.ignore_eos else self.stop_ids | self.eos_ids
 
     @property
     def cache_tokens(self) -> int:
-        """That it may have in the cache: a guided request's companion has its own."""
+        """The most tokens that the request may have in the cache, those of a guided request's companion included."""
         if self.params.guidance_scale == 1:
             return self.max_total_tokens
         return 2 * self.max_total_tokens - len(self.prompt_token_ids) + len(self._negative)
 
     @property
     def _negative(self) -> Sequence[Any]:
-        """A guided request's negative prompt."""
+        """The negative prompt of a guided request."""
         return self.params.negative_prompt or self.prompt_token_ids[-1:]
 
     def companion(self) -> Request | None:
-        """What guidance compares a guided request with: the same output after the negative prompt. None for others.
+        """Return the request that guidance compares a guided request with: the same output after the negative prompt.
+        None for other requests.
 
-        The output is this request's, so seed and mask do not matter, and only this one reports logprobs.
+        The companion's output is this request's, so its seed and mask do not matter, and only this request reports
+        logprobs.
         """
         if self.params.guidance_scale == 1:
             return None
@@ -309,7 +323,7 @@ class Request:
 
 
 class TokenLogprobs(NamedTuple):
-    """Logprob and rank (1 = likeliest) of one token, and of the likeliest tokens at its place."""
+    """The logprob and rank (1 = likeliest) of one token, and the likeliest tokens in its place."""
 
     logprob: float
     rank: int
@@ -318,9 +332,10 @@ class TokenLogprobs(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """What one step gave one request. token_id is -1 where no token came (end without one, a chunk of the prompt).
+    """The part of a step's outcome that concerns one request.
 
-    prompt_logprobs: of the next prompt tokens in order; the first prompt token has none and is not counted.
+    token_id: -1 if no token came: the request ended without one, or it ran a chunk of its prompt.
+    prompt_logprobs: those of the next prompt tokens, in order. The first prompt token has none and is not counted.
     """
 
     request_id: str
@@ -333,8 +348,10 @@ class TokenEvent(NamedTuple):
 
 @dataclass(slots=True)
 class StepEvents:
-    """What one step gave. Most requests got a token and nothing else: ids and token_ids have these side by side, since
-    an object for each would cost as much as the rest of the step. events: of all others. Iterating tells of both.
+    """The outcome of one step for all requests.
+
+    Most requests get a token and nothing else. `ids` and `token_ids` hold these side by side, since an object for each
+    would cost as much as the rest of the step. `events` holds all others. Iterating yields both.
     """
 
     ids: list[str] = field(default_factory=list)
@@ -347,7 +364,7 @@ class StepEvents:
 
 
 class Preemption(StrEnum):
-    """Why a running request lost its slot and its blocks and starts over."""
+    """The reason why a running request lost its slot and its blocks and starts over."""
 
     BLOCKS = "blocks"  # one before it in order needed them
     PRIORITY = "priority"  # a waiting request outranks it
@@ -357,7 +374,10 @@ class Preemption(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RequestStats:
-    """The times of a request; seconds on the monotonic clock. preempted_for: how often it started over, by why."""
+    """The times of a request, in seconds on the monotonic clock.
+
+    preempted_for: how often it started over, by the reason.
+    """
 
     arrival: float
     first_scheduled: float | None

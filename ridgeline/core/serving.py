@@ -11,21 +11,35 @@ from ridgeline.core.errors import InvalidConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """Names are vLLM's where the meaning is.
+    """The settings of the server. Where a setting means the same as one of vLLM's, it has the same name.
 
-    host, port: of REST; grpc_port: of gRPC, on the same host (None: off). served_model_name: what clients call the
-    model (several are aliases; default: the folder's name). api_key: clients' keys (none: no key is asked for);
-    admin_key: of the routes that show other clients' requests. api_server_count: API servers. shutdown_timeout: seconds
-    that running requests get to finish. request_timeout: seconds a request may take in all (0: any). queue_timeout:
-    seconds until its first token (0: any). max_queue_requests, max_queue_tokens: open at once, of all API servers
-    together (0: any). stream_buffer: tokens that a reader may be behind. step_timeout: seconds without a finished
-    step, while requests run, after which the server calls itself ill. max_body_bytes: of a request.
-    grammar_timeout: seconds to compile one. ssl_keyfile, ssl_certfile: for HTTPS. allowed_origins: for browsers on
-    other hosts. chat_template: a file, instead of the model's own. generation_config: where defaults of sampling come
-    from: auto (the model's generation_config.json), none, or a folder with such a file. tool_call_parser: in which
-    form the model writes tool calls (hermes, or none for not to look for any). otlp_endpoint: where traces go
-    (OpenTelemetry, gRPC). log_json: logs as JSON. access_log: a line for each request. request_breakdown: responses
-    say where their time went. root_path: behind a proxy. engine: options of `LLMConfig`, as given.
+    host, port: the address of the HTTP server.
+    grpc_port: the port of the gRPC server on the same host (None: there is none).
+    served_model_name: the name that clients use for the model; several names are aliases (default: the folder's name).
+    api_key: the keys that clients may use (none: no key is asked for).
+    admin_key: the keys for routes that show other clients' requests.
+    api_server_count: how many API servers run.
+    shutdown_timeout: the seconds that running requests get to finish.
+    request_timeout: the seconds that a request may take in all (0: no bound).
+    queue_timeout: the seconds that a request may wait for its first token (0: no bound).
+    max_queue_requests, max_queue_tokens: bounds on all open requests of all API servers together (0: no bound).
+    stream_buffer: how many tokens a reader may be behind.
+    step_timeout: the seconds without a finished step, while requests run, after which the server reports that it is
+        ill.
+    max_body_bytes: the largest request body.
+    grammar_timeout: the seconds that a grammar may take to compile.
+    ssl_keyfile, ssl_certfile: files for HTTPS.
+    allowed_origins: the origins whose pages may call the server from a browser.
+    chat_template: a file, in place of the model's own template.
+    generation_config: the source of sampling defaults: "auto" (the model's generation_config.json), "none", or a folder
+        with such a file.
+    tool_call_parser: the form in which the model writes tool calls: "hermes", or "none" not to look for any.
+    otlp_endpoint: where traces are sent (OpenTelemetry, gRPC).
+    log_json: write logs as JSON.
+    access_log: write a line for each request.
+    request_breakdown: responses say where their time went.
+    root_path: the path prefix that a proxy removes.
+    engine: options of `LLMConfig`, as given.
     """
 
     host: str = "127.0.0.1"

@@ -1,8 +1,9 @@
-"""What a layer remembers between steps, as data: bytes, and from when to when they are needed. No tensors.
+"""The state that a layer keeps between steps, as data: how many bytes, and which tokens need it. There are no tensors
+here.
 
-A mixer declares its `StateSpec`. State is kept block by block: block n of a request holds what tokens n * block_size
-to (n + 1) * block_size - 1 leave behind. A kind of state is a subclass here, which owns every rule of its kind, and a
-class in `worker/state/`, which serves it on the device. Nobody else asks what kind it is.
+A mixer declares its `StateSpec`. State is kept block by block: block n of a request holds what tokens n * block_size to
+(n + 1) * block_size - 1 leave behind. A kind of state is a subclass here, which owns every rule of its kind, and a
+class in `worker/state/`, which serves it on the device. No other code asks what kind it is.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-# Prompt tokens that a step can surely run beside a window's. Room for more is taken where there is some: a chunk can be
-# as large as a step, and its keys lie beside the window's for the time of that one step alone.
+# A request with a window is sure to find room for so many prompt tokens of a step beside its window. It uses more where
+# there is room: a chunk can be as large as a step, and its keys lie beside the window's during that one step alone.
 WINDOW_CHUNK = 1024
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -22,9 +23,9 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class StateSpec:
     """The state of one layer. A subclass is hashable data; layers with equal specs share a block table.
 
-    kind: names the class that serves it, see `worker/state`. exact: a block holds the state of one number of tokens,
-    the last that wrote to it. Without it a block holds something of each of its tokens, so that it also serves for
-    any smaller number of them.
+    kind: names the class that serves it, see `worker/state`.
+    exact: a block holds the state after one number of tokens, that of the last write to it. Otherwise a block holds
+        something of each of its tokens, so it also serves any smaller number of them.
     """
 
     kind: ClassVar[str]
@@ -32,25 +33,25 @@ class StateSpec:
 
     @property
     def span(self) -> int | None:
-        """How many tokens a token needs the state of, itself and those before it. None: of all."""
+        """The number of tokens, the last one included, whose state the last one needs. None: all of them."""
         return None
 
     def unit_bytes(self, block_size: int, dtype: str) -> int:
-        """Bytes of one layer's block. dtype: of the model's activations."""
+        """Return the bytes of one layer's block. dtype: that of the model's activations."""
         raise NotImplementedError
 
     def first_needed(self, position: int) -> int:
-        """Smallest position whose state a token at `position` (or later) can still need."""
+        """Return the smallest position whose state a token at `position` or later can still need."""
         return 0 if self.span is None else max(0, position - self.span + 1)
 
     def written(self, held: int, end: int) -> range:
-        """Which of a request's first `end` blocks must have memory for a step that ends in the last of them, if its
-        table has `held` already."""
+        """Return the range of a request's first `end` blocks that must have memory, for a step that ends in the last of
+        them. The request's table already has `held` blocks."""
         return range(held, end)
 
     def blocks_needed(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
-        """Blocks with which a request of `num_tokens` can run, in steps of `max_chunk` tokens, but with a window of
-        at most WINDOW_CHUNK."""
+        """Return how many blocks a request of `num_tokens` needs to run in steps of `max_chunk` tokens (with a window,
+        of at most WINDOW_CHUNK)."""
         full = -(-num_tokens // block_size)
         if self.span is None:
             return full
@@ -59,9 +60,9 @@ class StateSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class KVSpec(StateSpec):
-    """Keys and values of attention; `window` = None remembers everything.
+    """The keys and values of attention.
 
-    window: a token attends to itself and the `window - 1` tokens before it.
+    window: a token attends to itself and the `window - 1` tokens before it; None: to all tokens before it.
     """
 
     kind: ClassVar[str] = "kv"
@@ -74,19 +75,20 @@ class KVSpec(StateSpec):
         return self.window
 
     def unit_bytes(self, block_size: int, dtype: str) -> int:
-        """Keys and values of `block_size` tokens."""
+        """Return the bytes of the keys and values of `block_size` tokens."""
         return 2 * self.num_kv_heads * self.head_dim * block_size * DTYPE_BYTES[dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentSpec(StateSpec):
-    """A state of one size that every token replaces by the next.
+    """A state of constant size that every token replaces by the next.
 
-    Where a step ends in a block, the block holds the state after the step's last token. A step goes from the block of
-    the last token before it to the block of its own last token, and the blocks between have no memory. So a block is
-    kept for good, as a point to resume at, only if some step ended with the block's last token.
+    The block in which a step ends holds the state after the step's last token. A step goes from the block of the last
+    token before it to the block of its own last token, and the blocks between have no memory. So a block becomes a
+    point at which a request can resume only if some step ended with that block's last token.
 
-    shape: of a request's state. dtype: of its numbers, whatever the activations are.
+    shape: the shape of a request's state.
+    dtype: the dtype of its numbers, whatever the activations are.
     """
 
     kind: ClassVar[str] = "recurrent"
@@ -105,5 +107,6 @@ class RecurrentSpec(StateSpec):
         return range(end - 1, end)
 
     def blocks_needed(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
-        """The one a step starts from and the one it ends in."""
+        """Return 2, for the block that a step starts from and the block that it ends in, or 1 if the request has only
+        one."""
         return min(-(-num_tokens // block_size), 2)

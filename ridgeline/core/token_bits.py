@@ -1,6 +1,8 @@
-"""Sets of tokens as packed bits: token t is bit t % 32 of word t // 32. 152,000 tokens take 19 KB.
+"""Sets of tokens as packed bits: token t is bit t % 32 of word t // 32. A vocabulary of 152,000 tokens takes 19 KB.
 
-Legend: V vocabulary, W words.
+Legend:
+    V  vocabulary
+    W  words of 32 bits
 """
 
 from __future__ import annotations
@@ -13,29 +15,30 @@ WORD = 32
 
 
 def num_words(vocab_size: int) -> int:
-    """Words that so many tokens take."""
+    """Return how many words a vocabulary of this size takes."""
     return -(-vocab_size // WORD)
 
 
 def packed(members_V: np.ndarray) -> np.ndarray:
-    """uint32 [W] of bool [V]; bits beyond the vocabulary are 0."""
+    """Pack bool [V] into uint32 [W]; bits beyond the vocabulary are 0."""
     padded = np.zeros(num_words(len(members_V)) * WORD, np.bool_)
     padded[: len(members_V)] = members_V
     return np.packbits(padded, bitorder="little").view(np.uint32)
 
 
 def unpacked(bits_W: np.ndarray, vocab_size: int) -> np.ndarray:
-    """bool [V] of uint32 [W]."""
+    """Unpack uint32 [W] into bool [V]."""
     return np.unpackbits(bits_W.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
 
 
 def is_empty(bits_W: np.ndarray) -> bool:
-    """Return whether no bit is set. As bytes, since of these `any` looks no further than it must."""
+    """Return True if no bit is set. The words are read as bytes, for which `any` stops at the first one
+    that is not 0."""
     return not bits_W.view(np.bool_).any()
 
 
 class Few:
-    """Some tokens, to be taken out of many sets."""
+    """A few tokens that are to be removed from many sets."""
 
     def __init__(self, token_ids: Iterable[int]) -> None:
         kept: dict[int, int] = {}
@@ -44,7 +47,7 @@ class Few:
         self._words, self._kept = np.array(list(kept), np.intp), np.array(list(kept.values()), np.uint32)
 
     def remove(self, bits_W: np.ndarray) -> np.ndarray:
-        """Take them out in place; returns what `restore` wants."""
+        """Remove the tokens from `bits_W` in place; return what `restore` needs to undo it."""
         before = bits_W[self._words]
         bits_W[self._words] = before & self._kept
         return before

@@ -1,1 +1,2 @@
-"""Ops: one folder each. `op.py` says what an op is, `ops.py` lists them; `<op>/cost.py` is torch-free."""
+"""Ops, one folder each: `op.py` says what an op is, `ops.py` lists all ops, and `<op>/cost.py` counts its work without
+torch."""

@@ -1,4 +1,4 @@
-"""Compile Triton kernels ahead of time, without a GPU, and say what the machine code uses.
+"""Compile Triton kernels ahead of time, without a GPU, and report what the machine code uses.
 
 A module with kernels lists what is worth compiling in a module-level `AOT`, next to the device code:
 
@@ -6,30 +6,33 @@ A module with kernels lists what is worth compiling in a module-level `AOT`, nex
         AotKernel(_kernel, {"x_ptr": "*bf16", "n": "i32:16", "eps": "fp32"}, {"BLOCK": 1024}, num_warps=8, hot=True),
     )
 
-- `signature`: every argument that is not constexpr, in order. Pointers are taken as divisible by 16, as torch's
-  allocations are, unless the kernel does not specialize them; integers are not, unless they say so ("i32:16").
-- `constexprs`: all of them but `PDL`, which is switched on with its launch option where the architecture has it.
-  An argument that is None at run time is a constexpr of value None, one that is always 1 a constexpr of value 1.
-- `hot`: must not spill. `tensor_cores`: what the name of an instruction that sm_90 must use contains: "HGMMA" (of a
-  warpgroup) or "MMA" (of a warp too); other architectures must then use any of theirs.
-- `archs`: which architectures; by default all of `ARCHS`.
+* `signature`: every argument that is not constexpr, in order. Pointers are taken as divisible by 16, as torch's
+  allocations are, unless the kernel does not specialize them. Integers are not, unless they say so ("i32:16").
+* `constexprs`: all constexpr arguments but `PDL`, which is switched on, with its launch option, where the architecture
+  has it. An argument that is None at run time is a constexpr of value None; one that is always 1 is a constexpr of
+  value 1.
+* `hot`: the kernel must not spill registers.
+* `tensor_cores`: a part of the name of an instruction that the kernel must use on sm_90: "HGMMA" (products of a
+  warpgroup) or "MMA" (also products of a warp). On other architectures the kernel must then use any of their
+  instructions.
+* `archs`: the architectures to compile for; by default all of `ARCHS`.
 
 A plain tuple (kernel, signature, constexprs) will do where no option is needed. Gluon kernels are welcome too; give
 them the architectures that they are for.
 
-The list is found by `kernels()`, which imports every module of an op's folder, so nothing has to be registered. Keep it
-short: one entry per code path that differs, at the shapes of a real model; all of them times five architectures are
-compiled by the tests.
+`kernels()` finds the lists by importing every module of an op's folder, so nothing has to be registered. Keep them
+short: one entry per code path that differs, at the shapes of a real model. The tests compile all entries for five
+architectures.
 
     python -m ridgeline.kernels.aot --arch sm_90 --match rope
 
 prints one line per kernel. Run it without TRITON_INTERPRET: an interpreted kernel cannot be compiled.
 
-`compiling_for` is the other way, without lists: inside it launches compile for a GPU that need not be there and run
-nothing, so a model called with tensors of the meta device fills Triton's cache (`ridgeline compile`). Triton finds a
-compiled kernel by a hash of its source, argument types, constants, options, target and Triton itself; whoever has the
-same of all of these finds what was compiled ahead, if the cache still lies at the path where it was filled (its index
-files hold full paths).
+`compiling_for` is the other way, without lists. Inside it launches compile for a GPU that need not be there, and run
+nothing. So a model that is called with tensors of the meta device fills Triton's cache (`ridgeline compile`). Triton
+finds a compiled kernel by a hash of its source, argument types, constants, options, target and Triton itself. A process
+with the same of all of these finds what was compiled ahead, if the cache still lies at the path where it was filled
+(its index files hold full paths).
 """
 
 from __future__ import annotations
@@ -57,6 +60,8 @@ TENSOR_CORE_INSTRUCTIONS = re.compile(r"\b(HGMMA|QGMMA|HMMA|IMMA|QMMA|OMMA|UTCHM
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
+    """The options of one compilation; see the module's text."""
+
     num_warps: int = 4
     num_stages: int = 3
     hot: bool = False
@@ -82,9 +87,13 @@ class AotKernel:
 
 @dataclass(frozen=True)
 class Report:
-    """What one compilation gave. registers: per thread. spilled: bytes of stack per thread (AMD: vector registers).
+    """The result of one compilation.
 
-    instructions: how often each tensor-core instruction occurs; looked for only where they are expected.
+    registers: per thread.
+    spilled: bytes of stack per thread (AMD: vector registers).
+    shared: bytes of shared memory of a program.
+    instructions: how often each tensor-core instruction occurs. On NVIDIA they are counted only where some are
+        expected.
     """
 
     kernel: str
@@ -100,7 +109,7 @@ class Report:
 
 
 def kernels() -> list[AotKernel]:
-    """All entries of all `AOT` lists under ridgeline.kernels."""
+    """Return all entries of all `AOT` lists under ridgeline.kernels."""
     import ridgeline.kernels as package
 
     modules = (
@@ -113,7 +122,7 @@ def kernels() -> list[AotKernel]:
 
 
 def build(kernel: AotKernel, arch: str) -> Any:
-    """Triton's compiled kernel for "sm_90", "gfx942", …"""
+    """Return Triton's compiled kernel for an architecture such as "sm_90" or "gfx942"."""
     import triton
     from triton.compiler import ASTSource
 
@@ -154,14 +163,14 @@ def _target(arch: str) -> Any:
     return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
 
 
-# Bytes that a program may have, from the vendors' tables
+# Bytes of shared memory that a program may have, from the vendors' tables
 SHARED_MEMORY = dict.fromkeys(("sm_80", "sm_87"), 166_912)
 SHARED_MEMORY |= dict.fromkeys(("sm_86", "sm_89", "sm_120"), 101_376)
 SHARED_MEMORY |= dict.fromkeys(("sm_90", "sm_100", "sm_103"), 232_448)
 
 
 class _AbsentDriver:
-    """What Triton asks of a driver before it has anything to run."""
+    """A driver for a GPU that is not there. It answers what Triton asks before it runs anything."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -178,14 +187,15 @@ class _AbsentDriver:
 
 @dataclass
 class Compiled:
-    """Cache keys of kernels that were compiled, and of those that the cache had; the names of all."""
+    """The cache keys of kernels that were compiled, and of kernels that the cache already had; the names of all of
+    them."""
 
     fresh: set[str] = field(default_factory=set)
     found: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
 
     def __or__(self, other: Compiled) -> Compiled:
-        """What both did, where one may have found what the other had just compiled."""
+        """Return the union. A kernel that one process compiled and the other then found counts as compiled."""
         fresh = self.fresh | other.fresh
         return Compiled(fresh, (self.found | other.found) - fresh, self.names | other.names)
 
@@ -194,10 +204,11 @@ class Compiled:
 def compiling_for(
     arch: str, multiprocessors: int, wanted: Callable[[str], bool] = lambda kernel: True
 ) -> Iterator[Compiled]:
-    """Inside, launching a kernel compiles it for `arch` and leaves it in Triton's cache. For processes that do nothing
-    else: kernels launched before or after are bound to another driver.
+    """Compile for `arch` inside: launching a kernel compiles it and leaves it in Triton's cache. This is for processes
+    that do nothing else: kernels that were launched before, or are launched after, are bound to another driver.
 
-    wanted: asked once for every kernel, by a text that names it in any process; the others are not compiled.
+    wanted: is called once for every kernel, with a text that names the kernel in any process. Kernels for which it
+        returns False are not compiled.
     """
     import triton
     from triton.runtime.driver import driver
@@ -243,7 +254,8 @@ def compiling_for(
 
 
 def _replace(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """In every kernel module that has imported them; those imported later take them from the first."""
+    """Replace these functions in every kernel module that has imported them. Modules that are imported later take them
+    from the first module."""
     for module in [module for name, module in sys.modules.items() if name.startswith("ridgeline.kernels.")]:
         for name in new:
             if getattr(module, name, None) is old[name]:
@@ -251,7 +263,7 @@ def _replace(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 
 
 def report(kernel: AotKernel, arch: str) -> Report:
-    """Compile and disassemble; a failure becomes the report's `error`."""
+    """Compile and disassemble a kernel. A failure becomes the report's `error`."""
     started, options = time.perf_counter(), kernel.options
     try:
         compiled = build(kernel, arch)
@@ -274,7 +286,7 @@ def report(kernel: AotKernel, arch: str) -> Report:
 
 
 def _nvidia(cubin: bytes, disassemble: bool) -> tuple[int, int, str]:
-    """(registers, bytes of stack per thread, disassembly if wanted) by the tools in Triton's own package."""
+    """Return (registers, bytes of stack per thread, disassembly if wanted), by the tools in Triton's own package."""
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -303,7 +315,7 @@ def _compile_one(task: tuple[int, str]) -> Report:
 
 
 def compile_all(archs: tuple[str, ...] = ARCHS, match: str = "", processes: int = 2) -> Iterator[Report]:
-    """Every kernel whose name contains `match`, for every one of `archs` it is meant for."""
+    """Compile every kernel whose name contains `match`, for every one of `archs` that it is meant for."""
     found = kernels()
     tasks = [
         (index, arch)

@@ -1,4 +1,4 @@
-"""Gluon under the names this package uses: Triton 3.6 and 3.9 call some things differently."""
+"""Gluon under the names that this package uses: Triton 3.6 and 3.9 name some things differently."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
 @gluon.jit
 def viewed(tile, shape: gl.constexpr, layout: gl.constexpr):
-    """The same shared memory under another shape and layout."""
+    """Return a view of the same shared memory with another shape and layout."""
     if _PUBLIC:
         return tile.reinterpret(tile.dtype, shape, layout)
     else:

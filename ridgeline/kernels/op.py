@@ -1,8 +1,8 @@
-"""An op is a contract; its implementations compete to keep it.
+"""Ops and their implementations. An op is a contract, which its implementations keep.
 
-Each op has a folder: `op.py` holds the signature, the plain reference and the cases that tests and benchmarks share,
-`cost.py` the least work; the other files are implementations, named by what they run on. Which one runs is chosen once,
-when the model is built, from the platform.
+Each op has a folder. `op.py` holds the signature, the plain reference and the cases that tests and benchmarks share;
+`cost.py` holds the least work; the other files are implementations, named by what they run on. The implementation is
+chosen once, from the platform, when the model is built.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ Overrides = Mapping[str, str]  # op → the implementation wanted
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """Where ops will run. arch: "sm_90", "gfx942", … on a GPU, "" on a CPU."""
+    """The platform that ops will run on.
+
+    arch: "sm_90", "gfx942", … on a GPU, "" on a CPU.
+    """
 
     device_type: str
     arch: str = ""
@@ -38,24 +41,26 @@ class Platform:
 
 
 def anywhere(platform: Platform) -> bool:
-    """For implementations in plain torch."""
+    """Return True: implementations in plain torch run on every platform."""
     return True
 
 
 def on_cpu(platform: Platform) -> bool:
-    """For what torch has for CPUs alone."""
+    """Return True on a CPU. It is for functions that torch has for CPUs alone."""
     return platform.device_type == "cpu"
 
 
 def on_gpu(platform: Platform) -> bool:
-    """For Triton: NVIDIA from Ampere on, and AMD. (On a CPU its interpreter runs them when asked for by name.)"""
+    """Return True for GPUs that Triton supports: NVIDIA's from Ampere on, and AMD's. (On a CPU its interpreter runs the
+    kernels if they are asked for by name.)"""
     return platform.device_type == "cuda" and not platform.arch.startswith(("sm_5", "sm_6", "sm_7"))
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to run an op: `target` is "module:function", imported only when chosen. The function takes what the
-    op's reference takes, by the same names and in the same order; it may take more, with defaults."""
+    """One way to run an op. `target` is "module:function", which is imported only if it is chosen. The function takes
+    the arguments of the op's reference, with the same names and in the same order. It may take more arguments with
+    defaults."""
 
     name: str
     target: str
@@ -71,10 +76,11 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class Op(Generic[F]):
-    """`implementations` are in order of preference; the reference is the last resort and the oracle.
+    """An op with its implementations in order of preference. The reference is the last choice, and the oracle of the
+    tests.
 
-    The reference's signature is the op's type. As an attribute of `Ops` an op stands for the function chosen, so that
-    every call is checked against that signature.
+    The reference's signature is the op's type. As an attribute of `Ops` an op stands for the chosen function, so every
+    call is checked against that signature.
     """
 
     name: str
@@ -82,16 +88,17 @@ class Op(Generic[F]):
     implementations: tuple[Implementation, ...] = ()
 
     def choose(self, platform: Platform, wanted: str | None = None) -> F:
-        """The function of the implementation that `chosen` names."""
+        """Return the function of the implementation that `chosen` names."""
         name = self.chosen(platform, wanted)
         if name == REFERENCE:
             return self.reference
         return cast("F", next(i for i in self.implementations if i.name == name).load())
 
     def chosen(self, platform: Platform, wanted: str | None = None) -> str:
-        """The first implementation that supports `platform`, or `wanted`, wherever that may run.
+        """Return the name of the first implementation that supports `platform`, or `wanted`, whatever platforms that
+        supports.
 
-        Raises InvalidConfig where there is no `wanted`.
+        Raises InvalidConfig if there is no implementation called `wanted`.
         """
         if wanted is None:
             return next((i.name for i in self.implementations if i.supports(platform)), REFERENCE)
@@ -105,5 +112,5 @@ class Op(Generic[F]):
     @overload
     def __get__(self, instance: object, owner: type) -> F: ...
     def __get__(self, instance: object, owner: type) -> Op[F] | F:
-        """Not reached on an instance of `Ops`, which holds the function itself."""
+        """Return the op itself. Instances of `Ops` hold the chosen function instead, so they never come here."""
         return self if instance is None else self.reference

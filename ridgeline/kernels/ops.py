@@ -22,9 +22,10 @@ from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR
 
 
 class Ops:
-    """One chosen function per op. `overrides`: op name → implementation name ("reference" always exists).
+    """The chosen function of every op. Raises InvalidConfig for names that do not exist.
 
-    chosen: op name → the name of the implementation in use. Raises InvalidConfig for names that do not exist.
+    overrides: op name → implementation name ("reference" always exists).
+    chosen: op name → the name of the implementation in use.
     """
 
     embedding = EMBEDDING
@@ -62,7 +63,7 @@ class Ops:
 
 OPS: Mapping[str, Op[Any]] = {name: op for name, op in vars(Ops).items() if isinstance(op, Op)}
 
-# Implementations whose results for a token do not depend on the tokens beside it
+# The name of implementations whose results for a token do not depend on the tokens beside it
 BATCH_INVARIANT = "batch_invariant"
 DETERMINISTIC: Overrides = {
     name: BATCH_INVARIANT for name, op in OPS.items() if any(i.name == BATCH_INVARIANT for i in op.implementations)

@@ -1,7 +1,7 @@
-"""Attention layers. What they remember between steps is not theirs: they are given it.
+"""Attention layers. They do not own the state that is kept between steps: they are given it.
 
 Legend:
-    T  tokens
+    T  tokens of the step
     M  model width
     H  query heads
     G  key/value heads
@@ -24,14 +24,15 @@ from ridgeline.layers.norm import Norm
 
 
 class Attends(Protocol):
-    """What came before, for one attention layer."""
+    """The state of one attention layer: what it keeps of earlier tokens."""
 
     def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
-        """Normalise and rotate the step's heads, remember keys and values, attend with the queries: [T, H * D]."""
+        """Normalise and rotate the step's heads, store their keys and values, and attend with the queries. Returns [T,
+        H * D]."""
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention with fused q, k, v projection."""
+    """Causal grouped-query attention with one fused projection to q, k and v."""
 
     slopes_H: Tensor | None
 
@@ -51,7 +52,7 @@ class Attention(nn.Module):
     def forward(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Attends
     ) -> tuple[Tensor, Tensor]:
-        """(what attention adds to the residual, the residual before it): [T, M] each."""
+        """Return (what attention adds to the residual, the residual before it): [T, M] each."""
         qkv_TX, residual_TM = self.qkv.normed(norm, x_TM, residual_TM)
         if self.spec.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q_TX, k_TX, v_TX = qkv_TX.split(self.qkv.parts, dim=-1)
@@ -60,8 +61,9 @@ class Attention(nn.Module):
 
     @property
     def heads(self) -> Heads:
-        """What is left to do with the heads of the projection before they attend."""
-        angles = None if self.rotary is None else self.rotary.cos_sin_PR
+        """The steps between the projection and the attention that are still to be done with the heads: norms, rotation
+        and slopes."""
+        angles = None if self.rotary is None else self.rotary.cos_sin_ZY
         if self.q_norm is None or self.k_norm is None or self.spec.qk_norm_whole:
             return Heads(self.spec, self.ops, None, None, 0.0, angles, self.slopes_H)
         norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
@@ -69,8 +71,8 @@ class Attention(nn.Module):
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """float32 [H]: powers of 2^(-8/n) for n heads, n a power of two; for the heads beyond, every other power of the
-    next n's (Press et al., arXiv 2108.12409)."""
+    """Return the slopes of the heads, float32 [H]. For n heads, n a power of two, they are powers of 2^(-8/n). Heads
+    beyond the largest power of two get every other power of the next n's (Press et al., arXiv 2108.12409)."""
     whole = 1 << (num_heads.bit_length() - 1)
     slopes = [2 ** (-8 * (head + 1) / whole) for head in range(whole)]
     slopes += [2 ** (-4 * (2 * head + 1) / whole) for head in range(num_heads - whole)]

@@ -1,4 +1,4 @@
-"""What every layer is built from."""
+"""The common inputs from which every layer is built."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from ridgeline.quantization.scheme import Scheme, SchemeOf
 
 @dataclass(frozen=True)
 class Build:
-    """The ops a layer calls, and the dtype and device of its parameters (left uninitialised for the loader).
+    """The ops that a layer calls, and the dtype and device of its parameters, which the loader fills.
 
-    scheme_of: how weights are held, by a module's name. positions: the longest context of this run, by which some
-    rotations are scaled. rotary_rows: of the table of angles, where memory holds fewer. name: of the module that is
-    being built, as the decoder has it.
+    scheme_of: the scheme of a module's weight, by the module's name.
+    positions: the longest context of this run; some rotations are scaled by it.
+    rotary_rows: rows of the table of angles, if memory holds fewer tokens than `positions`.
+    name: the name, within the decoder, of the module that is being built.
     """
 
     ops: Ops
@@ -32,20 +33,20 @@ class Build:
     _rotaries: dict[RopeSpec, Rotary] = field(default_factory=dict)
 
     def rotary(self, spec: RopeSpec) -> Rotary:
-        """The one module of all layers that rotate alike."""
+        """Return the one module that all layers with this rotation share."""
         if spec not in self._rotaries:
             self._rotaries[spec] = Rotary(spec, self.positions, self.rotary_rows, self.ops, self.device)
         return self._rotaries[spec]
 
     def within(self, name: str) -> Build:
-        """For a part of the module, which keeps it as an attribute of that name."""
+        """Return the build for a part of the module, which keeps that part as an attribute called `name`."""
         return replace(self, name=f"{self.name}.{name}" if self.name else name)
 
     @property
     def scheme(self) -> Scheme:
-        """How this module's weight is held."""
+        """The scheme by which this module's weight is held."""
         return self.scheme_of(self.name)
 
     def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
-        """dtype: another than the build's."""
+        """Return an uninitialised parameter. dtype: a dtype other than the build's."""
         return nn.Parameter(torch.empty(shape, dtype=dtype or self.dtype, device=self.device))

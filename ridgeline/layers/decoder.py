@@ -1,6 +1,9 @@
-"""The one decoder: a `ModelSpec` as a network. Parameter names are what `WeightMap` keys name.
+"""The one decoder: it turns a `ModelSpec` into a network. The keys of a `WeightMap` are its parameters' names.
 
-Legend: T tokens of all sequences of a step in a row, N tokens to score, M model width, V vocabulary.
+Legend:
+    T  tokens of all sequences of a step in a row; in `logits`, the tokens to score
+    M  model width
+    V  vocabulary
 """
 
 from __future__ import annotations
@@ -21,13 +24,14 @@ from ridgeline.quantization.scheme import SchemeOf, everywhere, scheme
 
 
 class LayerStates(Protocol):
-    """What came before, by layer: each mixer is given its own, which offers its kind's operation."""
+    """The states of all layers, by layer index. Each mixer gets its own, which offers the operation of its kind."""
 
     def __getitem__(self, layer: int) -> Any: ...
 
 
 class Layer(nn.Module):
-    """A mixer and a feed-forward. The norm before each, and the residual addition, happen inside its first product."""
+    """A mixer and a feed-forward. The norm before each part, and the residual addition, happen inside its first
+    product."""
 
     def __init__(self, spec: LayerSpec, width: int, build: Build) -> None:
         super().__init__()
@@ -43,7 +47,7 @@ class Layer(nn.Module):
     def forward(
         self, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Any
     ) -> tuple[Tensor, Tensor]:
-        """(what this layer adds to the residual, the residual before it)."""
+        """Return (what this layer adds to the residual, the residual before it)."""
         x_TM, residual_TM = self.mixer(self.mixer_norm, x_TM, residual_TM, positions_T, state)
         x_TM = self._added(x_TM, self.mixer_post_norm)
         if self.spec.parallel:
@@ -53,7 +57,7 @@ class Layer(nn.Module):
         return self._added(x_TM, self.feed_forward_post_norm), residual_TM
 
     def _added(self, x_TM: Tensor, norm: Norm | None) -> Tensor:
-        """What a part's output adds to the residual."""
+        """Return what a part with the output `x_TM` adds to the residual."""
         if norm is not None:
             x_TM, _ = norm(x_TM)
         multiplier = self.spec.residual_multiplier
@@ -61,22 +65,25 @@ class Layer(nn.Module):
 
 
 class Hidden(NamedTuple):
-    """What the layers leave for scoring; index it like the tokens it belongs to."""
+    """The layers' output, from which tokens are scored. Its rows are the tokens that were run."""
 
-    x_NM: Tensor
-    residual_NM: Tensor | None
+    x_TM: Tensor
+    residual_TM: Tensor | None
 
     def at(self, index: Tensor | slice) -> Hidden:
-        """Some tokens of it."""
-        return Hidden(self.x_NM[index], None if self.residual_NM is None else self.residual_NM[index])
+        """Return the rows of some tokens."""
+        return Hidden(self.x_TM[index], None if self.residual_TM is None else self.residual_TM[index])
 
 
 class Decoder(nn.Module):
-    """Parameters are uninitialised. `max_positions`: the longest context of this run, by which some rotations are
-    scaled (default: the model's own maximum). `rotary_rows`: of the table of angles, where memory holds fewer.
-    `scheme_of`: how the weight of a linear map is held, by its name (default: plain).
+    """The network. Its parameters are uninitialised.
 
-    Cast by building with another `dtype`, not with `.to(dtype)`, which would round the float32 rotary table.
+    max_positions: the longest context of this run, by which some rotations are scaled (default: the model's own
+        maximum).
+    rotary_rows: rows of the table of angles, if memory holds fewer tokens than that.
+    scheme_of: the scheme of a linear map's weight, by the map's name (default: plain).
+
+    To change the dtype, build with another `dtype`. `.to(dtype)` would round the float32 rotary table.
     """
 
     def __init__(
@@ -97,7 +104,8 @@ class Decoder(nn.Module):
         self.spec = spec
         self.ops = ops
         self.embed = Embedding(spec.vocab_size, width, build)
-        self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()  # as models were trained
+        # Rounded to the dtype, as in training
+        self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()
         self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
         self.position_embed = Embedding(spec.learned_positions, width, build) if spec.learned_positions else None
         self.layers = nn.ModuleList(
@@ -108,7 +116,8 @@ class Decoder(nn.Module):
         self.unembed = Linear(width, (spec.vocab_size,), False, build.within("unembed"), tied=tied)
 
     def prepare(self) -> None:
-        """After loading, where nothing is to be trained: hold every linear map's weight as its scheme has it."""
+        """Give every linear map's weight the form of its scheme. Call it after loading, on a decoder that is not to be
+        trained."""
         self.requires_grad_(False)
         for module in self.modules():
             if isinstance(module, Linear):
@@ -116,12 +125,12 @@ class Decoder(nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the parameters, prepared ones included."""
+        """Bytes of the parameters, including those in another form."""
         prepared = (module.prepared_bytes for module in self.modules() if isinstance(module, Linear))
         return sum(p.nbytes for p in self.parameters()) + sum(prepared)
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, states: LayerStates) -> Hidden:
-        """The last layer's output, not yet added to its residual: [T, M] each."""
+        """Return the last layer's output, not yet added to its residual: [T, M] each."""
         x_TM = self.embed(token_ids_T)
         if self._embedding_multiplier != 1:
             x_TM = x_TM * self._embedding_multiplier
@@ -135,9 +144,9 @@ class Decoder(nn.Module):
         return Hidden(x_TM, residual_TM)
 
     def logits(self, hidden: Hidden) -> Tensor:
-        """Scores of every vocabulary entry, after the final norm: [N, V] in the model's dtype."""
-        logits_NV, _ = self.unembed.normed(self.final_norm, hidden.x_NM, hidden.residual_NM)
+        """Return the scores of every vocabulary entry, after the final norm: [T, V] in the model's dtype."""
+        logits_TV, _ = self.unembed.normed(self.final_norm, hidden.x_TM, hidden.residual_TM)
         if self.spec.logits_multiplier != 1:
-            logits_NV = logits_NV * self.spec.logits_multiplier
+            logits_TV = logits_TV * self.spec.logits_multiplier
         cap = self.spec.logits_softcap
-        return logits_NV if cap is None else cap * torch.tanh(logits_NV / cap)
+        return logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)

@@ -1,4 +1,4 @@
-"""Whole sequences at once, without memory: what training and tests give the decoder for a state.
+"""Attention over whole sequences at once, without a cache. Training and tests give it to the decoder as a state.
 
 Legend:
     T  tokens of all sequences, B * S
@@ -21,8 +21,8 @@ from ridgeline.layers.heads import Heads
 
 
 class DenseCausal:
-    """The states of all layers without memory: T is `batch` sequences of equal length, run from their beginning. It
-    offers every kind's operation, so it stands for any layer's state. For training and tests."""
+    """The states of all layers, without memory: T is `batch` sequences of equal length, run from their beginning. It
+    offers every kind's operation, so it can stand for any layer's state."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
@@ -31,7 +31,7 @@ class DenseCausal:
         return self
 
     def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
-        """As `layers.attention.Attends`."""
+        """Attend as `layers.attention.Attends` does."""
         q_BHSD, k_BGSD, v_BGSD = (
             x.unflatten(0, (self.batch, -1)).transpose(1, 2) for x in heads.split(qkv_TX, positions_T)
         )
@@ -54,7 +54,7 @@ class DenseCausal:
 
 
 def _scored(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, spec: AttentionSpec, slopes_H: Tensor | None) -> Tensor:
-    """Attention whose scores change before the softmax, in float32."""
+    """Compute attention in float32 whose scores are changed before the softmax, by a cap or by slopes."""
     per_kv, length = spec.num_heads // spec.num_kv_heads, q_BHSD.shape[2]
     k_BHSD, v_BHSD = (x.repeat_interleave(per_kv, dim=1) for x in (k_BGSD, v_BGSD))
     scores_BHSS = spec.scale * (q_BHSD.float() @ k_BHSD.float().transpose(-1, -2))
@@ -69,6 +69,6 @@ def _scored(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, spec: AttentionSpec,
 
 
 def _seen(length: int, window: int | None, device: torch.device) -> Tensor:
-    """bool [length, length], True where a query (row) may see a key."""
+    """Return bool [length, length], True where a query (row) may see a key (column)."""
     causal_SS = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return causal_SS if window is None else causal_SS.triu(1 - window)

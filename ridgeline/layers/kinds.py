@@ -1,4 +1,4 @@
-"""Which module computes what kind of mixer and feed-forward. A new kind is one file and one line here."""
+"""The tables that name the module of each kind of mixer and feed-forward. A new kind is one file and one line here."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from ridgeline.core.model_spec import FeedForwardSpec, MixerSpec
 from ridgeline.core.registry import Registry
 from ridgeline.layers.build import Build
 
-# Made by (spec, model width, build); called with (norm, x, residual, positions, the layer's state)
+# Modules are made from (spec, model width, build) and called with (norm, x, residual, positions, the layer's state)
 MIXERS = Registry("mixer", {"attention": "ridgeline.layers.attention:Attention"})
 
-# Made by (spec, model width, build); called with (norm, x, residual)
+# Modules are made from (spec, model width, build) and called with (norm, x, residual)
 FEED_FORWARDS = Registry("feed-forward", {"mlp": "ridgeline.layers.mlp:feed_forward"})
 
 
 def mixer(spec: MixerSpec, width: int, build: Build) -> nn.Module:
-    """The module for a spec: → (what it adds to the residual, the residual before it)."""
+    """Return the module for `spec`. It returns (what it adds to the residual, the residual before it)."""
     made: nn.Module = MIXERS[spec.kind](spec, width, build)
     return made
 
 
 def feed_forward(spec: FeedForwardSpec, width: int, build: Build) -> nn.Module:
-    """As `mixer`."""
+    """Return the module for `spec`. It returns (what it adds to the residual, the residual before it)."""
     made: nn.Module = FEED_FORWARDS[spec.kind](spec, width, build)
     return made

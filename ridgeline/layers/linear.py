@@ -1,4 +1,10 @@
-"""Linear layers; several projections of one input may be fused. Legend: T tokens, I inputs, O outputs."""
+"""Linear layers, in which several projections of one input may be fused.
+
+Legend:
+    T  tokens of the step
+    I  inputs
+    O  outputs
+"""
 
 from __future__ import annotations
 
@@ -10,10 +16,12 @@ from ridgeline.quantization.scheme import PlainWeight, Weight
 
 
 class Linear(nn.Module):
-    """`parts`: rows of each fused projection, in order; the weight is [sum(parts), inputs]. tied: another's weight.
+    """A linear map, or several of them fused.
 
-    weight: the parameter that is loaded and trained, None once another form has taken its place. matrix: what
-    multiplies.
+    parts: the rows of each fused projection, in order. The weight is [sum(parts), inputs].
+    tied: the parameter of another module, to be used as the weight.
+    weight: the parameter that is loaded and trained. It is None once another form has taken its place.
+    matrix: the form that multiplies.
     """
 
     weight: nn.Parameter | None
@@ -31,8 +39,8 @@ class Linear(nn.Module):
         self.matrix = PlainWeight(build.ops, weight)
 
     def prepare(self) -> None:
-        """Hold the loaded weight as the scheme has it, and let the parameter go if that is another form (a tied one
-        stays with its other owner). The layer can then neither be trained nor exported."""
+        """Hold the loaded weight in the form of its scheme. If that is another form, the parameter is let go (a tied
+        one stays with its other owner), and the layer can then neither be trained nor exported."""
         if self.weight is None:
             return
         loaded = PlainWeight(self.ops, self.weight)
@@ -42,19 +50,21 @@ class Linear(nn.Module):
 
     @property
     def prepared_bytes(self) -> int:
-        """Memory of the weight where it is no parameter."""
+        """Bytes of the weight if it is not a parameter, otherwise 0."""
         return self.matrix.nbytes if self.weight is None else 0
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        """[T, O] in the dtype of `x_TI`."""
+        """Return [T, O] in the dtype of `x_TI`."""
         return self.matrix.linear(x_TI, self.bias)
 
     def normed(
         self, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(this layer of norm(s), s) with s = x + residual, or x where there is none yet; one op where the norm is RMS.
+        """Return (this layer applied to norm(s), s) with s = x + residual, or s = x if there is no residual yet. With
+        an RMS norm this is one op.
 
-        norm None: of s itself. gate: the activation of a gated pair: act(first half of the outputs) * second half.
+        norm: None applies the layer to s itself.
+        gate: the activation of a gated pair: the result is act(first half of the outputs) * second half.
         """
         if norm is not None and norm.bias is None:
             return self.matrix.norm_linear(x_TI, residual_TI, norm.weight, norm.eps, self.bias, gate)

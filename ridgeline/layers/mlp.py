@@ -1,4 +1,10 @@
-"""Feed-forward. Legend: T tokens, M model width, F intermediate width."""
+"""Feed-forwards.
+
+Legend:
+    T  tokens of the step
+    M  model width
+    F  intermediate width
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ from ridgeline.layers.norm import Norm
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)), gate and up fused."""
+    """The feed-forward down(act(gate(x)) * up(x)), with gate and up fused."""
 
     def __init__(self, spec: MLPSpec, width: int, build: Build) -> None:
         super().__init__()
@@ -26,7 +32,7 @@ class GatedMLP(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(act(up(x)))."""
+    """The feed-forward down(act(up(x)))."""
 
     def __init__(self, spec: MLPSpec, width: int, build: Build) -> None:
         super().__init__()
@@ -41,5 +47,6 @@ class MLP(nn.Module):
 
 
 def feed_forward(spec: MLPSpec, width: int, build: Build) -> nn.Module:
-    """The module for `spec`: (norm, x, residual) → (what it adds to the residual, the residual before it)."""
+    """Return the module for `spec`. It maps (norm, x, residual) to (what it adds to the residual, the residual before
+    it)."""
     return (GatedMLP if spec.gated else MLP)(spec, width, build)

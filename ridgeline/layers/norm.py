@@ -1,4 +1,9 @@
-"""RMSNorm or LayerNorm with the residual addition. Legend: T tokens (or any leading dimensions), M normalised width."""
+"""RMSNorm or LayerNorm, with the residual addition.
+
+Legend:
+    T  tokens (or any leading dimensions)
+    M  normalised width
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,9 @@ from ridgeline.layers.build import Build
 
 
 class Norm(nn.Module):
+    """An RMSNorm, or a LayerNorm with a bias. The weight of a norm with an offset is float32, whatever the model's
+    dtype."""
+
     def __init__(self, spec: NormSpec, width: int, build: Build) -> None:
         super().__init__()
         self.eps, self.offset = spec.eps, spec.offset
@@ -18,7 +26,7 @@ class Norm(nn.Module):
         self.bias = build.parameter(width) if spec.kind == "layer" else None
 
     def forward(self, x_TM: Tensor, residual_TM: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(norm(s), s) with s = x + residual, or x where there is none yet."""
+        """Return (norm(s), s) with s = x + residual, or s = x if there is no residual yet."""
         if self.bias is None:
             return self.ops.rms_norm(x_TM, residual_TM, self.weight, self.eps)
         return self.ops.layer_norm(x_TM, residual_TM, self.weight, self.bias, self.eps)

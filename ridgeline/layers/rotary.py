@@ -1,6 +1,12 @@
-"""Rotary position embedding: the table of angles and its use.
+"""Rotary position embedding: the table of angles, and its use.
 
-Legend: T tokens, H query heads, G key/value heads, D head width, P positions, R rotated width, r = R / 2.
+Legend:
+    T  tokens of the step
+    H  query heads
+    G  key/value heads
+    D  head width
+    Z  rows of the table of angles, one for each position; z some of them
+    Y  rotated width; y = Y / 2, the pairs that rotate
 """
 
 from __future__ import annotations
@@ -16,58 +22,66 @@ from ridgeline.kernels.ops import Ops
 
 Scaling = dict[str, RopeNumber]
 
-_AT_ONCE = 1 << 21  # elements of a piece
+_AT_ONCE = 1 << 21  # elements of the table that are computed at once
 
 
 def inverse_frequencies(spec: RopeSpec, positions: int) -> tuple[Tensor, float]:
-    """(radians per position of each rotated pair, float32 [r]; what cosines and sines are multiplied by).
+    """Return (the radians per position of each rotated pair, float32 [y]; the number that cosines and sines are
+    multiplied by).
 
-    positions: the longest context of this run, which decides for the scalings that depend on the length: theirs is
-    fixed at load, since keys in the cache cannot be rotated again. Raises ModelLoadError for an unknown scaling.
+    positions: the longest context of this run. It decides the scalings that depend on the length, which are fixed at
+        load: keys in the cache cannot be rotated again.
+
+    Raises ModelLoadError for an unknown scaling.
     """
-    exponents_r = torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32) / spec.rotary_dim
+    exponents_y = torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32) / spec.rotary_dim
     scaling = dict(spec.scaling or ())
     kind = scaling.get("rope_type", "default")
     if kind == "dynamic":
-        return 1.0 / _stretched_base(spec, scaling, positions) ** exponents_r, 1.0
-    inv_freq_r = 1.0 / spec.theta**exponents_r
+        return 1.0 / _stretched_base(spec, scaling, positions) ** exponents_y, 1.0
+    inv_freq_y = 1.0 / spec.theta**exponents_y
     match kind:
         case "default":
-            return inv_freq_r, 1.0
+            return inv_freq_y, 1.0
         case "linear":  # position interpolation: Chen et al., arXiv 2306.15595
-            return inv_freq_r / _number(scaling, "factor"), 1.0
+            return inv_freq_y / _number(scaling, "factor"), 1.0
         case "llama3":
-            return _llama3(inv_freq_r, scaling), 1.0
+            return _llama3(inv_freq_y, scaling), 1.0
         case "yarn":
-            return _yarn(spec, inv_freq_r, scaling), _number(scaling, "attention_factor")
+            return _yarn(spec, inv_freq_y, scaling), _number(scaling, "attention_factor")
         case "longrope":
-            return _longrope(inv_freq_r, scaling, positions), _number(scaling, "attention_factor")
+            return _longrope(inv_freq_y, scaling, positions), _number(scaling, "attention_factor")
     raise ModelLoadError(f"rotary scaling {kind!r} is not supported.")
 
 
 def _stretched_base(spec: RopeSpec, scaling: Scaling, positions: int) -> float:
-    """Dynamic NTK: the base that turns the slowest pair over `positions` as far as theta does over the original
-    context times the factor's part (bloc97, 2023; as in transformers)."""
+    """Return the base of dynamic NTK scaling (bloc97, 2023; as in transformers).
+
+    With it the slowest pair turns over `positions` as far as, with theta, it turns over the original context times the
+    factor's part.
+    """
     length, factor = _number(scaling, "original_max_position_embeddings"), _number(scaling, "factor")
     stretch = factor * max(positions, length) / length - (factor - 1)
     return float(spec.theta * stretch ** (spec.rotary_dim / (spec.rotary_dim - 2)))
 
 
-def _llama3(inv_freq_r: Tensor, scaling: Scaling) -> Tensor:
-    """Slow frequencies down by `factor`, keep fast ones, blend between (Llama 3.1's long-context scaling).
+def _llama3(inv_freq_y: Tensor, scaling: Scaling) -> Tensor:
+    """Return frequencies by Llama 3.1's scaling for long contexts: slow pairs are slowed down by `factor`, fast pairs
+    are kept, and those between are blended.
 
-    A pair that turns fewer than low_freq_factor times within the original context is slow, more than
-    high_freq_factor times is fast.
+    A pair is slow if it turns fewer than low_freq_factor times within the original context, and fast if it turns more
+    than high_freq_factor times.
     """
-    turns_r = _number(scaling, "original_max_position_embeddings") * inv_freq_r / (2 * math.pi)
+    turns_y = _number(scaling, "original_max_position_embeddings") * inv_freq_y / (2 * math.pi)
     low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
-    kept_r = ((turns_r - low) / (high - low)).clamp(0, 1)
-    return kept_r * inv_freq_r + (1 - kept_r) * inv_freq_r / _number(scaling, "factor")
+    kept_y = ((turns_y - low) / (high - low)).clamp(0, 1)
+    return kept_y * inv_freq_y + (1 - kept_y) * inv_freq_y / _number(scaling, "factor")
 
 
-def _yarn(spec: RopeSpec, inv_freq_r: Tensor, scaling: Scaling) -> Tensor:
-    """YaRN (Peng et al., arXiv 2309.00071): pairs that turn more than beta_fast times within the original context are
-    kept, those that turn less than beta_slow times interpolated, with a ramp over the pairs between."""
+def _yarn(spec: RopeSpec, inv_freq_y: Tensor, scaling: Scaling) -> Tensor:
+    """Return frequencies by YaRN (Peng et al., arXiv 2309.00071). Pairs that turn more than beta_fast times within the
+    original context are kept. Pairs that turn less than beta_slow times are interpolated. A ramp leads over the pairs
+    between."""
     length, pairs = _number(scaling, "original_max_position_embeddings"), spec.rotary_dim / 2
 
     def pair_that_turns(times: float) -> float:
@@ -77,16 +91,16 @@ def _yarn(spec: RopeSpec, inv_freq_r: Tensor, scaling: Scaling) -> Tensor:
     if _number(scaling, "truncate"):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, spec.rotary_dim - 1)
-    ramp_r = ((torch.arange(len(inv_freq_r), dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
-    return inv_freq_r * (1 - ramp_r) + inv_freq_r / _number(scaling, "factor") * ramp_r
+    ramp_y = ((torch.arange(len(inv_freq_y), dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    return inv_freq_y * (1 - ramp_y) + inv_freq_y / _number(scaling, "factor") * ramp_y
 
 
-def _longrope(inv_freq_r: Tensor, scaling: Scaling, positions: int) -> Tensor:
-    """LongRoPE (Ding et al., arXiv 2402.13753): a factor per pair, from one list within the original context and from
-    another beyond it."""
+def _longrope(inv_freq_y: Tensor, scaling: Scaling, positions: int) -> Tensor:
+    """Return frequencies by LongRoPE (Ding et al., arXiv 2402.13753): each pair has a factor, from one list within the
+    original context and from another list beyond it."""
     beyond = positions > _number(scaling, "original_max_position_embeddings")
     factors = scaling["long_factor" if beyond else "short_factor"]
-    return inv_freq_r / torch.tensor(factors, dtype=torch.float32)
+    return inv_freq_y / torch.tensor(factors, dtype=torch.float32)
 
 
 def _number(scaling: Scaling, name: str) -> float:
@@ -98,29 +112,33 @@ def _number(scaling: Scaling, name: str) -> float:
 def cos_sin_table(
     spec: RopeSpec, positions: int, rows: int | None = None, device: torch.device | None = None
 ) -> Tensor:
-    """float32 [rows, R]: row p holds the cosines of p's angles, then their sines. rows: `positions` without it.
+    """Return the table of angles, float32 [rows, Y]. Row p holds the cosines of the angles at position p, then their
+    sines.
 
-    Made on the CPU, so that all devices have the same bits, and in pieces: memory holds little more than the table.
+    rows: how many rows the table gets (default: `positions`).
+
+    The table is computed on the CPU, so that all devices have the same bits, and in pieces, so that memory holds little
+    more than the table.
     """
-    inv_freq_r, multiplier = inverse_frequencies(spec, positions)
-    table_PR = torch.empty(rows or positions, spec.rotary_dim, dtype=torch.float32, device=device)
+    inv_freq_y, multiplier = inverse_frequencies(spec, positions)
+    table_ZY = torch.empty(rows or positions, spec.rotary_dim, dtype=torch.float32, device=device)
     at_once = max(1, _AT_ONCE // spec.rotary_dim)
-    for start in range(0, 0 if table_PR.is_meta else len(table_PR), at_once):
-        rows_pR = table_PR[start : start + at_once]
-        angles_pr = torch.arange(start, start + len(rows_pR), dtype=torch.float32).outer(inv_freq_r)
-        rows_pR.copy_(torch.cat((angles_pr.cos(), angles_pr.sin()), dim=-1) * multiplier)
-    return table_PR
+    for start in range(0, 0 if table_ZY.is_meta else len(table_ZY), at_once):
+        rows_zY = table_ZY[start : start + at_once]
+        angles_zy = torch.arange(start, start + len(rows_zY), dtype=torch.float32).outer(inv_freq_y)
+        rows_zY.copy_(torch.cat((angles_zy.cos(), angles_zy.sin()), dim=-1) * multiplier)
+    return table_ZY
 
 
 class Rotary(nn.Module):
-    """Shared by all layers with the same `RopeSpec`. The table stays float32 whatever the model's dtype."""
+    """The rotation of all layers with the same `RopeSpec`. Its table stays float32 whatever the model's dtype."""
 
-    cos_sin_PR: Tensor
+    cos_sin_ZY: Tensor
 
     def __init__(self, spec: RopeSpec, positions: int, rows: int | None, ops: Ops, device: torch.device) -> None:
         super().__init__()
         self.ops = ops
-        self.register_buffer("cos_sin_PR", cos_sin_table(spec, positions, rows, device), persistent=False)
+        self.register_buffer("cos_sin_ZY", cos_sin_table(spec, positions, rows, device), persistent=False)
 
     def forward(self, q_THD: Tensor, k_TGD: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        return self.ops.rope(q_THD, k_TGD, self.cos_sin_PR, positions_T)
+        return self.ops.rope(q_THD, k_TGD, self.cos_sin_ZY, positions_T)

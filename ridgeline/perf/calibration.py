@@ -1,6 +1,6 @@
-"""What one machine was measured to reach, and where that is kept: one JSON file per device.
+"""The rates that a machine was measured to reach, and their store: one JSON file per device.
 
-The files lie in `$XDG_CACHE_HOME/ridgeline/calibration/` (`~/.cache/ridgeline/calibration/` by default) and are plain
+The files lie in `$XDG_CACHE_HOME/ridgeline/calibration/` (`~/.cache/ridgeline/calibration/` by default). They are plain
 enough to read, edit and send to somebody else.
 """
 
@@ -18,7 +18,7 @@ from ridgeline.core.errors import InvalidConfig
 
 
 class GemmRate(NamedTuple):
-    """A product [m, k] x [k, n] ran at `flops` FLOP/s."""
+    """The rate of a product [m, k] x [k, n]: `flops` FLOP/s."""
 
     m: int
     n: int
@@ -29,11 +29,15 @@ class GemmRate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Attained rates of one device. Rates in B/s or FLOP/s, times in seconds; None: not measured.
+    """The measured rates of one device. Rates are in B/s or FLOP/s, times in seconds; None means not measured.
 
-    device: as the driver names it. copy: bytes read plus bytes written. gemm: one entry per shape and dtype. launch:
-    host time of one kernel launch; graph_node: device time of a tiny kernel inside a graph. host_to_device,
-    device_to_host: from and to pinned memory. date: ISO 8601.
+    device: its name, as the driver gives it.
+    date: in ISO 8601.
+    copy: bytes read plus bytes written.
+    gemm: one entry per shape and dtype.
+    launch: host time of one kernel launch.
+    graph_node: device time of a tiny kernel inside a graph.
+    host_to_device, device_to_host: copies from and to pinned memory.
     """
 
     device: str
@@ -50,7 +54,8 @@ class Calibration:
     driver: str = ""
 
     def matrix_rates(self) -> dict[str, float]:
-        """FLOP/s by dtype: the fastest product measured, which is what a large product can attain."""
+        """Return FLOP/s by dtype: the rate of the fastest measured product, which is what a large product
+        can attain."""
         best: dict[str, float] = {}
         for rate in self.gemm:
             best[rate.dtype] = max(rate.flops, best.get(rate.dtype, 0.0))
@@ -58,19 +63,20 @@ class Calibration:
 
 
 def store_folder() -> Path:
-    """Where calibrations are kept; XDG_CACHE_HOME is honoured where it is an absolute path, as XDG asks."""
+    """Return the folder of calibrations. XDG_CACHE_HOME counts only if it is an absolute path, as the XDG specification
+    asks."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or "")
     return (base if base.is_absolute() else Path.home() / ".cache") / "ridgeline" / "calibration"
 
 
 def path_for(device: str, folder: Path | None = None) -> Path:
-    """The file of a device's calibration, whether it exists or not."""
+    """Return the file of a device's calibration, whether it exists or not."""
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unnamed"
     return (folder or store_folder()) / f"{slug}.json"
 
 
 def save(calibration: Calibration, folder: Path | None = None) -> Path:
-    """Write (or replace) the device's calibration; returns its file."""
+    """Write (or replace) the device's calibration, and return its file."""
     path = path_for(calibration.device, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     record = asdict(calibration) | {"gemm": [rate._asdict() for rate in calibration.gemm]}
@@ -81,13 +87,14 @@ def save(calibration: Calibration, folder: Path | None = None) -> Path:
 
 
 def load(device: str, folder: Path | None = None) -> Calibration | None:
-    """The device's calibration, or None if it was never measured. Raises InvalidConfig if the file is damaged."""
+    """Return the device's calibration, or None if it was never measured. Raises InvalidConfig if the file
+    is damaged."""
     path = path_for(device, folder)
     return read(path) if path.exists() else None
 
 
 def read(path: Path) -> Calibration:
-    """The calibration in a file. Raises InvalidConfig if it cannot be read or does not hold one."""
+    """Return the calibration in a file. Raises InvalidConfig if the file cannot be read or does not hold one."""
     try:
         record = json.loads(path.read_text())
         calibration = _from_record(record)

@@ -1,4 +1,4 @@
-"""A step op by op: what each needs, what limits it, and what it was measured to take."""
+"""A step op by op: what each op needs, what limits it, and how long it was measured to take."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ JOINT = " + "  # between the names of ops that run as one
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainRow:
-    """All calls of one op in a step. limit, measured: seconds; share: of the step's limit; measured None: not known."""
+    """All calls of one op in a step.
+
+    bound: "memory" or "compute".
+    limit: the least time, in seconds.
+    share: the op's share of the step's limit.
+    measured: the measured time in seconds; None: not known.
+    """
 
     name: str
     count: int
@@ -34,7 +40,7 @@ class ExplainRow:
 
     @property
     def attained(self) -> float | None:
-        """Limit ÷ measured."""
+        """Limit ÷ measured, or None."""
         return self.limit / self.measured if self.measured else None
 
 
@@ -47,10 +53,10 @@ def explain_table(
     dtype: str = "bfloat16",
     kv_dtype: str | None = None,
 ) -> list[ExplainRow]:
-    """One row per op name in order, then their "total". measured: op name → seconds of one call.
+    """Return one row per op name, in order, then their "total". measured: op name → seconds of one call.
 
-    Ops that run fused (measured under their joined names) make one row; its limit is what the parts need. The total's
-    measured time is given only if every op's is.
+    Ops that run fused (and are measured under their joined names) make one row, whose limit is what the parts need. The
+    total has a measured time only if every op has one.
     """
     p, merged = precision(dtype), dict[str, list[tuple[Cost, float, int]]]()
     fused = {part: joint for joint in measured or () for part in joint.split(JOINT)}
@@ -100,7 +106,8 @@ def _sum(costs: Sequence[Cost]) -> Cost:
 
 
 def step_shape(batch: int, context: int, prefill: int = 0) -> StepShape:
-    """`batch` decoding rows with `context` tokens cached once they ran, and a prompt of `prefill` tokens beside them.
+    """Return the shape of a step of `batch` decoding rows, with `context` tokens cached after it, beside a prompt of
+    `prefill` tokens.
 
     Raises InvalidConfig if there is nothing to run.
     """

@@ -1,4 +1,4 @@
-"""What a model occupies: parameters, weight bytes, cache bytes. From its spec alone."""
+"""The size of a model, from its spec alone: parameters, bytes of weights, bytes of cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name
 
 
 class Parameters(NamedTuple):
-    """Numbers of parameters. products: the layers' matrices; unembed: 0 where it is the embedding's own table."""
+    """Numbers of parameters.
+
+    products: those of the layers' matrices.
+    unembed: 0 if it is the embedding's own table.
+    embed: those of the token and position tables.
+    vectors: those of norms and biases.
+    """
 
     products: int
     unembed: int
@@ -24,7 +30,7 @@ class Parameters(NamedTuple):
 
 
 def parameters(model: ModelSpec) -> Parameters:
-    """Every parameter once; tied embeddings are counted under `embed`."""
+    """Count every parameter once; tied embeddings count under `embed`."""
     width, products, vectors = model.hidden_size, 0, _norm(model.final_norm, model.hidden_size)
     for layer in model.layers:
         for inputs, outputs, bias in layer.products(width).values():
@@ -44,18 +50,20 @@ def parameters(model: ModelSpec) -> Parameters:
 
 
 def weight_bytes(model: ModelSpec, precision: Precision) -> float:
-    """Bytes of all parameters on the device."""
+    """Return the bytes of all parameters on the device."""
     count = parameters(model)
     return count.products * precision.weight + (count.total - count.products) * precision.item
 
 
 def kv_bytes_per_token(model: ModelSpec, kv_dtype: str) -> float:
-    """Bytes one more cached token takes in all layers (in those with a window: until the window is full)."""
+    """Return the bytes that one more cached token takes in all layers (in layers with a window, until the window is
+    full)."""
     return sum(_token_bytes(layer.mixer.state, kv_dtype) for layer in model.layers)
 
 
 def kv_bytes(model: ModelSpec, tokens: int, kv_dtype: str, *, block_size: int = 1, max_chunk: int = 1) -> float:
-    """Most bytes a request of `tokens` ever holds when at most `max_chunk` tokens run per step, in whole blocks."""
+    """Return the most bytes, in whole blocks, that a request of `tokens` ever holds when at most `max_chunk` tokens run
+    per step."""
     return sum(
         group.spec.blocks_needed(tokens, max_chunk, block_size)
         * len(group.layers)
@@ -65,7 +73,7 @@ def kv_bytes(model: ModelSpec, tokens: int, kv_dtype: str, *, block_size: int = 
 
 
 def _token_bytes(spec: StateSpec, kv_dtype: str) -> float:
-    """One token more takes; 0 for a state that does not grow."""
+    """Return the bytes that one more token takes; 0 for a state that does not grow."""
     grows = spec.unit_bytes(2, "float32") - spec.unit_bytes(1, "float32")
     return grows / DTYPE_BYTES["float32"] * ITEM_BYTES[dtype_name(kv_dtype)]
 
@@ -75,7 +83,7 @@ def _norm(norm: NormSpec, width: int) -> int:
 
 
 def check_shape(**sizes: int) -> None:
-    """Raise InvalidConfig for a size below 1."""
+    """Raise InvalidConfig if a size is below 1."""
     for name, value in sizes.items():
         if value < 1:
             raise InvalidConfig(f"{name} must be at least 1, got {value!r}.")

@@ -1,7 +1,7 @@
-"""What accelerators can do: their makers' figures, and what was measured where we measured.
+"""The rates of accelerators: their makers' figures, and our measurements where there are any.
 
-Matrix rates are dense (no 2:4 sparsity) with float32 accumulation; where a datasheet prints only the sparse rate, half
-of it. Memory is as sold (GB = 1e9 bytes). Links are per direction: half of a "bidirectional" figure.
+Matrix rates are dense (no 2:4 sparsity) with float32 accumulation. If a datasheet prints only the sparse rate, half of
+it is listed. Memory is as sold (GB = 1e9 bytes). Links are per direction: half of a "bidirectional" figure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T, G = 1e12, 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Attained B/s of memory and FLOP/s by dtype; `source`: what they were measured with."""
+    """Attained rates: B/s of memory and FLOP/s by dtype. `source` says how they were measured."""
 
     bandwidth: float
     matrix: Mapping[str, float]
@@ -27,9 +27,13 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """One device. memory: bytes; bandwidth: B/s of its memory; matrix: dense FLOP/s by dtype.
+    """One device.
 
-    interconnect: B/s a device sends to its peers, all links together; pcie: B/s to the host, one way (None: unknown).
+    memory: bytes.
+    bandwidth: B/s of its memory.
+    matrix: dense FLOP/s by dtype.
+    interconnect: B/s that it sends to its peers, all links together.
+    pcie: B/s to the host, one way (None: unknown).
     unsure: fields whose figure we could not confirm in the maker's own document.
     """
 
@@ -45,7 +49,7 @@ class Hardware:
     measured: Rates | None = field(default=None)
 
     def rate(self, dtype: str) -> float:
-        """FLOP/s of matrix products in `dtype`. Raises InvalidConfig if the device has no such units."""
+        """Return FLOP/s of matrix products in `dtype`. Raises InvalidConfig if the device has no such units."""
         if dtype not in self.matrix:
             raise InvalidConfig(
                 f"{self.name} has no {dtype} matrix rate; choose another dtype: {', '.join(self.matrix)}."
@@ -53,15 +57,15 @@ class Hardware:
         return self.matrix[dtype]
 
     def ridge(self, dtype: str) -> float:
-        """FLOPs per byte at which memory and matrix units take equally long."""
+        """Return the FLOPs per byte at which memory and matrix units take equally long."""
         return self.rate(dtype) / self.bandwidth
 
     def attained(self) -> Hardware:
-        """The same device at measured rates where we have them, else at its maker's."""
+        """Return the device at its measured rates if there are any, else at its maker's."""
         return self if self.measured is None else self._at(self.measured)
 
     def with_calibration(self, calibration: Calibration) -> Hardware:
-        """The same device at the rates a calibration measured; rates it lacks stay."""
+        """Return the device at the rates that a calibration measured. Rates that it lacks stay."""
         rates = Rates(
             bandwidth=calibration.read,
             matrix=calibration.matrix_rates(),
@@ -79,7 +83,7 @@ class Hardware:
 
 
 def _matrix(half: float, **others: float) -> dict[str, float]:
-    """TFLOP/s → FLOP/s; bfloat16 and float16 run alike on everything listed here."""
+    """Return FLOP/s by dtype from TFLOP/s. bfloat16 and float16 run alike on everything that is listed here."""
     return {name: value * T for name, value in {"bfloat16": half, "float16": half, **others}.items()}
 
 
@@ -238,7 +242,8 @@ KNOWN = (
 
 
 def find(name: str) -> Hardware:
-    """The device called `name`: case, spaces, dashes and the maker's name do not matter. Raises InvalidConfig."""
+    """Return the device called `name`. Case, spaces, dashes and the maker's name do not matter. Raises InvalidConfig if
+    it is unknown."""
     wanted = _plain(name)
     for hardware in KNOWN:
         if wanted and wanted in {_plain(alias) for alias in (hardware.name, *hardware.aliases)}:
@@ -247,7 +252,8 @@ def find(name: str) -> Hardware:
 
 
 def from_device_name(device: str) -> Hardware:
-    """The device a driver calls `device`, such as "NVIDIA A100-SXM4-80GB". Raises InvalidConfig."""
+    """Return the device that a driver calls `device`, such as "NVIDIA A100-SXM4-80GB". Raises InvalidConfig if it is
+    unknown."""
     return find(device)
 
 

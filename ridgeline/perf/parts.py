@@ -1,4 +1,5 @@
-"""What lies between the matrix products of each kind of mixer and feed-forward, with its cost. A new kind is a line."""
+"""The ops between the matrix products of each kind of mixer and feed-forward, with their costs. A new kind
+is one line."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ from ridgeline.perf.precision import Precision
 
 Priced = tuple[str, Cost]
 
-# Called with (spec, step, its tokens, precision, bytes of a number in the cache)
+# Each is called with (spec, step, its tokens, precision, bytes of a number in the cache)
 MIXERS = Registry("mixer with a known cost", {"attention": "ridgeline.perf.parts:attention"})
 
-# Called with (spec, tokens, precision)
+# Each is called with (spec, tokens, precision)
 FEED_FORWARDS = Registry("feed-forward with a known cost", {"mlp": "ridgeline.perf.parts:mlp"})
 
 
 def attention(mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision, kv_item: float) -> Iterator[Priced]:
+    """Yield the ops between an attention layer's two products."""
     heads, kv_heads, dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
     if mixer.qk_norm is not None:
         for name, count in (("q_norm", heads), ("k_norm", kv_heads)):
@@ -48,6 +50,7 @@ def attention(mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision,
 
 
 def mlp(spec: MLPSpec, tokens: int, p: Precision) -> Iterator[Priced]:
+    """Yield the activation between a feed-forward's two products."""
     name = "gated_activation" if spec.gated else "activation"
     width, kind = spec.intermediate_size, spec.activation
     yield name, activation_cost(tokens, width, kind=kind, itemsize=p.item, gated=spec.gated)

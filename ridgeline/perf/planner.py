@@ -1,9 +1,10 @@
-"""What a deployment will do, before it is bought: memory, latencies, throughput and cost from a config alone.
+"""A forecast of a deployment before it is bought: memory, latencies, throughput and cost, from a config alone.
 
-Every step takes its roofline limit; how near an engine comes is what `explain` and the benchmarks tell. The load is a
-closed loop: B requests always running, each `input` + `output` tokens, a new one whenever one ends. A cycle, in which
-every request gives all its tokens, takes B prefills and `output` - 1 decode steps, in turns. An engine that runs chunks
-of prompts inside decode steps can save, per decode step, at most one reading of the weights against this.
+Every step is taken to need its roofline limit; `explain` and the benchmarks tell how near an engine comes. The load is
+a closed loop: B requests always run, each with `input` + `output` tokens, and a new one begins whenever one ends. A
+cycle, in which every request produces all its tokens, takes B prefills and `output` - 1 decode steps, in turns. An
+engine that runs chunks of prompts inside decode steps can save, against this, at most one reading of the weights per
+decode step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ LARGEST_STEP = 1 << 16  # tokens; a device whose products stay memory-bound beyo
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What to plan. tp: devices that share each layer; utilization: share of memory to use; slo_*: seconds."""
+    """The deployment to plan.
+
+    input, output: tokens of a request's prompt and output.
+    tp: how many devices share each layer.
+    utilization: the share of the memory to use.
+    slo_ttft, slo_itl: bounds on the time to the first token and between tokens, in seconds.
+    """
 
     model: ModelSpec
     hardware: Hardware
@@ -58,8 +65,14 @@ class Deployment:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """At `batch` requests: seconds to the first token, of a decode step, between tokens on average (with the others'
-    prefills between them), output tokens per second, price of a million of them (None: no price given)."""
+    """The figures at `batch` requests.
+
+    ttft: seconds to the first token.
+    step: seconds of a decode step.
+    itl: average seconds between tokens, with the other requests' prefills between them.
+    tokens_per_second: output tokens of all requests per second.
+    cost_per_million: the price of a million output tokens (None: no price was given).
+    """
 
     batch: int
     ttft: float
@@ -70,8 +83,11 @@ class Point:
 
 
 def shard(model: ModelSpec, tp: int) -> ModelSpec:
-    """What one of `tp` devices computes: heads, feed-forward and vocabulary divided; key/value heads fewer than `tp`
-    are repeated (Megatron-LM, arXiv 1909.08053). Raises InvalidConfig where the shape does not divide."""
+    """Return the part of the model that one of `tp` devices computes. Heads, feed-forward and vocabulary are divided;
+    key/value heads fewer than `tp` are repeated (Megatron-LM, arXiv 1909.08053).
+
+    Raises InvalidConfig if the shape does not divide.
+    """
 
     def part(what: str, size: int) -> int:
         if size % tp:
@@ -92,7 +108,7 @@ def shard(model: ModelSpec, tp: int) -> ModelSpec:
 
 
 class Plan:
-    """Answers about one deployment. Bytes are per device. Raises InvalidConfig where the model does not fit."""
+    """The answers about one deployment. Bytes are per device. Raises InvalidConfig if the model does not fit."""
 
     def __init__(self, deployment: Deployment) -> None:
         d = self.deployment = deployment
@@ -117,22 +133,25 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        """Blocks (of `block_size` tokens in all layers) that fit."""
+        """The number of blocks (of `block_size` tokens in all layers) that fit."""
         return int(self.kv_budget // (self.deployment.block_size * self.kv_per_token))
 
     @cached_property
     def crossover(self) -> int | None:
-        """Tokens in a step from which the layers' products take longer to compute than to read; None: never."""
+        """The least tokens in a step for which the layers' products take longer to compute than to read;
+        None: never."""
         return _smallest(LARGEST_STEP, self._products_compute_bound)
 
     @cached_property
     def chunk(self) -> int:
-        """Tokens a prefill chunk should have at least: the next power of two at which weights cost nothing extra."""
+        """The tokens that a prefill chunk should have at least: the next power of two at which weights cost nothing
+        extra."""
         return 1 << max(4, ((self.crossover or LARGEST_STEP) - 1).bit_length())
 
     @cached_property
     def largest_chunk(self) -> int | None:
-        """Largest chunk beside the best batch whose step stays within slo_itl; None: no such limit or no such chunk."""
+        """The largest chunk beside the best batch whose step stays within slo_itl. None: there is no such bound, or no
+        such chunk."""
         d, best = self.deployment, self.best
         if d.slo_itl is None or best is None:
             return None
@@ -156,12 +175,13 @@ class Plan:
         return (d.slo_ttft is None or point.ttft <= d.slo_ttft) and (d.slo_itl is None or point.itl <= d.slo_itl)
 
     def points(self) -> list[Point]:
-        """Powers of two up to what fits, what fits, and the best."""
+        """Return the points at powers of two up to the largest batch that fits, at that batch, and at the best one."""
         batches = {1 << i for i in range(self.max_requests.bit_length())} | {self.max_requests}
         return [self.point(b) for b in sorted(batches | ({self.best.batch} if self.best else set()))]
 
     def point(self, batch: int) -> Point:
-        """A request arrives during a decode step, waits for it, then its prompt runs alone."""
+        """Return the figures of one batch. A request arrives during a decode step, waits for it, and then its prompt
+        runs alone."""
         d = self.deployment
         step = self._seconds(StepShape(np.ones(batch), np.full(batch, d.input + d.output // 2), batch))
         prefill = self._seconds(StepShape([d.input], [d.input], 1))
@@ -184,7 +204,7 @@ class Plan:
         return self._seconds(StepShape([1] * batch + [chunk], [*context, max(chunk, d.input)], batch))
 
     def _seconds(self, shape: StepShape) -> float:
-        """The roofline of one device's part, and two all-reduces per layer that nothing hides."""
+        """Return the roofline of one device's part, plus two all-reduces per layer that nothing hides."""
         d, tokens = self.deployment, float(np.sum(shape.num_tokens_R))
         message = tokens * d.model.hidden_size * self.precision.item
         ring = 2 * (d.tp - 1) / d.tp * message / d.hardware.interconnect
@@ -198,14 +218,15 @@ class Plan:
         return reading < sum(op.count * op.cost.flops / op_rate(op.name, d.hardware, self.precision) for op in products)
 
     def _activations(self) -> float:
-        """Room for one step of chunk tokens: residual, norm, widest projection; and float32 logits of 256 rows."""
+        """Return the bytes of one step of `chunk` tokens: residual, norm and widest projection, and float32 logits of
+        256 rows."""
         m, item = self.part, self.precision.item
         widest = max(max(layer.mixer.scratch, layer.feed_forward.scratch) for layer in m.layers)
         return self.chunk * (4 * m.hidden_size + widest) * item + 256 * m.vocab_size * 12.0
 
 
 def _smallest(largest: int, holds: Callable[[int], bool]) -> int | None:
-    """Smallest n in 1..largest for which `holds` (false up to some n, true from there); None if none."""
+    """Return the smallest n in 1..largest for which `holds` is true, or None. `holds` must stay true from some n on."""
     if largest < 1 or not holds(largest):
         return None
     low, high = 1, largest

@@ -1,4 +1,4 @@
-"""How numbers are stored and which matrix rate they run at."""
+"""The storage of numbers, and the matrix rate at which they run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "float8": "f
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """Of a whole model. weight: bytes per weight of the layers' products; item: bytes of everything else.
+    """The precision of a whole model.
 
-    product_rate, other_rate: names of `Hardware.matrix` rates for the layers' products, and for attention and the
-    output layer. Quantized models keep embeddings, norms and the output layer in bfloat16, as checkpoints do; int4
-    weights are widened on chip and run at the bfloat16 rate. Scales (one per channel or group) are not counted.
+    weight: bytes per weight of the layers' products.
+    item: bytes of every other number.
+    product_rate: the name of the `Hardware.matrix` rate of the layers' products.
+    other_rate: the name of the rate of attention and the output layer.
+
+    Quantized models keep embeddings, norms and the output layer in bfloat16, as checkpoints do. int4 weights are
+    widened on chip and run at the bfloat16 rate. Scales (one per channel or group) are not counted.
     """
 
     name: str
@@ -28,7 +32,8 @@ class Precision:
 
 
 def precision(dtype: str) -> Precision:
-    """The precision called `dtype` (bf16, fp16 and fp32 are understood too). Raises InvalidConfig."""
+    """Return the precision called `dtype` (bf16, fp16 and fp32 are understood too). Raises InvalidConfig for an unknown
+    name."""
     name = dtype_name(dtype)
     plain = name if ITEM_BYTES[name] >= 2 else "bfloat16"
     product_rate = name if name in ("fp8", "int8") else plain
@@ -38,7 +43,7 @@ def precision(dtype: str) -> Precision:
 
 
 def dtype_name(dtype: str) -> str:
-    """The full name of a dtype. Raises InvalidConfig."""
+    """Return the full name of a dtype. Raises InvalidConfig for an unknown name."""
     name = _SHORT.get(dtype.lower(), dtype.lower())
     if name not in ITEM_BYTES:
         raise InvalidConfig(f"unknown dtype {dtype!r}; use {', '.join(ITEM_BYTES)}.")

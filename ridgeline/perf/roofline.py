@@ -1,7 +1,7 @@
-"""The least time a step can take: every op at the rate of whichever it needs more of, memory or arithmetic.
+"""The least time that a step can take: every op takes the time of memory or of arithmetic, whichever is longer.
 
-The roofline of Williams, Waterman and Patterson (CACM 52(4), 2009), op by op: ops wait for one another, so their
-limits add up. Op names are the decoder's: the module for ops with parameters, else the op's own.
+This is the roofline of Williams, Waterman and Patterson (CACM 52(4), 2009), op by op. Ops wait for one another, so
+their limits add up. Op names are the decoder's: the module's for ops with parameters, else the op's own.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from ridgeline.perf.parts import FEED_FORWARDS, MIXERS, Priced
 from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name, precision
 
 PRODUCTS = ("qkv", "out", "gate_up", "up", "down")
-SAMPLED = ("unembed", "sample")  # these run for sampled rows alone, the others for every token
+SAMPLED = ("unembed", "sample")  # these ops run for sampled rows only, the others for every token
 
 
 def step_ops(model: ModelSpec, shape: StepShape, *, dtype: str, kv_dtype: str | None = None) -> list[OpCost]:
-    """Every op of one step in order of first appearance; equal ones are counted instead of repeated.
+    """Return every op of one step, in the order of first appearance. Equal ops are counted instead of repeated.
 
-    dtype: a `Precision`'s name; kv_dtype: the cache's (default: the activations').
+    dtype: the name of a `Precision`.
+    kv_dtype: the cache's dtype (default: the activations').
     """
     p, kv_item = _sizes(dtype, kv_dtype)
     tokens, width = int(np.sum(shape.num_tokens_R)), model.hidden_size
@@ -100,30 +101,34 @@ def _sizes(dtype: str, kv_dtype: str | None) -> tuple[Precision, float]:
 
 
 def op_rate(name: str, hardware: Hardware, p: Precision) -> float:
-    """FLOP/s the op called `name` can run at."""
+    """Return the FLOP/s at which the op called `name` can run."""
     return hardware.rate(p.product_rate if name in PRODUCTS else p.other_rate)
 
 
 def seconds(cost: Cost, hardware: Hardware, rate: float) -> float:
-    """max(bytes ÷ bandwidth, FLOPs ÷ rate)."""
+    """Return max(bytes ÷ bandwidth, FLOPs ÷ rate)."""
     return max(cost.bytes / hardware.bandwidth, cost.flops / rate)
 
 
 def bound(cost: Cost, hardware: Hardware, rate: float) -> str:
-    """ "memory" or "compute": which of the two takes longer."""
+    """Return "memory" or "compute", whichever takes longer."""
     return "memory" if cost.bytes / hardware.bandwidth >= cost.flops / rate else "compute"
 
 
 def step_limit(ops: list[OpCost], hardware: Hardware, dtype: str) -> float:
-    """Seconds all ops need one after the other: the slow, plain form of `Roofline.step_limit`."""
+    """Return the seconds that all ops need, one after the other. This is the slow, plain form of
+    `Roofline.step_limit`."""
     p = precision(dtype)
     return sum(op.count * seconds(op.cost, hardware, op_rate(op.name, hardware, p)) for op in ops)
 
 
 class Roofline:
-    """A `core.cost.CostModel` fit for every step: microseconds, since all but attention is linear in two numbers.
+    """A `core.cost.CostModel` that is fast enough for every step: it takes microseconds, since all ops but attention
+    are linear in two numbers.
 
-    Legend: K ops whose cost is a line in the number of tokens (or sampled rows).
+    Legend:
+        R  rows
+        K  ops whose cost is a line in the number of tokens (or of sampled rows)
     """
 
     def __init__(self, model: ModelSpec, hardware: Hardware, dtype: str, kv_dtype: str | None = None) -> None:
@@ -145,7 +150,7 @@ class Roofline:
         ]
 
     def step_limit(self, shape: StepShape) -> float:
-        """Seconds the step needs at the least."""
+        """Return the least seconds that the step needs."""
         new_R, length_R = np.asarray(shape.num_tokens_R, np.float64), np.asarray(shape.kv_len_R, np.float64)
         tokens = float(new_R.sum())
         total = self._per_token.seconds(tokens) + self._per_sample.seconds(shape.num_sampled)
@@ -156,7 +161,7 @@ class Roofline:
 
 
 class _Lines:
-    """Ops whose bytes and FLOPs are a + b·n. Built from their costs at n = 1 and n = 2."""
+    """Ops whose bytes and FLOPs are a + b·n. They are made from the ops' costs at n = 1 and n = 2."""
 
     def __init__(self, pairs: list[tuple[OpCost, OpCost]], hardware: Hardware, p: Precision) -> None:
         rates = [op_rate(one.name, hardware, p) for one, _ in pairs]
@@ -167,5 +172,5 @@ class _Lines:
         self._fixed_K = np.array(start_K) - self._slope_K
 
     def seconds(self, n: float) -> float:
-        """Sum of the ops' limits; nothing runs, and no weight is read, for n = 0."""
+        """Return the sum of the ops' limits. For n = 0 nothing runs, and no weight is read."""
         return float(np.maximum(self._fixed_K + self._slope_K * n, self._flops_K * n).sum()) if n else 0.0

@@ -1,4 +1,4 @@
-"""How weights are held: one file per scheme, which prepares a loaded weight and multiplies with it.
+"""The schemes by which weights are held, one file each. A scheme prepares a loaded weight and multiplies with it.
 
 A new scheme is a file with a `Scheme` and a line in the table.
 """

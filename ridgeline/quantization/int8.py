@@ -1,4 +1,10 @@
-"""Weights as int8 levels and a scale per output; activations stay as they are."""
+"""The scheme "int8": weights are int8 levels with a scale for each output, and activations stay as they are.
+
+Legend:
+    I  inputs
+    J  inputs, filled up with zeros to whole runs
+    O  outputs
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ from ridgeline.quantization.scheme import PlainWeight, ScaledWeight, Scheme
 
 
 def prepare(loaded: PlainWeight) -> ScaledWeight:
-    """Rounded; with zeros behind the inputs, up to whole runs."""
+    """Round a weight to levels, and fill its inputs up with zeros to whole runs."""
     outputs, inputs = loaded.weight_OI.shape
     level_OJ = torch.zeros(outputs, -(-inputs // RUN) * RUN, dtype=torch.int8, device=loaded.weight_OI.device)
     scale_O = round_rows(loaded.weight_OI, level_OJ)

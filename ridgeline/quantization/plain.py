@@ -1,4 +1,5 @@
-"""Weights in the dtype of the activations, as they were loaded; on a CPU packed for oneDNN where that is faster."""
+"""The scheme "plain": weights keep the dtype of the activations. On a CPU they are packed for oneDNN where that is
+faster."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
 
 
 def prepare(loaded: PlainWeight) -> Weight:
-    """Packed, if both ops that read it do so by oneDNN: another implementation gets the weight as it can read it."""
+    """Pack the weight if both ops that read it run on oneDNN. Other implementations get the weight as it was loaded."""
     chosen = loaded.ops.chosen
     if {chosen["linear"], chosen["norm_linear"]} != {"onednn"}:
         return loaded

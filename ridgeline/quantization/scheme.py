@@ -1,4 +1,10 @@
-"""What a scheme says of itself, and what it makes of a weight. Legend: T tokens, I inputs, O outputs."""
+"""A quantization scheme, and the forms that it gives to weights.
+
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
+"""
 
 from __future__ import annotations
 
@@ -16,13 +22,16 @@ from ridgeline.quantization import SCHEMES
 
 
 class Weight(Protocol):
-    """The matrix of a linear map, in whatever form: something that multiplies. nbytes: the memory it takes."""
+    """The matrix of a linear map, in any form that can multiply.
+
+    nbytes: the memory that it takes.
+    """
 
     @property
     def nbytes(self) -> int: ...
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """x · weightᵀ + bias: [T, O] in the dtype of `x_TI`."""
+        """Return x · weightᵀ + bias: [T, O] in the dtype of `x_TI`."""
 
     def norm_linear(
         self,
@@ -33,13 +42,14 @@ class Weight(Protocol):
         bias_O: Tensor | None,
         gate: str | None,
     ) -> tuple[Tensor, Tensor]:
-        """As the op `norm_linear`: (y, s) with s = x + residual, y the map of rms_norm(s), gated if there is a gate."""
+        """Return (y, s) as the op `norm_linear` does: s = x + residual, and y is the linear map of rms_norm(s), gated
+        if there is a gate."""
 
 
 @dataclass(frozen=True)
 class PlainWeight:
-    """A weight as it was loaded, or the same numbers as the ops' implementations like them best. Differentiable as it
-    was loaded."""
+    """A weight as it was loaded, or the same numbers in a layout that the ops prefer. Only a weight as it was loaded is
+    differentiable."""
 
     ops: Ops
     weight_OI: Tensor
@@ -65,7 +75,10 @@ class PlainWeight:
 
 @dataclass(frozen=True)
 class ScaledWeight:
-    """weight = level · scale, one scale per output. product: the op that multiplies with such a weight."""
+    """A weight as levels with one scale per output: weight = level · scale.
+
+    product: the op that multiplies with such a weight.
+    """
 
     ops: Ops
     product: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -95,11 +108,14 @@ class ScaledWeight:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """One way to hold weights. name: what `LLMConfig.quantization` calls it.
+    """One way to hold weights.
 
-    supports: where it runs. needs: that, in words. prepare: what multiplies in a loaded weight's place; the loaded one
-    itself where nothing is faster, otherwise something without gradients that keeps no reference to it.
-    weight_bytes: of one weight, scales aside; None: as many as its dtype has.
+    name: its name in `LLMConfig.quantization`.
+    supports: returns True for platforms that it runs on.
+    needs: what such a platform has, in words.
+    prepare: takes a loaded weight and returns the weight to multiply with. It returns the loaded weight itself if no
+        other form is faster. Any other form has no gradients and keeps no reference to the loaded weight.
+    weight_bytes: bytes of one weight without its scales; None: as many as its dtype has.
     """
 
     name: str
@@ -109,7 +125,7 @@ class Scheme:
     weight_bytes: int | None = None
 
     def check(self, platform: Platform) -> None:
-        """Raises InvalidConfig where it does not run."""
+        """Raise InvalidConfig if the scheme does not run on `platform`."""
         if not self.supports(platform):
             here = platform.arch or platform.device_type
             others = [name for name in SCHEMES if name != "plain" and scheme(name).supports(platform)]
@@ -123,10 +139,10 @@ SchemeOf = Callable[[str], Scheme]  # a module's dotted name in the decoder → 
 
 
 def scheme(name: str | None) -> Scheme:
-    """The scheme of that name; None: plain weights. Raises InvalidConfig for names that do not exist."""
+    """Return the scheme of that name; None names plain weights. Raises InvalidConfig for an unknown name."""
     return SCHEMES[name or "plain"]
 
 
 def everywhere(chosen: Scheme) -> SchemeOf:
-    """The same scheme for all modules."""
+    """Return a `SchemeOf` that gives all modules the same scheme."""
     return lambda module: chosen

@@ -1,4 +1,10 @@
-"""Weights as `int8` has them, packed for oneDNN, and activations rounded likewise when they come, token by token."""
+"""The scheme "w8a8": weights are int8 levels packed for oneDNN, and each token's activations are rounded when they
+arrive.
+
+Legend:
+    I  inputs
+    O  outputs
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ from ridgeline.quantization.scheme import PlainWeight, ScaledWeight, Scheme
 
 
 def prepare(loaded: PlainWeight) -> ScaledWeight:
-    """Rounded and packed. The scale, rounded to the weight's dtype, is multiplied with in float32."""
+    """Round and pack a weight. Its scales are rounded to the weight's dtype, then held in float32 for the products."""
     level_OI = torch.empty(loaded.weight_OI.shape, dtype=torch.int8, device=loaded.weight_OI.device)
     scale_O = round_rows(loaded.weight_OI, level_OI).float()
     if loaded.ops.chosen["w8a8_linear"] == "onednn":

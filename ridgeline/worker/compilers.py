@@ -1,7 +1,8 @@
-"""Other processes that compile an engine's kernels while the engine loads its weights.
+"""Processes that compile an engine's kernels while the engine loads its weights.
 
-A kernel takes the compiler half a second, a model needs a hundred of them, and Triton compiles one at a time. Processes
-are started afresh: a fork of one that uses a GPU breaks, and `multiprocessing` would run the user's script once more.
+Compiling a kernel takes half a second, a model needs a hundred of them, and Triton compiles one at a time in a process.
+The processes are started afresh: a fork of a process that uses a GPU breaks, and `multiprocessing` would run the user's
+script once more.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from ridgeline.worker.precompile import KernelSet
 
 logger = logging.getLogger(__name__)
 
-MOST_PROCESSES = 8  # more import torch for longer than they compile
-PATIENCE = 300  # seconds in which any model's kernels are compiled; a process that takes longer hangs
+MOST_PROCESSES = 8  # with more, each would spend longer importing torch than compiling
+PATIENCE = 300  # seconds; a process that takes longer is taken to hang, since any model's kernels compile faster
 # -P: no file in the user's folder may stand in for a module
 CHILD = (sys.executable, "-P", "-c", "from ridgeline.worker.precompile import child; child()")
 
 
 def processes_needed(kernels: KernelSet) -> int:
-    """How many are worth starting: none if all is compiled, if Triton would not use it, or if there are few cores."""
+    """Return how many processes are worth starting. That is none if all kernels are compiled, if Triton would not use
+    the result, or if there are few cores."""
     import triton
 
     knobs = triton.knobs
@@ -41,7 +43,12 @@ def processes_needed(kernels: KernelSet) -> int:
 
 
 class Compilers:
-    """`with Compilers(kernels, processes) as compilers:` other work, `compilers.finish()`. Leaving ends those left."""
+    """The processes that compile, as a context manager. Leaving it ends those that still run.
+
+    with Compilers(kernels, processes) as compilers:
+        ...  # other work
+        compilers.finish()
+    """
 
     def __init__(self, kernels: KernelSet, processes: int) -> None:
         self._kernels, self._processes = kernels, processes
@@ -73,7 +80,8 @@ class Compilers:
         self._cleanup.close()
 
     def finish(self, progress: Progress | None = None) -> Compiled:
-        """Wait until all is compiled, and note that it is. Raises RuntimeError if a process failed."""
+        """Wait until all kernels are compiled, and leave the marker that says so. Raises RuntimeError if a process
+        failed."""
         deadline, done, failure = time.monotonic() + PATIENCE, Compiled(), ""
         for number, (output, process) in enumerate(self._children.items()):
             if progress is not None:
@@ -95,7 +103,8 @@ class Compilers:
         return done
 
     def try_to_finish(self, progress: Progress | None = None) -> None:
-        """As `finish`; but what is missing then is compiled on first use, which only takes longer."""
+        """Wait as `finish` does, but only log a failure: a kernel that is missing is then compiled on first use, which
+        takes longer."""
         started = time.perf_counter()
         try:
             done = self.finish(progress)
@@ -117,7 +126,7 @@ class Compilers:
             "OMP_NUM_THREADS": "1",
         }
         with output.open("wb") as stdout, output.with_suffix(".err").open("wb") as stderr:
-            # In a session of its own Ctrl-C does not reach it: it ends with us, without a traceback on the terminal
+            # In a session of its own Ctrl-C does not reach the process: it ends with this one, without a traceback
             process = subprocess.Popen(
                 CHILD, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
             )

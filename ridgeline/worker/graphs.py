@@ -1,11 +1,12 @@
 """Segments captured as CUDA graphs, one pair per bucket of rows and tokens: a step then costs the host two launches.
 
-A decode bucket has one token for each of R rows. A mixed bucket has T tokens for up to R rows, prompts and decodes
-beside each other; it serves whatever its sizes hold. A plan runs in the smallest bucket that holds it; what is missing
-is padding (see inputs.py). How work is split inside attention is decided on the device, so nothing here depends on
-lengths.
+A decode bucket has one token for each of its rows. A mixed bucket has a number of tokens for up to a number of rows,
+prompts and decodes beside each other, and serves every step within these sizes. A plan runs in the smallest bucket that
+holds it, and is padded to the bucket's size (see inputs.py). The device decides how work is split inside attention, so
+nothing here depends on lengths.
 
-All graphs share one pool of memory: they run one at a time, and what a graph leaves is used up before the next starts.
+All graphs share one pool of memory: they run one at a time, and what one graph leaves is used up before the next one
+starts.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from ridgeline.worker.segments import SAMPLING, Outcome, Scores, Segments
 
 T = TypeVar("T")
 
-# Beyond the last, launching ops one by one takes less time than the device's work, and padding would cost more.
+# Larger steps are not captured: there the host launches op by op faster than the device works, and padding costs more.
 MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
-FEW_ROWS = 8  # mixed buckets come for this many rows and for all
+FEW_ROWS = 8  # each mixed bucket is captured for this many rows and for the most rows
 CAPTURED_FEATURES = (Feature.NONE, Feature.RANDOM, Feature.RANDOM | Feature.FILTER)
-SHARING_ROWS = 16  # decode buckets of a multiple of it are captured once more, for rows that share their first blocks
+SHARING_ROWS = 16  # decode buckets of multiples of it are captured a second time, for rows that share first blocks
 
 Progress = Callable[[str, float], None]
 
 
 class Graph:
-    """One bucket. cascade: for steps of which rows share their first blocks."""
+    """One captured bucket. cascade: it serves steps of which some rows share their first blocks."""
 
     def __init__(self, segments: Segments, shape: Shape, device: torch.device, *, cascade: bool = False) -> None:
         self.inputs = segments.inputs(shape, device, cascade=cascade)
@@ -47,8 +48,9 @@ class Graph:
         self._scores: Scores | None = None
 
     def capture(self, pool: Any) -> None:
-        """Run everything once, so that kernels are compiled and loaded, record it, and replay that: a graph's first
-        launch takes longer than the others, and here the host records the next one meanwhile."""
+        """Capture the segments. They first run once, so that kernels are compiled and loaded. After the capture the
+        graphs are replayed once: a graph's first launch takes longer than later ones, and now the host captures the
+        next graph meanwhile."""
         segments, inputs = self._segments, self.inputs
         scores = segments.forward(inputs)
         for features in CAPTURED_FEATURES:
@@ -70,7 +72,7 @@ class Graph:
         return self._scores
 
     def sample(self, features: Feature) -> Outcome | None:
-        """None where these features were not captured."""
+        """Replay the sample segment with these features; return None if it was not captured with them."""
         graph, outcome = self._samples.get(features & SAMPLING, (None, None))
         if graph is not None:
             graph.replay()
@@ -78,7 +80,7 @@ class Graph:
 
 
 class Buckets:
-    """The shapes that are captured, and which of them a step runs in."""
+    """The shapes that are captured, and the choice among them."""
 
     def __init__(self, max_rows: int, max_tokens: int) -> None:
         self._max_rows = max_rows
@@ -88,8 +90,8 @@ class Buckets:
         self.shapes = decode | {shape for tokens in self._tokens for shape in self._mixed(tokens)}
 
     def find(self, rows: int, tokens: int, each: int) -> Shape | None:
-        """The smallest that holds a step of so many rows and tokens, `each` of every row (0: rows differ); None if none
-        does."""
+        """Return the smallest shape for a step of so many rows and tokens, of which every row runs `each` (0: rows
+        differ). None: no shape holds it."""
         if each == 1:
             bucket = _at_least(self._rows, rows)
             return _decode(bucket) if bucket else None
@@ -98,19 +100,20 @@ class Buckets:
 
     @property
     def sharing(self) -> list[Shape]:
-        """Decode buckets whose rows may share their first blocks."""
+        """The decode shapes that are captured a second time, for rows that share their first blocks."""
         return [_decode(rows) for rows in self._rows if rows % SHARING_ROWS == 0]
 
     def share(self, rows: int) -> Shape:
-        """The one of them for so many rows, if there is one."""
+        """Return the shape of `sharing` that holds so many rows; there may be no graph of it."""
         return _decode(-(-rows // SHARING_ROWS) * SHARING_ROWS)
 
     def uncaptured(self, rows: int, tokens: int) -> Shape:
-        """What a step without a bucket is padded to: kernels are compiled for a number of rows, so there are few."""
+        """Return the shape that a step without a bucket is padded to. Kernels are compiled for a number of rows, so
+        there are few."""
         return next((shape for shape in self._mixed(tokens) if shape.rows >= rows), Shape(rows, tokens, 0))
 
     def _mixed(self, tokens: int) -> list[Shape]:
-        """For few rows and for as many as there can be."""
+        """Return the mixed shapes of so many tokens: one for few rows, and one for the most rows that there can be."""
         counts = sorted({min(FEW_ROWS, self._max_rows), min(self._max_rows, tokens)})
         return [Shape(rows, tokens, 0) for rows in counts]
 
@@ -120,8 +123,11 @@ def _decode(rows: int) -> Shape:
 
 
 class Graphs:
-    """All buckets for up to `max_rows` rows and `max_tokens` tokens a step. cascade: some once more, for decode steps
-    of which rows share their first blocks. Others would pay for what they do not use."""
+    """The graphs of all buckets for up to `max_rows` rows and `max_tokens` tokens a step.
+
+    cascade: some buckets are captured twice. The second graph serves decode steps whose rows share their first blocks;
+        other steps would pay for work that they do not need.
+    """
 
     def __init__(
         self, segments: Segments, device: torch.device, max_rows: int, max_tokens: int, *, cascade: bool = False
@@ -136,7 +142,7 @@ class Graphs:
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> None:
-        """Record every bucket, the largest first: smaller ones then fit into the memory it used."""
+        """Capture every bucket, the largest first: smaller ones then fit into the memory that it used."""
         self._warm_up()
         pool = torch.cuda.graph_pool_handle()
         ordered = sorted(self._graphs.items(), key=lambda item: (item[0][0].tokens, item[0][0].rows), reverse=True)
@@ -147,7 +153,8 @@ class Graphs:
                 graph.capture(pool)
 
     def _warm_up(self) -> None:
-        """Run the largest steps, which are not captured: kernels are compiled and memory is found before it matters."""
+        """Run the largest steps, which are not captured, so that their kernels are compiled and their memory is
+        allocated early."""
         for rows in {1, self._max_rows}:
             inputs = self._segments.inputs(self._buckets.uncaptured(rows, self._max_tokens), self._device)
             scores = self._segments.forward(inputs)
@@ -156,11 +163,11 @@ class Graphs:
             self._segments.mask(scores, Masks.none(scores.logits_RV))
 
     def uncaptured(self, plan: StepPlan) -> Shape:
-        """The size of a step that runs op by op."""
+        """Return the shape of a step that runs op by op."""
         return self._buckets.uncaptured(len(plan.rows), plan.num_tokens)
 
     def find(self, plan: StepPlan) -> Graph | None:
-        """The smallest bucket that holds the plan."""
+        """Return the graph of the smallest bucket that holds the plan, or None."""
         rows, each = len(plan.rows), plan.rows.tokens_each
         if plan.rows.prefixes and each == 1 and (graph := self._graphs.get((self._buckets.share(rows), True))):
             return graph
@@ -169,23 +176,25 @@ class Graphs:
 
 
 def row_buckets(max_rows: int) -> list[int]:
-    """1, 2, 4, 8, 16, …, max_rows: a step in a bucket too large wastes little, and each bucket costs start-up time."""
+    """Return the rows of the decode buckets: 1, 2, 4, 8, 16, …, max_rows. A step in a bucket that is too large wastes
+    little, and each bucket takes time at start."""
     return sorted({min(rows, max_rows) for rows in (1, 2, 4, *range(8, max_rows + 8, 8))})
 
 
 def _at_least(buckets: Sequence[int], wanted: int) -> int:
-    """The smallest bucket for `wanted`; 0, which no graph has, beyond the largest."""
+    """Return the smallest bucket that holds `wanted`, or 0, which no bucket has, if `wanted` is beyond the largest."""
     index = bisect_left(buckets, wanted)
     return buckets[index] if index < len(buckets) else 0
 
 
 def _record(graph: torch.cuda.CUDAGraph, pool: Any, work: Callable[[], T]) -> T:
-    """Not `torch.cuda.graph`: it collects garbage and synchronizes every time, which takes longer than the capture."""
+    """Capture `work` in `graph`. `torch.cuda.graph` would collect garbage and synchronize each time, which takes longer
+    than the capture."""
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         result = work()
     except BaseException:
-        with suppress(RuntimeError):  # that the capture is invalid is not the news
+        with suppress(RuntimeError):  # it says that the capture is invalid; the error that matters is raised below
             graph.capture_end()
         raise
     graph.capture_end()
@@ -194,7 +203,7 @@ def _record(graph: torch.cuda.CUDAGraph, pool: Any, work: Callable[[], T]) -> T:
 
 @contextmanager
 def _side_stream(device: torch.device) -> Iterator[None]:
-    """Capturing is not allowed on the default stream."""
+    """Run the body on another stream: capturing is not allowed on the default stream."""
     torch.cuda.synchronize(device)
     with torch.cuda.stream(torch.cuda.Stream(device)):
         yield
@@ -203,7 +212,7 @@ def _side_stream(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A collection in the middle of a capture may free what the graph uses."""
+    """Run the body without garbage collection: a collection during a capture may free memory that the graph uses."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -214,7 +223,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class _Memory:
-    """A piece of device memory for `torch.as_tensor`."""
+    """A piece of device memory in the form that `torch.as_tensor` accepts."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -232,7 +241,8 @@ def _borrowed_scores(scores: Scores) -> Scores:
 
 
 def borrowed(tensor: Tensor) -> Tensor:
-    """The same memory without owning it: a graph's outputs stay readable, and other graphs may still reuse it."""
+    """Return a view of the same memory that does not own it: a graph's outputs stay readable, and other graphs may
+    reuse the memory."""
     if not tensor.is_contiguous():
         raise ValueError(f"only packed memory can be borrowed; the tensor's strides are {tensor.stride()}.")
     flat = torch.as_tensor(_Memory(tensor.data_ptr(), tensor.nbytes), device=tensor.device)

@@ -1,11 +1,15 @@
-"""What the host says about a step: which slots run, how many tokens each, and the tokens the device cannot know.
+"""The host's inputs of a step: the slots that run, how many tokens each runs, and the tokens that the device cannot
+know.
 
-It is one int32 array and one copy. While the set of rows does not change a decode step needs none at all: inputs and
-positions come from the slots.
+They are one int32 array, which is copied to the device at once. While the set of rows does not change, a decode step
+needs no copy at all: its tokens and positions come from the slots.
 
-Legend: T tokens of the step, R rows. Both may be padded, so that a captured graph serves many steps: a padding row
-belongs to a slot that is always stopped. It brings as many tokens as every other row where all bring the same, else
-none.
+Rows and tokens may be padded, so that a captured graph serves many steps. A padding row names a slot that is always
+stopped. It brings as many tokens as every other row if all rows bring the same number, otherwise none.
+
+Legend:
+    R  rows, padding included
+    T  tokens of the step, padding included
 """
 
 from __future__ import annotations
@@ -22,7 +26,10 @@ from ridgeline.worker.upload import staging
 
 
 class Shape(NamedTuple):
-    """Size of a step, padding included. each: tokens that every row brings, or 0: rows differ (`Rows.tokens_each`)."""
+    """The size of a step, padding included.
+
+    each: how many tokens every row runs; 0 if rows differ (`Rows.tokens_each`).
+    """
 
     rows: int
     tokens: int
@@ -30,12 +37,17 @@ class Shape(NamedTuple):
 
 
 class StepInputs:
-    """slots_R; start_R1 (first token of each row, then their number); samples_R (whether the row emits a
-    token); override_T (the span's token, or -1: the slot's last token). prefix_4R: which rows share their first blocks,
-    as kernels/attention/cascade.py has it; None without `cascade`.
+    """A step's inputs on the device.
 
-    plan: what it holds at first; None: padding only. Where `shape` says how many tokens each row brings, every plan's
-    rows must.
+    slots_R: the rows' slots.
+    start_R1: the first token of each row, then the number of tokens.
+    samples_R: True for rows that emit a token.
+    override_T: the span's token, or -1 for the slot's last token.
+    prefix_4R: the rows that share their first blocks, in the form of kernels/attention/cascade.py; None without
+        `cascade`.
+
+    `plan` is the plan that they hold at first; with None they hold padding only. If `shape` says how many tokens each
+    row runs, the rows of every plan must run that many.
     """
 
     def __init__(
@@ -54,15 +66,15 @@ class StepInputs:
         self.slots_R, self.start_R1, samples, self.override_T, prefix = self._packed.split(self._sizes)
         self.prefix_4R = prefix.view(4, num_rows) if cascade else None
         self.samples_R = samples.view(torch.bool)[:num_rows]
-        self._rows: Rows | None = None  # those it holds, if it holds no spans
+        self._rows: Rows | None = None  # the rows that are loaded, if no spans are
         self._load(plan)
 
     def holds(self, plan: StepPlan) -> bool:
-        """Whether it already says what the plan says."""
+        """Return True if the inputs are already those of `plan`."""
         return not plan.spans and plan.rows is self._rows
 
     def load(self, plan: StepPlan) -> None:
-        """Take the plan's rows and spans over, unless they are here already."""
+        """Load the plan's rows and spans, unless they are here already."""
         if not self.holds(plan):
             self._load(plan)
 
@@ -103,7 +115,7 @@ class StepInputs:
 
 
 def _write_prefixes(groups: tuple[PrefixGroup, ...], prefix_4R: np.ndarray) -> None:
-    """Rank the rows of groups one after another; see kernels/attention/cascade.py."""
+    """Rank the rows of the groups one after another; see kernels/attention/cascade.py."""
     first = 0
     for rows, tokens in groups:
         end = first + len(rows)

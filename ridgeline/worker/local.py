@@ -1,7 +1,7 @@
-"""The worker of one device in this process: queues segments, copies results out, contains failures.
+"""The worker of one device in this process: it queues segments, copies results out, and contains failures.
 
-On CUDA a launch is asynchronous by nature: calls run in the engine's thread, and a result is read once the event behind
-its step has come. On a CPU one thread plays the device, so plans overlap with scheduling and detokenization there too.
+On CUDA a launch is asynchronous by nature. Calls run in the engine's thread, and a result is read after the event that
+follows its step. On a CPU one thread plays the device, so plans overlap with scheduling and detokenization there too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from ridgeline.worker.upload import Download
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# How errors of a device begin that torch has no type for.
+# The beginnings of device errors for which torch has no type.
 LOST = ("CUDA error", "HIP error", "Triton Error [CUDA]", "Triton Error [HIP]")
 
 
 @dataclass
 class Ticket:
-    """A submitted plan on its way. launched: resolves once the thread has run it; None where there is no thread."""
+    """A submitted plan on its way.
+
+    launched: resolves once the thread has run the plan; None where there is no thread.
+    """
 
     plan: StepPlan
     watch: Stopwatch
@@ -44,7 +47,7 @@ class Ticket:
 
 
 class Expected:
-    """A step's outcome that the host waits for."""
+    """The outcome of a step, on its way to the host."""
 
     def __init__(self, sampled: Sampled) -> None:
         self._sampled = sampled
@@ -56,7 +59,7 @@ class Expected:
             self._done.record()
 
     def result(self, runner: Runner, watch: Stopwatch) -> StepResult:
-        """Wait for it; raises whatever the device reports."""
+        """Wait for the outcome and return it. Raises whatever error the device reports."""
         if self._done is not None:
             self._done.synchronize()
         sampled = self._sampled
@@ -75,7 +78,8 @@ class Expected:
 
 
 class LocalWorker:
-    """A `core.plan.Worker`. A failed plan is answered with its error; later ones are dropped until one resets."""
+    """A `core.plan.Worker`. It answers a plan that failed with the plan's error, and drops later plans until one
+    resets."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -86,7 +90,7 @@ class LocalWorker:
 
     @property
     def runner(self) -> Runner:
-        """What runs the segments; gone after `shutdown`."""
+        """The runner of the segments; it is gone after `shutdown`."""
         return self._runner
 
     def submit(self, plan: StepPlan) -> None:
@@ -118,7 +122,7 @@ class LocalWorker:
         )
 
     def shutdown(self) -> None:
-        """Finish what was submitted, then let go of weights and cache. The worker cannot be used afterwards."""
+        """Finish the submitted plans, then let go of weights and cache. The worker cannot be used afterwards."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         self._pending.clear()
@@ -130,7 +134,7 @@ class LocalWorker:
         self._guard(ticket, self._forward if ticket.plan.rows.features & Feature.MASK else self._both, ticket)
 
     def _both(self, ticket: Ticket) -> None:
-        with ticket.watch:  # once: on CUDA every mark costs some microseconds
+        with ticket.watch:  # around both segments, since on CUDA every mark costs some microseconds
             sampled = self._runner.sample(self._runner.forward(ticket.plan), {})
         ticket.outcome = Expected(sampled)
 
@@ -160,7 +164,7 @@ class LocalWorker:
             ticket.out_of_memory = isinstance(error, torch.OutOfMemoryError)
             ticket.device_lost = not ticket.out_of_memory and _lost(error, self._runner.device)
         if ticket.out_of_memory and torch.cuda.is_available():
-            torch.cuda.empty_cache()  # what is left may be in pieces
+            torch.cuda.empty_cache()  # the free memory may be in pieces
         return None
 
     def _run(self, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future | None:
@@ -173,8 +177,8 @@ class LocalWorker:
 
 
 def _lost(error: Exception, device: torch.device) -> bool:
-    """Tell if the error stays. After one that does, whatever is asked of a GPU fails too, so that is what is tried: by
-    their words, a wrong argument of a launch and a context that is gone are the same kind of error."""
+    """Return True if the device has stopped working. After such an error every call to a GPU fails, so a small call is
+    tried: the error's words alone do not tell a wrong argument of a launch from a context that is gone."""
     if device.type == "cpu":
         return isinstance(error, torch.AcceleratorError) or str(error).startswith(LOST)
     try:
@@ -187,7 +191,7 @@ def _lost(error: Exception, device: torch.device) -> bool:
 
 
 def _download(scores: DeviceLogprobs) -> Download:
-    return Download((scores.rank_N, scores.top_ids_NL, scores.logprob_N, scores.top_logprobs_NL))  # the widest first
+    return Download((scores.rank_R, scores.top_ids_RL, scores.logprob_R, scores.top_logprobs_RL))  # the widest first
 
 
 def _arrived(download: Download) -> StepLogprobs:

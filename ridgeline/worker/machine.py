@@ -13,7 +13,7 @@ from ridgeline.perf.hardware import Hardware, find, from_device_name
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's or the CPU's name; the key under which its calibration is kept."""
+    """Return the name of the GPU or the CPU, which is the key of its calibration."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
@@ -25,7 +25,7 @@ def device_name(device: torch.device) -> str:
 
 
 def driver_version(device: torch.device) -> str:
-    """The GPU driver's version where the system tells it, else ""."""
+    """Return the version of the GPU driver, or "" if the system does not tell it."""
     version = Path("/proc/driver/nvidia/version")
     if device.type != "cuda" or not version.exists():
         return ""
@@ -34,7 +34,8 @@ def driver_version(device: torch.device) -> str:
 
 
 def hardware_of(device: torch.device) -> Hardware | None:
-    """What this device attains: by its own calibration, else by what is known of its kind, else None."""
+    """Return the rates that this device attains: those of its own calibration, else those known of its
+    kind, else None."""
     name = device_name(device)
     known = _known(device, name)
     own = calibration.load(name)
@@ -44,7 +45,7 @@ def hardware_of(device: torch.device) -> Hardware | None:
 
 
 def datasheet(device: torch.device, quantity: str) -> float | None:
-    """What the maker states for a probe's quantity; None where it states nothing, as for every CPU."""
+    """Return the maker's figure for a probe's quantity, or None where there is no such figure, as for every CPU."""
     known = _known(device, device_name(device))
     if known is None:
         return None
@@ -56,7 +57,7 @@ def datasheet(device: torch.device, quantity: str) -> float | None:
 
 
 def _known(device: torch.device, name: str) -> Hardware | None:
-    """The entry of a GPU we know. CPUs differ too much for one: their limits need a calibration."""
+    """Return the entry of a known GPU, or None. CPUs have no entries: they differ too much, and need a calibration."""
     if device.type != "cuda":
         return None
     try:

@@ -1,7 +1,11 @@
 """Outcomes of steps on their way from the device to the host.
 
-The last kernel of a step writes the outcome to page-locked memory: a copy would stand in the stream much longer than
+The last kernel of a step writes the outcome to page-locked memory. A copy would stand in the stream much longer than
 its few bytes take, and the next step would wait for it.
+
+Legend:
+    Q  outcomes that the ring keeps
+    O  octets (bytes) of an outcome, or of a row of the ring
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from torch import Tensor
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.step.op import HEADER
 
-KEPT = 8  # outcomes that are not overwritten; the engine keeps fewer steps in flight
+KEPT = 8  # the outcomes of so many steps are kept before one is overwritten; fewer steps are in flight at once
 
 
 class Letter(NamedTuple):
@@ -26,36 +30,36 @@ class Letter(NamedTuple):
 
 
 class Mailbox:
-    """A ring of outcomes of up to `max_bytes`. Device and host count the turns each for itself, so that a captured step
-    finds its place alone."""
+    """A ring of outcomes of up to `max_bytes`. Device and host each count the turns, so that a captured step finds its
+    place in the ring without the host."""
 
     def __init__(self, max_bytes: int, ops: Ops, device: torch.device) -> None:
         host = device if device.type == "meta" else torch.device("cpu")
         width = -(-(HEADER + max_bytes) // 16) * 16
-        self._ring_KW = torch.zeros(KEPT, width, dtype=torch.uint8, device=host, pin_memory=device.type == "cuda")
+        self._ring_QO = torch.zeros(KEPT, width, dtype=torch.uint8, device=host, pin_memory=device.type == "cuda")
         self._turn_1 = torch.zeros(1, dtype=torch.int64, device=device)
         self._post = ops.step_post
         self._turn = 0
 
-    def post(self, packed_B: Tensor) -> None:
-        """The device's part: the bytes go into the ring."""
-        self._post(packed_B, self._ring_KW, self._turn_1)
+    def post(self, packed_O: Tensor) -> None:
+        """Write the outcome to the ring. This is the device's part."""
+        self._post(packed_O, self._ring_QO, self._turn_1)
 
-    def expect(self, packed_B: Tensor) -> Letter:
-        """The host's part, once for every post that runs: where to find it."""
-        letter = Letter(self._turn, len(packed_B))
+    def expect(self, packed_O: Tensor) -> Letter:
+        """Return the letter of an outcome. The host calls it once for every post that runs."""
+        letter = Letter(self._turn, len(packed_O))
         self._turn += 1
         return letter
 
     def restart(self) -> None:
-        """Forget all posts, those that nobody expected too. Nothing may be under way."""
+        """Forget all posts, including those that nobody expected. No step may be in flight."""
         self._turn_1.zero_()
         self._turn = 0
 
     def open(self, letter: Letter) -> np.ndarray:
-        """A copy of the bytes, once the device has passed the post."""
-        row_W = self._ring_KW[letter.turn % KEPT].numpy()
-        turn = int(row_W[:HEADER].view(np.int64)[0])
+        """Return a copy of the outcome's bytes. The device must have passed the post."""
+        row_O = self._ring_QO[letter.turn % KEPT].numpy()
+        turn = int(row_O[:HEADER].view(np.int64)[0])
         if turn != letter.turn:
             raise RuntimeError(f"the outcome of step {letter.turn} was due, and that of step {turn} is in its place.")
-        return row_W[HEADER : HEADER + letter.num_bytes].copy()
+        return row_O[HEADER : HEADER + letter.num_bytes].copy()

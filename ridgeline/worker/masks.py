@@ -1,6 +1,10 @@
-"""Token masks of a step as the device wants them: the bits of those rows that have one, and which rows these are.
+"""The token masks of a step on the device: the bits of the masked rows, and the indices of these rows.
 
-Legend: R rows of the step, V vocabulary, M masked rows, W words of 32 tokens.
+Legend:
+    R  rows of the step
+    V  vocabulary
+    U  masked rows
+    W  words of 32 bits
 """
 
 from __future__ import annotations
@@ -15,18 +19,22 @@ from torch import Tensor
 from ridgeline.core.token_bits import num_words
 from ridgeline.worker.upload import staging
 
-ALIGNMENT = 4  # words: the bits begin at a multiple of 16 bytes, as a kernel compiled for tensors expects
+ALIGNMENT = 4  # words; the bits begin at a multiple of 16 bytes, as kernels expect of a tensor
 
 
 class Masks(NamedTuple):
-    """bits_MW int32: token v may come if bit v % 32 of word v // 32 is set. row_M int32: whose they are."""
+    """The masks of some rows.
 
-    bits_MW: Tensor
-    row_M: Tensor
+    bits_UW: int32; token v may come if bit v % 32 of word v // 32 is set.
+    row_U: int32, the row of each mask.
+    """
+
+    bits_UW: Tensor
+    row_U: Tensor
 
     @staticmethod
     def of(masks: Mapping[int, np.ndarray], vocab_size: int, device: torch.device) -> Masks:
-        """Row → packed bits, on the device in one copy that nobody waits for."""
+        """Upload `masks` (row → packed bits) in one copy that nobody waits for."""
         count, words = len(masks), num_words(vocab_size)
         first = -(-count // ALIGNMENT) * ALIGNMENT
         staged = staging(first + count * words, device)
@@ -38,7 +46,7 @@ class Masks(NamedTuple):
 
     @staticmethod
     def none(logits_RV: Tensor) -> Masks:
-        """One that forbids nothing, for the first row: to run the kernel before it is needed."""
+        """Return a mask of the first row that forbids nothing. It serves to run the kernel before it is needed."""
         device = logits_RV.device
-        bits_MW = torch.full((1, num_words(logits_RV.shape[1])), -1, dtype=torch.int32, device=device)
-        return Masks(bits_MW, torch.zeros(1, dtype=torch.int32, device=device))
+        bits_UW = torch.full((1, num_words(logits_RV.shape[1])), -1, dtype=torch.int32, device=device)
+        return Masks(bits_UW, torch.zeros(1, dtype=torch.int32, device=device))

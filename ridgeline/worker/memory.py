@@ -1,4 +1,4 @@
-"""How much KV cache fits, and a report of it in plain words."""
+"""The size of the KV cache, and a report of it in plain words."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
 
-CPU_SHARE = 0.5  # of the free memory, at most: the machine is not ours alone
+CPU_SHARE = 0.5  # the share of the free memory that the engine may take, since others use the machine too
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReport:
-    """Bytes by use, and what they hold."""
+    """The bytes that each use of the memory takes, and what the cache holds."""
 
     weights: int
     activations: int
@@ -32,12 +32,12 @@ class MemoryReport:
 
     @property
     def full_requests(self) -> int:
-        """Requests of max_model_len tokens that fit at once."""
+        """The number of requests of max_model_len tokens that fit at once."""
         return (self.layout.num_pages - 1) // self.layout.pages_needed(self.max_model_len, self.max_chunk)
 
     @property
     def tokens(self) -> int:
-        """Tokens that fit at once, if each is kept by every layer."""
+        """The number of tokens that fit at once, if every layer keeps each of them."""
         pages_per_block = sum(1 / self.layout.blocks_per_page(g) for g in range(len(self.layout.groups)))
         return int((self.layout.num_pages - 1) / pages_per_block) * self.layout.block_size
 
@@ -52,10 +52,10 @@ class MemoryReport:
 
 
 def activation_bytes(model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max_seqs: int) -> int:
-    """Most memory one step's intermediate tensors take: an estimate from shapes, on the safe side.
+    """Return an upper estimate, from shapes, of the memory that one step's intermediate tensors take.
 
-    Per token the widest layer's input, residual, norm, fused projections and attention output; per sampling row three
-    float32 copies of the logits; the attention workspace.
+    It counts, per token, the widest layer's input, residual, norm, fused projections and attention output; per sampling
+    row, three float32 copies of the logits; and the attention workspace.
     """
     widest = max(4 * model.hidden_size + max(layer.mixer.scratch, layer.feed_forward.scratch) for layer in model.layers)
     sampling_tables = max_seqs * model.vocab_size * 5
@@ -63,7 +63,8 @@ def activation_bytes(model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max
 
 
 def weight_bytes(model: ModelSpec, *, dtype_bytes: int, positions: int) -> int:
-    """Least memory the parameters and the rotary table take, in plain numbers: no size is too large to be counted."""
+    """Return the least memory that the parameters and the rotary table take. It is computed in Python integers, which
+    hold any size."""
     matrices = sum(i * o for layer in model.layers for i, o, _ in layer.products(model.hidden_size).values())
     embeddings = model.hidden_size * model.vocab_size * (1 if model.tie_word_embeddings else 2)
     ropes = {layer.mixer.rope for layer in model.layers if layer.mixer.rope is not None}
@@ -72,7 +73,7 @@ def weight_bytes(model: ModelSpec, *, dtype_bytes: int, positions: int) -> int:
 
 
 def check_weights_fit(model: ModelSpec, device: torch.device, *, dtype: str, positions: int) -> None:
-    """Raises InvalidConfig, before anything is allocated, if the model cannot be held at all."""
+    """Raise InvalidConfig, before anything is allocated, if the model cannot be held at all."""
     needed, free = weight_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], positions=positions), _physically_free(device)
     if needed > free:
         raise InvalidConfig(
@@ -83,7 +84,10 @@ def check_weights_fit(model: ModelSpec, device: torch.device, *, dtype: str, pos
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Return what the KV cache may take, in bytes, and why no more. weights: not loaded yet; 0 once they are."""
+    """The bytes that the KV cache may take, and the reason why not more.
+
+    weights: bytes of the weights while they are not loaded, then 0.
+    """
 
     device: torch.device
     config: LLMConfig
@@ -92,7 +96,7 @@ class Budget:
 
     @property
     def num_bytes(self) -> int:
-        """May be below 0."""
+        """The bytes that the cache may take; they may be below 0."""
         return self.config.kv_cache_memory or self._may_take - self.activations - self.weights
 
     @property
@@ -103,7 +107,7 @@ class Budget:
         return int(_host_memory() * CPU_SHARE)
 
     def __str__(self) -> str:
-        """Say who has the memory, and what to do about it."""
+        """Say what uses the memory, and what to do about it."""
         step = f"a step's activations take {_size(self.activations)}"
         loading = f", the weights {_size(self.weights)}" if self.weights else ""
         if self.config.kv_cache_memory:
@@ -135,10 +139,13 @@ def plan_memory(
     max_seqs: int,
     max_chunk: int,
 ) -> MemoryReport:
-    """Size the KV cache from the budget. Called before the weights are loaded, so that none are for nothing, and after.
+    """Size the KV cache from the budget. It is called before the weights are loaded, so that no loading is wasted, and
+    again after that.
 
-    longest: context to plan for. An explicit `max_model_len` that does not fit is an InvalidConfig; without one the
-    context shrinks to what fits. On a CPU the cache is no larger than `max_seqs` requests at full context need.
+    longest: the context to plan for. Without `max_model_len` the context shrinks to what fits.
+
+    On a CPU the cache is no larger than `max_seqs` requests at full context need. Raises InvalidConfig if an explicit
+    `max_model_len` does not fit.
     """
     groups, wanted_len = model.cache_groups, longest
     block_size = config.block_size or DEFAULT_BLOCK_SIZE[device.type]
@@ -181,7 +188,7 @@ def _layout(groups: Sequence[CacheGroup], block_size: int, dtype: str, pages: in
 
 
 def _longest_fit(layout: CacheLayout, pages: int, wanted: int, max_chunk: int) -> int:
-    """Largest context up to `wanted` that one request can fill with `pages` pages."""
+    """Return the largest context, up to `wanted`, that one request can fill with `pages` pages."""
     low, high = 0, wanted
     while low < high:
         middle = (low + high + 1) // 2
@@ -197,7 +204,7 @@ def _physically_free(device: torch.device) -> int:
 
 
 def _host_memory() -> int:
-    """Free memory of this machine or of the container we run in, whichever is less."""
+    """Return the free memory of this machine, or of the container that we run in if that is less."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():

@@ -1,6 +1,5 @@
-"""Which kernels an engine needs, and how they are compiled without its GPU: by running every captured shape on tensors
-that hold nothing. `compilers.py` does so in several processes, each of which begins here.
-"""
+"""The kernels that an engine needs, compiled without its GPU: every captured shape is run on tensors that hold nothing.
+`compilers.py` does so in several processes, each of which begins here."""
 
 from __future__ import annotations
 
@@ -27,14 +26,17 @@ from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.runner import Runner
 
-ROOT = Path(__file__).parents[1]  # of the package
+ROOT = Path(__file__).parents[1]  # the folder of the package
 SOURCES = ("core", "kernels", "layers", "models", "worker")  # packages that decide which kernels there are
-PRIORITY = 5  # below whatever loads the weights meanwhile
+PRIORITY = 5  # a lower priority than the process that loads the weights meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSet:
-    """All that decides which kernels an engine runs. overrides: of ops, as (op, implementation), sorted."""
+    """All that decides which kernels an engine runs.
+
+    overrides: the overridden ops as (op, implementation), sorted.
+    """
 
     spec: ModelSpec
     arch: str
@@ -49,7 +51,8 @@ class KernelSet:
 
     @cached_property
     def marker(self) -> Path:
-        """An empty file that lies in Triton's cache once all of these kernels do, and goes with it."""
+        """The path of an empty file that lies in Triton's cache once all of these kernels do. It is deleted together
+        with the cache."""
         import triton
 
         digest = hashlib.sha256(repr((self, triton.__version__, torch.__version__, _debugging())).encode())
@@ -59,15 +62,17 @@ class KernelSet:
 
 
 def _debugging() -> list[tuple[str, str]]:
-    """Triton's variables in the environment, of which some change what is compiled, but for where its cache lies."""
+    """Return Triton's environment variables, some of which change what is compiled, without those that
+    place its cache."""
     places = ("TRITON_CACHE_DIR", "TRITON_HOME")
     return sorted(item for item in os.environ.items() if item[0].startswith("TRITON_") and item[0] not in places)
 
 
 def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
-    """Run every step shape once and compile what nobody else has claimed by a file in the folder `claims`.
+    """Run every step shape once, and compile each kernel that no other process has claimed. A claim is a file in
+    `claims`.
 
-    Running the shapes takes a second or two; so every process may run them all, and takes the next kernel when it is
+    Running the shapes takes a second or two. So every process may run them all, and take the next kernel when it is
     done with one.
     """
     meta = torch.device("meta")
@@ -101,16 +106,18 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
 
 
 def child() -> None:
-    """One process of `Compilers`: (KernelSet, folder of claims) on standard input, what it compiled on its output."""
+    """Run one process of `Compilers`: read (KernelSet, folder of claims) from standard input, and print what was
+    compiled."""
     os.nice(PRIORITY)
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
-    kernels, claims = pickle.load(sys.stdin.buffer)  # from our own parent, as `multiprocessing` does it
+    kernels, claims = pickle.load(sys.stdin.buffer)  # it comes from our own parent, as in `multiprocessing`
     threading.Thread(target=_end_with_parent, daemon=True).start()
     done = compile_claimed(kernels, claims)
     print(json.dumps({name: sorted(keys) for name, keys in asdict(done).items()}))
 
 
 def _end_with_parent() -> None:
-    """It never writes again, and holds our standard input open as long as it lives."""
+    """End this process when the parent ends. The parent never writes again, but keeps our standard input open as long
+    as it lives."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)

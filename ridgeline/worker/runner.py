@@ -1,9 +1,12 @@
-"""Executes plans on one device, in the order they come: deltas to the slots, inputs, forward segment, sample segment.
+"""Executes plans on one device, in their order: deltas to the slots, inputs, forward segment, sample segment.
 
-Token masks may arrive between the segments. Steps that fit a captured graph replay it; the others (long prompts,
-rare sampling features, CPUs) run the same segments op by op.
+Token masks may arrive between the segments. Steps that fit a captured graph replay it. The others (long prompts, rare
+sampling features, CPUs) run the same segments op by op.
 
-Legend: T tokens of the step, R rows, N rows or positions scored, L likeliest tokens reported, V vocabulary.
+Legend:
+    T  tokens of the step, or those of them whose scores are wanted
+    R  rows
+    V  vocabulary
 """
 
 from __future__ import annotations
@@ -29,12 +32,13 @@ from ridgeline.worker.segments import HostLengths, Outcome, Scores, Segments
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.upload import upload
 
-SCORED_AT_ONCE = 256  # positions of a prompt: their logits, in float32 and more than once, must not fill the memory
+# Positions of a prompt that are scored at once. Their logits are in memory several times, in float32.
+SCORED_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
 class Forwarded:
-    """What the forward segment leaves for the sample segment."""
+    """The output of the forward segment, which the sample segment takes."""
 
     plan: StepPlan
     inputs: StepInputs
@@ -45,7 +49,7 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A step's outcome, on the device and on its way to the host. Rows beyond the plan's are padding."""
+    """The outcome of a step, on the device and on its way to the host. Rows beyond the plan's are padding."""
 
     forwarded: Forwarded
     outcome: Outcome
@@ -54,7 +58,10 @@ class Sampled:
 
 
 class Runner:
-    """cascade: attention makes use of the plans' prefix groups, in decode steps that have any."""
+    """The model, its state and its graphs on one device.
+
+    cascade: in decode steps attention lets rows of a prefix group read their common blocks together.
+    """
 
     def __init__(
         self,
@@ -68,23 +75,25 @@ class Runner:
     ) -> None:
         self.decoder = decoder
         self.device = next(decoder.parameters()).device
-        columns = -(-max_model_len // (16 * layout.block_size)) * 16  # so that any length runs the same kernels
+        # A multiple of 16, for which Triton specializes kernels: so every length runs the same kernels
+        columns = -(-max_model_len // (16 * layout.block_size)) * 16
         self.slots = Slots(num_slots, len(layout.groups), columns, decoder.spec.vocab_size, self.device)
         self.segments = Segments(decoder, ops, layout, self.slots)
         self._cascade = cascade
         self._graphs: Graphs | None = None
         self._inputs: StepInputs | None = None
-        self._guided: tuple[Rows, int, Guides] | None = None  # the newest, with what they were made of
+        self._guided: tuple[Rows, int, Guides] | None = None  # the newest guides, with the arguments they were made of
 
     def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None) -> None:
-        """Record graphs for steps of up to `max_rows` rows and, up to a point, `max_tokens` tokens. CUDA only."""
+        """Capture graphs for steps of up to `max_rows` rows and `max_tokens` tokens (the largest steps are not
+        captured). CUDA only."""
         self._graphs = Graphs(self.segments, self.device, max_rows, max_tokens, cascade=self._cascade)
         self._graphs.capture(progress)
         self.segments.mailbox.restart()
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
-        """Apply the plan's deltas, run the network, score the rows."""
+        """Apply the plan's deltas, run the network, and score the rows."""
         self.prepare(plan)
         graph = self._graphs.find(plan) if self._graphs is not None else None
         if graph is not None:
@@ -96,7 +105,7 @@ class Runner:
         return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden))
 
     def prepare(self, plan: StepPlan) -> None:
-        """Bring the slots up to what the plan builds on."""
+        """Bring the slots and the blocks to the state that the plan starts from."""
         if plan.reset:
             self.slots.reset()
         self.slots.apply(plan.deltas)
@@ -107,7 +116,7 @@ class Runner:
         self._check_generations(plan)
 
     def inputs(self, plan: StepPlan) -> StepInputs:
-        """The plan's rows on the device, for a step that runs op by op."""
+        """Return the plan's rows on the device, for a step that runs op by op."""
         if self._inputs is None or not self._inputs.holds(plan):
             rows = plan.rows
             exact = Shape(len(rows), plan.num_tokens, rows.tokens_each)
@@ -123,7 +132,7 @@ class Runner:
         guides = self._guides(plan.rows, forwarded.inputs.num_rows) if plan.rows.guided else None
         if guides is not None:
             scores = replace(scores, logits_RV=guides.scores(scores.logits_RV))
-        reported_RV = scores.logits_RV[: len(plan.rows)]  # logprobs are those of the scores before masks
+        reported_RV = scores.logits_RV[: len(plan.rows)]  # logprobs are taken from the scores before masks
         if masks:
             if features & Feature.LOGPROBS:
                 reported_RV = reported_RV.clone()
@@ -159,7 +168,7 @@ class Runner:
         return {row: scores for row, scores in scored.items() if scores is not None}
 
     def _score_prompt(self, plan: StepPlan, row: int, hidden: Hidden) -> DeviceLogprobs | None:
-        """Logprobs of the prompt tokens that this chunk's positions predict; the last known token predicts none."""
+        """Score the prompt tokens that this chunk's positions predict. The last known token predicts none of them."""
         form = self.slots.forms[int(plan.rows.slots_R[row])]
         count = int(plan.rows.num_tokens_R[row])
         end = int(plan.kv_bound_R[row]) + 1
@@ -171,7 +180,7 @@ class Runner:
         pieces = []
         for offset in range(0, len(next_ids), SCORED_AT_ONCE):
             ids = next_ids[offset : offset + SCORED_AT_ONCE]
-            logits_PV = self.decoder.logits(hidden.at(slice(start + offset, start + offset + len(ids))))
-            token_P = upload(np.array(ids, np.int64), self.device)
-            pieces.append(self.decoder.ops.score_tokens(logits_PV, token_P, form.params.prompt_logprobs))
+            logits_TV = self.decoder.logits(hidden.at(slice(start + offset, start + offset + len(ids))))
+            token_T = upload(np.array(ids, np.int64), self.device)
+            pieces.append(self.decoder.ops.score_tokens(logits_TV, token_T, form.params.prompt_logprobs))
         return DeviceLogprobs.joined(pieces)

@@ -1,8 +1,16 @@
 """The two segments of a step on the device: forward (tokens in, scores out) and sample (scores in, tokens out, slots
-advanced); token masks are applied between them. They read and write device memory alone and never look at a value, so
-each can be captured as a graph.
+advanced). Token masks are applied between them. The segments read and write device memory only and never look at a
+value, so each of them can be captured as a graph.
 
-Legend: T tokens of the step, R rows, V vocabulary, G cache groups, S slots, C columns of a block table.
+Legend:
+    T  tokens of the step
+    R  rows
+    V  vocabulary
+    M  model width
+    A  cache groups
+    S  slots
+    C  columns of a block table
+    E  stop ids of a slot
 """
 
 from __future__ import annotations
@@ -24,14 +32,15 @@ from ridgeline.worker.masks import Masks
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.state.states import DeviceRows, States
 
-SAMPLING = (  # the kernel's part
+SAMPLING = (  # the features that the sampling op handles
     Feature.RANDOM | Feature.FILTER | Feature.TYPICAL | Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS
 )
 
 
 @dataclass(frozen=True)
 class HostLengths:
-    """What the host knows of a step's rows; ops that size their work on the host need it. None inside a graph."""
+    """The lengths of a step's rows as far as the host knows them, for ops that size their work on the host. Inside a
+    graph there are none."""
 
     num_tokens_R: np.ndarray
     kv_bound_R: np.ndarray
@@ -39,9 +48,12 @@ class HostLengths:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the forward segment leaves. active_R: rows the device has not stopped. kv_len_R: tokens cached after the
-    step (1 for stopped rows, so that their attention stays defined). logits_RV: of every row's last token. hidden: of
-    all tokens, to score prompts by.
+    """The output of the forward segment.
+
+    active_R: True for rows that the device has not stopped.
+    kv_len_R: tokens cached after the step (1 for stopped rows, so that their attention stays defined).
+    logits_RV: the scores of every row's last token.
+    hidden: the hidden state of all tokens, from which prompts are scored.
     """
 
     active_R: Tensor
@@ -52,8 +64,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the sample segment leaves and posts, in one piece: token_R int32 (-1: none), then finish_R int8 (`Finish`
-    codes)."""
+    """The output of the sample segment, in one piece of memory that is posted: token_R, int32 (-1: none), then
+    finish_R, int8 (`Finish` codes)."""
 
     packed: Tensor
 
@@ -94,20 +106,20 @@ class Segments:
         *,
         cascade: bool = False,
     ) -> StepInputs:
-        """Of a step of this size. cascade: they say which rows share their first blocks."""
+        """Return inputs for a step of this shape. cascade: they name the rows that share their first blocks."""
         return StepInputs(shape, self.slots.dummy, device, plan, cascade=cascade)
 
     def forward(self, inputs: StepInputs, lengths: HostLengths | None = None) -> Scores:
         """Run the network and score every row's last token."""
         slots = self.slots
-        token_ids_T, positions_T, places_GT, kv_len_R, last_R, active_R = self._ops.step_inputs(
+        token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R = self._ops.step_inputs(
             inputs.slots_R,
             inputs.start_R1,
             inputs.override_T,
             slots.kv_len_S,
             slots.last_token_S,
             slots.stopped_S,
-            slots.block_tables_GSC,
+            slots.block_tables_ASC,
             self._block_size,
         )
         rows = DeviceRows(
@@ -121,19 +133,19 @@ class Segments:
             num_tokens_R=lengths.num_tokens_R if lengths else None,
             kv_bound_R=lengths.kv_bound_R if lengths else None,
         )
-        self.states.begin(rows, slots.block_tables_GSC.unbind(), places_GT.unbind())
+        self.states.begin(rows, slots.block_tables_ASC.unbind(), places_AT.unbind())
         hidden = self.decoder(token_ids_T, positions_T, self.states)
         last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
         return Scores(active_R, kv_len_R, self.decoder.logits(last), hidden)
 
     def _at(self, hidden: Hidden, index_R: Tensor) -> Hidden:
-        """As `Hidden.at`, in launches that need not wait for each other."""
-        residual_TM, rows_of = hidden.residual_NM, self._ops.embedding
-        return Hidden(rows_of(index_R, hidden.x_NM), None if residual_TM is None else rows_of(index_R, residual_TM))
+        """Return rows as `Hidden.at` does, by launches that need not wait for each other."""
+        residual_TM, rows_of = hidden.residual_TM, self._ops.embedding
+        return Hidden(rows_of(index_R, hidden.x_TM), None if residual_TM is None else rows_of(index_R, residual_TM))
 
     def mask(self, scores: Scores, masks: Masks) -> None:
-        """Forbid tokens in the scores, in place, before anything is drawn from them."""
-        self._ops.mask_logits(scores.logits_RV, masks.bits_MW, masks.row_M)
+        """Forbid tokens in the scores, in place, before tokens are drawn."""
+        self._ops.mask_logits(scores.logits_RV, masks.bits_UW, masks.row_U)
 
     def sample(
         self,
@@ -142,8 +154,10 @@ class Segments:
         features: Feature,
         guides: Guides | None = None,
     ) -> Outcome:
-        """Draw a token for every row that emits one, advance the slots, post the outcome. guides: whose `scores` these
-        are, if anybody's."""
+        """Draw a token for every row that emits one, advance the slots, and post the outcome.
+
+        guides: the guides that made `scores`, if any did.
+        """
         slots, outcome = self.slots, Outcome.empty(inputs.num_rows, inputs.slots_R.device)
         token_R = self._ops.sample(
             scores.logits_RV, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING

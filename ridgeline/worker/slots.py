@@ -1,7 +1,17 @@
-"""The device's side of the slot table: everything a running request is, indexed by slot.
+"""The device's side of the slot table: the state of every running request, indexed by slot.
 
-The host writes it only through a plan's deltas; the step itself advances kv_len, last_token, stopped and the output
-counts. Legend: S slots, G cache groups, C columns of a block table, V vocabulary.
+The host writes it only through a plan's deltas. The step itself advances kv_len, last_token, stopped and the output
+counts.
+
+Legend:
+    S  slots
+    A  cache groups
+    C  columns of a block table
+    E  stop ids of a slot
+    B  biased ids of a slot
+    V  vocabulary
+    W  words of 32 bits
+    n  some of the slots, or some ids
 """
 
 from __future__ import annotations
@@ -24,7 +34,7 @@ from ridgeline.worker.upload import staging, upload
 from ridgeline.worker.words import Record, Words
 
 _NUM_INTS = 6
-# float parameter → its table
+# Float parameter → the name of its table
 _FLOATS = {
     "temperature": "temperature_S",
     "top_p": "top_p_S",
@@ -34,24 +44,28 @@ _FLOATS = {
     "presence_penalty": "presence_S",
     "frequency_penalty": "frequency_S",
 }
-# What a slot's form is in words, and as `struct` packs it: ints, floats, not stopped, stop ids
+# A slot's form in words, and as `struct` packs it: integers, floats, the stopped flag, stop ids
 _FORM_WIDTHS = [2] * _NUM_INTS + [1] * len(_FLOATS) + [1, 2 * MAX_STOP_IDS]
 _FORM = Struct(f"<{_NUM_INTS}q{len(_FLOATS)}fi{MAX_STOP_IDS}q")
-_FIRST_BLOCKS = len(_FORM_WIDTHS)  # block tables come after
+_FIRST_BLOCKS = len(_FORM_WIDTHS)  # the index of the first block table, behind the tables of the form
 
 
 class Slots:
-    """kv_len_S: tokens in the cache. last_token_S: input of the next row without a span. stopped_S: not 0 once the
-    device saw the end; rows of the slot write to the null block and emit -1 until the next Assign. max_len_S: total
-    length to stop at.
+    """The tables of all slots.
+
+    kv_len_S: how many tokens the cache holds.
+    last_token_S: the input of the slot's next row that has no span.
+    stopped_S: not 0 once the device has seen the end. Rows of the slot then write to the null block and emit -1 until
+        the next Assign.
+    max_len_S: the total length at which to stop.
     """
 
     def __init__(self, num_slots: int, num_groups: int, max_blocks: int, vocab_size: int, device: torch.device) -> None:
         self.device = device
-        self.dummy = num_slots  # a slot that is always stopped: padding rows are its
+        self.dummy = num_slots  # a slot that is always stopped, for padding rows
         num_slots += 1
-        self.generations = np.zeros(num_slots, np.int32)  # of the request in the slot, 0 when it is free
-        self.forms: dict[int, Assign] = {}  # host copy of the full form each slot was last assigned
+        self.generations = np.zeros(num_slots, np.int32)  # the generation of the request in each slot; 0: it is free
+        self.forms: dict[int, Assign] = {}  # the full form that each slot was last assigned
         self._words = words = Words(num_slots, _FORM_WIDTHS + [max_blocks] * num_groups, device)
         self._form = Record(words, len(_FORM_WIDTHS))
         ints = [words.column(table, torch.int64) for table in range(_NUM_INTS)]
@@ -60,22 +74,22 @@ class Slots:
         tables |= {name: words.column(table, torch.float32) for table, name in enumerate(_FLOATS.values(), _NUM_INTS)}
         tables["stop_ids_SE"] = words.rows(_FIRST_BLOCKS - 1, torch.int64)
         self.stopped_S = words.column(_FIRST_BLOCKS - 2, torch.int32).fill_(1)
-        self.block_tables_GSC = words.int32_tables(_FIRST_BLOCKS, num_groups).fill_(NULL_BLOCK)
+        self.block_tables_ASC = words.int32_tables(_FIRST_BLOCKS, num_groups).fill_(NULL_BLOCK)
         empty = SamplingTables.empty(num_slots, vocab_size, device)
         for name, table in tables.items():
             table.copy_(getattr(empty, name))
         self.sampling = replace(empty, **tables)
-        self._biased: set[int] = set()  # slots whose row of the bias table is not empty
+        self._biased: set[int] = set()  # slots whose row of the bias table is, or may be, not empty
 
     def reset(self) -> None:
-        """Forget every slot; the plan that asked for it carries the full forms of those that live on."""
+        """Forget every slot. The plan that resets carries the full forms of the requests that live on."""
         self.forms.clear()
         self.generations.fill(0)
-        self._biased.update(range(self.dummy))  # who knows what is there
+        self._biased.update(range(self.dummy))  # their contents are unknown
         self.stopped_S.fill_(1)
 
     def apply(self, deltas: Sequence[Delta]) -> None:
-        """Bring the tables up to date. Within a plan later deltas win."""
+        """Bring the tables up to date. Within a plan a later delta overrides an earlier one."""
         blocks: dict[int, int] = {}  # place among the words → block id
         assigned: dict[int, Assign] = {}
         for delta in deltas:
@@ -115,7 +129,7 @@ class Slots:
                 self._count_tokens(form)
 
     def _assign_bias(self, form: Assign) -> None:
-        bias, tables = form.params.logit_bias or {}, self.sampling  # empty: the slot's last request had one
+        bias, tables = form.params.logit_bias or {}, self.sampling  # an empty one clears the last request's
         width = tables.bias_SB.shape[1]
         tables.bias_ids_SB[form.slot] = upload(np.array(_padded(list(bias), width), np.int64), self.device)
         tables.bias_SB[form.slot] = upload(np.array(_padded(list(bias.values()), width, 0), np.float32), self.device)
@@ -131,9 +145,10 @@ class Slots:
             count_V.index_copy_(0, ids_n, counts_n.to(count_V.dtype))
 
     def check(self, expected: Mapping[int, Assign]) -> None:
-        """Debug mode: what the deltas folded to must equal the engine's full forms. Reads the device.
+        """Raise ContractViolation, naming slot and field, where the tables differ from the engine's full forms. For
+        debugging: it reads the device.
 
-        Raises ContractViolation naming slot and field. A slot the device has stopped keeps its own kv_len.
+        A slot that the device has stopped keeps its own kv_len.
         """
         for slot, form in expected.items():
             have: dict[str, object] = {"generation": int(self.generations[slot]), "max_len": int(self.max_len_S[slot])}
@@ -141,7 +156,7 @@ class Slots:
             if not self.stopped_S[slot]:
                 have["kv_len"], want["kv_len"] = int(self.kv_len_S[slot]), form.kv_len
             for group, ids in enumerate(form.blocks):
-                have[f"blocks of group {group}"] = tuple(self.block_tables_GSC[group, slot, : len(ids)].tolist())
+                have[f"blocks of group {group}"] = tuple(self.block_tables_ASC[group, slot, : len(ids)].tolist())
                 want[f"blocks of group {group}"] = ids
             self._note_sampling(slot, form, have, want)
             for field, value in want.items():
@@ -163,7 +178,7 @@ _floats_of = attrgetter(*_FLOATS)
 
 
 def _form_words(forms: Sequence[Assign]) -> np.ndarray:
-    """Each form as `_FORM` has it, int32 [n, W]."""
+    """Pack each form as `_FORM` says: int32 [n, W]."""
     packed = b"".join(_FORM.pack(*_ints_of(form), *_floats_of(form.params), 0, *_stop_ids(form)) for form in forms)
     return np.frombuffer(packed, np.int32).reshape(len(forms), _FORM.size // 4)
 
@@ -194,6 +209,6 @@ def _used(ids: Tensor) -> list[int]:
 
 
 def _as_int64(seed: int) -> int:
-    """The 64 bits of a seed as torch's signed integer."""
+    """Return the 64 bits of a seed as a signed integer, as torch has it."""
     seed &= (1 << 64) - 1
     return seed - (1 << 64) if seed >> 63 else seed

@@ -1,4 +1,4 @@
-"""How long a step's segments take on the device, known without ever waiting for it."""
+"""The time that a step's segments take on the device, measured without waiting for it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 class Stopwatch:
-    """`with watch:` around each segment; `seconds()` once the step is done.
+    """A clock for the segments of a step. Use `with watch:` around each segment, and `seconds()` once the step is done.
 
     On CUDA the marks are events on the current stream: the device stamps them as it passes, and they are read only
-    after the step's result has arrived. On a CPU the caller is the device, and its own clock serves.
+    after the step's result has arrived. On a CPU the calling thread does the work, and its own clock serves.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,7 +33,7 @@ class Stopwatch:
             self._seconds += time.perf_counter() - self._started
 
     def seconds(self) -> float:
-        """Sum over the segments, in seconds. On CUDA all marks must have been passed."""
+        """Return the sum over the segments, in seconds. On CUDA the device must have passed all marks."""
         starts, ends = self._events[::2], self._events[1::2]
         return self._seconds + sum(a.elapsed_time(b) for a, b in zip(starts, ends, strict=True)) / 1e3
 

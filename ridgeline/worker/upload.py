@@ -1,6 +1,6 @@
-"""Arrays that come to the device and back without anybody waiting, through page-locked memory, in the stream's order.
+"""Copies to the device and back that nobody waits for, through page-locked memory, in the order of the stream.
 
-A copy from or to ordinary memory holds the host until the device has done all that was queued before it.
+A copy from or to ordinary memory would hold the host until the device has done all that was queued before it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from torch import Tensor
 
 
 def staging(size: int, device: torch.device) -> Tensor:
-    """`size` int32 on the host; page-locked if `device` is a GPU, so that nobody waits for its copy. Torch keeps the
-    memory until the copies that read it are done, then recycles it."""
+    """Return `size` int32 on the host, page-locked if `device` is a GPU, so that nobody waits for a copy of them. Torch
+    keeps the memory until the copies that read it are done, then recycles it."""
     return torch.empty(size, dtype=torch.int32, pin_memory=device.type == "cuda")
 
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:
-    """The values on the device, once what was queued before has run there."""
+    """Return the values on the device. They are there once the work that was queued before has run."""
     source = torch.from_numpy(values)
     staged = torch.empty(source.shape, dtype=source.dtype, pin_memory=device.type == "cuda")
     return staged.copy_(source).to(device, non_blocking=True)
 
 
 class Download:
-    """Tensors on their way to the host, those of wide types first. On a GPU they travel as one copy, behind what is
-    queued when this is made."""
+    """Tensors on their way to the host, those of wide types first. On a GPU they travel as one copy, queued behind the
+    work that is in the stream when this object is made."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
@@ -38,5 +38,5 @@ class Download:
             self._tensors = [part.view(t.dtype).view(t.shape) for part, t in zip(parts, tensors, strict=True)]
 
     def arrays(self) -> list[np.ndarray]:
-        """The values, once an event behind this has passed on the device."""
+        """Return the values. The device must have passed an event that was recorded after this object was made."""
         return [tensor.numpy() for tensor in self._tensors]

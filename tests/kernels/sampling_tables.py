@@ -27,8 +27,8 @@ class Sampling(NamedTuple):
     """Arguments of the sampling op, besides the logits."""
 
     tables: SamplingTables
-    slots_N: torch.Tensor
-    position_N: torch.Tensor
+    slots_R: torch.Tensor
+    position_R: torch.Tensor
     features: Feature
 
 
@@ -53,6 +53,6 @@ def sampling_of(rows: Sequence[Row], vocab_size: int, device: str = "cpu") -> Sa
             for n, row in enumerate(rows)
         ]
     )
-    position_N = torch.tensor([len(row.prompt) + len(row.output) for row in rows], device=device)
+    position_R = torch.tensor([len(row.prompt) + len(row.output) for row in rows], device=device)
     features = reduce(or_, (features_of(row.params, masked=False) for row in rows))
-    return Sampling(slots.sampling, torch.arange(len(rows), device=device), position_N, features)
+    return Sampling(slots.sampling, torch.arange(len(rows), device=device), position_R, features)

@@ -21,12 +21,12 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 IMPLEMENTATIONS = ["reference", *(implementation.name for implementation in op.MASK_LOGITS.implementations)]
 
 
-def by_single_bits(logits_NV: torch.Tensor, words: dict[int, list[int]]) -> torch.Tensor:
+def by_single_bits(logits_RV: torch.Tensor, words: dict[int, list[int]]) -> torch.Tensor:
     """What must come out, a token at a time. words: row → its mask, as plain numbers."""
-    wanted = logits_NV.clone()
+    wanted = logits_RV.clone()
     for row, numbers in words.items():
-        for token in range(logits_NV.shape[1]):
-            if not numbers[token // 32] >> token % 32 & 1 and not logits_NV[row, token].isnan():
+        for token in range(logits_RV.shape[1]):
+            if not numbers[token // 32] >> token % 32 & 1 and not logits_RV[row, token].isnan():
                 wanted[row, token] = -torch.inf
     return wanted
 

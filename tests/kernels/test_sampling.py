@@ -125,8 +125,8 @@ def test_the_kept_tokens_are_those_transformers_keeps(seed, top_k, top_p, min_p,
     kept = op._filter(warm, top_k, top_p, min_p)
     kept &= op._typical(warm.masked_fill(~kept, -torch.inf), typical_p)
     assert kept.tolist() == expected.tolist()
-    tables, slots_N, _, _ = sampling_of([Row(p)], V)
-    filtered = torch_ops._filter(logits[None] / temperature, tables, slots_N)
+    tables, slots_R, _, _ = sampling_of([Row(p)], V)
+    filtered = torch_ops._filter(logits[None] / temperature, tables, slots_R)
     assert torch_ops._typical(filtered, tables.typical_p_S[:1, None])[0].isfinite().tolist() == expected.tolist()
 
 
@@ -147,7 +147,7 @@ def test_penalties_are_transformers_and_the_formula(seed, prompt, output, repeti
     expected = processor(torch.tensor([prompt + output]), logits.clone())[0]
     for token in set(output):
         expected[token] -= presence + frequency * output.count(token)
-    penalized = torch_ops._penalize(logits, sampling.tables, sampling.slots_N)[0]
+    penalized = torch_ops._penalize(logits, sampling.tables, sampling.slots_R)[0]
     reference = logits[0].double()
     op._penalize(reference, sampling.tables, 0)
     assert torch.allclose(penalized, expected, atol=1e-5)
@@ -214,9 +214,9 @@ def test_top_k_of_1_is_greedy_and_a_tie_goes_to_the_smaller_id() -> None:
 def test_an_unfiltered_row_keeps_its_whole_tail_beside_a_filtered_one() -> None:
     logits = torch.full((2, V), -9.0)
     logits[:, 0] = 20
-    tables, slots_N, _, features = sampling_of([Row(SamplingParams()), Row(SamplingParams(top_p=0.5))], V)
+    tables, slots_R, _, features = sampling_of([Row(SamplingParams()), Row(SamplingParams(top_p=0.5))], V)
     assert features & Feature.FILTER
-    kept = torch_ops._filter(logits, tables, slots_N).isfinite().sum(1)
+    kept = torch_ops._filter(logits, tables, slots_R).isfinite().sum(1)
     assert kept.tolist() == [V, 1]
 
 
@@ -226,10 +226,10 @@ def test_ranks_and_logprobs_of_drawn_tokens() -> None:
     scores = score(logits, chosen, 5)
     for n, token in enumerate(chosen.tolist()):
         probabilities = logits[n].double().softmax(0)
-        assert scores.logprob_N[n].exp().item() == pytest.approx(probabilities[token].item(), rel=1e-5)
-        assert scores.rank_N[n].item() == 1 + (logits[n] > logits[n, token]).sum()
-        assert scores.top_ids_NL[n].tolist() == logits[n].argsort(descending=True)[:5].tolist()
-    assert score(logits, chosen, 0).top_ids_NL.shape == (4, 0)
+        assert scores.logprob_R[n].exp().item() == pytest.approx(probabilities[token].item(), rel=1e-5)
+        assert scores.rank_R[n].item() == 1 + (logits[n] > logits[n, token]).sum()
+        assert scores.top_ids_RL[n].tolist() == logits[n].argsort(descending=True)[:5].tolist()
+    assert score(logits, chosen, 0).top_ids_RL.shape == (4, 0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -247,20 +247,20 @@ def test_logprobs_by_one_read_are_the_references(count: int, vocab: int, dtype: 
     if vocab > 10:
         logits[-1, 5:12] = 30.0  # ties
     expected, got = score(logits, chosen, 4), triton_logprobs.score(logits, chosen, 4)
-    assert got.top_ids_NL.sort().values.diff().min() > 0, "no token is reported twice"
-    assert got.rank_N.tolist() == expected.rank_N.tolist()
-    assert torch.allclose(got.logprob_N, expected.logprob_N, atol=1e-5)
-    assert torch.allclose(got.top_logprobs_NL, expected.top_logprobs_NL, atol=1e-5)
-    assert torch.equal(logits.gather(1, got.top_ids_NL), logits.gather(1, expected.top_ids_NL))
-    assert torch.equal(triton_logprobs.score_batch_invariant(logits, chosen, 4).rank_N, expected.rank_N)
-    assert triton_logprobs.score(logits, chosen, 0).top_ids_NL.shape == (count, 0)
+    assert got.top_ids_RL.sort().values.diff().min() > 0, "no token is reported twice"
+    assert got.rank_R.tolist() == expected.rank_R.tolist()
+    assert torch.allclose(got.logprob_R, expected.logprob_R, atol=1e-5)
+    assert torch.allclose(got.top_logprobs_RL, expected.top_logprobs_RL, atol=1e-5)
+    assert torch.equal(logits.gather(1, got.top_ids_RL), logits.gather(1, expected.top_ids_RL))
+    assert torch.equal(triton_logprobs.score_batch_invariant(logits, chosen, 4).rank_R, expected.rank_R)
+    assert triton_logprobs.score(logits, chosen, 0).top_ids_RL.shape == (count, 0)
 
 
 def test_all_of_a_small_vocabulary_may_be_reported() -> None:
     logits = torch.tensor([[0.0, -torch.inf, 2.0, 2.0, -torch.inf]])
     got = triton_logprobs.score(logits, torch.tensor([2]), 9)
-    assert got.top_ids_NL.tolist() == [[2, 3, 0, 1, 4]]
-    assert torch.allclose(got.top_logprobs_NL, logits.log_softmax(-1).gather(1, got.top_ids_NL))
+    assert got.top_ids_RL.tolist() == [[2, 3, 0, 1, 4]]
+    assert torch.allclose(got.top_logprobs_RL, logits.log_softmax(-1).gather(1, got.top_ids_RL))
 
 
 # ---- without a sort: lists that overflow, brackets that miss, real sizes --------------------------------------------
@@ -315,9 +315,9 @@ def test_draws_without_a_sort_follow_the_distribution(device: str, count: int, p
     """Eight tokens, of which top-k leaves six and top-p fewer. Tokens 5 and 6 tie at the edge."""
     logits = torch.tensor([2.0, 1.5, 0.0, 1.0, -1.0, 0.5, 0.5, -2.0])
     tables, _, _, features = sampling_of([Row(params, seed=11)], 8, device)
-    slots_N = torch.zeros(count, dtype=torch.int64, device=device)
-    position_N = torch.arange(count, device=device)
-    drawn = gpu.sample(logits.to(device).expand(count, 8), tables, slots_N, position_N, features).cpu()
+    slots_R = torch.zeros(count, dtype=torch.int64, device=device)
+    position_R = torch.arange(count, device=device)
+    drawn = gpu.sample(logits.to(device).expand(count, 8), tables, slots_R, position_R, features).cpu()
     kept_V = op._filter(logits.double(), params.top_k, params.top_p, params.min_p)
     expected_V = logits.masked_fill(~kept_V, -torch.inf).softmax(0) * count
     count_V = torch.bincount(drawn, minlength=8)
@@ -397,9 +397,9 @@ def test_slots_that_nobody_filled_are_greedy_and_change_no_logit() -> None:
     tables.temperature_S[1] = 1
     tables.prompt_seen_SV[:, ::2] = True
     tables.output_count_SV[:, ::3] = 7
-    slots_N, position_N = torch.tensor([0, 1]).repeat(40), torch.arange(80)
-    tokens = op.sample_reference(RISING.expand(80, V), tables, slots_N, position_N, Feature.NONE).view(40, 2)
-    noise = gumbel(tables.seed_S[slots_N], position_N, V)[1::2]
+    slots_R, position_R = torch.tensor([0, 1]).repeat(40), torch.arange(80)
+    tokens = op.sample_reference(RISING.expand(80, V), tables, slots_R, position_R, Feature.NONE).view(40, 2)
+    noise = gumbel(tables.seed_S[slots_R], position_R, V)[1::2]
     assert tokens[:, 0].tolist() == [V - 1] * 40
     assert tokens[:, 1].tolist() == (RISING + noise).argmax(1).tolist()
     assert len(tokens[:, 1].unique()) > 10
@@ -442,11 +442,11 @@ def test_tables_may_be_views_of_wider_rows() -> None:
     wanted = [SamplingParams(top_k=9, top_p=0.9), SamplingParams(min_p=0.02, presence_penalty=1.0, min_tokens=4)]
     batch = [Row(p, output=(3, 3), seed=n, stop_ids=frozenset({n})) for n, p in enumerate(wanted)]
     logits = 2 * torch.randn(2, V, generator=torch.Generator().manual_seed(4))
-    tables, slots_N, position_N, features = sampling_of(batch, V)
+    tables, slots_R, position_R, features = sampling_of(batch, V)
     columns = {f.name: getattr(tables, f.name) for f in fields(tables)}
     floats = {name: c for name, c in columns.items() if c.dim() == 1 and c.is_floating_point()}
     integers = {name: c for name, c in columns.items() if c.dim() == 1 and not c.is_floating_point()}
     wide = {name: torch.cat([c, c], 1)[:, : c.shape[1]] for name, c in columns.items() if c.dim() == 2}
     views = op.SamplingTables(**packed(floats), **packed(integers), **wide)
-    arguments = (slots_N, position_N, features)
+    arguments = (slots_R, position_R, features)
     assert gpu.sample(logits, views, *arguments).tolist() == op.sample_reference(logits, tables, *arguments).tolist()

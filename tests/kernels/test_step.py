@@ -140,15 +140,15 @@ def test_the_cases_see_every_way_to_finish() -> None:
 def test_outcomes_are_posted_round_the_ring(name: str, num_bytes: int, device: str) -> None:
     """What is not a step's own place stays as it was."""
     post = chosen(STEP_POST, name, device)
-    ring_KW = torch.full((3, 4016), 77, dtype=torch.uint8, pin_memory=device == "cuda")
-    expected_KW = ring_KW.clone()
+    ring_QO = torch.full((3, 4016), 77, dtype=torch.uint8, pin_memory=device == "cuda")
+    expected_QO = ring_QO.clone()
     turn_1 = torch.zeros(1, dtype=torch.int64, device=device)
     for turn in range(5):
-        packed_B = torch.randint(256, (num_bytes,), dtype=torch.uint8, device=device)
-        post(packed_B, ring_KW, turn_1)
-        expected_KW[turn % 3, :8] = torch.tensor([turn, *[0] * 7], dtype=torch.uint8)
-        expected_KW[turn % 3, 8 : 8 + num_bytes] = packed_B.cpu()
+        packed_O = torch.randint(256, (num_bytes,), dtype=torch.uint8, device=device)
+        post(packed_O, ring_QO, turn_1)
+        expected_QO[turn % 3, :8] = torch.tensor([turn, *[0] * 7], dtype=torch.uint8)
+        expected_QO[turn % 3, 8 : 8 + num_bytes] = packed_O.cpu()
         if device == "cuda":
             torch.cuda.synchronize()
-        assert torch.equal(ring_KW, expected_KW)
+        assert torch.equal(ring_QO, expected_QO)
     assert turn_1.item() == 5

@@ -18,7 +18,7 @@ PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
 FIELDS: dict[str, Callable[[Rig], None]] = {
     "kv_len": lambda r: r.runner.slots.kv_len_S.sub_(1),
     "max_len": lambda r: r.runner.slots.max_len_S.add_(1),
-    "blocks of group 0": lambda r: r.runner.slots.block_tables_GSC[0, :, 1].fill_(9),
+    "blocks of group 0": lambda r: r.runner.slots.block_tables_ASC[0, :, 1].fill_(9),
     "seed": lambda r: r.runner.slots.sampling.seed_S.add_(1),
     "temperature": lambda r: r.runner.slots.sampling.temperature_S.fill_(0.3),
     "top_k": lambda r: r.runner.slots.sampling.top_k_S.fill_(3),

@@ -1,6 +1,11 @@
-"""Pointwise activations of the feed-forward. Legend: T tokens, F intermediate width.
+"""Pointwise activations of the feed-forward.
 
-kind: "silu" x·σ(x); "gelu" x·Φ(x); "gelu_tanh" its tanh approximation (Hendrycks and Gimpel, arXiv 1606.08415).
+kind: "silu" is x·σ(x), "gelu" is x·Φ(x), and "gelu_tanh" approximates that by tanh (Hendrycks and Gimpel, arXiv
+1606.08415).
+
+Legend:
+    T  tokens
+    F  intermediate width
 """
 
 from __future__ import annotations
@@ -15,12 +20,12 @@ from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 
 def activation(x_TF: Tensor, kind: str) -> Tensor:
-    """`kind` of every element, computed in float32: [T, F] in the dtype of `x_TF`."""
+    """Apply `kind` to every element, in float32: [T, F] in the dtype of `x_TF`."""
     return _activate(x_TF.float(), kind).to(x_TF.dtype)
 
 
 def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
-    """activation(first half) * second half, computed in float32: [T, F] in the dtype of `x_T2F`."""
+    """Return activation(first half) * second half, computed in float32: [T, F] in the dtype of `x_T2F`."""
     gate_TF, up_TF = x_T2F.float().chunk(2, dim=-1)
     return (_activate(gate_TF, kind) * up_TF).to(x_T2F.dtype)
 
@@ -37,12 +42,17 @@ def _activate(x: Tensor, kind: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
+    """A case for tests and benchmarks.
+
+    width: the columns of the input, 2F if the op is gated.
+    """
+
     tokens: int
     width: int
     kind: str
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, str]:
-        """`width` counts the input's columns: 2F where the op is gated."""
+        """Return random inputs with a standard deviation of 3, and the kind."""
         generator = torch.Generator(device).manual_seed(seed)
         return (3 * torch.randn(self.tokens, self.width, generator=generator, device=device)).to(dtype), self.kind
 

@@ -1,4 +1,4 @@
-"""Activations through torch's own kernels. Legend: T tokens, F intermediate width."""
+"""Activations through torch's own kernels. The legend is that of op.py."""
 
 from __future__ import annotations
 

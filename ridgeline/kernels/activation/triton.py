@@ -1,4 +1,5 @@
-"""Activations, plain and gated, in one kernel: read once, computed in float32, written once. Legend as in op.py."""
+"""Activations, plain and gated, in one kernel: read once, computed in float32, written once. The legend is that of
+op.py."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ KINDS = ("silu", "gelu", "gelu_tanh")
 
 @triton.jit
 def activate(x, KIND: tl.constexpr):
-    """`KIND` of float32 values, for this file and for epilogues of matrix products."""
+    """Apply `KIND` to float32 values, here and in the epilogues of matrix products."""
     if KIND == "silu":
         y = x * tl.sigmoid(x)
     elif KIND == "gelu":
@@ -50,7 +51,8 @@ def _activation(
 
 
 def config(rows: int, width: int) -> tuple[int, int]:
-    """(BLOCK, warps): 8 elements per thread. Programs start at about one per nanosecond, so many rows want big ones."""
+    """Return (BLOCK, warps), with 8 elements per thread. About one program starts per nanosecond, so many rows take
+    larger programs."""
     block = min(triton.next_power_of_2(width), 1024 if rows <= 32 else 2048)
     return block, max(1, block // 256)
 
@@ -71,14 +73,14 @@ def _launch(x: Tensor, kind: str, gated: bool) -> Tensor:
 
 
 def activation(x_TF: Tensor, kind: str) -> Tensor:
-    """Where a gradient is wanted, torch's own kernels run: these have none."""
+    """Compute `op.activation`. If a gradient is wanted, torch's own kernels run, since these have none."""
     if torch.is_grad_enabled() and x_TF.requires_grad:
         return torch_ops.activation(x_TF, kind)
     return _launch(x_TF, kind, gated=False)
 
 
 def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
-    """As `activation`."""
+    """Compute `op.gated_activation`. If a gradient is wanted, torch's own kernels run, since these have none."""
     if torch.is_grad_enabled() and x_T2F.requires_grad:
         return torch_ops.gated_activation(x_T2F, kind)
     return _launch(x_T2F, kind, gated=True)

@@ -1,14 +1,19 @@
-"""The shared part of attention's work list: which rows read the keys of their common first blocks together.
+"""The shared part of attention's work list: rows that read the keys of their common first blocks together.
 
-A group is rows whose block tables begin with the same blocks. Its rows are taken a gang at a time, as many as the
-queries of one matrix product hold, and a gang's common keys are cut into stretches like a row's own keys into items:
-just enough to fill the GPU. What a row's stretches gave is added to the parts of its own keys (triton_decode.py).
+A group is rows whose block tables begin with the same blocks. Its rows are taken a gang at a time: as many rows as the
+queries of one matrix product hold. A gang's common keys are cut into stretches, as a row's own keys are cut into items:
+just enough of them to fill the GPU. A part is one row's result for one stretch. A row's parts are added to those of its
+own keys (triton_decode.py).
 
-Every row says where it stands (`prefix_4R`): its rank in an order that keeps groups together, the rank of its group's
-first row, the rank behind its last, and how many tokens they share (0: it belongs to no group). A row takes part while
-it runs one token and has more keys than it shares: one that the device has stopped keeps its rank, and nothing else.
+`prefix_4R` says where every row stands: its rank in an order that keeps groups together, the rank of its group's first
+row, the rank behind the group's last row, and how many tokens the group shares (0: the row belongs to no group). A row
+takes part while it runs one token and has more keys than it shares. A row that the device has stopped keeps its rank
+and does nothing.
 
-Legend: R rows, I stretches. A part is one row's result for one stretch.
+Legend:
+    R  rows
+    I  stretches
+    W  rows that one program describes
 """
 
 from __future__ import annotations
@@ -22,8 +27,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.attention.op import Cascade
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
-QUERIES = 64  # rows of a gang's matrix products: their sums and scores stay in registers
-FILLED = 2  # programs per multiprocessor that the stretches should come to
+# Rows of a gang's matrix products, whose sums and scores must stay in registers. 128 of them gained at heads of 64 and
+# lost at heads of 128 (docs/log.md).
+QUERIES = 64
+FILLED = 2  # programs per multiprocessor that stretches should give
 
 
 def make_cascade(
@@ -39,15 +46,18 @@ def make_cascade(
     max_items: int,
     alibi: bool,
 ) -> Cascade | None:
-    """One small kernel; None where a gang would be a single row. key_tile, whole: as in schedule.py, whose kernel then
-    fills `items_I3`. alibi: the layers ask for positions."""
+    """Cut the shared keys into stretches, by one small kernel. Returns None if a gang would be a single row.
+
+    key_tile, whole: as in schedule.py, whose kernel fills `items_I3` afterwards.
+    alibi: the layers need the rows' positions.
+    """
     device, num_rows, group = kv_len_R.device, len(slots_R), num_heads // num_kv_heads
     queries = max(16, min(QUERIES, triton.next_power_of_2(num_rows * group)))
     gang = queries // group
     if min(gang, num_rows) < 2:
         return None
     target = max(1, FILLED * num_multiprocessors(device) // num_kv_heads)
-    max_stretches = target + num_rows * 2 // 3  # most gangs: groups of three, of which a gang holds two
+    max_stretches = target + num_rows * 2 // 3  # most gangs come from groups of three rows of which a gang holds two
     rows = triton.next_power_of_2(num_rows)
     entries = max(1, min(16, 16384 // rows))
     cascade = Cascade(
@@ -104,7 +114,8 @@ def _cascade_kernel(
     POSITIONS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Every program counts all gangs' pieces and writes ENTRIES stretches, and what ENTRIES rows must know."""
+    """Write ENTRIES stretches, and the descriptions of ENTRIES rows. Every program counts the pieces of all gangs for
+    itself."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -150,32 +161,32 @@ def _cascade_kernel(
     tl.store(stretch_I + 4, tl.minimum(begin_I + even_I, shared_I), mask=real_I)
     tl.store(stretch_I + 5, first_part_I + piece_I * size_I, mask=real_I)
 
-    # The same programs tell ENTRIES rows their share; J rows.
-    row_J = entry_I
-    real_J = row_J < num_rows
-    rank_J = tl.load(prefix_ptr + row_J, mask=real_J, other=0)
-    first_J = tl.load(prefix_ptr + num_rows + row_J, mask=real_J, other=0)
-    shared_J = tl.load(prefix_ptr + 3 * num_rows + row_J, mask=real_J, other=0)
-    token_J = tl.load(start_ptr + row_J, mask=real_J, other=0).to(tl.int32)
-    tokens_J = tl.load(start_ptr + row_J + 1, mask=real_J, other=0).to(tl.int32) - token_J
-    kv_len_J = tl.load(kv_len_ptr + row_J, mask=real_J, other=0).to(tl.int32)
-    takes_part_J = (shared_J > 0) & (tokens_J == 1) & (kv_len_J > shared_J)
-    member_J = (rank_J - first_J) % GANG
-    leads_JR = leads_R[None, :] & (rank_R[None, :] == (rank_J - member_J)[:, None])
-    first_part_J = tl.sum(tl.where(leads_JR, first_part_R[None, :], 0), 1)
-    size_J = tl.sum(tl.where(leads_JR, size_R[None, :], 0), 1)
-    pieces_J = tl.sum(tl.where(leads_JR, pieces_R[None, :], 0), 1)
-    tl.store(members_ptr + rank_J, tl.where(takes_part_J, token_J, -1), mask=real_J & (shared_J > 0))
+    # The same programs describe ENTRIES rows.
+    row_W = entry_I
+    real_W = row_W < num_rows
+    rank_W = tl.load(prefix_ptr + row_W, mask=real_W, other=0)
+    first_W = tl.load(prefix_ptr + num_rows + row_W, mask=real_W, other=0)
+    shared_W = tl.load(prefix_ptr + 3 * num_rows + row_W, mask=real_W, other=0)
+    token_W = tl.load(start_ptr + row_W, mask=real_W, other=0).to(tl.int32)
+    tokens_W = tl.load(start_ptr + row_W + 1, mask=real_W, other=0).to(tl.int32) - token_W
+    kv_len_W = tl.load(kv_len_ptr + row_W, mask=real_W, other=0).to(tl.int32)
+    takes_part_W = (shared_W > 0) & (tokens_W == 1) & (kv_len_W > shared_W)
+    member_W = (rank_W - first_W) % GANG
+    leads_WR = leads_R[None, :] & (rank_R[None, :] == (rank_W - member_W)[:, None])
+    first_part_W = tl.sum(tl.where(leads_WR, first_part_R[None, :], 0), 1)
+    size_W = tl.sum(tl.where(leads_WR, size_R[None, :], 0), 1)
+    pieces_W = tl.sum(tl.where(leads_WR, pieces_R[None, :], 0), 1)
+    tl.store(members_ptr + rank_W, tl.where(takes_part_W, token_W, -1), mask=real_W & (shared_W > 0))
     if POSITIONS:
-        tl.store(positions_ptr + rank_J, kv_len_J - 1, mask=real_J & (shared_J > 0))
-    out_J = rows_ptr + row_J * 4
-    tl.store(out_J, tl.where(takes_part_J, shared_J, 0), mask=real_J)
-    tl.store(out_J + 1, first_part_J + member_J, mask=real_J)
-    tl.store(out_J + 2, size_J, mask=real_J)
-    tl.store(out_J + 3, tl.where(takes_part_J, pieces_J, 0), mask=real_J)
+        tl.store(positions_ptr + rank_W, kv_len_W - 1, mask=real_W & (shared_W > 0))
+    out_W = rows_ptr + row_W * 4
+    tl.store(out_W, tl.where(takes_part_W, shared_W, 0), mask=real_W)
+    tl.store(out_W + 1, first_part_W + member_W, mask=real_W)
+    tl.store(out_W + 2, size_W, mask=real_W)
+    tl.store(out_W + 3, tl.where(takes_part_W, pieces_W, 0), mask=real_W)
 
 
 @triton.jit
 def pieces_of(span, chunk, WHOLE: tl.constexpr):
-    """Into how many items so many keys are cut."""
+    """Return the number of pieces that so many keys are cut into."""
     return tl.where(span <= WHOLE, 1, tl.cdiv(span, chunk))

@@ -1,7 +1,10 @@
-"""Least work of paged attention over a ragged batch.
+"""The least work of paged attention over a ragged batch.
 
-Legend: R rows, H query heads, G key/value heads, D head dim. Per row: new tokens (its last positions) and kv_len, the
-tokens cached once they are written.
+A row is described by its new tokens, which are its last positions, and by kv_len, the number of cached tokens after
+these are written.
+
+Legend:
+    R  rows
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from ridgeline.core.cost import Cost
 
 
 def write_kv_cost(tokens: int, num_kv_heads: int, head_dim: int, *, itemsize: float, kv_itemsize: float) -> Cost:
-    """Each token's key and value read once and written once, and an int32 place read."""
+    """Count each token's key and value as read once and written once, and an int32 place as read."""
     return Cost(tokens * (2 * num_kv_heads * head_dim * (itemsize + kv_itemsize) + 4), 0.0)
 
 
@@ -29,12 +32,13 @@ def attention_cost(
     window: int | None = None,
     shared: int = 0,
 ) -> Cost:
-    """Queries read, outputs written, every cached key and value a row can see read once (grouped heads share it).
+    """Count queries as read, outputs as written, and every cached key and value that a row can see as read once
+    (grouped heads share it).
 
-    Scores never touch memory (FlashAttention, arXiv 2205.14135). FLOPs are the two products: 4 D per head and visible
-    (query, key) pair, nothing for what causality or the window hides; the softmax runs on other units meanwhile. The
-    `shared` tokens all rows begin with are read once for all (as in Hydragen, arXiv 2402.05099), their FLOPs stay.
-    Block tables (4 bytes a block) are left out.
+    Scores never touch memory (FlashAttention, arXiv 2205.14135). FLOPs are those of the two products: 4 · head_dim per
+    head and visible (query, key) pair, and nothing for pairs that causality or the window hides. The softmax runs on
+    other units meanwhile. The `shared` tokens that all rows begin with are read once for all rows (as in Hydragen,
+    arXiv 2402.05099), but their FLOPs count for each row. Block tables (4 bytes a block) are left out.
     """
     pairs, keys = visible(num_tokens_R, kv_len_R, window, shared)
     tokens = float(np.sum(num_tokens_R))
@@ -43,7 +47,8 @@ def attention_cost(
 
 
 def visible(num_tokens_R: ArrayLike, kv_len_R: ArrayLike, window: int | None, shared: int = 0) -> tuple[float, float]:
-    """(query-key pairs, keys) that are seen, summed over the rows; the first `shared` keys, which are all rows', once.
+    """Return (query-key pairs, keys) that are seen, summed over the rows. The first `shared` keys, which all rows have
+    in common, count once.
 
     A query at position p sees min(p + 1, window) keys. A row's n queries together see min(kv_len, n + window - 1).
     """
@@ -62,9 +67,11 @@ def visible(num_tokens_R: ArrayLike, kv_len_R: ArrayLike, window: int | None, sh
 
 
 def _repeated(length_R: np.ndarray, seen_R: np.ndarray, shared: int) -> float:
-    """How many of the first `shared` keys that rows see were counted before, for a row that sees them too.
+    """Return how many of the first `shared` keys are counted more than once by the sum over rows, each time but the
+    first.
 
-    A row sees its newest `seen_R`, an interval; the union of all, by their starts, has no key twice.
+    A row sees its newest `seen_R` keys, which are an interval. The union of all intervals, in the order of their
+    starts, has no key twice.
     """
     if not shared:
         return 0.0

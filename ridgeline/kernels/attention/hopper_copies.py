@@ -1,6 +1,6 @@
 """The two warps of hopper_kernel.py that compute nothing: one draws work items, one has their tiles copied.
 
-Legend as in hopper_kernel.py.
+The legend is that of hopper_kernel.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ PANEL = gl.constexpr(64)  # columns in one swizzled panel of shared memory: 128 
 
 @gluon.jit
 def _item(w, table_ptr, count, units_at_once, real):
-    """Work index → its table entry and unit. All items of `units_at_once` units come before the next units' items.
-    An entry of zeros if not `real`."""
+    """Return the table entry and the unit of work index `w`, or zeros if not `real`. All items of `units_at_once` units
+    come before the items of the next units."""
     part = w // gl.maximum(count * units_at_once, 1)
     rest = w - part * (count * units_at_once)
     entry_ptr = table_ptr + 4 * (rest // units_at_once)
@@ -31,7 +31,7 @@ def _item(w, table_ptr, count, units_at_once, real):
 
 @gluon.jit
 def _tiles(position, tokens, KEYS: gl.constexpr, WINDOW: gl.constexpr):
-    """(newest, oldest) key tile that any of the item's tokens sees."""
+    """Return the (newest, oldest) key tile that any of the item's tokens sees."""
     newest = (position + tokens - 1) // KEYS
     oldest = position * 0
     if WINDOW > 0:
@@ -41,7 +41,7 @@ def _tiles(position, tokens, KEYS: gl.constexpr, WINDOW: gl.constexpr):
 
 @gluon.jit
 def _blocks(row_ptr, first, begin, end, P: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr):
-    """The block of every box of a tile, -1 where nobody sees a key of it."""
+    """Return the block of every box of a tile, or -1 for a box of which no query sees a key."""
     blocks = ()
     for b in gl.static_range(KEYS // BOX):
         key = first + b * BOX
@@ -55,12 +55,12 @@ def _load_keys(
     desc, tile, bar, blocks, first, block_rows, head_row, nowhere,
     AT: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
-    """One key or value tile: boxes of `BOX` tokens, each within one block, 64 columns at a time."""
+    """Copy one key or value tile, as boxes of `BOX` tokens that lie within one block, 64 columns at a time."""
     layout: gl.constexpr = desc.layout
     boxes = viewed(tile, [D // PANEL * (KEYS // BOX), BOX, PANEL], layout)
     mbarrier.expect(bar, KEYS * D * 2)
     for b in gl.static_range(KEYS // BOX):
-        # A box nobody sees is addressed outside the cache, where copies read zeros.
+        # A box that no query sees is addressed outside the cache, where copies read zeros.
         block = blocks[AT + b]
         row = gl.where(block >= 0, block * block_rows + head_row + (first + b * BOX) % P, nowhere)
         for panel in gl.static_range(D // PANEL):
@@ -69,11 +69,13 @@ def _load_keys(
 
 @gluon.jit
 def _tell(slot, value):
+    """Write an int32 to shared memory, for other warps."""
     slot.store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
 
 
 @gluon.jit
 def _hear(slot, WARPS: gl.constexpr):
+    """Read an int32 that another warp has written to shared memory."""
     return gl.max(slot.load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
 
 
@@ -81,7 +83,7 @@ def _hear(slot, WARPS: gl.constexpr):
 def _scheduler(
     table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Draws items, always one ahead of the others, and tells them; an item without tokens at the end."""
+    """Draw items, always one ahead of the other warps, and pass them on; at the end pass on an item without tokens."""
     news_full: gl.constexpr = 5
     count = gl.load(count_ptr)
     w = gl.program_id(0)
@@ -111,7 +113,8 @@ def _scheduler(
 
 @gluon.jit
 def _news(news, bars, round, WARPS: gl.constexpr):
-    """The round's item: (first token, tokens, position of the first, unit, slot); no tokens at the end."""
+    """Return the round's item: (first token, tokens, position of the first, unit, slot). At the end it has
+    no tokens."""
     news_full: gl.constexpr = 5
     here = round % 2
     mbarrier.wait(bars[news_full].index(here), (round // 2) & 1)
@@ -130,7 +133,7 @@ def _producer(
     PER_KV: gl.constexpr, PACK: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, CONSUMERS: gl.constexpr,
 ):  # fmt: skip
-    """Fills the rings in the order in which they are drained: K0 Q K1 V0 K2 V1 … of item after item."""
+    """Fill the rings in the order in which they are drained: K0 Q K1 V0 K2 V1 … of item after item."""
     q_desc, k_desc, v_desc = descs
     k, v, news, bars = rings
     blocks_ptr, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere = places
@@ -153,9 +156,9 @@ def _producer(
         blocks = blocks + blocks
         for i in range(tiles + 1):
             first = (newest - i) * KEYS
-            # Asked for a tile ahead. Blocks of the tile before go to the values, which come a tile later than keys.
+            # Block ids are loaded a tile ahead. Those of the tile before serve the values, which follow a tile later.
             next_blocks = _blocks(row_ptr, gl.maximum(first - KEYS, 0), begin, end, P, BOX, KEYS)
-            # Key tile `step` and the value tile before it take the places of two that were used together.
+            # Key tile `step` and the value tile before it replace two tiles that were used together.
             step = base + i
             mbarrier.wait(empty.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
             if i < tiles:

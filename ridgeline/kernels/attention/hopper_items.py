@@ -1,4 +1,9 @@
-"""The long rows' work for hopper.py, made on the device. Legend as in op.py; I work items."""
+"""The work list of the long rows for hopper.py, made on the device.
+
+Legend:
+    R  rows
+    I  work items
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from torch import Tensor
 
 from ridgeline.kernels.attention.op import PrefillItems
 
-CACHED_BYTES = 24 << 20  # keys and values worked on at a time, about half of the second-level cache
+CACHED_BYTES = 24 << 20  # bytes of keys and values that are worked on at a time, about half of the second-level cache
 
 
 def prefill_items(
@@ -23,10 +28,12 @@ def prefill_items(
     queries: int = 128,
     pack: int = 1,
 ) -> PrefillItems:
-    """Work items of the rows with more than `few` tokens, longest first within sections that fit the cache.
+    """Make work items of the rows with more than `few` tokens, the longest first within sections that fit the cache.
 
-    `num_tokens` is T, padding included; `kv_row_bytes` the size of one token's keys and values in one layer; `queries`
-    of an item, 128 or 192, are tokens times `pack` heads, a power of two that divides the heads per key head.
+    num_tokens: T, padding included.
+    kv_row_bytes: bytes of one token's keys and values in one layer.
+    queries: the queries of an item, 128 or 192. They are tokens times `pack` heads.
+    pack: a power of two that divides the heads per key head.
     """
     num_rows = len(slots_R)
     limit = num_tokens // (queries // pack) + num_rows
@@ -45,7 +52,7 @@ def _items_kernel(
     start_ptr, kv_len_ptr, slots_ptr, table_ptr, count_ptr, ticket_ptr, num_rows, section_tokens, few,
     ROWS: tl.constexpr, ITEMS: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Every program places a few items: an item's place is the number of items that go before it."""
+    """Place a few items in each program. An item's place is the number of items that go before it."""
     row_R = tl.arange(0, ROWS)
     real_R = row_R < num_rows
     start_R = tl.load(start_ptr + row_R, mask=real_R, other=0).to(tl.int32)
@@ -66,8 +73,8 @@ def _items_kernel(
     position_I = tl.sum(tl.where(mine_IR, base_R[None, :], 0), 1) + tile_I * QUERIES
     section_I = tl.sum(tl.where(mine_IR, section_R[None, :], 0), 1)
 
-    # Of row r's tiles, at base, base + QUERIES, …, those at a later position go before, as does an equal one of a
-    # lower row; in an earlier section all do.
+    # Row r's tiles are at base, base + QUERIES, …. Those at a later position go before this item, and so does one at
+    # an equal position if its row is a lower one. All tiles of an earlier section go before it.
     ahead_IR = position_I[:, None] - base_R[None, :]
     at_or_below_IR = tl.where(ahead_IR < 0, 0, ahead_IR // QUERIES + 1)
     later_IR = tl.maximum(tiles_R[None, :] - at_or_below_IR, 0)
@@ -89,10 +96,10 @@ def _items_kernel(
 
 
 def tile_shape(head_dim: int, group: int, num_tokens: int, num_rows: int) -> tuple[int, int]:
-    """(queries, pack) of a step's items, with `group` heads per key head.
+    """Return (queries, pack) of a step's items, with `group` heads per key head.
 
-    Heads of 64 leave registers for a third warpgroup, which hides more; items so large waste more of short rows. Heads
-    are packed where rows are too short to fill items.
+    Heads of 64 leave registers for a third warpgroup, which hides more latency. But such large items waste more of
+    short rows. Heads are packed if rows are too short to fill items.
     """
     queries = 192 if head_dim == 64 and num_tokens >= 4096 * num_rows else 128
     return queries, group & -group if num_tokens < 64 * num_rows else 1

@@ -1,14 +1,16 @@
 """Prefill attention over the paged cache for Hopper: bulk tensor copies, warpgroup MMA, specialised warps.
 
-A work item is 128 or 192 queries of one row: consecutive tokens times the heads that share a key head, so that short
-rows fill it too. One warp draws items by ticket, one streams key and value tiles, block by block, into two rings of
-shared memory; two or three warpgroups own 64 queries each. A warpgroup asks at once for the next tile's scores and for
-the product of the weights before them with their values, as in FlashAttention-3 (arXiv 2407.08608); while it works on
-the softmax, the tensor cores serve the others. Keys are visited from the newest to the oldest, so tiles that need a
-mask come first.
+A work item is 128 or 192 queries of one row: consecutive tokens, times the heads that share a key head, so that short
+rows fill it too. A table entry is (slot, first token, tokens, position of the first). PACK heads of a token follow each
+other in a tile, and a unit is PACK heads.
 
-Legend as in op.py; I work items; a table entry is (slot, first token, tokens, position of the first). PACK heads
-of a token follow each other in a tile; a unit is PACK heads.
+One warp draws items by ticket. One warp streams key and value tiles, block by block, into two rings of shared memory.
+Two or three warpgroups own 64 queries each. A warpgroup starts two products at once: the next tile's scores, and the
+product of the weights before them with their values, as in FlashAttention-3 (arXiv 2407.08608). While it works on the
+softmax, the tensor cores serve the other warpgroups. Keys are visited from the newest to the oldest, so tiles that need
+a mask come first.
+
+The legend is that of op.py.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from ridgeline.kernels.gluon_names import viewed
 
 @gluon.jit
 def _zero_rows(tile, begin, end, D: gl.constexpr, KEYS: gl.constexpr):
-    """Rows begin … end - 1 of a value tile become 0: 0 · NaN must never reach the sum."""
+    """Set rows begin … end - 1 of a value tile to 0: 0 · NaN must never reach the sum."""
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
     tile_layout: gl.constexpr = tile.layout
     atoms = viewed(tile, [D // PANEL * (KEYS // 8), 8, PANEL], tile_layout)
@@ -46,7 +48,7 @@ def _zero_rows(tile, begin, end, D: gl.constexpr, KEYS: gl.constexpr):
 
 @gluon.jit
 def _masked(s, first_key, position, WINDOW: gl.constexpr, KEYS: gl.constexpr, PACK: gl.constexpr):
-    """Scores of keys a query must not see become -inf, whatever they were (NaN too)."""
+    """Return the scores with -inf for keys that a query must not see, whatever these scores were (NaN too)."""
     layout: gl.constexpr = s.type.layout
     key = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(0, layout)), 0)
     last = gl.expand_dims(position - first_key + gl.arange(0, 64, gl.SliceLayout(1, layout)) // PACK, 1)
@@ -58,7 +60,7 @@ def _masked(s, first_key, position, WINDOW: gl.constexpr, KEYS: gl.constexpr, PA
 
 @gluon.jit
 def _softmax(s, m, scale_log2):
-    """(new maximum, weights relative to it, by how much the old weights shrink)."""
+    """Return (the new maximum, the weights relative to it, the factor by which the old weights shrink)."""
     new = gl.maximum(m, gl.max(s, 1))
     shift = new * scale_log2
     shrink = gl.exp2((m - new) * scale_log2)
@@ -67,7 +69,7 @@ def _softmax(s, m, scale_log2):
 
 @gluon.jit
 def _as_column(x, like):
-    """One value per row, to be broadcast over the columns of `like`."""
+    """Return one value per row in a form that broadcasts over the columns of `like`."""
     return gl.expand_dims(gl.convert_layout(x, gl.SliceLayout(1, like.type.layout)), 1)
 
 
@@ -75,7 +77,7 @@ def _as_column(x, like):
 def _clean(
     v, step, tile, tokens, position, bars, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Make an item's newest values, if this tile is them, safe beyond its last key. No product may be under way."""
+    """Zero the values behind the item's last key, if this tile is the item's newest. No product may be under way."""
     end = (position + tokens - 1) % KEYS + 1
     if (end % BOX != 0) & (tile == (position + tokens - 1) // KEYS):
         here = step % STAGES
@@ -88,7 +90,8 @@ def _clean_behind(
     v, step, position, bars, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
     WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """Make an item's oldest values, which this step is, safe before the first key that the window leaves. As above."""
+    """Zero the values before the first key that the window leaves, in the item's oldest tile, which this step is. No
+    product may be under way."""
     begin = gl.maximum(position - WINDOW + 1, 0) % KEYS
     if begin % BOX != 0:
         here = step % STAGES
@@ -98,7 +101,8 @@ def _clean_behind(
 
 @gluon.constexpr_function
 def _wide(D):
-    """8 neighbouring columns in a thread, to be stored at once; rows stay in the warp where products leave them."""
+    """Return a layout with 8 neighbouring columns in a thread, so that they are stored at once. Rows stay in the warp
+    in which products leave them."""
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], *([0, 32 << i] for i in range((D // 32).bit_length() - 1))],
         lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
@@ -113,7 +117,7 @@ def _finish(
     o, total, out_ptr, out_stride, token, tokens, unit, dtype: gl.constexpr, part: gl.constexpr,
     PACK: gl.constexpr,
 ):  # fmt: skip
-    """Write 64 queries' outputs, those that exist."""
+    """Write the outputs of 64 queries, of those that exist."""
     D: gl.constexpr = o.shape[1]
     layout: gl.constexpr = _wide(D)
     o = o * _as_column(1 / total, o)
@@ -132,10 +136,11 @@ def _steps(
     PACK: gl.constexpr, BEGINS: gl.constexpr, MASKED: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """Key tiles first, first - 1, …: each one's scores are computed together with the values of the tile before it.
+    """Visit key tiles first, first - 1, …. Each tile's scores are computed together with the values of the tile before
+    it.
 
-    BEGINS: the first is an item's newest, so the weights before it are the last of the item before, which is finished
-    on the way. No product is under way when a step begins or ends, or ptxas would serialize them all.
+    BEGINS: the first tile is an item's newest. The weights before it are then the last of the item before, which is
+    finished on the way. No product is under way when a step begins or ends, or ptxas would serialize them all.
     """
     _q_full, _q_empty, k_full, v_full, empty, _news_full, _news_empty = bars
     p_layout: gl.constexpr = p.type.layout
@@ -159,7 +164,7 @@ def _steps(
         m, weights, shrink = _softmax(s, m, scale_log2)
         total = total * shrink + gl.sum(weights, 1)
         next_p = gl.convert_layout(weights.to(dtype), p_layout)
-        # How much of the softmax runs beside this product is left to ptxas: neither all nor nothing was as fast.
+        # ptxas decides how much of the softmax runs beside this product; all of it, or none, was slower.
         o = warpgroup_mma_wait(0, deps=(o,))
         if BEGINS:  # noqa: SIM102
             if i == 0:
@@ -184,7 +189,8 @@ def _consumer(
     PACK: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
     STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """64 queries of every item. An item's first scores are computed while the last values of the one before come in."""
+    """Attend with 64 queries of every item. An item's first scores are computed while the last values of the item
+    before arrive."""
     k, v, news, bars = rings
     out_ptr, out_stride = out
     q_full, q_empty, _k_full, v_full, _empty, _news_full, _news_empty = bars
@@ -196,7 +202,7 @@ def _consumer(
     m = gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout))
     total = gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout))
     step = 0
-    last = step - 1  # whose weights have not met their values yet
+    last = step - 1  # the step whose weights have not been multiplied with their values yet
     round = 0
     token_before = 0
     tokens_before = 0
@@ -206,11 +212,11 @@ def _consumer(
         q = q_tiles.index(round % 2)
         newest, oldest = _tiles(position, tokens, KEYS, WINDOW)
         mine = position + part * (64 // PACK)
-        # Tiles that only later queries of the item see are passed by.
+        # Tiles that only later queries of the item see are skipped.
         own = gl.minimum(newest, (mine + 64 // PACK - 1) // KEYS)
         step += newest - own
         newest = own
-        # The newest tile and tiles that causality cuts, then whole ones, then those that the window cuts.
+        # First the newest tile and those that causality cuts, then whole tiles, then those that the window cuts.
         whole = gl.minimum(newest - 1, (mine + 1) // KEYS - 1)
         cut = oldest
         if WINDOW > 0:
@@ -251,6 +257,7 @@ def _consumer(
 
 @gluon.jit
 def _barriers(number: gl.constexpr, count: gl.constexpr):
+    """Return `number` barriers in shared memory, each of which waits for `count` arrivals."""
     bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(number):
         mbarrier.init(bars.index(i), count=count)
@@ -265,9 +272,10 @@ def prefill_kernel(
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
     CONSUMERS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
+    """Attend with all items of the table, by programs that draw them by ticket."""
     dtype: gl.constexpr = q_desc.dtype
     layout: gl.constexpr = k_desc.layout
-    q0 = gl.allocate_shared_memory(dtype, [2, 64, D], layout)  # a consumer's queries of two items
+    q0 = gl.allocate_shared_memory(dtype, [2, 64, D], layout)  # one consumer's queries, of two items
     q1 = gl.allocate_shared_memory(dtype, [2, 64, D], layout)
     k = gl.allocate_shared_memory(dtype, [STAGES, KEYS, D], layout)
     v = gl.allocate_shared_memory(dtype, [STAGES, KEYS, D], layout)

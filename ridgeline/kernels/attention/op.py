@@ -1,7 +1,19 @@
-"""Paged attention over a ragged batch: every query attends to everything cached of its row.
+"""Paged attention over a ragged batch: every query attends to everything that is cached of its row.
 
-Legend: T tokens of the step, R rows, S slots, N cache blocks, P tokens per block, H query heads, G key/value heads,
-D head dim, C columns of the block table.
+Legend:
+    T  tokens of the step
+    R  rows
+    S  slots
+    N  cache blocks
+    P  tokens per block
+    H  query heads
+    G  key/value heads
+    D  head width
+    C  columns of the block table
+    I  items, stretches, and work items
+    J  query tiles
+    Q  queries of one row
+    K  keys of one row
 """
 
 from __future__ import annotations
@@ -18,18 +30,23 @@ from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A step's attention cut into pieces of work, made on the device once and shared by all layers of a cache group.
+    """A step's attention cut into pieces of work. It is made on the device once, and all layers of a cache group share
+    it.
 
-    items_I8: stretches of a short row's keys (split-KV), each (slot, first token, tokens, kv_len, first key, end key,
-    first item of the row, items of the row); where there is no item kv_len is 0. tiles_J4: query tiles of long rows,
-    each (slot, first token, tokens, position of the first). counts_2: how many of either there are; the tables are as
-    long as there can be at most. arrivals: zeros, one per item and key head, for finding a row's last item. All int32
-    on the device.
-    few: rows with up to so many tokens are items. tile_tokens: most tokens of a tile. window: what it was made for.
-    fixed: every row is cut into query tiles, however few its tokens, and all its keys are treated alike, so that a
-    query's result does not depend on what runs beside it. hopper: the long rows' work as hopper.py wants it, in place
-    of tiles, where that kernel is the faster one. cascade: the work that short rows share; their items then begin
-    where what they share ends.
+    All tensors are int32 on the device. The tables are as long as they can ever need to be.
+
+    items_I8: items, which are stretches of a short row's keys (split-KV). Each is (slot, first token, tokens, kv_len,
+        first key, end key, first item of the row, items of the row). kv_len is 0 where there is no item.
+    tiles_J4: query tiles of long rows. Each is (slot, first token, tokens, position of the first).
+    counts_2: how many items and how many tiles there are.
+    arrivals: zeros, one per item and key head, by which a row's last item is found.
+    few: rows with up to so many tokens are cut into items.
+    tile_tokens: the most tokens of a tile.
+    window: the window that the schedule was made for.
+    fixed: every row is cut into query tiles, however few its tokens, and all its keys are treated alike. So a query's
+        result does not depend on what runs beside it.
+    hopper: the long rows' work for hopper.py, in place of tiles, if that kernel is the faster one.
+    cascade: the work that short rows share; their items then begin where the shared keys end.
     """
 
     items_I8: Tensor
@@ -46,13 +63,17 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Cascade:
-    """Keys that several rows read together, see cascade.py. All int32 on the device.
+    """Keys that several rows read together; see cascade.py. All tensors are int32 on the device.
 
     stretches_I6: (slot whose table names the blocks, rank of the gang's first row, rows of the gang, first key, end
-    key, first part). count_1: how many there are. members_R: by rank, the row's token, or -1 if it takes no part.
-    positions_R: by rank, that token's position; for layers with slopes only.
-    rows_R4: by row, (tokens shared, its first part, parts from one of its parts to the next, its parts).
-    items_I3: the last three by item. queries: columns of a gang's matrix product. max_parts: parts at most.
+        key, first part).
+    count_1: how many stretches there are.
+    members_R: the row's token by rank, or -1 if the row takes no part.
+    positions_R: that token's position by rank, for layers with slopes only.
+    rows_R4: by row, (tokens shared, its first part, distance from one of its parts to the next, number of its parts).
+    items_I3: the last three of these, by item.
+    queries: rows of a gang's matrix product.
+    max_parts: the most parts that there can be.
     """
 
     stretches_I6: Tensor
@@ -67,9 +88,14 @@ class Cascade:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillItems:
-    """The long rows' work for hopper.py: table_I4, count_1 (how many of its entries are filled) and ticket_1 (0 between
-    launches) lie on the device, `limit` bounds the count on the host. An item has up to `queries` of them, of tokens
-    times `pack` heads."""
+    """The long rows' work for hopper.py.
+
+    table_I4: the entries, on the device.
+    count_1: how many entries are filled, on the device.
+    ticket_1: a counter on the device, 0 between launches.
+    limit: a bound on the count that the host knows.
+    queries: the most queries of an item; they are tokens times `pack` heads.
+    """
 
     table_I4: Tensor
     count_1: Tensor
@@ -81,21 +107,28 @@ class PrefillItems:
 
 @dataclass(frozen=True, kw_only=True)
 class RaggedBatch:
-    """Which queries the rows bring and where their keys lie.
+    """The queries that the rows bring, and the places of their keys.
 
-    Device: slots_R; block_table_SC (block ids by slot); start_R1 (first query of each row, then T); kv_len_R (tokens in
-    the cache after this step's were written); integers of 4 or 8 bytes. A row's queries are its last num_tokens
-    positions. schedule, if made already, is what `schedule.make_schedule` made of these for the same window and heads.
+    On the device (integers of 4 or 8 bytes):
 
-    Cells of the cache that none of a row's queries sees never influence its outputs, whatever they hold, NaN and inf
-    included: those behind its last position or before its window, in blocks of other rows or of nobody, and in the
-    null block, where rows that the device has stopped write. So a mask alone is not enough, since 0 · NaN is NaN.
+    slots_R: the rows' slots.
+    block_table_SC: block ids by slot.
+    start_R1: the first query of each row, then T.
+    kv_len_R: tokens in the cache after this step's were written. A row's queries are its last positions.
+    schedule: the result of `schedule.make_schedule` for the same window and heads, if it was made already.
 
-    Host: tokens_each, how many tokens every row brings. 0: rows differ; then a row may have none, tokens from
-    start_R1[R] on belong to no row, and their outputs are undefined. num_tokens_R, and kv_bound_R ≥ kv_len_R to size
-    work by; both are None where the host cannot know (a captured graph).
+    On the host:
 
-    derived: what an implementation has made of all this, for the step's other layers, by a key of its own.
+    tokens_each: how many tokens every row brings. 0: rows differ. Then a row may have none, and tokens from start_R1[R]
+        on belong to no row; their outputs are undefined.
+    num_tokens_R: how many tokens each row brings; None if the host cannot know (a captured graph).
+    kv_bound_R: a bound on kv_len_R to size work by; None if the host cannot know.
+    derived: what an implementation has made of all this for the step's other layers, by a key of its own.
+
+    Cells of the cache that none of a row's queries sees never influence the row's outputs, whatever they hold, NaN and
+    inf included. These are the cells behind its last position or before its window, in blocks of other rows or of
+    nobody, and in the null block, to which rows that the device has stopped write. So a mask alone is not enough, since
+    0 · NaN is NaN.
     """
 
     slots_R: Tensor
@@ -121,10 +154,12 @@ def paged_attention_reference(
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale · q kᵀ + mask) v for every row on its own, in float32. Returns [T, H, D] in q's dtype.
+    """Return softmax(scale · q kᵀ + mask) v for every row on its own, computed in float32: [T, H, D] in q's dtype.
 
-    A query at position p sees positions max(0, p - window + 1) … p. sinks_H: one more logit per head that takes its
-    part of the softmax and carries no value. softcap: logits x become softcap · tanh(x / softcap), sinks do not.
+    A query at position p sees positions max(0, p - window + 1) … p.
+
+    sinks_H: one more logit per head, which takes its part of the softmax and carries no value.
+    softcap: logits x become softcap · tanh(x / softcap), but sinks do not.
     slopes_H: float32, what a head's logits lose per token of distance (ALiBi), after the cap.
     """
     out_THD = torch.empty_like(q_THD)
@@ -134,36 +169,39 @@ def paged_attention_reference(
     for row, slot in enumerate(batch.slots_R.tolist()):
         length, first, last = lengths[row], starts[row], starts[row + 1]
         blocks = batch.block_table_SC[slot, : -(-length // block_size)].long()
-        k_GLD = k_cache_NGPD[blocks].transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length].float()
-        v_GLD = v_cache_NGPD[blocks].transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length].float()
+        k_GKD = k_cache_NGPD[blocks].transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length].float()
+        v_GKD = v_cache_NGPD[blocks].transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length].float()
         position_Q = torch.arange(length - (last - first), length, device=q_THD.device)[:, None]
-        key_L = torch.arange(length, device=q_THD.device)[None, :]
-        visible_QL = key_L <= position_Q
+        key_K = torch.arange(length, device=q_THD.device)[None, :]
+        visible_QK = key_K <= position_Q
         if window is not None:
-            visible_QL &= key_L > position_Q - window
-        k_HLD, v_HLD = (x.repeat_interleave(heads_per_kv, dim=0) for x in (k_GLD, v_GLD))
-        scores_HQL = scale * q_THD[first:last].float().transpose(0, 1) @ k_HLD.transpose(1, 2)
+            visible_QK &= key_K > position_Q - window
+        k_HKD, v_HKD = (x.repeat_interleave(heads_per_kv, dim=0) for x in (k_GKD, v_GKD))
+        scores_HQK = scale * q_THD[first:last].float().transpose(0, 1) @ k_HKD.transpose(1, 2)
         if softcap is not None:
-            scores_HQL = softcap * torch.tanh(scores_HQL / softcap)
+            scores_HQK = softcap * torch.tanh(scores_HQK / softcap)
         if slopes_H is not None:
-            scores_HQL = scores_HQL + slopes_H[:, None, None] * (key_L - position_Q)
-        weights_HQL = _softmax(scores_HQL.masked_fill(~visible_QL, -torch.inf), sinks_H)
-        seen_HLD = v_HLD.masked_fill(~visible_QL.any(0)[None, :, None], 0)  # never let unwritten memory in
-        out_THD[first:last] = (weights_HQL @ seen_HLD).transpose(0, 1).to(q_THD.dtype)
+            scores_HQK = scores_HQK + slopes_H[:, None, None] * (key_K - position_Q)
+        weights_HQK = _softmax(scores_HQK.masked_fill(~visible_QK, -torch.inf), sinks_H)
+        seen_HKD = v_HKD.masked_fill(~visible_QK.any(0)[None, :, None], 0)  # never let unwritten memory in
+        out_THD[first:last] = (weights_HQK @ seen_HKD).transpose(0, 1).to(q_THD.dtype)
     return out_THD
 
 
-def _softmax(scores_HQL: Tensor, sinks_H: Tensor | None) -> Tensor:
-    """Over the keys, and the head's sink if there is one, whose own weight is dropped."""
+def _softmax(scores_HQK: Tensor, sinks_H: Tensor | None) -> Tensor:
+    """Return the softmax over the keys and, if there is one, the head's sink, without the sink's own weight."""
     if sinks_H is None:
-        return scores_HQL.softmax(-1)
-    sinks_HQ1 = sinks_H.float()[:, None, None].expand(-1, scores_HQL.shape[1], 1)
-    return torch.cat((scores_HQL, sinks_HQ1), -1).softmax(-1)[..., :-1]
+        return scores_HQK.softmax(-1)
+    sinks_HQ1 = sinks_H.float()[:, None, None].expand(-1, scores_HQK.shape[1], 1)
+    return torch.cat((scores_HQK, sinks_HQ1), -1).softmax(-1)[..., :-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """(new tokens, tokens in the cache after them) per row, and the shape of the attention."""
+    """A case for tests and benchmarks.
+
+    rows: (new tokens, tokens in the cache after them) of each row.
+    """
 
     rows: tuple[tuple[int, int], ...]
     num_heads: int = 4
@@ -190,7 +228,7 @@ CASES = (
     Case(rows=((3, 150), (3, 9), (3, 300)), num_heads=8),
     Case(rows=((4, 100), (4, 4)), window=30),
 )
-WIDE_CASES = (  # what the plain implementation need not do: sinks, soft caps; shapes of real models, other head dims
+WIDE_CASES = (  # cases that the plain implementation need not support, and more shapes of heads and blocks
     Case(rows=((1, 700), (1, 1), (1, 1300)), num_heads=6, head_dim=80),
     Case(rows=((1, 2000),), num_heads=3, num_kv_heads=1, head_dim=96, block_size=1, window=900, sinks=True),
     Case(rows=((3, 600), (0, 9), (4, 4), (1, 300)), num_heads=8, head_dim=32, softcap=5.0, sinks=True),
@@ -203,7 +241,7 @@ WIDE_CASES = (  # what the plain implementation need not do: sinks, soft caps; s
 
 
 def options_of(case: Case, dtype: torch.dtype, device: torch.device, seed: int = 1) -> dict:
-    """The keyword arguments of a case."""
+    """Return the keyword arguments of a case."""
     options = {"scale": case.head_dim**-0.5, "window": case.window}
     if case.softcap is not None:
         options["softcap"] = case.softcap
@@ -216,7 +254,8 @@ def options_of(case: Case, dtype: torch.dtype, device: torch.device, seed: int =
 
 
 def make_case(case: Case, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
-    """Random (q_THD, k_cache, v_cache, batch) for a case: rows in shuffled slots, blocks scattered over the cache."""
+    """Return random (q_THD, k_cache, v_cache, batch) for a case. Rows have shuffled slots, and blocks are scattered
+    over the cache."""
     generator = torch.Generator().manual_seed(seed)
     num_rows, size = len(case.rows), case.block_size
     columns = max(-(-kv // size) for _, kv in case.rows)
@@ -258,11 +297,14 @@ def no_schedule(
     prefix_4R: Tensor | None = None,
     alibi: bool = False,
 ) -> Schedule | None:
-    """How the step's attention is cut into pieces of work; None for implementations that need to know nothing.
+    """Cut the step's attention into pieces of work. This reference returns None, for implementations that need no
+    schedule.
 
-    num_tokens: T, padding included; tokens_each as in `RaggedBatch`. cache_NGPD: one layer's keys, whose shape and type
-    decide which kernel the long rows get. prefix_4R: which rows share their first blocks, int32, as cascade.py has it.
-    alibi: for layers with slopes.
+    num_tokens: T, padding included.
+    tokens_each: as in `RaggedBatch`.
+    cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
+    prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py.
+    alibi: the layers have slopes.
     """
     return None
 

@@ -1,12 +1,17 @@
-"""Attention's work list, made on the device so that a captured graph serves rows of any length.
+"""Attention's work list. It is made on the device, so that a captured graph serves rows of any length.
 
-Rows with few tokens are bound by reading their keys: these are cut into items of about equal length, just enough to
-fill the GPU (split-KV, as in Flash-Decoding). Longer rows are bound by arithmetic and cut into query tiles. The host
-sizes the tables and the grids by what there can be at most; programs beyond the counts leave at once.
+Rows with few tokens are bound by reading their keys. These are cut into items of about equal length, just enough to
+fill the GPU (split-KV, as in Flash-Decoding). Longer rows are bound by arithmetic and are cut into query tiles. The
+host sizes the tables and the grids by the most pieces that there can be; programs beyond the counts end at once.
 
-Rows with equal first blocks may read these together (cascade.py); a row's items are then cut from the rest.
+Rows with equal first blocks may read these together (cascade.py). A row's items are then cut from the rest of its keys.
 
-Legend: R rows, I items, J tiles, T tokens.
+Legend:
+    R  rows
+    I  items
+    J  query tiles
+    T  tokens
+    G  key/value heads
 """
 
 from __future__ import annotations
@@ -24,11 +29,13 @@ from ridgeline.kernels.attention.op import Schedule
 from ridgeline.kernels.launch import compute_capability, launch_options, num_multiprocessors
 
 KEY_TILE = 64  # items begin and end at multiples of it (but for the last), so kernels' key tiles must divide it
-WHOLE = 256  # so few keys are read by one program sooner than several could add up their parts
+WHOLE = 256  # so few keys are not split: one program reads them sooner than several could add up their parts
 DOT_ROWS = 16  # rows of the smallest matrix product: heads of a group times tokens of an item
 HOPPER_TOKENS = 256  # in smaller steps a tile of 128 queries of one head is mostly empty
 TILE_ROWS = 128  # queries of a tile, tokens times heads of a group
-FEW_TOKENS, FEW_ROWS = 512, 64  # steps of fewer tokens take smaller tiles, so that there are more
+# Steps of fewer tokens take smaller tiles, so that there are more of them: 128 tokens of Qwen3-0.6B went from 7.5 to
+# 6.0 µs (docs/log.md).
+FEW_TOKENS, FEW_ROWS = 512, 64
 
 
 def make_schedule(
@@ -46,11 +53,14 @@ def make_schedule(
     prefix_4R: Tensor | None = None,
     alibi: bool = False,
 ) -> Schedule:
-    """Some small kernels: what the layers with these heads and this window will work through.
+    """Make the schedule for layers with these heads and this window, by some small kernels.
 
-    num_tokens is T, padding included; tokens_each as in `RaggedBatch`. cache_NGPD: one layer's keys, whose shape and
-    type decide which kernel the long rows get. prefix_4R: which rows share their first blocks, int32, as cascade.py has
-    it; no use is made of it with a window. alibi: for layers with slopes.
+    num_tokens: T, padding included.
+    tokens_each: as in `RaggedBatch`.
+    cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
+    fixed: see `Schedule`.
+    prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py. It is not used with a window.
+    alibi: the layers have slopes.
     """
     device, num_rows = kv_len_R.device, len(slots_R)
     group = num_heads // num_kv_heads
@@ -84,7 +94,7 @@ def make_schedule(
             max_items=max_items,
             alibi=alibi,
         )
-    rows = 16  # 16, 64, 256, …: each is one more compilation
+    rows = 16  # 16, 64, 256, …: few sizes, since each is one more compilation
     while rows < num_rows:
         rows *= 4
     items_each = max(1, min(16, 16384 // rows))
@@ -132,12 +142,12 @@ def make_schedule(
     return schedule
 
 
-# What a query gets does not depend on what runs beside it
+# A schedule with which a query's result does not depend on what runs beside it
 fixed_schedule = partial(make_schedule, fixed=True)
 
 
 def hopper_is_faster(num_tokens: int, cache_NGPD: Tensor) -> bool:
-    """Whether hopper.py should do the long rows of a step of so many tokens."""
+    """Return True if hopper.py should do the long rows of a step of so many tokens."""
     if num_tokens < HOPPER_TOKENS or compute_capability(cache_NGPD.device) != (9, 0):
         return False
     from ridgeline.kernels.attention.hopper import supports
@@ -146,11 +156,12 @@ def hopper_is_faster(num_tokens: int, cache_NGPD: Tensor) -> bool:
 
 
 def item_target(num_rows: int, num_kv_heads: int, device: torch.device) -> int:
-    """How many items to cut the short rows' keys into, if they were one. Each item is a program per key head."""
+    """Return how many items the short rows' keys should give if they were one row. Each item is a program
+    per key head."""
     return max(2 * num_multiprocessors(device) // num_kv_heads, num_rows)
 
 
-# Sizes of uncaptured steps are all different: one compilation serves them
+# Not specialized, so that one compilation serves uncaptured steps, whose sizes all differ
 @triton.jit(do_not_specialize=["num_rows", "max_items", "max_tiles", "item_programs", "target", "window"])
 def _schedule_kernel(
     start_ptr,
@@ -180,8 +191,11 @@ def _schedule_kernel(
     CASCADE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Every program counts all rows' pieces and writes ITEMS entries of one table: the first programs items, the rest
-    tiles. An entry's row is the number of rows whose pieces all come before it."""
+    """Write ITEMS entries of one table: the first programs write items, the rest tiles.
+
+    Every program counts all rows' pieces for itself. An entry's row is the number of rows whose pieces all come before
+    the entry.
+    """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -257,7 +271,7 @@ def _schedule_kernel(
 
 @triton.jit
 def _first_key(kv_len, tokens, window, KEY_TILE: tl.constexpr, WINDOW: tl.constexpr):
-    """Where a row's visible keys begin, rounded down to a tile."""
+    """Return the beginning of a row's visible keys, rounded down to a tile."""
     if WINDOW:
         return tl.maximum(kv_len - tokens - window + 1, 0) // KEY_TILE * KEY_TILE
     return kv_len * 0

@@ -1,13 +1,17 @@
-"""Paged attention in plain torch: gather the blocks, then torch's scaled_dot_product_attention.
+"""Paged attention in plain torch: gather the blocks, then run torch's scaled_dot_product_attention.
 
-Rows with one query (decodes) are run together with others that see about as many keys, longer rows one by one, a tile
+Rows with one query (decodes) run together with others that see about as many keys. Longer rows run one by one, a tile
 of queries at a time, which sees no keys behind its last query. The heads that share a key head are stacked along the
-query axis, so grouped queries need no copies of keys. Keys and values are copied once before they are read: torch's
-kernel wants a row's keys at even distances. What is copied but seen by no query of the row, to make rows equally long,
-is zeroed in the copy: a mask alone would not do, since NaN plus -inf is NaN, and so is 0 · NaN. What does not depend on
-the layer (blocks, masks, and the lengths, which are read from the device) is made once a step.
+query axis, so grouped queries need no copies of keys. Keys and values are copied once before they are read, since
+torch's kernel wants a row's keys at even distances. Keys that are copied to make rows equally long, though no query of
+the row sees them, are zeroed in the copy: a mask alone would not do, since NaN plus -inf is NaN, and so is 0 · NaN.
+What does not depend on the layer (blocks, masks, and the lengths, which are read from the device) is made once a step.
 
-Legend as in op.py; B rows run together, Q queries of each, K keys gathered, J heads per key head times queries.
+Legend, beside that of op.py:
+    B  rows that run together
+    U  unseen cells
+    E  heads that share a key head
+    M  queries of all these heads: E times Q
 """
 
 from __future__ import annotations
@@ -23,27 +27,35 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ridgeline.kernels.attention.op import RaggedBatch
 
-WORKSPACE_BYTES = 1 << 28  # bound on gathered keys and values of one pass
-PASS_BYTES = 1 << 18  # of keys and values, that take as long to gather and attend to as one more pass takes to begin
-CACHED_BYTES = 1 << 22  # of keys and values by thread: then they are still in its cache when they are attended to
-TILE = 128  # queries
+WORKSPACE_BYTES = 1 << 28  # a bound on the bytes of the keys and values that a pass gathers
+PASS_BYTES = 1 << 18  # beginning a pass takes about as long as gathering and attending to so many bytes
+CACHED_BYTES = 1 << 22  # bytes per thread; so many keys and values are still in its cache when they are attended to
+TILE = 128  # queries of a tile
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries that attend at once. tokens: which of the step's, as many for each row. keys: those of the pass that any
-    of them sees. position_BQ: of the queries; key_BK: of the keys. seen_BGJK: bool, G = 1; None where all see all."""
+    """Queries that attend at once.
+
+    tokens: their indices among the step's tokens, as many for each row.
+    keys: the keys of the pass that any of them sees.
+    position_BQ, key_BK: the positions of queries and keys.
+    seen_BGMK: bool, with G = 1; None if every query sees every key.
+    """
 
     tokens: slice | Tensor
     keys: slice
     position_BQ: Tensor
     key_BK: Tensor
-    seen_BGJK: Tensor | None
+    seen_BGMK: Tensor | None
 
 
 class Pass(NamedTuple):
-    """Rows whose keys, in blocks_BC, are gathered together. unseen_U: which of the cells gathered, counted through all
-    rows, lie among the tiles' keys though their row does not see them; None where there are none."""
+    """Rows whose keys, in blocks_BC, are gathered together.
+
+    unseen_U: indices, over the cells of all rows, of gathered cells that lie among the tiles' keys though their row
+        does not see them. None if there are none.
+    """
 
     blocks_BC: Tensor
     unseen_U: Tensor | None
@@ -51,16 +63,16 @@ class Pass(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A step's passes, and where they gather keys and values, one after the other: [2, N, P, G, D]. Memory that is
-    asked for again in every layer would come from the system every time, page by page."""
+    """A step's passes, and the memory where they gather keys and values one after the other, [2, N, P, G, D]. If every
+    layer allocated this memory anew, it would come from the system every time, page by page."""
 
     passes: list[Pass]
     gathered_2NPGD: Tensor
 
 
 class Spans(NamedTuple):
-    """By row, on the host: which tokens it has, first and how many, and which keys they see, first and behind the last.
-    The rows' slots lie on the device."""
+    """The rows on the host: their first token and number of tokens, and the first key and the end of the keys that they
+    see. The rows' slots lie on the device."""
 
     start_R: np.ndarray
     tokens_R: np.ndarray
@@ -81,7 +93,7 @@ def paged_attention(
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
 ) -> Tensor:
-    """As `op.paged_attention_reference`, but for sinks: raises NotImplementedError where there are any."""
+    """Compute `op.paged_attention_reference`. Raises NotImplementedError if there are sinks."""
     if sinks_H is not None:
         raise NotImplementedError("torch's attention has no sinks; choose another implementation of paged_attention.")
     per_kv = q_THD.shape[1] // k_cache_NGPD.shape[1]
@@ -95,25 +107,25 @@ def paged_attention(
         k_BGKD, v_BGKD = (_gathered(cache, blocks_BC, unseen_U, out) for cache, out in caches)
         for tile in tiles:
             num_rows, num_queries = tile.position_BQ.shape
-            q_BQGpD = q_THD[tile.tokens].view(num_rows, num_queries, -1, per_kv, q_THD.shape[-1])
-            q_BGJD = q_BQGpD.permute(0, 2, 3, 1, 4).flatten(2, 3)
+            q_BQGED = q_THD[tile.tokens].view(num_rows, num_queries, -1, per_kv, q_THD.shape[-1])
+            q_BGMD = q_BQGED.permute(0, 2, 3, 1, 4).flatten(2, 3)
             keys_values = k_BGKD[:, :, tile.keys], v_BGKD[:, :, tile.keys]
-            mask_BGJK = tile.seen_BGJK
+            mask_BGMK = tile.seen_BGMK
             if slopes_H is not None:
-                mask_BGJK = _nearness(tile, slopes_H, per_kv).to(q_BGJD.dtype)
+                mask_BGMK = _nearness(tile, slopes_H, per_kv).to(q_BGMD.dtype)
             if softcap is None:
-                out_BGJD = scaled_dot_product_attention(q_BGJD, *keys_values, attn_mask=mask_BGJK, scale=scale)
+                out_BGMD = scaled_dot_product_attention(q_BGMD, *keys_values, attn_mask=mask_BGMK, scale=scale)
             else:
-                out_BGJD = _capped(q_BGJD, *keys_values, mask_BGJK, scale, softcap)
-            out_BQGpD = out_BGJD.unflatten(2, (per_kv, num_queries)).permute(0, 3, 1, 2, 4)
-            out_THD[tile.tokens] = out_BQGpD.reshape(-1, *q_THD.shape[1:])
+                out_BGMD = _capped(q_BGMD, *keys_values, mask_BGMK, scale, softcap)
+            out_BQGED = out_BGMD.unflatten(2, (per_kv, num_queries)).permute(0, 3, 1, 2, 4)
+            out_THD[tile.tokens] = out_BQGED.reshape(-1, *q_THD.shape[1:])
     return out_THD
 
 
 def _work(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv: int) -> Work:
     passes = list(_passes(batch, k_cache_NGPD, window, per_kv))
     most = max((each.blocks_BC.numel() for each in passes), default=0)
-    with torch.inference_mode(False):  # or only inference could write there later: a profile repeats single ops
+    with torch.inference_mode(False):  # so that ops outside inference mode, as in a profile, can write there too
         return Work(passes, k_cache_NGPD.new_empty(2, most, *k_cache_NGPD.transpose(1, 2).shape[1:]))
 
 
@@ -129,8 +141,8 @@ def _passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv
 
 
 def _alike(spans: Spans, k_cache_NGPD: Tensor) -> list[np.ndarray]:
-    """Rows with one query, in groups that run together, which makes them as long as their longest. A group is split
-    where that saves more keys than a pass costs, or where its keys and values would not fit the processor's cache."""
+    """Group the rows with one query. A group runs together, with all its rows made as long as its longest. A group is
+    split if that saves more keys than a pass costs, or if its keys and values would not fit the processor's cache."""
     _, kv_heads, block_size, head_dim = k_cache_NGPD.shape
     block_bytes = 2 * block_size * kv_heads * head_dim * k_cache_NGPD.element_size()
     most = min(WORKSPACE_BYTES // 2, CACHED_BYTES * torch.get_num_threads())
@@ -140,7 +152,7 @@ def _alike(spans: Spans, k_cache_NGPD: Tensor) -> list[np.ndarray]:
     pending, groups = [(rows[ascending], blocks[ascending])] if len(rows) else [], []
     while pending:
         group, lengths = pending.pop()
-        saved = np.arange(1, len(group)) * (lengths[-1] - lengths[:-1])  # by a split behind each
+        saved = np.arange(1, len(group)) * (lengths[-1] - lengths[:-1])  # blocks saved by a split behind each row
         if len(group) > 1 and saved.max() * block_bytes > PASS_BYTES:
             at = 1 + int(saved.argmax())
         elif len(group) > 1 and len(group) * lengths[-1] * block_bytes > most:
@@ -167,17 +179,18 @@ def _decode_pass(rows: np.ndarray, spans: Spans, table_SC: Tensor, block_size: i
     keys = slice(int((first_B - base_B * block_size).min()), int((end_B - base_B * block_size).max()))
     among = np.zeros_like(seen_BK)
     among[:, keys] = ~seen_BK[:, keys]
-    unseen, seen_BGJK = None, None
+    unseen, seen_BGMK = None, None
     if among.any():
         unseen = torch.from_numpy(np.flatnonzero(among)).to(device)
-        seen_BGJK = torch.from_numpy(seen_BK[:, keys]).to(device)[:, None, None].repeat(1, 1, per_kv, 1)
+        seen_BGMK = torch.from_numpy(seen_BK[:, keys]).to(device)[:, None, None].repeat(1, 1, per_kv, 1)
     tokens = slice(None) if everything else torch.from_numpy(spans.start_R[rows]).to(device)
     position_B1, key_BK = (torch.from_numpy(x).to(device) for x in (end_B[:, None] - 1, gathered_BK[:, keys]))
-    return Pass(blocks_BC, unseen, [Tile(tokens, keys, position_B1, key_BK, seen_BGJK)])
+    return Pass(blocks_BC, unseen, [Tile(tokens, keys, position_B1, key_BK, seen_BGMK)])
 
 
 def _prefill_pass(row: int, spans: Spans, table_SC: Tensor, block_size: int, window: int | None, per_kv: int) -> Pass:
-    """Its tiles' keys lie between the first and the last that the row sees, so nothing unseen is among them."""
+    """Return the pass of one long row. Its tiles' keys lie between the first and the last key that the row sees, so all
+    of them are seen."""
     start, count, first, end = (int(x[row]) for x in spans[:4])
     device, base = table_SC.device, first // block_size
     tiles = []
@@ -197,8 +210,8 @@ def _prefill_pass(row: int, spans: Spans, table_SC: Tensor, block_size: int, win
 
 
 def _gathered(cache_NGPD: Tensor, blocks_BC: Tensor, unseen_U: Tensor | None, out_NPGD: Tensor) -> Tensor:
-    """The keys (or values) of some blocks, each row's beside each other: [B, G, C * P, D]; a block is copied in one
-    piece where its tokens' heads lie together in the cache."""
+    """Copy the keys (or values) of some blocks, each row's beside each other: [B, G, C * P, D]. A block is copied in
+    one piece if its tokens' heads lie together in the cache."""
     out_NPGD = out_NPGD[: blocks_BC.numel()]
     torch.index_select(cache_NGPD.transpose(1, 2), 0, blocks_BC.flatten(), out=out_NPGD)
     if unseen_U is not None:
@@ -209,18 +222,19 @@ def _gathered(cache_NGPD: Tensor, blocks_BC: Tensor, unseen_U: Tensor | None, ou
 
 
 def _nearness(tile: Tile, slopes_H: Tensor, per_kv: int) -> Tensor:
-    """Return what is added to the logits: what they lose by distance, and -inf where nothing is seen."""
+    """Return a mask to be added to the logits: what they lose by distance, and -inf for keys that are not seen."""
     distance_BQK = (tile.position_BQ[..., None] - tile.key_BK[:, None]).float()
-    lost_BGJK = (slopes_H.view(1, -1, per_kv, 1, 1) * distance_BQK[:, None, None]).flatten(2, 3)
-    return -lost_BGJK if tile.seen_BGJK is None else torch.where(tile.seen_BGJK, -lost_BGJK, -torch.inf)
+    lost_BGMK = (slopes_H.view(1, -1, per_kv, 1, 1) * distance_BQK[:, None, None]).flatten(2, 3)
+    return -lost_BGMK if tile.seen_BGMK is None else torch.where(tile.seen_BGMK, -lost_BGMK, -torch.inf)
 
 
 def _capped(
-    q_BGJD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_BGJK: Tensor | None, scale: float, softcap: float
+    q_BGMD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_BGMK: Tensor | None, scale: float, softcap: float
 ) -> Tensor:
-    """Attention whose logits are capped, which torch's has no place for. mask: what is seen, or added to the logits."""
-    x_BGJK = softcap * torch.tanh(q_BGJD.float() @ k_BGKD.float().transpose(-1, -2) * (scale / softcap))
-    if mask_BGJK is not None:
-        bool_mask = mask_BGJK.dtype == torch.bool
-        x_BGJK = x_BGJK.masked_fill(~mask_BGJK, -torch.inf) if bool_mask else x_BGJK + mask_BGJK
-    return (x_BGJK.softmax(-1).to(v_BGKD.dtype) @ v_BGKD).to(q_BGJD.dtype)
+    """Compute attention with capped logits, which torch's function does not offer. mask: what is seen, or a number that
+    is added to the logits."""
+    x_BGMK = softcap * torch.tanh(q_BGMD.float() @ k_BGKD.float().transpose(-1, -2) * (scale / softcap))
+    if mask_BGMK is not None:
+        bool_mask = mask_BGMK.dtype == torch.bool
+        x_BGMK = x_BGMK.masked_fill(~mask_BGMK, -torch.inf) if bool_mask else x_BGMK + mask_BGMK
+    return (x_BGMK.softmax(-1).to(v_BGKD.dtype) @ v_BGKD).to(q_BGMD.dtype)

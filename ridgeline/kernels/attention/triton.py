@@ -1,6 +1,6 @@
 """Paged attention in Triton: short rows by split keys, long rows by query tiles, from one work list made on the device.
 
-Reads nothing on the host but shapes, so a captured graph serves any lengths. Legend as in op.py.
+The host reads shapes only, so a captured graph serves any lengths. The legend is that of op.py.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ridgeline.kernels.attention.triton_decode import decode_kernel
 from ridgeline.kernels.attention.triton_prefill import prefill_kernel
 from ridgeline.kernels.launch import compute_capability, launch_options
 
-COMBINED = 8192  # float32 values of row parts that a program holds at once when it adds them up
+COMBINED = 8192  # float32 values of parts that a program holds at once when it adds them up
 
 
 @dataclass(frozen=True)
 class Config:
-    """Keys per tile, and the compiler's options."""
+    """The keys of a tile, and the compiler's options."""
 
     tile: int
     num_warps: int
@@ -33,7 +33,8 @@ class Config:
 
 
 def decode_config(head_dim: int, itemsize: int) -> Config:
-    """Key tiles of up to 16 KiB: three stages of two programs fit a Hopper multiprocessor, two stages a CDNA one."""
+    """Return key tiles of up to 16 KiB (AMD: 8 KiB). Three stages of two programs then fit a Hopper multiprocessor, and
+    two stages a CDNA one."""
     dim = triton.next_power_of_2(head_dim)
     if torch.version.hip is not None:
         return Config(max(16, min(KEY_TILE, 8192 // (dim * itemsize))), num_warps=4, num_stages=2)
@@ -41,7 +42,7 @@ def decode_config(head_dim: int, itemsize: int) -> Config:
 
 
 def prefill_config(head_dim: int, itemsize: int, block_size: int, device: torch.device) -> Config:
-    """Tiles that leave the accumulator and the scores in registers, stages that fit the shared memory."""
+    """Return tiles that leave the accumulator and the scores in registers, and stages that fit the shared memory."""
     if torch.version.hip is not None:
         return Config(16 if itemsize > 2 else 32 if head_dim > 128 else 64, num_warps=8, num_stages=1)
     if itemsize > 2:
@@ -49,7 +50,7 @@ def prefill_config(head_dim: int, itemsize: int, block_size: int, device: torch.
     hopper = compute_capability(device) >= (9, 0)
     if head_dim > 128:
         return Config(64 if hopper else 32, num_warps=8, num_stages=2)
-    if hopper and head_dim > 64 and block_size % 128 == 0:  # a tile in one block: few addresses, room for more keys
+    if hopper and head_dim > 64 and block_size % 128 == 0:  # a tile in one block has few addresses, so more keys fit
         return Config(128, num_warps=8, num_stages=3)
     return Config(64, num_warps=8, num_stages=3)
 
@@ -66,8 +67,11 @@ def paged_attention(
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
 ) -> Tensor:
-    """As `op.paged_attention_reference`; what a query does not see may be NaN. Block sizes are powers of two, both
-    caches have the same strides, and elements of a head lie side by side. Returns a contiguous [T, H, D]."""
+    """Compute `op.paged_attention_reference`. Returns a contiguous [T, H, D].
+
+    Block sizes are powers of two, both caches have the same strides, and elements of a head are contiguous. Cells that
+    no query sees may hold NaN.
+    """
     (num_tokens, num_heads, head_dim), (_, num_kv_heads, block_size, _) = q_THD.shape, k_cache_NGPD.shape
     if k_cache_NGPD.stride() != v_cache_NGPD.stride() or k_cache_NGPD.stride(3) != 1 or q_THD.stride(2) != 1:
         raise ValueError("paged attention: caches of equal strides and contiguous heads expected")
@@ -103,8 +107,8 @@ def paged_attention(
         "ALIBI": slopes_H is not None,
         **launch_options(q_THD.device),
     }
-    per_head = sinks_H if sinks_H is not None else schedule.counts_2, slopes_H  # any pointer: it is not read
-    counts_R = batch.num_tokens_R  # where the host knows, it need not launch what has nothing to do
+    per_head = sinks_H if sinks_H is not None else schedule.counts_2, slopes_H  # any pointer will do: it is not read
+    counts_R = batch.num_tokens_R  # if the host knows them, it skips launches that would have nothing to do
     if not schedule.fixed and (counts_R is None or (counts_R <= schedule.few).any()):
         _decode(schedule, tensors, per_head, numbers, shared)
     if counts_R is not None and not (counts_R > schedule.few).any():
@@ -129,7 +133,7 @@ def _decode(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple,
     config = decode_config(q_THD.shape[2], k_cache_NGPD.element_size())
     group, kv_heads, heads = shared["GROUP"], shared["NUM_KV_HEADS"], triton.next_power_of_2(shared["GROUP"])
     parts = len(schedule.items_I8) * kv_heads * schedule.few * group
-    cascade, shared_parts = schedule.cascade, (sinks, sinks)  # any pointers: they are not read
+    cascade, shared_parts = schedule.cascade, (sinks, sinks)  # any pointers will do: they are not read
     if cascade is not None:
         shared_parts = _attend_to_shared(cascade, tensors, slopes_H, numbers, shared)
     decode_kernel[(len(schedule.items_I8) * kv_heads,)](
@@ -158,7 +162,7 @@ def _decode(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple,
 def _attend_to_shared(
     cascade: Cascade, tensors: tuple, slopes_H: Tensor | None, numbers: tuple, shared: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """The parts of rows that read keys together, and the logarithms of their sums."""
+    """Return the parts of rows that read keys together, and the logarithms of their sums."""
     if slopes_H is not None and cascade.positions_R is None:
         raise ValueError("paged attention: make schedules with alibi for layers with slopes")
     q_THD, k_cache_NGPD, v_cache_NGPD, _, block_table_SC = tensors

@@ -1,10 +1,13 @@
-"""Attention of several rows to the keys they share: each program reads a stretch of them once for a gang of rows.
+"""Attention of several rows to the keys that they share: each program reads a stretch of them once for a gang of rows.
 
-The queries of up to a gang of rows are the rows of the matrix products, so that probabilities go from one product into
-the next in registers. All of them see all keys of the stretch, and every row has keys of its own besides, so each row's
-result is a part that `decode_kernel`, launched next, adds up.
+The queries of up to a gang of rows are the rows of the matrix products, so probabilities go from one product into the
+next in registers. All of them see all keys of the stretch. Every row also has keys of its own, so each row's result is
+a part, which `decode_kernel`, launched next, adds up.
 
-Legend: M queries (rows x heads of a group) padded, N keys of a tile, D head dim padded.
+Legend:
+    M  queries (rows of the gang times heads that share a key head), padded
+    K  keys of a tile
+    D  head width, padded
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from ridgeline.kernels.attention.triton_common import (
 
 
 def shared_options(queries: int, head_dim: int) -> dict[str, int]:
-    """For the compiler. Wide heads: the queries take as much room as a stage, and two programs should fit."""
+    """Return the compiler's options. The queries of wide heads take as much room as a stage, and two programs should
+    fit."""
     return {"num_warps": 8 if queries > 64 else 4, "num_stages": 3 if head_dim <= 64 else 2}
 
 
@@ -62,11 +66,11 @@ def shared_kernel(
     ALIBI: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts [parts, G, GROUP, HEAD_DIM] and part_lse [parts, G, GROUP], float32."""
+    """Attend to one stretch. Writes parts [parts, G, GROUP, HEAD_DIM] and part_lse [parts, G, GROUP], float32."""
     entry, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     m_M = tl.arange(0, QUERIES)
     d_D = tl.arange(0, DIM)
-    n_N = tl.arange(0, TILE)
+    n_K = tl.arange(0, TILE)
     member_M, head_M = m_M // GROUP, g * GROUP + m_M % GROUP
     slope_M = load_slopes(slopes_ptr, head_M, ALIBI)
     if PDL:
@@ -89,30 +93,30 @@ def shared_kernel(
     stored_MD = real_M[:, None] & inside_D[None, :]
     q_MD = tl.load(q_ptr + q_M[:, None] + d_D[None, :], mask=stored_MD, other=0)
     table_ptr += slot.to(tl.int64) * stride_table
-    place_ND = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_D[None, :]
-    k_ptr_ND = k_ptr + g * stride_head + place_ND
-    v_ptr_ND = v_ptr + g * stride_head + place_ND
+    place_KD = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_D[None, :]
+    k_ptr_KD = k_ptr + g * stride_head + place_KD
+    v_ptr_KD = v_ptr + g * stride_head + place_KD
 
     max_M = tl.full((QUERIES,), LOWEST, tl.float32)
     sum_M = tl.zeros((QUERIES,), tl.float32)
     acc_MD = tl.zeros((QUERIES, DIM), tl.float32)
     blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
     for start in range(begin, end, TILE):
-        readable_N = start + n_N < end
-        place_N1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
-        readable_ND = readable_N[:, None] & inside_D[None, :]
-        k_ND = tl.load(k_ptr_ND + place_N1, mask=readable_ND, other=0)
-        v_ND = tl.load(v_ptr_ND + place_N1, mask=readable_ND, other=0)
+        readable_K = start + n_K < end
+        place_K1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
+        readable_KD = readable_K[:, None] & inside_D[None, :]
+        k_KD = tl.load(k_ptr_KD + place_K1, mask=readable_KD, other=0)
+        v_KD = tl.load(v_ptr_KD + place_K1, mask=readable_KD, other=0)
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
-        x_MN = logits(tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee"), scale, softcap, SOFTCAP)
-        x_MN = nearer(x_MN, slope_M[:, None], (start + n_N)[None, :] - position_M[:, None], ALIBI)
-        x_MN = tl.where(readable_N[None, :], x_MN, -float("inf"))
-        new_max_M = tl.maximum(max_M, tl.max(x_MN, 1))
-        p_MN = tl.exp2(x_MN - new_max_M[:, None])
+        x_MK = logits(tl.dot(q_MD, tl.trans(k_KD), input_precision="ieee"), scale, softcap, SOFTCAP)
+        x_MK = nearer(x_MK, slope_M[:, None], (start + n_K)[None, :] - position_M[:, None], ALIBI)
+        x_MK = tl.where(readable_K[None, :], x_MK, -float("inf"))
+        new_max_M = tl.maximum(max_M, tl.max(x_MK, 1))
+        p_MK = tl.exp2(x_MK - new_max_M[:, None])
         shrink_M = tl.exp2(max_M - new_max_M)
-        sum_M = sum_M * shrink_M + tl.sum(p_MN, 1)
+        sum_M = sum_M * shrink_M + tl.sum(p_MK, 1)
         acc_MD *= shrink_M[:, None]
-        acc_MD = tl.dot(p_MN.to(v_ND.dtype), v_ND, acc_MD, input_precision="ieee")
+        acc_MD = tl.dot(p_MK.to(v_KD.dtype), v_KD, acc_MD, input_precision="ieee")
         max_M = new_max_M
 
     acc_MD /= sum_M[:, None]

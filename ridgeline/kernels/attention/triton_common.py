@@ -1,6 +1,7 @@
-"""What the decode and prefill kernels share: finding a tile's keys in the cache, and their logits.
+"""The common parts of the decode and prefill kernels: finding a tile's keys in the cache, and their logits.
 
-Legend: N keys of a tile, P tokens per block.
+Legend:
+    K  keys of a tile
 """
 
 from __future__ import annotations
@@ -9,32 +10,33 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-LOWEST = tl.constexpr(-1e30)  # a running maximum begins here: finite, so that differences never are inf - inf
+LOWEST = tl.constexpr(-1e30)  # a running maximum begins with it; it is finite, so that no difference is inf - inf
 
 
 @triton.jit
 def load_blocks(table_ptr, start, end, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """Ids of the blocks that hold keys start … start + TILE: one id if a block holds all, else one per key [N]."""
+    """Return the ids of the blocks that hold keys start … start + TILE: one id if a block holds all of them, else one
+    per key [K]."""
     if BLOCK_SIZE % TILE == 0:
         return tl.load(table_ptr + start // BLOCK_SIZE, mask=start < end, other=0)
     else:
-        key_N = start + tl.arange(0, TILE)
-        return tl.load(table_ptr + key_N.to(tl.uint32) // BLOCK_SIZE, mask=key_N < end, other=0)
+        key_K = start + tl.arange(0, TILE)
+        return tl.load(table_ptr + key_K.to(tl.uint32) // BLOCK_SIZE, mask=key_K < end, other=0)
 
 
 @triton.jit
 def place_in_blocks(stride_token, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """The part of keys' offsets [N] that is the same in every tile. Tiles start at multiples of their length."""
-    n_N = tl.arange(0, TILE)
+    """Return the part of keys' offsets [K] that is the same in every tile. Tiles start at multiples of their length."""
+    n_K = tl.arange(0, TILE)
     if BLOCK_SIZE % TILE == 0:
-        return n_N * stride_token
+        return n_K * stride_token
     else:
-        return n_N % BLOCK_SIZE * stride_token
+        return n_K % BLOCK_SIZE * stride_token
 
 
 @triton.jit
 def place_of_blocks(blocks, start, stride_block, stride_token, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """The rest of keys' offsets [N] in the cache: 64 bits, a cache has more than 2³¹ elements."""
+    """Return the rest of keys' offsets [K] in the cache, in 64 bits: a cache has more than 2³¹ elements."""
     if BLOCK_SIZE % TILE == 0:
         first = blocks.to(tl.int64) * stride_block + start % BLOCK_SIZE * stride_token
         return tl.full((TILE,), 0, tl.int64) + first
@@ -44,14 +46,15 @@ def place_of_blocks(blocks, start, stride_block, stride_token, TILE: tl.constexp
 
 @triton.jit
 def held(x):
-    """The same values, for which the program waits only here (NVIDIA)."""
+    """Return the same values. On NVIDIA the program waits for them only here."""
     PACK: tl.constexpr = 32 // x.dtype.primitive_bitwidth
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, False, PACK)
 
 
 @triton.jit
 def logits(scores, scale, softcap, SOFTCAP: tl.constexpr):
-    """Scaled, capped and in base 2: the softmax is then taken with exp2. scale: log2(e) times the op's."""
+    """Return the logits: scores that are scaled, capped and in base 2, since the softmax uses exp2. scale: log2(e)
+    times the op's."""
     if SOFTCAP:
         x = scores * (scale / (LOG2E * softcap))
         tanh = 1 - 2 / (tl.exp2(x * (2 * LOG2E)) + 1)
@@ -62,7 +65,8 @@ def logits(scores, scale, softcap, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def load_slopes(slopes_ptr, head, ALIBI: tl.constexpr):
-    """What these heads' logits lose per token of distance, in base 2. Never written: no kernel need wait for them."""
+    """Return what these heads' logits lose per token of distance, in base 2. Slopes are never written, so no kernel
+    need wait for them."""
     if ALIBI:
         return tl.load(slopes_ptr + head) * LOG2E
     else:
@@ -71,8 +75,10 @@ def load_slopes(slopes_ptr, head, ALIBI: tl.constexpr):
 
 @triton.jit
 def nearer(x, slopes, offset, ALIBI: tl.constexpr):
-    """Logits with what they lose by distance (ALiBi, arXiv 2108.12409). offset: the key's position less the query's,
-    which keeps the digits of near keys however long the row is."""
+    """Subtract from logits what they lose by distance (ALiBi, arXiv 2108.12409).
+
+    offset: the key's position less the query's. It keeps the digits of near keys, however long the row is.
+    """
     if ALIBI:
         return x + slopes * offset.to(tl.float32)
     else:

@@ -1,11 +1,17 @@
-"""Attention of short rows: each program reads one stretch of a row's keys for all queries that share a key head.
+"""Attention of short rows: each program reads one stretch of a row's keys, for all queries that share a key head.
 
-Bound by reading keys. The products are computed transposed, keys (64 and more) as the rows of the matrix product and
-the few queries as its columns, so no tensor-core rows idle and the warps share the keys instead of repeating them.
-The program that finishes a row last adds up the row's parts, in the order of the keys: with CASCADE first those of the
-keys that the row shares with others, which an earlier launch has left (triton_cascade.py).
+The kernel is bound by reading keys. Its products are computed transposed: keys (64 and more) are the rows of the matrix
+product, and the few queries are its columns. So no rows of the tensor cores idle, and the warps share the keys instead
+of reading the same ones.
 
-Legend: M queries (tokens x heads of a group) padded, N keys of a tile, D head dim padded, J heads of a group.
+The program that finishes a row last adds up the row's parts, in the order of the keys. With CASCADE the parts of the
+keys that the row shares with others come first; an earlier launch has left them (triton_cascade.py).
+
+Legend:
+    M  queries (tokens times heads that share a key head), padded
+    K  keys of a tile
+    D  head width, padded
+    E  heads that share a key head, padded
 """
 
 from __future__ import annotations
@@ -69,15 +75,18 @@ def decode_kernel(
     CASCADE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts [items, G, FEW, GROUP, HEAD_DIM] and part_lse [items, G, FEW, GROUP], float32: the row's parts if several.
-    shared_items, shared_parts, shared_lse: `Cascade.items_I3` and what `shared_kernel` left.
+    """Attend with the queries of one item and one key head.
 
-    QUERIES, DIM, HEADS: FEW · GROUP, HEAD_DIM, GROUP rounded up. PARTS: how many parts to add up at once.
+    parts [items, G, FEW, GROUP, HEAD_DIM], part_lse [items, G, FEW, GROUP]: float32, the parts of rows that have
+        several.
+    shared_items, shared_parts, shared_lse: `Cascade.items_I3`, and the results of `shared_kernel`.
+    QUERIES, DIM, HEADS: FEW · GROUP, HEAD_DIM and GROUP, rounded up to powers of two.
+    PARTS: how many parts to add up at once.
     """
     item, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     m_M = tl.arange(0, QUERIES)
     d_D = tl.arange(0, DIM)
-    n_N = tl.arange(0, TILE)
+    n_K = tl.arange(0, TILE)
     token_M, head_M = m_M // GROUP, g * GROUP + m_M % GROUP
     slope_M = load_slopes(slopes_ptr, head_M, ALIBI)
     if PDL:
@@ -101,42 +110,42 @@ def decode_kernel(
     q_M = (first_token + token_M).to(tl.int64) * stride_q_token + head_M * stride_q_head
     q_DM = tl.load(q_ptr + q_M[None, :] + d_D[:, None], mask=real_M[None, :] & inside_D[:, None], other=0)
     table_ptr += slot.to(tl.int64) * stride_table
-    place_ND = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_D[None, :]
-    k_ptr_ND = k_ptr + g * stride_head + place_ND
-    v_ptr_ND = v_ptr + g * stride_head + place_ND
+    place_KD = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_D[None, :]
+    k_ptr_KD = k_ptr + g * stride_head + place_KD
+    v_ptr_KD = v_ptr + g * stride_head + place_KD
     seen = begin
     if WINDOW:
         seen = tl.maximum(begin, kv_len - tokens - window + 1)
 
     max_M = tl.full((QUERIES,), LOWEST, tl.float32)
-    sum_NM = tl.zeros((TILE, QUERIES), tl.float32)  # summed over the keys at the end: warps meet once less per tile
+    sum_KM = tl.zeros((TILE, QUERIES), tl.float32)  # summed over the keys at the end, so warps meet once less per tile
     acc_DM = tl.zeros((DIM, QUERIES), tl.float32)
     if SINKS:  # noqa: SIM102 (decided when compiling)
         if item == first_item:
             max_M = tl.load(sinks_ptr + head_M, mask=real_M, other=0).to(tl.float32) * LOG2E
-            sum_NM += (n_N == 0).to(tl.float32)[:, None]
+            sum_KM += (n_K == 0).to(tl.float32)[:, None]
     blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
     for start in range(begin, end, TILE):
-        key_N = start + n_N
-        readable_N = key_N < end
+        key_K = start + n_K
+        readable_K = key_K < end
         if WINDOW:
-            readable_N = readable_N & (key_N >= seen)
-        place_N1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
-        readable_ND = readable_N[:, None] & inside_D[None, :]
-        k_ND = tl.load(k_ptr_ND + place_N1, mask=readable_ND, other=0)
-        v_ND = tl.load(v_ptr_ND + place_N1, mask=readable_ND, other=0)
+            readable_K = readable_K & (key_K >= seen)
+        place_K1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
+        readable_KD = readable_K[:, None] & inside_D[None, :]
+        k_KD = tl.load(k_ptr_KD + place_K1, mask=readable_KD, other=0)
+        v_KD = tl.load(v_ptr_KD + place_K1, mask=readable_KD, other=0)
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
-        visible_NM = readable_N[:, None]
+        visible_KM = readable_K[:, None]
         if FEW > 1:
-            visible_NM = visible_NM & (key_N[:, None] <= position_M[None, :])
+            visible_KM = visible_KM & (key_K[:, None] <= position_M[None, :])
             if WINDOW:
-                visible_NM = visible_NM & (key_N[:, None] > position_M[None, :] - window)
-        max_M, sum_NM, acc_DM = add_tile(
-            k_ND, tl.trans(v_ND), q_DM, visible_NM, max_M, sum_NM, acc_DM, scale, softcap,
-            slope_M, key_N[:, None] - position_M[None, :], SOFTCAP, ALIBI,
+                visible_KM = visible_KM & (key_K[:, None] > position_M[None, :] - window)
+        max_M, sum_KM, acc_DM = add_tile(
+            k_KD, tl.trans(v_KD), q_DM, visible_KM, max_M, sum_KM, acc_DM, scale, softcap,
+            slope_M, key_K[:, None] - position_M[None, :], SOFTCAP, ALIBI,
         )  # fmt: skip
 
-    sum_M = tl.sum(sum_NM, 0)
+    sum_M = tl.sum(sum_KM, 0)
     acc_DM *= tl.where(sum_M > 0, 1 / sum_M, 0)[None, :]
     stored_DM = real_M[None, :] & inside_D[:, None]
     out_ptr += first_token.to(tl.int64) * (NUM_KV_HEADS * GROUP * HEAD_DIM)
@@ -153,15 +162,15 @@ def decode_kernel(
             tl.debug_barrier()
             tl.store(arrivals_ptr + first_item * NUM_KV_HEADS + g, 0)  # for the next layer
             for token in range(tokens):
-                j_J1, d_1D = tl.arange(0, HEADS)[:, None], tl.arange(0, DIM)[None, :]
-                max_J1 = tl.full((HEADS, 1), LOWEST, tl.float32)
-                sum_J1 = tl.zeros((HEADS, 1), tl.float32)
-                acc_JD = tl.zeros((HEADS, DIM), tl.float32)
+                j_E1, d_1D = tl.arange(0, HEADS)[:, None], tl.arange(0, DIM)[None, :]
+                max_E1 = tl.full((HEADS, 1), LOWEST, tl.float32)
+                sum_E1 = tl.zeros((HEADS, 1), tl.float32)
+                acc_ED = tl.zeros((HEADS, DIM), tl.float32)
                 if CASCADE:  # rows that share keys have one token
-                    max_J1, sum_J1, acc_JD = add_parts(
-                        max_J1,
-                        sum_J1,
-                        acc_JD,
+                    max_E1, sum_E1, acc_ED = add_parts(
+                        max_E1,
+                        sum_E1,
+                        acc_ED,
                         shared_parts_ptr,
                         shared_lse_ptr,
                         (shared_part.to(tl.int64) * NUM_KV_HEADS + g) * GROUP,
@@ -173,10 +182,10 @@ def decode_kernel(
                         DIM,
                         PARTS,
                     )
-                max_J1, sum_J1, acc_JD = add_parts(
-                    max_J1,
-                    sum_J1,
-                    acc_JD,
+                max_E1, sum_E1, acc_ED = add_parts(
+                    max_E1,
+                    sum_E1,
+                    acc_ED,
                     parts_ptr,
                     part_lse_ptr,
                     (first_item.to(tl.int64) * NUM_KV_HEADS + g) * (FEW * GROUP) + token * GROUP,
@@ -188,35 +197,37 @@ def decode_kernel(
                     DIM,
                     PARTS,
                 )
-                acc_JD = acc_JD / sum_J1
-                out_JD = out_ptr + (token * NUM_KV_HEADS + g) * (GROUP * HEAD_DIM) + j_J1 * HEAD_DIM + d_1D
-                stored_JD = (j_J1 < GROUP) & (d_1D < HEAD_DIM)
-                tl.store(out_JD, acc_JD.to(out_ptr.dtype.element_ty), mask=stored_JD)
+                acc_ED = acc_ED / sum_E1
+                out_ED = out_ptr + (token * NUM_KV_HEADS + g) * (GROUP * HEAD_DIM) + j_E1 * HEAD_DIM + d_1D
+                stored_ED = (j_E1 < GROUP) & (d_1D < HEAD_DIM)
+                tl.store(out_ED, acc_ED.to(out_ptr.dtype.element_ty), mask=stored_ED)
 
 
 @triton.jit
 def add_tile(
-    k_ND, v_DN, q_DM, visible_NM, max_M, sum_NM, acc_DM, scale, softcap,
-    slope_M, offset_NM, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    k_KD, v_DK, q_DM, visible_KM, max_M, sum_KM, acc_DM, scale, softcap,
+    slope_M, offset_KM, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax (maximum, sums over every TILE-th key, weighted values) with one more tile of keys.
-    offset: of keys from queries, as in `nearer`, in a shape that broadcasts."""
-    x_NM = logits(tl.dot(k_ND, q_DM, input_precision="ieee"), scale, softcap, SOFTCAP)
-    x_NM = nearer(x_NM, slope_M[None, :], offset_NM, ALIBI)
-    x_NM = tl.where(visible_NM, x_NM, -float("inf"))
-    new_max_M = tl.maximum(max_M, tl.max(x_NM, 0))
-    p_NM = tl.exp2(x_NM - new_max_M[None, :])
+    """Add one more tile of keys to the running softmax: (maximum, sums over every TILE-th key, weighted values).
+
+    offset: the distance of keys from queries, as in `nearer`, in a shape that broadcasts.
+    """
+    x_KM = logits(tl.dot(k_KD, q_DM, input_precision="ieee"), scale, softcap, SOFTCAP)
+    x_KM = nearer(x_KM, slope_M[None, :], offset_KM, ALIBI)
+    x_KM = tl.where(visible_KM, x_KM, -float("inf"))
+    new_max_M = tl.maximum(max_M, tl.max(x_KM, 0))
+    p_KM = tl.exp2(x_KM - new_max_M[None, :])
     shrink_M = tl.exp2(max_M - new_max_M)
-    sum_NM = sum_NM * shrink_M[None, :] + p_NM
-    acc_DM = tl.dot(v_DN, p_NM.to(v_DN.dtype), acc_DM * shrink_M[None, :], input_precision="ieee")
-    return new_max_M, sum_NM, acc_DM
+    sum_KM = sum_KM * shrink_M[None, :] + p_KM
+    acc_DM = tl.dot(v_DK, p_KM.to(v_DK.dtype), acc_DM * shrink_M[None, :], input_precision="ieee")
+    return new_max_M, sum_KM, acc_DM
 
 
 @triton.jit
 def add_parts(
-    max_J1,
-    sum_J1,
-    acc_JD,
+    max_E1,
+    sum_E1,
+    acc_ED,
     parts_ptr,
     part_lse_ptr,
     first,
@@ -228,30 +239,31 @@ def add_parts(
     DIM: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """One token's outputs of a group's heads: the parts' outputs weighted by their shares of the softmax, so far."""
-    j_J1, d_1D = tl.arange(0, HEADS)[:, None], tl.arange(0, DIM)[None, :]
-    inside_J1 = j_J1 < GROUP
+    """Add parts to the running sum of one token's outputs for the heads that share a key head. Each part is weighted by
+    its share of the softmax."""
+    j_E1, d_1D = tl.arange(0, HEADS)[:, None], tl.arange(0, DIM)[None, :]
+    inside_E1 = j_E1 < GROUP
     for start in range(0, num_parts, PARTS):
-        part_lse_J1 = part_lse_ptr + first + start * stride_part + j_J1
-        part_JD = parts_ptr + (first + start * stride_part + j_J1) * HEAD_DIM + d_1D
+        part_lse_E1 = part_lse_ptr + first + start * stride_part + j_E1
+        part_ED = parts_ptr + (first + start * stride_part + j_E1) * HEAD_DIM + d_1D
         lses, outs = (), ()
         for i in tl.static_range(PARTS):  # unrolled, so that all loads are under way before the first arrives
-            real_J1 = inside_J1 & (j_J1 < (num_parts - start - i) * HEADS)  # all or none
-            real_JD = real_J1 & (d_1D < HEAD_DIM)
-            lse_ptr_J1, out_ptr_JD = part_lse_J1 + i * stride_part, part_JD + i * stride_part * HEAD_DIM
-            lse_J1 = tl.load(lse_ptr_J1, mask=real_J1, other=-float("inf"), cache_modifier=".cg")
-            out_JD = tl.load(out_ptr_JD, mask=real_JD, other=0, cache_modifier=".cg")
-            lses = lses + (lse_J1,)  # type: ignore[assignment]  # noqa: RUF005 (the form that Triton knows)
-            outs = outs + (out_JD,)  # type: ignore[assignment]  # noqa: RUF005
-        new_max_J1 = max_J1
+            real_E1 = inside_E1 & (j_E1 < (num_parts - start - i) * HEADS)  # all or none
+            real_ED = real_E1 & (d_1D < HEAD_DIM)
+            lse_ptr_E1, out_ptr_ED = part_lse_E1 + i * stride_part, part_ED + i * stride_part * HEAD_DIM
+            lse_E1 = tl.load(lse_ptr_E1, mask=real_E1, other=-float("inf"), cache_modifier=".cg")
+            out_ED = tl.load(out_ptr_ED, mask=real_ED, other=0, cache_modifier=".cg")
+            lses = lses + (lse_E1,)  # type: ignore[assignment]  # noqa: RUF005 (the form that Triton knows)
+            outs = outs + (out_ED,)  # type: ignore[assignment]  # noqa: RUF005
+        new_max_E1 = max_E1
         for i in tl.static_range(PARTS):
-            new_max_J1 = tl.maximum(new_max_J1, lses[i])
-        shrink_J1 = tl.exp2(max_J1 - new_max_J1)
-        sum_J1 *= shrink_J1
-        acc_JD *= shrink_J1
+            new_max_E1 = tl.maximum(new_max_E1, lses[i])
+        shrink_E1 = tl.exp2(max_E1 - new_max_E1)
+        sum_E1 *= shrink_E1
+        acc_ED *= shrink_E1
         for i in tl.static_range(PARTS):
-            weight_J1 = tl.exp2(lses[i] - new_max_J1)
-            sum_J1 += weight_J1
-            acc_JD += weight_J1 * outs[i]
-        max_J1 = new_max_J1
-    return max_J1, sum_J1, acc_JD
+            weight_E1 = tl.exp2(lses[i] - new_max_E1)
+            sum_E1 += weight_E1
+            acc_ED += weight_E1 * outs[i]
+        max_E1 = new_max_E1
+    return max_E1, sum_E1, acc_ED

@@ -1,10 +1,14 @@
-"""Attention of long rows: FlashAttention-2 (arXiv 2307.08691) over a tile of queries, keys read through the table.
+"""Attention of long rows: FlashAttention-2 (arXiv 2307.08691) over a tile of queries, with keys read through the block
+table.
 
-Bound by arithmetic. A tile packs all heads of a group beside its tokens, so every key is read once per group, and few
-tokens are beside the diagonal. Keys that all queries of the tile see need no mask; the others come before (a window's
-edge) and after (the diagonal).
+The kernel is bound by arithmetic. A tile packs all heads that share a key head beside its tokens. So every key is read
+once for all of them, and few of the tile's tokens lie beside the diagonal. Keys that all queries of the tile see need
+no mask. The others come before them (a window's edge) and after them (the diagonal).
 
-Legend: M queries (tokens x heads of a group) padded, N keys of a tile, D head dim padded.
+Legend:
+    M  queries (tokens times heads that share a key head), padded
+    K  keys of a tile
+    D  head width, padded
 """
 
 from __future__ import annotations
@@ -56,9 +60,10 @@ def prefill_kernel(
     SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
-    FIXED: tl.constexpr,  # all keys through the same instructions: masked ones round differently
+    FIXED: tl.constexpr,  # treat all keys by the masked loop's instructions, since the others round differently
     PDL: tl.constexpr,
 ):
+    """Attend with the queries of one tile and one key head."""
     tile, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     m_M = tl.arange(0, QUERIES)
     d_D = tl.arange(0, DIM)
@@ -146,47 +151,48 @@ def _attend(
     ALIBI: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Key tiles begin … stop. Only keys first_key … end are read, which matters where MASKED only."""
-    n_N, d_D = tl.arange(0, TILE), tl.arange(0, DIM)
+    """Add key tiles begin … stop to the running softmax. Only keys first_key … end are read, which matters only if
+    MASKED."""
+    n_K, d_D = tl.arange(0, TILE), tl.arange(0, DIM)
     inside_D = d_D < HEAD_DIM
-    place_ND = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_D[None, :]
-    k_ptr_ND, v_ptr_ND = k_ptr + place_ND, v_ptr + place_ND
+    place_KD = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_D[None, :]
+    k_ptr_KD, v_ptr_KD = k_ptr + place_KD, v_ptr + place_KD
     blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
     for start in range(begin, stop, TILE):
-        key_N = start + n_N
-        place_N1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
+        key_K = start + n_K
+        place_K1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
         if MASKED:
-            readable_N = (key_N < end) & (key_N >= first_key)
-            k_ND = tl.load(k_ptr_ND + place_N1, mask=readable_N[:, None] & inside_D[None, :], other=0)
-            v_ND = tl.load(v_ptr_ND + place_N1, mask=readable_N[:, None] & inside_D[None, :], other=0)
+            readable_K = (key_K < end) & (key_K >= first_key)
+            k_KD = tl.load(k_ptr_KD + place_K1, mask=readable_K[:, None] & inside_D[None, :], other=0)
+            v_KD = tl.load(v_ptr_KD + place_K1, mask=readable_K[:, None] & inside_D[None, :], other=0)
         elif HEAD_DIM == DIM:
-            k_ND = tl.load(k_ptr_ND + place_N1)
-            v_ND = tl.load(v_ptr_ND + place_N1)
+            k_KD = tl.load(k_ptr_KD + place_K1)
+            v_KD = tl.load(v_ptr_KD + place_K1)
         else:
-            k_ND = tl.load(k_ptr_ND + place_N1, mask=inside_D[None, :], other=0)
-            v_ND = tl.load(v_ptr_ND + place_N1, mask=inside_D[None, :], other=0)
+            k_KD = tl.load(k_ptr_KD + place_K1, mask=inside_D[None, :], other=0)
+            v_KD = tl.load(v_ptr_KD + place_K1, mask=inside_D[None, :], other=0)
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
-        x_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
+        x_MK = tl.dot(q_MD, tl.trans(k_KD), input_precision="ieee")
         if MASKED:
-            x_MN = logits(x_MN, scale, softcap, SOFTCAP)
-            x_MN = nearer(x_MN, slope_M[:, None], key_N[None, :] - position_M[:, None], ALIBI)
-            visible_MN = key_N[None, :] <= position_M[:, None]
+            x_MK = logits(x_MK, scale, softcap, SOFTCAP)
+            x_MK = nearer(x_MK, slope_M[:, None], key_K[None, :] - position_M[:, None], ALIBI)
+            visible_MK = key_K[None, :] <= position_M[:, None]
             if WINDOW:
-                visible_MN = visible_MN & (key_N[None, :] > position_M[:, None] - window)
-            x_MN = tl.where(visible_MN, x_MN, -float("inf"))
-            new_max_M = tl.maximum(max_M, tl.max(x_MN, 1))
-            p_MN = tl.exp2(x_MN - new_max_M[:, None])
+                visible_MK = visible_MK & (key_K[None, :] > position_M[:, None] - window)
+            x_MK = tl.where(visible_MK, x_MK, -float("inf"))
+            new_max_M = tl.maximum(max_M, tl.max(x_MK, 1))
+            p_MK = tl.exp2(x_MK - new_max_M[:, None])
         elif SOFTCAP or ALIBI:
-            x_MN = logits(x_MN, scale, softcap, SOFTCAP)
-            x_MN = nearer(x_MN, slope_M[:, None], key_N[None, :] - position_M[:, None], ALIBI)
-            new_max_M = tl.maximum(max_M, tl.max(x_MN, 1))
-            p_MN = tl.exp2(x_MN - new_max_M[:, None])
+            x_MK = logits(x_MK, scale, softcap, SOFTCAP)
+            x_MK = nearer(x_MK, slope_M[:, None], key_K[None, :] - position_M[:, None], ALIBI)
+            new_max_M = tl.maximum(max_M, tl.max(x_MK, 1))
+            p_MK = tl.exp2(x_MK - new_max_M[:, None])
         else:  # scaling and subtraction in one instruction
-            new_max_M = tl.maximum(max_M, tl.max(x_MN, 1) * scale)
-            p_MN = tl.exp2(x_MN * scale - new_max_M[:, None])
+            new_max_M = tl.maximum(max_M, tl.max(x_MK, 1) * scale)
+            p_MK = tl.exp2(x_MK * scale - new_max_M[:, None])
         shrink_M = tl.exp2(max_M - new_max_M)
-        sum_M = sum_M * shrink_M + tl.sum(p_MN, 1)
+        sum_M = sum_M * shrink_M + tl.sum(p_MK, 1)
         acc_MD *= shrink_M[:, None]
-        acc_MD = tl.dot(p_MN.to(v_ND.dtype), v_ND, acc_MD, input_precision="ieee")
+        acc_MD = tl.dot(p_MK.to(v_KD.dtype), v_KD, acc_MD, input_precision="ieee")
         max_M = new_max_M
     return max_M, sum_M, acc_MD

@@ -1,7 +1,7 @@
-"""A decode step's attention in one op: from the fused projection to the attended heads, every row bringing one token.
+"""A decode step's attention in one op, from the fused projection to the attended heads. Every row brings one token.
 
-`rope_kv` and `paged_attention` composed, which is what steps with longer rows use. Legend as in attention/op.py and
-rotary/op.py; X = (H + 2G) * D columns of the fused projection.
+It is `rope_kv` and `paged_attention` composed, which are the ops of steps with longer rows. The legend is that of
+attention/op.py and rotary/op.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def decode_attention(
     q_norm_D: Tensor | None,
     k_norm_D: Tensor | None,
     eps: float,
-    cos_sin_PR: Tensor | None,
+    cos_sin_ZY: Tensor | None,
     positions_T: Tensor,
     k_cache_NGPD: Tensor,
     v_cache_NGPD: Tensor,
@@ -38,29 +38,29 @@ def decode_attention(
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
 ) -> Tensor:
-    """Everything between the projection and the output product, where row r has token r and no other (tokens_each is
-    1): [T, H, D].
+    """Do everything between the projection and the output product, for a step in which row r has token r and no other
+    (tokens_each is 1). Returns [T, H, D].
 
-    The arguments are those of `rope_kv`, then those of `paged_attention`; token r is at position kv_len_R[r] - 1. Its
+    The arguments are those of `rope_kv`, then those of `paged_attention`. Token r is at position kv_len_R[r] - 1. Its
     place holds the row's newest key afterwards, and is not read before. No row reads what another row of the step
     writes.
     """
     return _plain(
-        qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,
+        qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
         k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
         scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
     )  # fmt: skip
 
 
 def composed(rope_kv: Callable[..., Tensor], paged_attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The op as one implementation each of the two that it is made of."""
+    """Return the op made of one implementation of each of its two parts."""
 
     def decode_attention(
         qkv_TX: Tensor,
         q_norm_D: Tensor | None,
         k_norm_D: Tensor | None,
         eps: float,
-        cos_sin_PR: Tensor | None,
+        cos_sin_ZY: Tensor | None,
         positions_T: Tensor,
         k_cache_NGPD: Tensor,
         v_cache_NGPD: Tensor,
@@ -76,7 +76,7 @@ def composed(rope_kv: Callable[..., Tensor], paged_attention: Callable[..., Tens
         slopes_H: Tensor | None = None,
     ) -> Tensor:
         q_THD = rope_kv(
-            qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,
+            qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
             k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads,
         )  # fmt: skip
         return paged_attention(
@@ -92,8 +92,12 @@ _plain = composed(rope_kv, paged_attention_reference)
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeCase:
-    """`lengths`: tokens cached by row, the new one included. rotary_dim None: no rotation. norm_float32: the norms'
-    weights are float32 whatever the activations are. The rest as in attention/op.py."""
+    """A case for tests and benchmarks. Fields that are not listed mean the same as those of attention/op.py.
+
+    lengths: cached tokens by row, the new one included.
+    rotary_dim: None for no rotation.
+    norm_float32: the norms' weights are float32, whatever the activations are.
+    """
 
     lengths: tuple[int, ...]
     num_heads: int = 4
@@ -110,7 +114,7 @@ class DecodeCase:
 
     @property
     def attention(self) -> attention.Case:
-        """The case of `paged_attention` that is a part of this."""
+        """The case of `paged_attention` that is a part of this one."""
         return attention.Case(
             rows=tuple((1, length) for length in self.lengths),
             num_heads=self.num_heads,
@@ -124,8 +128,8 @@ class DecodeCase:
         )
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0, unseen: float = 0.0) -> tuple:
-        """The op's positional arguments. The caches are views of one allocation, with `unseen` wherever no row may
-        look: a newest key's place included, since it has not been written."""
+        """Return the op's positional arguments. The caches are views of one allocation, and hold `unseen` wherever no
+        row may look. That includes a newest key's place, since it has not been written."""
         q_THD, k_cache, v_cache, batch = attention.make_case(self.attention, dtype, device, seed)
         generator = torch.Generator().manual_seed(seed + 1)
 
@@ -161,7 +165,7 @@ class DecodeCase:
         )
 
     def options(self, dtype: torch.dtype, device: torch.device) -> dict:
-        """The op's keyword arguments."""
+        """Return the op's keyword arguments."""
         return attention.options_of(self.attention, dtype, device)
 
 
@@ -177,7 +181,7 @@ CASES = (
     DecodeCase(lengths=(300, 1, 77), num_heads=6, num_kv_heads=6, rotary_dim=None, alibi=True),
     DecodeCase(lengths=(400, 17), num_heads=6, head_dim=48, window=90, alibi=True),
 )
-WIDE_CASES = (  # what the plain implementation need not do
+WIDE_CASES = (  # cases that the plain implementation need not support
     DecodeCase(lengths=(257, 1, 900), num_heads=8, num_kv_heads=1, softcap=5.0, sinks=True, norm=True),
     DecodeCase(lengths=(2000,), num_heads=3, num_kv_heads=1, window=900, sinks=True, block_size=1),
     DecodeCase(lengths=(90, 520), num_heads=2, num_kv_heads=1, head_dim=256, rotary_dim=256, block_size=64),

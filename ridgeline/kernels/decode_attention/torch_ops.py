@@ -1,4 +1,4 @@
-"""A decode step's attention composed of what torch has."""
+"""A decode step's attention, composed of torch's own ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decode step's attention in one launch. Reads nothing on the host but shapes. Legend as in op.py."""
+"""A decode step's attention in one launch. The host reads shapes only. The legend is that of op.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from ridgeline.kernels.decode_attention.triton_fused import fused_kernel
 from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.rotary.triton import rope_kv, rope_kv_batch_invariant
 
-MANY_ROWS = 64  # beyond, reading keys decides, and the plain kernel keeps more programs on a multiprocessor
+# With more rows reading keys decides, and the plain kernel keeps more programs on a multiprocessor. One launch tied
+# with two at 64 rows, and was not faster at 256 (docs/log.md).
+MANY_ROWS = 64
 
 in_two_launches = composed(rope_kv, paged_attention)
 batch_invariant = composed(rope_kv_batch_invariant, paged_attention)
@@ -26,8 +28,13 @@ batch_invariant = composed(rope_kv_batch_invariant, paged_attention)
 
 @dataclass(frozen=True)
 class Config:
-    """Keys per tile, columns of the matrix products at the least (8: those of a warp, 16: those of a warpgroup where
-    there are such), and the compiler's options."""
+    """The cut of the kernel.
+
+    tile: keys of a tile.
+    queries: the least columns of the matrix products. 8 gives products of a warp, 16 those of a warpgroup where there
+        are any.
+    num_warps, num_stages: options of the compiler.
+    """
 
     tile: int
     queries: int
@@ -36,9 +43,13 @@ class Config:
 
 
 def config(num_rows: int, group: int, head_dim: int, itemsize: int, block_size: int) -> Config:
-    """One row is bound by latency: large tiles. More are bound by reading keys: tiles that leave room for two or more
-    programs on a multiprocessor, so that these hide each other's latency. Both by products of single warps, unless
-    large heads of large groups would leave room for a third program, which then are unevenly spread."""
+    """Return the cut for a step.
+
+    One row is bound by latency and takes large tiles. More rows are bound by reading keys and take tiles that leave
+    room for two or more programs on a multiprocessor, which hide each other's latency. Both use products of single
+    warps, except for large heads in large groups. There these would leave room for a third program, and programs would
+    be unevenly spread (8B at 16 rows: 23.7 µs a layer with 8 columns, 19.5 with 16; docs/log.md).
+    """
     plain, hip = decode_config(head_dim, itemsize), torch.version.hip is not None
     dim = max(16, triton.next_power_of_2(head_dim))
     if hip or itemsize > 2 or dim > 128:
@@ -55,7 +66,7 @@ def decode_attention(
     q_norm_D: Tensor | None,
     k_norm_D: Tensor | None,
     eps: float,
-    cos_sin_PR: Tensor | None,
+    cos_sin_ZY: Tensor | None,
     positions_T: Tensor,
     k_cache_NGPD: Tensor,
     v_cache_NGPD: Tensor,
@@ -70,8 +81,8 @@ def decode_attention(
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
 ) -> Tensor:
-    """As `op.decode_attention`; what no query sees may be NaN. The caches as `triton.paged_attention` wants
-    them. Returns a contiguous [T, H, D]."""
+    """Compute `op.decode_attention`. Returns a contiguous [T, H, D]. The caches must be as `triton.paged_attention`
+    wants them. Cells that no query sees may hold NaN."""
     num_rows, head_dim = len(batch.slots_R), k_cache_NGPD.shape[3]
     if batch.tokens_each != 1:
         raise ValueError(f"decode attention: one token a row expected, got {batch.tokens_each or 'different numbers'}")
@@ -81,11 +92,13 @@ def decode_attention(
             batch.start_R1, batch.kv_len_R, batch.slots_R,
             num_tokens=num_rows, tokens_each=1, num_heads=num_heads, num_kv_heads=num_kv_heads, window=window,
         )  # fmt: skip
-        if options["PDL"]:  # made just now, it must be complete before the kernel starts: the same kernel (without PDL
-            options["launch_pdl"] = False  # the compiler's error comes back that `held` avoids), launched strictly
+        if options["PDL"]:
+            # The schedule was made just now and must be complete before the kernel starts. So the kernel is launched
+            # strictly. PDL stays on, since without it the compiler's error comes back that `held` avoids.
+            options["launch_pdl"] = False
     if schedule.fixed or schedule.cascade is not None or num_rows > MANY_ROWS:
         return in_two_launches(
-            qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_PR, positions_T,
+            qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
             k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
             scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
         )  # fmt: skip
@@ -105,7 +118,7 @@ def decode_attention(
         qkv_TX,
         q_norm_D,
         k_norm_D,
-        cos_sin_PR,
+        cos_sin_ZY,
         place_T,
         k_cache_NGPD,
         v_cache_NGPD,
@@ -128,7 +141,7 @@ def decode_attention(
         GROUP=group,
         HEAD_DIM=head_dim,
         DIM=dim,
-        ROTATED=0 if cos_sin_PR is None else cos_sin_PR.shape[1],
+        ROTATED=0 if cos_sin_ZY is None else cos_sin_ZY.shape[1],
         BLOCK_SIZE=block_size,
         QUERIES=max(cut.queries, heads),
         TILE=cut.tile,

@@ -1,12 +1,17 @@
-"""A decode step's attention from the fused projection on, in one launch: heads normalised and rotated, the newest key
-and value stored, and all keys attended to. Work is cut as in triton_decode.py, and most of it done there.
+"""A decode step's attention in one launch, from the fused projection on: heads are normalised and rotated, the newest
+key and value are stored, and all keys are attended to. The work is cut as in triton_decode.py, and most of it is done
+by functions of that file.
 
-Each program rotates its own queries, since that is less than a launch. The newest key and value never come from the
-cache: the program that reads a row's last stretch has them in registers, as the state its sums begin with, and stores
-them. So all that is read from the cache is old, and a program begins with it while the product before still runs
-(rule 4 in kernels/launch.py): when the projection arrives, the first tile of keys and values is here.
+Each program rotates its own queries, since that costs less than a launch. The newest key and value never come from the
+cache: the program that reads a row's last stretch has them in registers, begins its sums with them, and stores them. So
+everything that is read from the cache is old, and a program begins to read while the product before it still runs (rule
+4 in kernels/launch.py). When the projection arrives, the first tile of keys and values is there.
 
-Legend: M queries (heads of a group) padded, N keys of a tile, D head dim padded, J heads of a group.
+Legend:
+    M  queries (heads that share a key head), padded
+    K  keys of a tile
+    D  head width, padded
+    E  heads that share a key head, padded
 """
 
 from __future__ import annotations
@@ -71,7 +76,11 @@ def fused_kernel(
     ALIBI: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts [items, G, GROUP, HEAD_DIM] and part_lse [items, G, GROUP], float32. ROTATED: 0 for no rotation."""
+    """Attend with the queries of one item and one key head.
+
+    parts [items, G, GROUP, HEAD_DIM], part_lse [items, G, GROUP]: float32.
+    ROTATED: the rotated width; 0 for no rotation.
+    """
     if PDL:
         gdc_launch_dependents()
     item, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
@@ -79,11 +88,11 @@ def fused_kernel(
     slot, token, kv_len = tl.load(item_ptr), tl.load(item_ptr + 1), tl.load(item_ptr + 3)
     begin, end = tl.load(item_ptr + 4), tl.load(item_ptr + 5)
     first_item, num_parts = tl.load(item_ptr + 6), tl.load(item_ptr + 7)
-    if kv_len == 0:  # no item; it need not wait, since some program of every launch does: every row has a token
+    if kv_len == 0:  # no item. This program need not wait: other programs of the launch do, since every row has a token
         return
 
-    m_M, d_D, n_N = tl.arange(0, QUERIES), tl.arange(0, DIM), tl.arange(0, TILE)
-    d_DM = tl.broadcast_to(d_D[:, None], (DIM, QUERIES))  # of full shape, so that all loads of heads get one layout
+    m_M, d_D, n_K = tl.arange(0, QUERIES), tl.arange(0, DIM), tl.arange(0, TILE)
+    d_DM = tl.broadcast_to(d_D[:, None], (DIM, QUERIES))  # the full shape, so that all loads of heads get one layout
     real_M = m_M < GROUP
     has_newest = end == kv_len
     end = tl.minimum(end, kv_len - 1)
@@ -95,7 +104,7 @@ def fused_kernel(
     k_ptr += g * stride_head
     v_ptr += g * stride_head
     blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
-    k_ND, v_DN, visible_N = load_tile(
+    k_KD, v_DK, visible_K = load_tile(
         k_ptr, v_ptr, blocks, begin, seen, end, stride_block, stride_token, HEAD_DIM, DIM, TILE, BLOCK_SIZE
     )
     blocks = load_blocks(table_ptr, begin + TILE, end, TILE, BLOCK_SIZE)
@@ -114,7 +123,7 @@ def fused_kernel(
     q_ptr_1M = heads_ptr + (g * (GROUP - 1) + m_M[None, :]) * HEAD_DIM
     k_new_ptr = heads_ptr + NUM_KV_HEADS * GROUP * HEAD_DIM
     real_DM = (d_DM < HEAD_DIM) & real_M[None, :]
-    newest_DM = (d_DM < tl.where(has_newest, HEAD_DIM, 0)) & real_M[None, :]  # what pads the columns costs nothing
+    newest_DM = (d_DM < tl.where(has_newest, HEAD_DIM, 0)) & real_M[None, :]  # columns of padding are not loaded
     v_DM = tl.load(k_new_ptr + NUM_KV_HEADS * HEAD_DIM + d_DM, mask=newest_DM, other=0)
     k_DM, k_partner_DM = load_head(k_new_ptr, d_DM, newest_DM, ROTATED)
     q_DM, q_partner_DM = load_head(q_ptr_1M, d_DM, real_DM, ROTATED)
@@ -125,7 +134,7 @@ def fused_kernel(
     tl.store(k_ptr + new_place + d_DM, k_DM, mask=stored_DM)
     tl.store(v_ptr + new_place + d_DM, v_DM, mask=stored_DM)
 
-    # The sums begin with the newest key, at no distance, or with nothing
+    # The sums begin with the newest key, which is at distance 0, or with nothing
     x_M = logits(tl.sum(q_DM.to(tl.float32) * k_DM.to(tl.float32), 0), scale, softcap, SOFTCAP)
     max_M = tl.where(has_newest, x_M, LOWEST)
     weight_M = tl.where(has_newest, 1.0, 0.0) + tl.zeros((QUERIES,), tl.float32)
@@ -138,29 +147,29 @@ def fused_kernel(
             weight_M = weight_M * shrink_M + tl.exp2(sink_M - new_max_M)
             acc_DM *= shrink_M[None, :]
             max_M = new_max_M
-    sum_NM = tl.where((n_N == 0)[:, None], weight_M[None, :], 0.0)  # over the keys at the end, as in triton_decode.py
+    sum_KM = tl.where((n_K == 0)[:, None], weight_M[None, :], 0.0)  # summed over the keys at the end
     if PDL:
-        # So that nothing waits for the tile before, and that the products take it from registers. (From shared memory,
-        # where the weights of the softmax come to lie at the keys' place afterwards, ptxas 12.8 takes the weights'
-        # descriptor from a register that it never writes.)
-        k_ND, v_DN = held(k_ND), held(v_DN)
-    offset_N = n_N - (kv_len - 1)  # of the keys of a tile at 0
-    max_M, sum_NM, acc_DM = add_tile(
-        k_ND, v_DN, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap,
-        slope_M, (begin + offset_N)[:, None], SOFTCAP, ALIBI,
+        # With this nothing waits for the tile before here, and the products take it from registers. (If they take it
+        # from shared memory, the weights of the softmax later lie in the keys' place, and ptxas 12.8 takes the
+        # weights' descriptor from a register that it never writes.)
+        k_KD, v_DK = held(k_KD), held(v_DK)
+    offset_K = n_K - (kv_len - 1)  # offsets of the keys of a tile that starts at 0
+    max_M, sum_KM, acc_DM = add_tile(
+        k_KD, v_DK, q_DM, visible_K[:, None], max_M, sum_KM, acc_DM, scale, softcap,
+        slope_M, (begin + offset_K)[:, None], SOFTCAP, ALIBI,
     )  # fmt: skip
-    if begin + TILE < end:  # a pipeline that has nothing to fill still takes its time
+    if begin + TILE < end:  # since a pipeline takes time even if it runs no step
         for start in range(begin + TILE, end, TILE):
-            k_ND, v_DN, visible_N = load_tile(
+            k_KD, v_DK, visible_K = load_tile(
                 k_ptr, v_ptr, blocks, start, seen, end, stride_block, stride_token, HEAD_DIM, DIM, TILE, BLOCK_SIZE
             )
             blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)
-            max_M, sum_NM, acc_DM = add_tile(
-                k_ND, v_DN, q_DM, visible_N[:, None], max_M, sum_NM, acc_DM, scale, softcap,
-                slope_M, (start + offset_N)[:, None], SOFTCAP, ALIBI,
+            max_M, sum_KM, acc_DM = add_tile(
+                k_KD, v_DK, q_DM, visible_K[:, None], max_M, sum_KM, acc_DM, scale, softcap,
+                slope_M, (start + offset_K)[:, None], SOFTCAP, ALIBI,
             )  # fmt: skip
 
-    sum_M = tl.sum(sum_NM, 0)
+    sum_M = tl.sum(sum_KM, 0)
     acc_DM *= tl.where(sum_M > 0, 1 / sum_M, 0)[None, :]
     out_ptr += (token.to(tl.int64) * NUM_KV_HEADS + g) * (GROUP * HEAD_DIM)
     if num_parts == 1:
@@ -175,8 +184,8 @@ def fused_kernel(
         if arrived == num_parts - 1:
             tl.debug_barrier()
             tl.store(arrivals_ptr + first_item * NUM_KV_HEADS + g, 0)  # for the next layer
-            j_J1, d_1D = tl.arange(0, HEADS)[:, None], d_D[None, :]
-            _, sum_J1, acc_JD = add_parts(
+            j_E1, d_1D = tl.arange(0, HEADS)[:, None], d_D[None, :]
+            _, sum_E1, acc_ED = add_parts(
                 tl.full((HEADS, 1), LOWEST, tl.float32),
                 tl.zeros((HEADS, 1), tl.float32),
                 tl.zeros((HEADS, DIM), tl.float32),
@@ -191,9 +200,9 @@ def fused_kernel(
                 DIM,
                 PARTS,
             )
-            acc_JD = acc_JD / sum_J1
-            stored_JD = (j_J1 < GROUP) & (d_1D < HEAD_DIM)
-            tl.store(out_ptr + j_J1 * HEAD_DIM + d_1D, acc_JD.to(out_ptr.dtype.element_ty), mask=stored_JD)
+            acc_ED = acc_ED / sum_E1
+            stored_ED = (j_E1 < GROUP) & (d_1D < HEAD_DIM)
+            tl.store(out_ptr + j_E1 * HEAD_DIM + d_1D, acc_ED.to(out_ptr.dtype.element_ty), mask=stored_ED)
 
 
 @triton.jit
@@ -211,36 +220,36 @@ def load_tile(
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """A tile's keys, its values, and which of them are visible: those from seen to end, the others are zero.
+    """Return a tile's keys, its values, and which of them are visible: those from `seen` to `end`. The others are zero.
 
-    Values are loaded as the product wants them. If they were transposed afterwards, as registers are, the compiler
-    would not let products of single warps take them from a pipeline.
+    Values are loaded in the shape that the product wants. If they were transposed afterwards, in registers, the
+    compiler would not let products of single warps take them from a pipeline.
     """
-    d_D, key_N = tl.arange(0, DIM), start + tl.arange(0, TILE)
-    place_N = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)
-    in_block_N = place_in_blocks(stride_token, TILE, BLOCK_SIZE)
-    visible_N, real_D = (key_N >= seen) & (key_N < end), d_D < HEAD_DIM
-    k_ptr_ND = k_ptr + (in_block_N[:, None] + d_D[None, :]) + place_N[:, None]
-    v_ptr_DN = v_ptr + (in_block_N[None, :] + d_D[:, None]) + place_N[None, :]
-    k_ND = tl.load(k_ptr_ND, mask=visible_N[:, None] & real_D[None, :], other=0)
-    v_DN = tl.load(v_ptr_DN, mask=visible_N[None, :] & real_D[:, None], other=0)
-    return k_ND, v_DN, visible_N
+    d_D, key_K = tl.arange(0, DIM), start + tl.arange(0, TILE)
+    place_K = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)
+    in_block_K = place_in_blocks(stride_token, TILE, BLOCK_SIZE)
+    visible_K, real_D = (key_K >= seen) & (key_K < end), d_D < HEAD_DIM
+    k_ptr_KD = k_ptr + (in_block_K[:, None] + d_D[None, :]) + place_K[:, None]
+    v_ptr_DK = v_ptr + (in_block_K[None, :] + d_D[:, None]) + place_K[None, :]
+    k_KD = tl.load(k_ptr_KD, mask=visible_K[:, None] & real_D[None, :], other=0)
+    v_DK = tl.load(v_ptr_DK, mask=visible_K[None, :] & real_D[:, None], other=0)
+    return k_KD, v_DK, visible_K
 
 
-# A head comes in two pieces: its elements, and for each the one that is rotated into it. So no thread needs what
-# another one has loaded. Without a rotation the second piece is not used.
+# A head is loaded as two pieces: its elements, and for each element the partner that is rotated into it. So no thread
+# needs what another thread has loaded. Without a rotation the second piece is not used.
 
 
 @triton.jit
 def partners(d, ROTATED: tl.constexpr):
-    """Where the elements are that rotate into those at d."""
+    """Return the indices of the elements that rotate into those at `d`."""
     half: tl.constexpr = ROTATED // 2
     return tl.where(d < half, d + half, tl.where(d < ROTATED, d - half, d))
 
 
 @triton.jit
 def load_angles(cos_sin_ptr, d, ROTATED: tl.constexpr):
-    """What the two pieces are multiplied with."""
+    """Return the factors of the two pieces in the rotation: cosines, and sines with their signs."""
     if ROTATED > 0:
         half: tl.constexpr = ROTATED // 2
         angle = tl.where(d < half, d, d - half)
@@ -253,7 +262,7 @@ def load_angles(cos_sin_ptr, d, ROTATED: tl.constexpr):
 
 @triton.jit
 def load_weights(weight_ptr, d, HEAD_DIM: tl.constexpr, ROTATED: tl.constexpr, NORM: tl.constexpr):
-    """Of the norm, for the two pieces."""
+    """Return the norm's weights for the two pieces of a head."""
     if NORM:
         weight = tl.load(weight_ptr + d, mask=d < HEAD_DIM, other=0)
         if ROTATED > 0:
@@ -266,7 +275,7 @@ def load_weights(weight_ptr, d, HEAD_DIM: tl.constexpr, ROTATED: tl.constexpr, N
 
 @triton.jit
 def load_head(head_ptr, d, mask, ROTATED: tl.constexpr):
-    """The two pieces."""
+    """Return the two pieces of a head."""
     x = tl.load(head_ptr + d, mask=mask, other=0)
     if ROTATED > 0:
         return x, tl.load(head_ptr + partners(d, ROTATED), mask=mask, other=0)
@@ -278,7 +287,7 @@ def load_head(head_ptr, d, mask, ROTATED: tl.constexpr):
 def rotated(
     x_DM, partner_DM, weights, angles, eps, HEAD_DIM: tl.constexpr, ROTATED: tl.constexpr, NORM: tl.constexpr
 ):  # fmt: skip
-    """Heads, normalised and rotated; rounded in between, as by separate ops."""
+    """Return heads normalised and rotated. They are rounded in between, as if by separate ops."""
     dtype: tl.constexpr = x_DM.dtype
     if NORM:
         x32_DM = x_DM.to(tl.float32)

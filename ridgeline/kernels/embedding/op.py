@@ -1,4 +1,10 @@
-"""Embedding: look rows up in a table. Legend: T tokens, V rows of the table, M row width."""
+"""The embedding: rows looked up in a table.
+
+Legend:
+    T  tokens
+    V  rows of the table
+    M  row width
+"""
 
 from __future__ import annotations
 
@@ -11,12 +17,14 @@ from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 
 def embedding(ids_T: Tensor, weight_VM: Tensor) -> Tensor:
-    """Rows `ids_T` (int32 or int64, each in 0..V-1) of `weight_VM`: [T, M] in the table's dtype."""
+    """Return the rows `ids_T` (int32 or int64, each in 0..V-1) of `weight_VM`: [T, M] in the table's dtype."""
     return weight_VM[ids_T]
 
 
 @dataclass(frozen=True)
 class Case:
+    """A case for tests and benchmarks."""
+
     tokens: int
     rows: int
     width: int

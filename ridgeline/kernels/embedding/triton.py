@@ -1,4 +1,4 @@
-"""Embedding lookup that does not break a chain of dependent launches. Legend as in op.py."""
+"""An embedding lookup that does not break a chain of dependent launches. The legend is that of op.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK = 1024  # columns of a program
 def _embedding(ids_ptr, weight_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()  # not before: the step's strict kernel (rule 4 in kernels/launch.py)
+        tl.extra.cuda.gdc_launch_dependents()  # after the wait: the step's strict kernel (rule 4 in kernels/launch.py)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(ids_ptr + token).to(tl.int64)
@@ -26,7 +26,7 @@ def _embedding(ids_ptr, weight_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl
 
 
 def embedding(ids_T: Tensor, weight_VM: Tensor) -> Tensor:
-    """As `op.embedding`; torch's own where a gradient is wanted."""
+    """Compute `op.embedding`. If a gradient is wanted, torch's own kernel runs."""
     if torch.is_grad_enabled() and weight_VM.requires_grad:
         return torch.nn.functional.embedding(ids_T, weight_VM)
     tokens, width = len(ids_T), weight_VM.shape[1]

@@ -1,11 +1,16 @@
-"""Linear maps whose every output is the same bits however many tokens stand beside it.
+"""Linear maps whose every output has the same bits, however many tokens stand beside it.
 
-An output is one chain of products in the order of the inputs, never split: each step of the matrix units adds the next
-16 to the sum so far (in float32: one). A tile only says which outputs a program computes, so it may follow the number
-of tokens, and no bit does: tests/kernels/test_batch_invariant.py compares all of Hopper's. Other GPUs may step
-differently for other tiles, so there one tile serves all.
+An output is one chain of products in the order of the inputs, which is never split. Each step of the matrix units adds
+the next 16 products to the sum so far (in float32: one product). A tile only says which outputs a program computes, so
+it may depend on the number of tokens without changing a bit: tests/kernels/test_batch_invariant.py compares all of
+Hopper's tiles. The units of other GPUs may step differently with other tiles, so there one tile serves all sizes.
 
-Legend: T tokens, I inputs, O outputs; N tokens, R weight rows, B inputs of a tile.
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
+    R  weight rows of a tile
+    B  inputs of a block
 """
 
 from __future__ import annotations
@@ -27,7 +32,8 @@ from ridgeline.kernels.norm.triton import rms_norm
 
 @dataclass(frozen=True)
 class Tile:
-    """tokens x rows outputs of a program, block inputs a step. tokens are 64 or 128: the rows of Hopper's products."""
+    """The cut of the kernel: a program computes tokens x rows outputs, `block` inputs at a step. tokens is 64 or 128,
+    the rows of Hopper's products."""
 
     tokens: int
     rows: int
@@ -37,7 +43,7 @@ class Tile:
 
 
 ANY = Tile(64, 64, 64)
-ALONE = Tile(128, 128, 64, warps=8)  # where the GPU's multiprocessors get one program each
+ALONE = Tile(128, 128, 64, warps=8)  # in place of HOPPER[0] if each multiprocessor gets at most one program
 HOPPER = (
     Tile(128, 128, 64, stages=3),
     Tile(64, 128, 64, stages=5),
@@ -45,11 +51,12 @@ HOPPER = (
     Tile(64, 32, 256, stages=3),
     Tile(64, 16, 256),
 )
-ENOUGH, MULTIPROCESSORS = 96, 132  # programs that share the memory well; an H200's
+ENOUGH = 96  # so many programs use the memory's bandwidth well
+MULTIPROCESSORS = 132  # those of an H200
 
 
 def choose(tokens: int, outputs: int) -> Tile:
-    """The largest of `HOPPER` that leaves enough programs; tuned on an H200."""
+    """Return the largest tile of `HOPPER` that gives enough programs. The tiles were tuned on an H200."""
     for tile in HOPPER if tokens > 64 else HOPPER[1:]:
         programs = -(-tokens // tile.tokens) * -(-outputs // tile.rows)
         if programs >= ENOUGH:
@@ -63,41 +70,41 @@ def batch_invariant_kernel(
     TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
     WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """y [T, O]. EVEN: BLOCK divides the inputs. WIDE: multiply in float32."""
+    """Compute y [T, O]. EVEN: BLOCK divides the inputs. WIDE: multiply in float32."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    # Eight token tiles beside each other take all weight rows in turn: both operands then come from the L2 cache.
+    # Eight neighbouring token tiles go through all weight rows together, so both operands come from the L2 cache.
     row_tiles = tl.cdiv(outputs, ROWS)
     first = tl.program_id(0) // (8 * row_tiles) * 8
     beside = tl.minimum(tl.cdiv(tokens, TOKENS) - first, 8)
     place = tl.program_id(0) % (8 * row_tiles)
-    token_N = (first + place % beside) * TOKENS + tl.arange(0, TOKENS)
+    token_T = (first + place % beside) * TOKENS + tl.arange(0, TOKENS)
     row_R = place // beside * ROWS + tl.arange(0, ROWS)
     input_B = tl.arange(0, BLOCK)
-    real_N = token_N < tokens
-    x_ptr_NB = x_ptr + token_N.to(tl.int64)[:, None] * x_stride + input_B[None, :]
+    real_T = token_T < tokens
+    x_ptr_TB = x_ptr + token_T.to(tl.int64)[:, None] * x_stride + input_B[None, :]
     w_ptr_BR = weight_ptr + tl.minimum(row_R, outputs - 1).to(tl.int64)[None, :] * inputs + input_B[:, None]
-    acc_NR = tl.zeros((TOKENS, ROWS), tl.float32)
+    acc_TR = tl.zeros((TOKENS, ROWS), tl.float32)
     for start in range(0, inputs, BLOCK):
         if EVEN:
-            x_NB = tl.load(x_ptr_NB + start, mask=real_N[:, None], other=0)
+            x_TB = tl.load(x_ptr_TB + start, mask=real_T[:, None], other=0)
             w_BR = tl.load(w_ptr_BR + start)
         else:
             inside_B = start + input_B < inputs
-            x_NB = tl.load(x_ptr_NB + start, mask=real_N[:, None] & inside_B[None, :], other=0)
+            x_TB = tl.load(x_ptr_TB + start, mask=real_T[:, None] & inside_B[None, :], other=0)
             w_BR = tl.load(w_ptr_BR + start, mask=inside_B[:, None], other=0)
         if WIDE:
-            x_NB, w_BR = x_NB.to(tl.float32), w_BR.to(tl.float32)
-        acc_NR = tl.dot(x_NB, w_BR, acc_NR, input_precision="ieee")
+            x_TB, w_BR = x_TB.to(tl.float32), w_BR.to(tl.float32)
+        acc_TR = tl.dot(x_TB, w_BR, acc_TR, input_precision="ieee")
     if BIAS:
-        acc_NR += tl.load(bias_ptr + row_R, mask=row_R < outputs, other=0).to(tl.float32)[None, :]
-    y_ptr_NR = y_ptr + token_N.to(tl.int64)[:, None] * outputs + row_R[None, :]
-    tl.store(y_ptr_NR, acc_NR.to(y_ptr.dtype.element_ty), mask=real_N[:, None] & (row_R < outputs)[None, :])
+        acc_TR += tl.load(bias_ptr + row_R, mask=row_R < outputs, other=0).to(tl.float32)[None, :]
+    y_ptr_TR = y_ptr + token_T.to(tl.int64)[:, None] * outputs + row_R[None, :]
+    tl.store(y_ptr_TR, acc_TR.to(y_ptr.dtype.element_ty), mask=real_T[:, None] & (row_R < outputs)[None, :])
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tile: Tile | None = None) -> Tensor:
-    """As `op.linear`; torch's own where a gradient is wanted."""
+    """Compute `op.linear`. If a gradient is wanted, torch's own kernel runs."""
     if torch.is_grad_enabled() and (x_TI.requires_grad or weight_OI.requires_grad):
         return torch.nn.functional.linear(x_TI, weight_OI, bias_O)
     (tokens, inputs), outputs = x_TI.shape, len(weight_OI)

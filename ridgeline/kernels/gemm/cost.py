@@ -1,4 +1,9 @@
-"""Least work of a linear map, alone or with its norm and gate. T tokens, I inputs, O outputs, F of a gated pair."""
+"""The least work of a linear map, alone or with its norm and gate.
+
+Legend:
+    O  outputs
+    F  outputs of a gated pair
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,13 @@ from ridgeline.kernels.norm.cost import norm_cost
 def linear_cost(
     tokens: int, inputs: int, outputs: int, *, itemsize: float, weight_itemsize: float | None = None, bias: bool = False
 ) -> Cost:
-    """x, the weight and the bias read once, y written once: however many tokens share the weight, it moves once.
+    """Count x, the weight and the bias as read once, and y as written once: the weight moves once, however many tokens
+    share it.
 
-    Two FLOPs per weight and token, one more per output with a bias. weight_itemsize: bytes per stored weight where that
-    differs from the activations' (quantized weights). Less would need a faster matrix product than the schoolbook's.
+    There are two FLOPs per weight and token, and one more per output with a bias. Fewer would need a faster method than
+    the schoolbook's matrix product.
+
+    weight_itemsize: bytes of a stored weight, if they differ from the activations' (quantized weights).
     """
     stored = (weight_itemsize or itemsize) * inputs * outputs
     moved = itemsize * (tokens * (inputs + outputs) + outputs * bias)
@@ -31,10 +39,12 @@ def norm_linear_cost(
     residual: bool = True,
     gate: str | None = None,
 ) -> Cost:
-    """The norm, the product and the gated activation, less what passes between them without leaving the chip.
+    """Count the norm, the product and the gated activation, without what passes between them on the chip.
 
-    The normalised x is neither written nor read again, nor are a gated pair's 2F values. outputs: O, or F if gated.
-    With a residual the sum is written, since the next norm needs it; without one it is x itself.
+    The normalised x is neither written nor read again, nor are the 2F values of a gated pair. With a residual the sum
+    is written, since the next norm needs it; without one it is x itself.
+
+    outputs: O, or F if gated.
     """
     if not tokens:
         return Cost(0.0, 0.0)

@@ -1,14 +1,19 @@
-"""Dozens to hundreds of tokens times a matrix on Hopper, at the memory's rate: bulk copies, warpgroup MMA, PDL.
+"""Linear maps of dozens to hundreds of tokens on Hopper, at the memory's rate: bulk copies, warpgroup MMA, PDL.
 
-Weights are the left operand of the matrix units, tokens their columns. A program's one producer warp streams blocks of
-weights and of x into a deep ring of shared memory. It asks for the first weights while the kernel before still runs,
-since weights are never written. All other warps multiply and finish the tile: bias, gated activation, rounding.
+Weights are the left operand of the matrix units, and tokens are the columns. One producer warp of a program streams
+blocks of weights and of x into a deep ring of shared memory. It asks for the first weights while the kernel before
+still runs, since weights are never written. All other warps multiply and finish the tile: bias, gated activation,
+rounding.
 
-A tile is ROWS weight rows, 16 a warp; of a gated pair, as many gate rows and the matching up rows: its two parts. Where
-tiles are few, SPLIT programs share the inputs of one: they write float32 sums, wait for each other, and each adds up a
-share of the tokens in fixed order. They all fit on the device at once, or that would never end.
+A tile is ROWS weight rows, 16 for each warp. A gated pair's tile has two parts: so many gate rows, and the matching up
+rows. If tiles are few, SPLIT programs share the inputs of one. They write float32 sums, wait for each other, and each
+of them adds up a share of the tokens in a fixed order. They must all fit on the device at once, or the wait would never
+end.
 
-Legend: R rows of one part, T tokens of a tile, S tokens of a share; a panel is 64 inputs.
+Legend:
+    C  weight rows of one part, which are the outputs of a tile
+    T  tokens of a tile
+    S  tokens of a share
 """
 
 from __future__ import annotations
@@ -35,12 +40,12 @@ from ridgeline.kernels.gemm.choose import Stream
 from ridgeline.kernels.gluon_names import load_tile, viewed
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
-barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed; of one partition's threads
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # for one partition's threads; it was renamed
 PANEL = gl.constexpr(64)  # columns in one swizzled panel of shared memory: 128 bytes of a 16-bit type
 
 
 def launch_stream(plan: Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gate: str | None) -> Tensor:
-    """x · weightᵀ + bias: [T, O], or with a gate act(first half) * second half: [T, F]. 16-bit types."""
+    """Return x · weightᵀ + bias: [T, O], or with a gate act(first half) * second half: [T, F]. 16-bit types."""
     (tokens, inputs), device = x_TI.shape, x_TI.device
     outputs = len(weight_OI) // 2 if gate else len(weight_OI)
     tiles = triton.cdiv(outputs, plan.rows) * triton.cdiv(tokens, plan.tokens)
@@ -72,16 +77,18 @@ def _descriptor_layout() -> gl.NVMMASharedLayout:
 
 @cache
 def _arrivals(device: torch.device) -> dict[int, Tensor]:
-    """By SPLIT a counter per tile, always a multiple of SPLIT between launches: so every SPLIT has its own.
+    """Return a counter per tile for each SPLIT. Between launches a counter is a multiple of its SPLIT, so every SPLIT
+    has its own.
 
-    Made by the first eager launch, so before any graph is captured.
+    They are made by the first eager launch, which comes before any graph is captured.
     """
     return {split: torch.zeros(512, dtype=torch.int32, device=device) for split in (2, 4, 8)}
 
 
 @gluon.jit
 def _item(item, token_tiles, blocks, SPLIT: gl.constexpr):
-    """Work index → (row tile, token tile, first and last input block). Those of one row tile run side by side."""
+    """Return (row tile, token tile, first and last input block) of a work index. Items of one row tile run side by
+    side."""
     part = item % SPLIT
     tile = item // SPLIT
     return tile // token_tiles, tile % token_tiles, part * blocks // SPLIT, (part + 1) * blocks // SPLIT
@@ -89,7 +96,8 @@ def _item(item, token_tiles, blocks, SPLIT: gl.constexpr):
 
 @gluon.jit
 def _load_tokens(x_desc, x, full, stage, token, first, tokens, PANELS: gl.constexpr):
-    """A stage's block of x. Instead of boxes beyond the last token, slow to fill with zeros, the first one again."""
+    """Copy a stage's block of x. Boxes beyond the last token would be slow to fill with zeros; the first box is copied
+    in their place."""
     layout: gl.constexpr = x_desc.layout
     BOX: gl.constexpr = x_desc.block_shape[0]
     BOXES: gl.constexpr = x.shape[1] // BOX
@@ -106,6 +114,7 @@ def _producer(
     ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
     SPLIT: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
+    """Fill the ring with blocks of weights and of x, for all items of this program."""
     PANELS: gl.constexpr = BLOCK // PANEL
     step = 0
     _, _, first, last = _item(gl.program_id(0), token_tiles, blocks, SPLIT)
@@ -134,7 +143,7 @@ def _producer(
 
 @gluon.jit
 def _awaited(sums, pending: gl.constexpr, PARTS: gl.constexpr):
-    """The sums, once at most `pending` products are under way."""
+    """Return the sums, once at most `pending` products are under way."""
     return (warpgroup_mma_wait(pending, deps=sums),) if PARTS == 1 else warpgroup_mma_wait(pending, deps=sums)
 
 
@@ -143,7 +152,8 @@ def _products(
     w, x, full, empty, step, steps,
     ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """(the parts' sums [R, T], next step). A stage is given back when the products after it are under way."""
+    """Return (the parts' sums [C, T], the next step). A stage is given back when the products after it are
+    under way."""
     PANELS: gl.constexpr = BLOCK // PANEL
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS // 16, 1], [16, TOKENS, 16])
     sums = ()
@@ -154,12 +164,12 @@ def _products(
         mbarrier.wait(full.index(here), (step // STAGES) & 1)
         grown = ()
         for part in gl.static_range(PARTS):
-            sum_RT = sums[part]  # type: ignore[var-annotated]
+            sum_CT = sums[part]  # type: ignore[var-annotated]
             for panel in gl.static_range(PANELS):
                 a = w.index((here * PARTS + part) * PANELS + panel)
                 b = x.index(here * PANELS + panel).permute((1, 0))
-                sum_RT = warpgroup_mma(a, b, sum_RT, is_async=True)
-            grown = grown + (sum_RT,)  # type: ignore[assignment]  # noqa: RUF005
+                sum_CT = warpgroup_mma(a, b, sum_CT, is_async=True)
+            grown = grown + (sum_CT,)  # type: ignore[assignment]  # noqa: RUF005
         sums = _awaited(grown, PARTS * PANELS, PARTS)
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=i > 0)
         step += 1
@@ -170,7 +180,7 @@ def _products(
 
 @gluon.jit
 def _biased(value, bias_ptr, row, outputs, AXIS: gl.constexpr):
-    """value + bias of its rows, which lie along axis 1 - AXIS."""
+    """Add the bias of the rows, which lie along axis 1 - AXIS, to `value`."""
     layout: gl.constexpr = gl.SliceLayout(AXIS, value.type.layout)
     at = row + gl.arange(0, value.shape[1 - AXIS], layout)
     return value + gl.expand_dims(gl.load(bias_ptr + at, mask=at < outputs, other=0).to(gl.float32), AXIS)
@@ -181,7 +191,7 @@ def _store(
     sums, bias_ptr, y_ptr, row, token, tokens, outputs,
     BIAS: gl.constexpr, GATE: gl.constexpr, AXIS: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Bias, activation and rounding of a tile whose rows lie along axis 1 - AXIS; written in `layout`."""
+    """Finish a tile whose rows lie along axis 1 - AXIS: bias, activation and rounding. It is written in `layout`."""
     y = sums[0]
     if BIAS:
         y = _biased(y, bias_ptr, row, outputs, AXIS)
@@ -191,10 +201,10 @@ def _store(
             up = _biased(up, bias_ptr + outputs, row, outputs, AXIS)
         y = activate(y, GATE) * up
     y = gl.convert_layout(y.to(y_ptr.dtype.element_ty), layout)
-    row_R = row + gl.arange(0, y.shape[1 - AXIS], gl.SliceLayout(AXIS, layout))
+    row_C = row + gl.arange(0, y.shape[1 - AXIS], gl.SliceLayout(AXIS, layout))
     token_T = token + gl.arange(0, y.shape[AXIS], gl.SliceLayout(1 - AXIS, layout))
-    at = gl.expand_dims(token_T.to(gl.int64) * outputs, 1 - AXIS) + gl.expand_dims(row_R, AXIS)
-    kept = gl.expand_dims(token_T < tokens, 1 - AXIS) & gl.expand_dims(row_R < outputs, AXIS)
+    at = gl.expand_dims(token_T.to(gl.int64) * outputs, 1 - AXIS) + gl.expand_dims(row_C, AXIS)
+    kept = gl.expand_dims(token_T < tokens, 1 - AXIS) & gl.expand_dims(row_C < outputs, AXIS)
     gl.store(y_ptr + at, y, mask=kept)
 
 
@@ -203,27 +213,28 @@ def _together(
     sums, sums_ptr, arrival_ptr, tile, part, left,
     ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, SPLIT: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """This program's share of the tokens, [S, R] a part, added up over its tile's programs. `left`: real tokens."""
+    """Return this program's share of the tokens, [S, C] for each part, added up over its tile's programs. left: how
+    many tokens are real."""
     SHARE: gl.constexpr = TOKENS // SPLIT
     SIZE: gl.constexpr = PARTS * ROWS * TOKENS
     tile_ptr = sums_ptr + tile.to(gl.int64) * (SPLIT * SIZE)
     own: gl.constexpr = sums[0].type.layout
-    row_R1 = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, own)), 1)
+    row_C1 = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, own)), 1)
     token_1T = gl.expand_dims(gl.arange(0, TOKENS, gl.SliceLayout(0, own)), 0)
     for p in gl.static_range(PARTS):
-        at = part * SIZE + p * (ROWS * TOKENS) + token_1T * ROWS + row_R1
-        gl.store(tile_ptr + at, sums[p], mask=(token_1T < left) & (row_R1 >= 0))
-    barrier()  # every thread's sums are written before one thread says so
+        at = part * SIZE + p * (ROWS * TOKENS) + token_1T * ROWS + row_C1
+        gl.store(tile_ptr + at, sums[p], mask=(token_1T < left) & (row_C1 >= 0))
+    barrier()  # until every thread's sums are written, before one thread says so
     arrived = gl.atomic_add(arrival_ptr + tile, 1, sem="acq_rel") + 1
     all_here = ((arrived - 1) | (SPLIT - 1)) + 1
     while arrived - all_here < 0:
         arrived = gl.atomic_add(arrival_ptr + tile, 0, sem="acquire")
     token_S = part * SHARE + gl.arange(0, SHARE, gl.SliceLayout(1, layout))
-    row_1R = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(0, layout)), 0)
+    row_1C = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(0, layout)), 0)
     share = ()
     for p in gl.static_range(PARTS):
-        at = p * (ROWS * TOKENS) + gl.expand_dims(token_S * ROWS, 1) + row_1R
-        mask = gl.expand_dims(token_S < left, 1) & (row_1R >= 0)
+        at = p * (ROWS * TOKENS) + gl.expand_dims(token_S * ROWS, 1) + row_1C
+        mask = gl.expand_dims(token_S < left, 1) & (row_1C >= 0)
         total = gl.zeros([SHARE, ROWS], gl.float32, layout)
         for other in gl.static_range(SPLIT):
             total += gl.load(tile_ptr + other * SIZE + at, mask=mask, other=0, cache_modifier=".cg")
@@ -237,6 +248,7 @@ def _consumer(
     ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
     SPLIT: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
+    """Multiply and finish all tiles of this program."""
     WARPS: gl.constexpr = ROWS // 16
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
@@ -258,6 +270,7 @@ def _consumer(
 
 @gluon.jit
 def _barriers(number: gl.constexpr):
+    """Return `number` barriers in shared memory, each of which waits for one arrival."""
     bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(number):
         mbarrier.init(bars.index(i), count=1)
@@ -270,9 +283,11 @@ def stream_kernel(
     ROWS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
     SPLIT: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """y [T, O]. GATE: "" or the activation; the weight's rows are then O gates and O ups.
+    """Compute y [T, O].
 
-    sums: float32 [tiles, SPLIT, PARTS, TOKENS, R]; arrival: a counter per tile, a multiple of SPLIT.
+    GATE: "" or the activation. With one the weight's rows are O gates, then O ups.
+    sums: float32 [tiles, SPLIT, PARTS, TOKENS, ROWS].
+    arrival: a counter per tile, a multiple of SPLIT.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

@@ -1,7 +1,11 @@
-"""Linear maps on a CPU whose weights were brought, once, into the layout that oneDNN reads fastest.
+"""Linear maps on a CPU whose weights were packed, once, in the layout that oneDNN reads fastest.
 
-F.linear, which a weight goes through as it was loaded, would bring it there anew, piece by piece, every time.
-Legend: T tokens, I inputs, O outputs.
+F.linear, which serves weights that are not packed, would reorder them anew, piece by piece, in every call.
+
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ from ridgeline.kernels.onednn import in_large_pages
 
 
 def pack(weight_OI: Tensor) -> Tensor:
-    """The weight in oneDNN's layout; as it is where the machine has no instructions for its dtype. float32 gains little
-    and stays too. What is packed has no gradients."""
+    """Return the weight in oneDNN's layout, which has no gradients. The weight stays as it is if the machine has no
+    instructions for its dtype, and in float32, which gains little."""
     supported = {
         torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
         torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
@@ -29,7 +33,7 @@ def pack(weight_OI: Tensor) -> Tensor:
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """As `op.linear`; the weight is a plain or a packed one. Differentiable with a plain one."""
+    """Compute `op.linear` with a plain or a packed weight. It is differentiable with a plain one."""
     if weight_OI.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x_TI, weight_OI, bias_O, "none", [], "")
     return F.linear(x_TI, weight_OI, bias_O)

@@ -1,6 +1,10 @@
-"""Linear map, alone or with the norm before it and the gated activation behind it.
+"""A linear map, alone or with the norm before it and the gated activation behind it.
 
-Legend: T tokens, I inputs, O outputs, F outputs of a gated pair.
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
+    F  outputs of a gated pair
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from ridgeline.kernels.op import Implementation, Op, Platform, on_gpu
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias: [T, O] in the dtype of `x_TI`; sums in float32."""
+    """Return x · weightᵀ + bias: [T, O] in the dtype of `x_TI`. Sums are in float32."""
     y_TO = x_TI.float() @ weight_OI.float().T
     if bias_O is not None:
         y_TO = y_TO + bias_O.float()
@@ -33,10 +37,14 @@ def norm_linear(
     bias_O: Tensor | None,
     gate: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """(y, s) with s = x + residual rounded to x's dtype (or x itself), y = rms_norm(s) · weightᵀ + bias: [T, O].
+    """Return (y, s). s = x + residual rounded to x's dtype, or s = x if there is no residual. y = rms_norm(s) · weightᵀ
+    + bias: [T, O].
 
-    gate ("silu", "gelu", "gelu_tanh"): the weight holds F gate rows, then F up rows; y = act(gate) * up: [T, F].
-    In float32 from s to the rounding of y. An implementation may round the normalised s and the gated pair as well.
+    Everything from s to the rounding of y is in float32. An implementation may also round the normalised s and the
+    gated pair.
+
+    gate: "silu", "gelu" or "gelu_tanh". The weight then holds F gate rows, then F up rows, and y = act(gate) * up: [T,
+        F].
     """
     s_TI = x_TI if residual_TI is None else x_TI + residual_TI
     n_TI, _ = rms_norm(s_TI.float(), None, norm_weight_I, eps)
@@ -52,7 +60,7 @@ def in_three(
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor],
     gated_activation: Callable[[Tensor, str], Tensor],
 ) -> NormLinear:
-    """`norm_linear` of three functions one after the other, rounding between them."""
+    """Return `norm_linear` made of three functions, one after the other, with rounding between them."""
 
     def norm_linear(
         x_TI: Tensor,
@@ -72,13 +80,15 @@ def in_three(
 
 @dataclass(frozen=True)
 class Case:
+    """A case of `linear` for tests and benchmarks."""
+
     tokens: int
     in_width: int
     out_width: int
     bias: bool = False
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Weights scaled so that outputs have a standard deviation of about one."""
+        """Return random inputs, with weights scaled so that outputs have a standard deviation of about one."""
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
@@ -91,8 +101,11 @@ class Case:
 
 @dataclass(frozen=True)
 class NormCase:
-    """`out_width` counts the result's columns: the weight has twice as many rows where the op is gated.
-    norm_float32: the norm's weight is float32 whatever the activations are."""
+    """A case of `norm_linear` for tests and benchmarks.
+
+    out_width: the columns of the result. The weight has twice as many rows if the op is gated.
+    norm_float32: the norm's weight is float32, whatever the activations are.
+    """
 
     tokens: int
     in_width: int
@@ -106,7 +119,7 @@ class NormCase:
     def inputs(
         self, dtype: torch.dtype, device: torch.device, seed: int = 0
     ) -> tuple[Tensor, Tensor | None, Tensor, float, Tensor, Tensor | None, str | None]:
-        """A small x, so that eps counts in one of the cases, and a norm weight around one."""
+        """Return random inputs, with a norm weight around one."""
         generator = torch.Generator(device).manual_seed(seed)
         rows = self.out_width * (2 if self.gate else 1)
         x_TI, weight_OI, bias_O = Case(self.tokens, self.in_width, rows, self.bias).inputs(dtype, device, seed)
@@ -144,7 +157,7 @@ NORM_CASES = (
 
 
 def has_onednn(platform: Platform) -> bool:
-    """On a CPU, where torch was built with oneDNN and has the functions used here."""
+    """Return True on a CPU, if torch was built with oneDNN and has the functions that are used here."""
     functions = ("_reorder_linear_weight", "_linear_pointwise", "_nbytes", "data_ptr")
     built = platform.device_type == "cpu" and torch.backends.mkldnn.is_available()
     return built and all(hasattr(torch.ops.mkldnn, name) for name in functions)

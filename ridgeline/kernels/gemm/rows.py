@@ -1,11 +1,16 @@
-"""A few tokens times a matrix on the vector units: each program streams a few whole weight rows.
+"""Linear maps of a few tokens on the vector units: each program streams a few whole weight rows.
 
-With a norm, y = (Σ w·n·s) · rsqrt(mean(s²) + eps): the scale factors out of the product, so each program adds up s² on
-the way and needs no kernel before it. Two kernels: `rows_kernel` cuts long rows into blocks and has a program for every
-few rows; `laps_kernel` holds whole rows and goes around with a fixed number of programs, so that x is prepared once in
-each, and that few programs have to end before the next kernel may read y.
-Both ask for their first weights before they wait, since no kernel writes weights.
-Legend: G weight rows (of a gated pair R gate rows, then R up rows), R outputs, T tokens, B inputs of one block.
+With a norm, y = (Σ w·n·s) · rsqrt(mean(s²) + eps). The scale factors out of the product, so each program adds up s² on
+the way and needs no kernel before it. There are two kernels. `rows_kernel` cuts long rows into blocks and has a program
+for every few rows. `laps_kernel` holds whole rows, and a fixed number of programs takes several laps. So x is prepared
+once in each program, and few programs have to end before the next kernel may read y. Both ask for their first weights
+before they wait, since no kernel writes weights.
+
+Legend:
+    R  weight rows of a program (of a gated pair C gate rows, then C up rows)
+    C  outputs of a program
+    T  tokens
+    B  inputs of a block
 """
 
 from __future__ import annotations
@@ -20,17 +25,17 @@ from ridgeline.kernels.gemm.blocks import summed
 
 @triton.jit
 def _rows(weight_ptr, first, outputs, inputs: tl.constexpr, ROWS: tl.constexpr, GATED: tl.constexpr):
-    """Where the weight rows of outputs first … first + R begin: [G, 1, 1]. Past the end the last row repeats, so that
-    the loads that matter need no mask."""
-    local_G = tl.arange(0, ROWS * 2 if GATED else ROWS)
-    row_G = tl.minimum(first + local_G % ROWS, outputs - 1) + local_G // ROWS * outputs
-    return weight_ptr + row_G.to(tl.int64)[:, None, None] * inputs
+    """Return pointers to the weight rows of outputs first … first + C: [R, 1, 1]. Past the end the last row repeats, so
+    that the loads of weights need no mask."""
+    local_R = tl.arange(0, ROWS * 2 if GATED else ROWS)
+    row_R = tl.minimum(first + local_R % ROWS, outputs - 1) + local_R // ROWS * outputs
+    return weight_ptr + row_R.to(tl.int64)[:, None, None] * inputs
 
 
 @triton.jit
 def _load(pointers, input_11B, inputs: tl.constexpr, RAGGED: tl.constexpr):
-    """Weights at `pointers` [.., .., B]; 0 past the last input, which only a RAGGED block has. Read once a step, they
-    should not push out of the cache what is read again."""
+    """Load weights at `pointers` [.., .., B], with 0 past the last input, which only a RAGGED block has. They are read
+    once a step and should not push out of the cache what is read again."""
     if RAGGED:
         return tl.load(pointers, mask=input_11B < inputs, other=0.0, eviction_policy="evict_first")
     return tl.load(pointers, eviction_policy="evict_first")
@@ -38,33 +43,34 @@ def _load(pointers, input_11B, inputs: tl.constexpr, RAGGED: tl.constexpr):
 
 @triton.jit
 def _kept(token_1T1, input_11B, tokens, inputs: tl.constexpr, FULL: tl.constexpr):
-    """Which of x's values [1, T, B] there are. Where all are, the compiler sees it, and loads have no mask."""
+    """Return the mask of the values of x that exist: [1, T, B]. If all of them do, the compiler can see it, and loads
+    have no mask."""
     return (token_1T1 >= 0 if FULL else token_1T1 < tokens) & (input_11B < inputs)
 
 
 @triton.jit
 def _finish(
-    y_GT, bias_ptr, y_ptr, first, tokens, outputs,
+    y_RT, bias_ptr, y_ptr, first, tokens, outputs,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, FULL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
-    """Bias, gate, and the result's place."""
-    row_R = first + tl.arange(0, ROWS)
+    """Add the bias, apply the gate, and store the result."""
+    row_C = first + tl.arange(0, ROWS)
     token_T = tl.arange(0, TOKENS)
-    kept_R = row_R < outputs
+    kept_C = row_C < outputs
     if GATE == "":
-        y_RT = y_GT
+        y_CT = y_RT
         if BIAS:
-            y_RT += tl.load(bias_ptr + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
+            y_CT += tl.load(bias_ptr + row_C, mask=kept_C, other=0.0).to(tl.float32)[:, None]
     else:
-        y_RT, up_RT = tl.split(y_GT.reshape(2, ROWS, TOKENS).permute(1, 2, 0))
+        y_CT, up_CT = tl.split(y_RT.reshape(2, ROWS, TOKENS).permute(1, 2, 0))
         if BIAS:
-            y_RT += tl.load(bias_ptr + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
-            up_RT += tl.load(bias_ptr + outputs + row_R, mask=kept_R, other=0.0).to(tl.float32)[:, None]
-        y_RT = activate(y_RT, GATE) * up_RT
+            y_CT += tl.load(bias_ptr + row_C, mask=kept_C, other=0.0).to(tl.float32)[:, None]
+            up_CT += tl.load(bias_ptr + outputs + row_C, mask=kept_C, other=0.0).to(tl.float32)[:, None]
+        y_CT = activate(y_CT, GATE) * up_CT
     tl.store(
-        y_ptr + token_T[None, :] * outputs.to(tl.int64) + row_R[:, None],
-        y_RT.to(y_ptr.dtype.element_ty),
-        mask=kept_R[:, None] if FULL else kept_R[:, None] & (token_T[None, :] < tokens),
+        y_ptr + token_T[None, :] * outputs.to(tl.int64) + row_C[:, None],
+        y_CT.to(y_ptr.dtype.element_ty),
+        mask=kept_C[:, None] if FULL else kept_C[:, None] & (token_T[None, :] < tokens),
     )
 
 
@@ -77,28 +83,31 @@ def rows_kernel(
     DEPTH: tl.constexpr,  # blocks of weights under way at once
     NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """y [T, O]; s [T, I] with a residual. GATE: "" or the activation; the weight's rows are then O gates and O ups."""
+    """Compute y [T, O], and s [T, I] with a residual.
+
+    GATE: "" or the activation. With one the weight's rows are O gates, then O ups.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    G: tl.constexpr = ROWS * 2 if GATE != "" else ROWS
+    R: tl.constexpr = ROWS * 2 if GATE != "" else ROWS
     RAGGED: tl.constexpr = inputs % BLOCK != 0
     STEPS: tl.constexpr = (inputs + BLOCK - 1) // BLOCK
     AHEAD: tl.constexpr = DEPTH if DEPTH < STEPS else STEPS
     first = tl.program_id(0) * ROWS
     input_11B = tl.arange(0, BLOCK)[None, None, :]
     token_1T1 = tl.arange(0, TOKENS)[None, :, None]
-    weights_G1B = _rows(weight_ptr, first, outputs, inputs, ROWS, GATE != "") + input_11B
+    weights_R1B = _rows(weight_ptr, first, outputs, inputs, ROWS, GATE != "") + input_11B
 
-    w_G1B = ()
+    w_R1B = ()
     n_11B = ()
     for step in tl.static_range(AHEAD):
-        w_G1B += (_load(weights_G1B + step * BLOCK, input_11B + step * BLOCK, inputs, RAGGED),)  # type: ignore[assignment]
+        w_R1B += (_load(weights_R1B + step * BLOCK, input_11B + step * BLOCK, inputs, RAGGED),)  # type: ignore[assignment]
         if NORM:
             n_11B += (_load(norm_ptr + input_11B + step * BLOCK, input_11B + step * BLOCK, inputs, RAGGED),)  # type: ignore[assignment]
     if PDL:
         tl.extra.cuda.gdc_wait()
 
-    acc_GTB = tl.zeros((G, TOKENS, BLOCK), tl.float32)
+    acc_RTB = tl.zeros((R, TOKENS, BLOCK), tl.float32)
     squares_1TB = tl.zeros((1, TOKENS, BLOCK), tl.float32)
     for step in tl.static_range(STEPS):
         here_11B = input_11B + step * BLOCK
@@ -117,19 +126,19 @@ def rows_kernel(
                 tl.store(s_ptr + token_1T1 * inputs + here_11B, s_1TB, mask=mask_1TB & (first + token_1T1 * 0 == 0))
             squares_1TB += a_1TB * a_1TB
             a_1TB *= n_11B[0].to(tl.float32)  # type: ignore[misc]
-        acc_GTB += w_G1B[0].to(tl.float32) * a_1TB  # type: ignore[misc]
-        w_G1B = w_G1B[1:]
+        acc_RTB += w_R1B[0].to(tl.float32) * a_1TB  # type: ignore[misc]
+        w_R1B = w_R1B[1:]
         n_11B = n_11B[1:]
         if step + AHEAD < STEPS:
             next_11B = here_11B + AHEAD * BLOCK
-            w_G1B += (_load(weights_G1B + (step + AHEAD) * BLOCK, next_11B, inputs, RAGGED),)  # type: ignore[assignment]
+            w_R1B += (_load(weights_R1B + (step + AHEAD) * BLOCK, next_11B, inputs, RAGGED),)  # type: ignore[assignment]
             if NORM:
                 n_11B += (_load(norm_ptr + next_11B, next_11B, inputs, RAGGED),)  # type: ignore[assignment]
 
-    y_GT = tl.sum(acc_GTB, 2)
+    y_RT = tl.sum(acc_RTB, 2)
     if NORM:
-        y_GT *= tl.rsqrt(tl.sum(squares_1TB, 2) / inputs + eps)
-    _finish(y_GT, bias_ptr, y_ptr, first, tokens, outputs, ROWS, TOKENS, FULL, BIAS, GATE)
+        y_RT *= tl.rsqrt(tl.sum(squares_1TB, 2) / inputs + eps)
+    _finish(y_RT, bias_ptr, y_ptr, first, tokens, outputs, ROWS, TOKENS, FULL, BIAS, GATE)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -140,7 +149,8 @@ def laps_kernel(
     BLOCK: tl.constexpr,  # at least inputs
     NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As `rows_kernel`. On each lap a program multiplies R outputs' rows while the next lap's are under way."""
+    """Compute what `rows_kernel` does. On each lap a program multiplies the rows of C outputs while the next lap's rows
+    are loaded."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     RAGGED: tl.constexpr = inputs != BLOCK
@@ -151,7 +161,7 @@ def laps_kernel(
     token_1T1 = tl.arange(0, TOKENS)[None, :, None]
     mask_1TB = _kept(token_1T1, input_11B, tokens, inputs, FULL)
 
-    w_G1B = _load(_rows(weight_ptr, begin, outputs, inputs, ROWS, GATED) + input_11B, input_11B, inputs, RAGGED)
+    w_R1B = _load(_rows(weight_ptr, begin, outputs, inputs, ROWS, GATED) + input_11B, input_11B, inputs, RAGGED)
     if NORM:
         n_11B = _load(norm_ptr + input_11B, input_11B, inputs, RAGGED)
     if PDL:
@@ -172,20 +182,20 @@ def laps_kernel(
         scale_1T = tl.rsqrt(tl.sum(a_1TB * a_1TB, 2) / inputs + eps)
         a_1TB *= n_11B.to(tl.float32)
     for first in tl.range(begin, outputs, stride, num_stages=1):
-        acc_GTB = w_G1B.to(tl.float32) * a_1TB
-        more = tl.where(first + stride < outputs, inputs, 0)  # nothing after the last lap
-        next_G1B = _rows(weight_ptr, first + stride, outputs, inputs, ROWS, GATED) + input_11B
-        w_G1B = tl.load(next_G1B, mask=input_11B < more, other=0.0, eviction_policy="evict_first")
-        y_GT = tl.sum(acc_GTB, 2)
+        acc_RTB = w_R1B.to(tl.float32) * a_1TB
+        more = tl.where(first + stride < outputs, inputs, 0)  # load nothing after the last lap
+        next_R1B = _rows(weight_ptr, first + stride, outputs, inputs, ROWS, GATED) + input_11B
+        w_R1B = tl.load(next_R1B, mask=input_11B < more, other=0.0, eviction_policy="evict_first")
+        y_RT = tl.sum(acc_RTB, 2)
         if NORM:
-            y_GT *= scale_1T
-        _finish(y_GT, bias_ptr, y_ptr, first, tokens, outputs, ROWS, TOKENS, FULL, BIAS, GATE)
+            y_RT *= scale_1T
+        _finish(y_RT, bias_ptr, y_ptr, first, tokens, outputs, ROWS, TOKENS, FULL, BIAS, GATE)
 
 
 def _aot(
     inputs: int, rows: int, tokens: int, block: int, warps: int, depth: int | None, *, norm: bool, gate: str
 ) -> AotKernel:
-    """`depth` of `rows_kernel`; None: `laps_kernel`."""
+    """Return an entry for `rows_kernel` with this depth, or for `laps_kernel` if depth is None."""
     pointers = ("x_ptr", "residual_ptr", "norm_ptr", "weight_ptr", "bias_ptr", "y_ptr", "s_ptr")
     signature = dict.fromkeys(pointers, "*bf16") | dict.fromkeys(("x_stride", "residual_stride"), "i32:16")
     signature |= {"tokens": "i32", "outputs": "i32:16", "eps": "fp32"}

@@ -1,10 +1,16 @@
-"""A few dozen tokens times a matrix on the matrix units: each program owns a tile of weight rows and all tokens.
+"""Linear maps of a few dozen tokens on the matrix units: each program owns a tile of weight rows and all tokens.
 
-The weight tile is the left operand, since it has the many rows that the matrix units want; the tokens, padded to a
-tile, are the columns. A gated pair's tile has its gate rows first and the up rows of the same outputs behind them.
-Where a matrix has too few tiles for the device, SPLIT programs share a tile's inputs; the last of them to arrive adds
-up all parts in their order, so the result does not depend on who that was.
-Legend: R weight rows, T tokens, B inputs of one block, L cache lines.
+The weight tile is the left operand, since it has the many rows that the matrix units want. The tokens, padded to a
+tile, are the columns. A gated pair's tile has its gate rows first, then the up rows of the same outputs. If a matrix
+has too few tiles for the device, SPLIT programs share a tile's inputs. The last of them to arrive adds up all parts in
+their order, so the result does not depend on which one that was.
+
+Legend:
+    R  weight rows of a tile
+    C  outputs of a tile (half of its rows if gated)
+    T  tokens
+    B  inputs of a block
+    L  cache lines
 """
 
 from __future__ import annotations
@@ -15,12 +21,12 @@ import triton.language as tl
 from ridgeline.kernels.activation.triton import activate
 from ridgeline.kernels.aot import AotKernel
 
-LINE = tl.constexpr(64)  # elements of two bytes in a line of the cache
+LINE = tl.constexpr(64)  # elements of two bytes in a cache line
 
 
 @triton.jit
 def _fetch(pointers):
-    """Ask for the cache lines at `pointers` without waiting for them."""
+    """Prefetch the cache lines at `pointers`, without waiting for them."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, False, 1
     )
@@ -28,7 +34,11 @@ def _fetch(pointers):
 
 @triton.jit
 def _load(pointers, kept, input_B, inputs, WHOLE: tl.constexpr, DOT: tl.constexpr):
-    """`kept`: a mask of pointers' shape or None; `input_B`: their inputs, of pointers' rank."""
+    """Load a block of weights or of x.
+
+    kept: a mask of the pointers' shape, or None.
+    input_B: the inputs of the block, in the pointers' rank.
+    """
     if WHOLE:
         values = tl.load(pointers) if kept is None else tl.load(pointers, mask=kept, other=0.0)
     else:
@@ -54,16 +64,18 @@ def tiles_kernel(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     SPLIT: tl.constexpr,
-    AHEAD: tl.constexpr,  # inputs of this program's rows to ask into the cache before waiting (with PDL)
+    AHEAD: tl.constexpr,  # inputs of this program's rows to prefetch into the cache before the wait (with PDL)
     WHOLE: tl.constexpr,  # inputs is a multiple of BLOCK * SPLIT: no masks along the inputs
     DOT: tl.constexpr,  # dtype of the operands
     BIAS: tl.constexpr,
     GATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """y [T, O]. GATE: "" or the activation; the weight's rows are then O gates and O ups.
+    """Compute y [T, O].
 
-    parts: float32 [tiles, SPLIT, R, T]; arrivals: a zero per tile, left as zeros.
+    GATE: "" or the activation. With one the weight's rows are O gates, then O ups.
+    parts: float32 [tiles, SPLIT, R, T].
+    arrivals: a zero per tile, which is zero again at the end.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -72,7 +84,7 @@ def tiles_kernel(
     COLUMNS: tl.constexpr = ROWS if GATE == "" else ROWS // 2  # of the result
     token_T = tl.arange(0, TOKENS)
     local_R = tl.arange(0, ROWS)
-    # Rows past the end repeat the last one: no mask on the loads that matter
+    # Rows past the end repeat the last one, so the loads of weights need no mask
     row_R = tl.minimum(tile * COLUMNS + local_R % COLUMNS, outputs - 1) + local_R // COLUMNS * outputs
     steps = tl.cdiv(inputs, BLOCK * SPLIT)
     begin = part * steps * BLOCK
@@ -83,7 +95,7 @@ def tiles_kernel(
     x_BT = x_ptr + token_T[None, :] * x_stride + input_B[:, None]
     valid_BT = (token_T < tokens)[None, :] & (input_B >= 0)[:, None]
 
-    # Weights are never written by a kernel: the first ones are under way while the kernel before drains
+    # No kernel writes weights, so the first ones are loaded while the kernel before this one ends
     w_RB = _load(weights_RB, None, input_B[None, :], inputs, WHOLE, DOT)
     if PDL:
         if AHEAD > 0:
@@ -104,7 +116,7 @@ def tiles_kernel(
         size: tl.constexpr = ROWS * TOKENS
         parts_RT = parts_ptr + tile.to(tl.int64) * (SPLIT * size) + local_R[:, None] * TOKENS + token_T[None, :]
         tl.store(parts_RT + part * size, acc_RT)
-        tl.debug_barrier()  # every thread's part is written before any thread of this program says so
+        tl.debug_barrier()  # until every thread's part is written, before any thread of this program says so
         mine = tl.atomic_add(arrivals_ptr + tile, 1) == SPLIT - 1
         if mine:
             tl.store(arrivals_ptr + tile, 0)

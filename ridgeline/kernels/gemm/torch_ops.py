@@ -1,4 +1,10 @@
-"""Linear maps through torch's own products. Legend: T tokens, I inputs, O outputs."""
+"""Linear maps through torch's own products.
+
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,14 @@
-"""Linear maps of up to a few hundred tokens at the memory's rate, of more by the library.
+"""Linear maps on a GPU: kernels of our own for up to a few hundred tokens, at the memory's rate, and the library for
+more.
 
-Where a gradient is wanted, torch's own kernels run: these have none. Programs that share a tile count their arrivals in
-memory that all launches use, so the launches on one device belong on one stream.
-Legend: T tokens, I inputs, O outputs.
+If a gradient is wanted, torch's own kernels run, since these have none. Programs that share a tile count their arrivals
+in memory that all launches use, so the launches on one device must be on one stream.
+
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
+    F  outputs of a gated pair
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16:
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias: [T, O] in the dtype of `x_TI`; sums in float32."""
+    """Compute `op.linear`."""
     plan = _plan(x_TI, weight_OI)
     if plan is None or not _packed(x_TI) or _needs_gradient(x_TI, weight_OI, bias_O):
         return F.linear(x_TI, weight_OI, bias_O)
@@ -51,7 +57,7 @@ def norm_linear(
     bias_O: Tensor | None,
     gate: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """As `ridgeline.kernels.gemm.op.norm_linear`."""
+    """Compute `op.norm_linear`."""
     if _needs_gradient(x_TI, residual_TI, norm_weight_I, weight_OI, bias_O):
         return torch_ops.norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
     plan = _plan(x_TI, weight_OI, norm=True, gated=gate is not None)
@@ -76,7 +82,7 @@ def _plan(x_TI: Tensor, weight_OI: Tensor, *, norm: bool = False, gated: bool = 
 def _launch(plan: Tiles | Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gate: str | None) -> Tensor:
     if isinstance(plan, Tiles):
         return launch_tiles(plan, x_TI, weight_OI, bias_O, gate)
-    from ridgeline.kernels.gemm.hopper import launch_stream  # Gluon: only where it runs
+    from ridgeline.kernels.gemm.hopper import launch_stream  # Gluon, which is imported only where it runs
 
     return launch_stream(plan, x_TI, weight_OI, bias_O, gate)
 
@@ -91,12 +97,12 @@ def launch_rows(
     bias_O: Tensor | None,
     gate: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """(y, s) as `norm_linear`; without `norm_weight_I` no norm, and s is x."""
+    """Return (y, s) as `norm_linear` does. Without `norm_weight_I` there is no norm, and s is x."""
     tokens, inputs = x_TI.shape
     outputs = len(weight_OI) // 2 if gate else len(weight_OI)
     y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=x_TI.device)
     s_TI = x_TI if residual_TI is None else torch.empty(tokens, inputs, dtype=x_TI.dtype, device=x_TI.device)
-    # Instead of an absent tensor any pointer will do: the kernel never looks at what its flags deny
+    # In place of an absent tensor any pointer will do: the kernel reads only what its flags say
     residual = x_TI if residual_TI is None else residual_TI
     tiles = triton.cdiv(outputs, plan.rows)
     laps = plan.programs > 0
@@ -113,7 +119,7 @@ def launch_rows(
 
 
 def launch_tiles(plan: Tiles, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gate: str | None) -> Tensor:
-    """x · weightᵀ + bias: [T, O], or with a gate act(first half) * second half: [T, F]."""
+    """Return x · weightᵀ + bias: [T, O], or with a gate act(first half) * second half: [T, F]."""
     tokens, inputs = x_TI.shape
     outputs = len(weight_OI) // 2 if gate else len(weight_OI)
     tiles = triton.cdiv(outputs, plan.rows // 2 if gate else plan.rows)
@@ -123,7 +129,7 @@ def launch_tiles(plan: Tiles, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | 
         parts = torch.empty(tiles * plan.split * plan.rows * plan.tokens, dtype=torch.float32, device=x_TI.device)
         arrivals = _arrivals(x_TI.device)
         assert tiles <= len(arrivals)
-    # The interpreter multiplies the raw bits of bfloat16
+    # Triton's interpreter cannot multiply bfloat16: it would multiply the raw bits
     operands = torch.float32 if INTERPRETED and x_TI.dtype == torch.bfloat16 else x_TI.dtype
     tiles_kernel[(tiles, plan.split)](
         x_TI, weight_OI.contiguous(), x_TI if bias_O is None else bias_O, y_TO, parts, arrivals, x_TI.stride(0),
@@ -143,16 +149,17 @@ def _packed(x_TI: Tensor | None) -> bool:
 
 
 def _copyable(x: Tensor) -> bool:
-    """Whether bulk copies can read it: rows of packed values that begin at multiples of 16 bytes."""
+    """Return True if bulk copies can read the matrix: its rows are contiguous and begin at multiples of 16 bytes."""
     return x.stride(1) == 1 and x.data_ptr() % 16 == 0 and x.stride(0) * x.itemsize % 16 == 0
 
 
 def _hopper(device: torch.device) -> int:
-    """Multiprocessors of a Hopper GPU; 0 of any other device."""
+    """Return the multiprocessors of a Hopper GPU, and 0 for any other device."""
     return num_multiprocessors(device) if compute_capability(device) == (9, 0) else 0
 
 
 @cache
 def _arrivals(device: torch.device) -> Tensor:
-    """One counter per tile, zero between launches. Made by the first eager launch, so before any graph is captured."""
+    """Return one counter per tile, zero between launches. They are made by the first eager launch, before any graph is
+    captured."""
     return torch.zeros(16_384, dtype=torch.int32, device=device)

@@ -1,6 +1,10 @@
-"""Linear map whose weight is int8 levels, each row with a scale of its own; activations stay as they are.
+"""A linear map whose weight is int8 levels, each row with a scale of its own. Activations stay as they are.
 
-Legend: T tokens, I inputs, J inputs filled up to whole runs, O outputs.
+Legend:
+    T  tokens
+    I  inputs
+    J  inputs, filled up with zeros to whole runs
+    O  outputs
 """
 
 from __future__ import annotations
@@ -12,14 +16,15 @@ from torch import Tensor
 
 from ridgeline.kernels.op import Implementation, Op, on_cpu
 
-RUN = 32  # torch's kernel reads inputs in such runs, and beyond the end of others
-LEVELS = 127  # to either side of zero
+RUN = 32  # torch's kernel reads so many inputs at once; of a shorter run it reads beyond the end
+LEVELS = 127  # levels to either side of zero
 
 
 def int8_linear(x_TI: Tensor, level_OJ: Tensor, scale_O: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x · (level · scale)ᵀ + bias: [T, O] in the dtype of `x_TI`; sums in float32.
+    """Return x · (level · scale)ᵀ + bias: [T, O] in the dtype of `x_TI`. Sums are in float32.
 
-    level_OJ: int8, J the next multiple of RUN from I on, with zeros behind the inputs. scale_O: in the dtype of x.
+    level_OJ: int8, with zeros behind the I inputs; J is the next multiple of RUN.
+    scale_O: in the dtype of x.
     """
     y_TO = (x_TI.float() @ level_OJ[:, : x_TI.shape[1]].float().T) * scale_O.float()
     if bias_O is not None:
@@ -29,6 +34,8 @@ def int8_linear(x_TI: Tensor, level_OJ: Tensor, scale_O: Tensor, bias_O: Tensor 
 
 @dataclass(frozen=True)
 class Case:
+    """A case for tests and benchmarks."""
+
     tokens: int
     in_width: int
     out_width: int
@@ -37,7 +44,7 @@ class Case:
     def inputs(
         self, dtype: torch.dtype, device: torch.device, seed: int = 0
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Scales such that outputs have a standard deviation of about one."""
+        """Return random inputs, with scales such that outputs have a standard deviation of about one."""
         generator = torch.Generator(device).manual_seed(seed)
         level_OJ = torch.zeros(self.out_width, -(-self.in_width // RUN) * RUN, dtype=torch.int8, device=device)
         level_OJ[:, : self.in_width] = torch.randint(

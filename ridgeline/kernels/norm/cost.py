@@ -1,4 +1,4 @@
-"""Least work of the norms with the residual addition. T rows to normalise, M normalised width."""
+"""The least work of the norms with the residual addition."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import Literal
 
 from ridgeline.core.cost import Cost
 
-# Per element. rms: square, add up, scale, times weight. layer: add up, centre, square, add up, scale, weight, bias.
+# FLOPs per element.
+# rms: square, add up, scale, times weight. layer: add up, centre, square, add up, scale, times weight, plus bias.
 FLOPS = {"rms": 4, "layer": 7}
 
 
 def norm_cost(
     rows: int, width: int, *, itemsize: float, kind: Literal["rms", "layer"] = "rms", residual: bool = False
 ) -> Cost:
-    """x read, y written; with a residual that is read too and the sum written, since the next norm needs it.
+    """Count x as read and y as written. A residual is read too, and the sum is written, since the next norm needs it.
 
     A row fits on chip, so its two passes (statistics, then scaling) cost one read.
     """

@@ -1,6 +1,10 @@
-"""Norms with the residual addition fused in. Legend: T tokens (or any leading dimensions), M normalised width.
+"""Norms with the residual addition fused in.
 
 RMSNorm: Zhang and Sennrich, arXiv 1910.07467. LayerNorm: Ba, Kiros and Hinton, arXiv 1607.06450.
+
+Legend:
+    T  tokens (or any leading dimensions)
+    M  normalised width
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 
 def rms_norm(x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(y, s) with s = x + residual rounded to x's dtype (or x itself), y = s / rms(s) * weight; both like `x_TM`."""
+    """Return (y, s), both with the shape and dtype of `x_TM`. s = x + residual rounded to x's dtype, or s = x if there
+    is no residual. y = s / rms(s) * weight."""
     sum_TM = x_TM if residual_TM is None else x_TM + residual_TM
     s_TM = sum_TM.float()
     y_TM = s_TM * torch.rsqrt(s_TM.square().mean(-1, keepdim=True) + eps) * weight_M.float()
@@ -24,7 +29,8 @@ def rms_norm(x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: fl
 def layer_norm(
     x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, bias_M: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """(y, s) with s = x + residual rounded to x's dtype (or x itself), y = (s - mean) / std * weight + bias."""
+    """Return (y, s), both with the shape and dtype of `x_TM`. s = x + residual rounded to x's dtype, or s = x if there
+    is no residual. y = (s - mean) / std * weight + bias."""
     sum_TM = x_TM if residual_TM is None else x_TM + residual_TM
     s_TM = sum_TM.float()
     centred_TM = s_TM - s_TM.mean(-1, keepdim=True)
@@ -35,7 +41,11 @@ def layer_norm(
 
 @dataclass(frozen=True)
 class Case:
-    """`heads`: x is [T, heads, M], as for a norm of queries and keys. weight_float32: whatever x is."""
+    """A case for tests and benchmarks.
+
+    heads: x is [T, heads, M], as for a norm of queries and keys.
+    weight_float32: the weight is float32, whatever the dtype of x is.
+    """
 
     tokens: int
     width: int

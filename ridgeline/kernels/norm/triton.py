@@ -1,6 +1,6 @@
-"""Both norms in one kernel: residual addition, statistics and scaling while a row is in registers. Legend as in op.py.
+"""Both norms in one kernel: residual addition, statistics and scaling happen while a row is in registers.
 
-A program takes ROWS rows at once (several where rows are short, as for a norm of heads).
+A program takes ROWS rows at once: several if rows are short, as in a norm of heads. The legend is that of op.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def _norm(
     M: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     RESIDUAL: tl.constexpr, CENTRE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Row i of x begins at (i // inner) * x_outer + (i % inner) * x_inner; y and sum are dense. BLOCK >= M."""
+    """Normalise ROWS rows. Row i of x begins at (i // inner) * x_outer + (i % inner) * x_inner; y and sum are dense.
+    BLOCK >= M."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     column = tl.arange(0, BLOCK)[None, :]
@@ -51,14 +52,15 @@ def _norm(
 
 
 def config(width: int) -> tuple[int, int, int]:
-    """(BLOCK, ROWS, warps). A thread holds 8 or 16 elements of a row, at most 32 warps; short rows share a program."""
+    """Return (BLOCK, ROWS, warps). A thread holds 8 or 16 elements of a row, with at most 32 warps. Short rows share a
+    program."""
     block = triton.next_power_of_2(width)
     rows = max(1, min(8, 1024 // block))
     return block, rows, max(1, min(32, block * rows // 512))
 
 
 def _rows(x: Tensor) -> tuple[int, int, int]:
-    """(inner, outer stride, inner stride) of a tensor's rows; more than two leading dimensions must be dense."""
+    """Return (inner, outer stride, inner stride) of a tensor's rows. More than two leading dimensions must be dense."""
     if x.ndim == 1:
         return 1, 0, 0
     if x.ndim == 2:
@@ -94,7 +96,7 @@ def _needs_gradient(*tensors: Tensor | None) -> bool:
 
 
 def rms_norm(x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Where a gradient is wanted, torch's own kernels run: these have none."""
+    """Compute `op.rms_norm`. If a gradient is wanted, torch's own kernels run, since these have none."""
     if _needs_gradient(x_TM, residual_TM, weight_M):
         return torch_ops.rms_norm(x_TM, residual_TM, weight_M, eps)
     return _launch(x_TM, residual_TM, weight_M, None, eps)
@@ -103,7 +105,7 @@ def rms_norm(x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: fl
 def layer_norm(
     x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, bias_M: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """As `rms_norm`."""
+    """Compute `op.layer_norm`. If a gradient is wanted, torch's own kernels run, since these have none."""
     if _needs_gradient(x_TM, residual_TM, weight_M, bias_M):
         return torch_ops.layer_norm(x_TM, residual_TM, weight_M, bias_M, eps)
     return _launch(x_TM, residual_TM, weight_M, bias_M, eps)

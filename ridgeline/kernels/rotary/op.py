@@ -1,9 +1,17 @@
-"""Rotary position embedding, halves rotated (NeoX order). Su et al., arXiv 2104.09864.
+"""Rotary position embedding, which rotates halves (NeoX order). Su et al., arXiv 2104.09864.
 
-`rope` rotates and nothing else. `rope_kv` is everything between a fused q, k, v projection and the attention.
+`rope` rotates and does nothing else. `rope_kv` does everything between a fused q, k, v projection and the attention.
 
-Legend: T tokens, H query heads, G key/value heads, D head width, P rows of the table (of a cache: tokens per block),
-R rotated width (R <= D), X = (H + 2G) * D columns of the fused projection, N cache blocks.
+Legend:
+    T  tokens
+    H  query heads
+    G  key/value heads
+    D  head width
+    Z  rows of the table of angles, one for each position
+    Y  rotated width (Y <= D); y = Y / 2, the pairs that rotate
+    X  (H + 2 G) D, columns of the fused projection
+    N  cache blocks
+    P  tokens per block
 """
 
 from __future__ import annotations
@@ -17,25 +25,29 @@ from ridgeline.kernels.norm.op import rms_norm
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 
-def rope(q_THD: Tensor, k_TGD: Tensor, cos_sin_PR: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate the first R of each head by its token's position; new tensors of the same shapes and dtypes.
+def rope(q_THD: Tensor, k_TGD: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate the first Y elements of each head by its token's position. Returns new tensors of the same shapes and
+    dtypes.
 
-    cos_sin_PR: float32, row p = cos of the R/2 angles at position p, then their sines. positions_T: integers in 0..P-1.
+    cos_sin_ZY: float32; row p holds the cosines of the Y/2 angles at position p, then their sines.
+    positions_T: integers in 0..Z-1.
     """
-    return rotate(q_THD, cos_sin_PR, positions_T), rotate(k_TGD, cos_sin_PR, positions_T)
+    return rotate(q_THD, cos_sin_ZY, positions_T), rotate(k_TGD, cos_sin_ZY, positions_T)
 
 
-def rotate(x_THD: Tensor, cos_sin_PR: Tensor, positions_T: Tensor) -> Tensor:
-    """As `rope`, of heads that are all treated alike."""
-    cos_T1r, sin_T1r = cos_sin_PR[positions_T].unsqueeze(1).chunk(2, dim=-1)
-    half = cos_T1r.shape[-1]
+def rotate(x_THD: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor) -> Tensor:
+    """Rotate heads as `rope` does, all of them alike."""
+    cos_T1y, sin_T1y = cos_sin_ZY[positions_T].unsqueeze(1).chunk(2, dim=-1)
+    half = cos_T1y.shape[-1]
     a, b, rest = x_THD.float().split((half, half, x_THD.shape[-1] - 2 * half), dim=-1)
-    rotated = (a * cos_T1r).addcmul_(b, sin_T1r, value=-1), (b * cos_T1r).addcmul_(a, sin_T1r)
+    rotated = (a * cos_T1y).addcmul_(b, sin_T1y, value=-1), (b * cos_T1y).addcmul_(a, sin_T1y)
     return torch.cat((*rotated, rest), dim=-1).to(x_THD.dtype)
 
 
 @dataclass(frozen=True)
 class Case:
+    """A case of `rope` for tests and benchmarks."""
+
     tokens: int
     heads: int
     kv_heads: int
@@ -44,7 +56,7 @@ class Case:
     table_rows: int = 128
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries and keys are strided views of one fused projection, as in the decoder."""
+        """Return random inputs. Queries and keys are strided views of one fused projection, as in the decoder."""
         generator = torch.Generator(device).manual_seed(seed)
         all_heads = self.heads + 2 * self.kv_heads
         qkv = torch.randn(self.tokens, all_heads, self.head_dim, generator=generator, device=device).to(dtype)
@@ -67,7 +79,7 @@ def rope_kv(
     q_norm_D: Tensor | None,
     k_norm_D: Tensor | None,
     eps: float,
-    cos_sin_PR: Tensor | None,
+    cos_sin_ZY: Tensor | None,
     positions_T: Tensor,
     k_cache_NGPD: Tensor,
     v_cache_NGPD: Tensor,
@@ -75,17 +87,19 @@ def rope_kv(
     num_heads: int,
     num_kv_heads: int,
 ) -> Tensor:
-    """Normalise queries and keys per head, rotate them, store keys and values: rotated queries [T, H, D], contiguous.
+    """Normalise queries and keys head by head, rotate them, and store keys and values. Returns rotated queries [T, H,
+    D], contiguous.
 
-    qkv_TX: rows q | k | v, columns contiguous. q_norm_D, k_norm_D: RMSNorm weights, or both None. cos_sin_PR as in
-    `rope`, or None. place_T: block * P + offset; tokens that share a place (padding, in the null block) leave either
-    one's key there.
+    qkv_TX: rows of q, k and v, one behind the other, with contiguous columns.
+    q_norm_D, k_norm_D: weights of an RMSNorm, or both None.
+    cos_sin_ZY: as in `rope`, or None for no rotation.
+    place_T: block * P + offset. Of tokens that share a place (padding, in the null block) either one's key stays there.
     """
     q_THD, k_TGD, v_TGD = split_heads(qkv_TX, num_heads, num_kv_heads)
     if q_norm_D is not None and k_norm_D is not None:
         q_THD, k_TGD = rms_norm(q_THD, None, q_norm_D, eps)[0], rms_norm(k_TGD, None, k_norm_D, eps)[0]
-    if cos_sin_PR is not None:
-        q_THD, k_TGD = rope(q_THD, k_TGD, cos_sin_PR, positions_T)
+    if cos_sin_ZY is not None:
+        q_THD, k_TGD = rope(q_THD, k_TGD, cos_sin_ZY, positions_T)
     write_kv(k_TGD, v_TGD, k_cache_NGPD, v_cache_NGPD, place_T)
     return q_THD.contiguous()
 
@@ -99,7 +113,7 @@ def write_kv(k_TGD: Tensor, v_TGD: Tensor, k_cache_NGPD: Tensor, v_cache_NGPD: T
 
 
 def split_heads(qkv_TX: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Views q [T, H, D], k [T, G, D], v [T, G, D] of a fused projection."""
+    """Return views q [T, H, D], k [T, G, D] and v [T, G, D] of a fused projection."""
     heads = (num_heads, num_kv_heads, num_kv_heads)
     q_THD, k_TGD, v_TGD = qkv_TX.unflatten(-1, (sum(heads), -1)).split(heads, dim=1)
     return q_THD, k_TGD, v_TGD
@@ -107,8 +121,12 @@ def split_heads(qkv_TX: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tens
 
 @dataclass(frozen=True, kw_only=True)
 class FusedCase:
-    """`rotary_dim` None: no rotation. norm_float32: the norms' weights are float32 whatever the activations are. The
-    caches are strided views of one allocation, as the worker keeps them."""
+    """A case of `rope_kv` for tests and benchmarks. The caches are strided views of one allocation, as the worker keeps
+    them.
+
+    rotary_dim: None for no rotation.
+    norm_float32: the norms' weights are float32, whatever the activations are.
+    """
 
     tokens: int
     heads: int
@@ -123,7 +141,8 @@ class FusedCase:
     def inputs(
         self, dtype: torch.dtype, device: torch.device, seed: int = 0
     ) -> tuple[Tensor, Tensor | None, Tensor | None, float, Tensor | None, Tensor, Tensor, Tensor, Tensor, int, int]:
-        """Fresh caches are full of NaN; the first token in four is padding that points into the null block."""
+        """Return random inputs. Caches are full of NaN, and the first token of every four is padding that points into
+        the null block."""
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:

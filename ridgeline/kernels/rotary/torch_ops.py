@@ -1,4 +1,8 @@
-"""Rotary ops composed of what torch has. Legend as in op.py; Y: query and key heads."""
+"""Rotary ops composed of torch's own.
+
+Legend, beside that of op.py:
+    U  query heads and key heads together
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ def rope_kv(
     q_norm_D: Tensor | None,
     k_norm_D: Tensor | None,
     eps: float,
-    cos_sin_PR: Tensor | None,
+    cos_sin_ZY: Tensor | None,
     positions_T: Tensor,
     k_cache_NGPD: Tensor,
     v_cache_NGPD: Tensor,
@@ -25,8 +29,8 @@ def rope_kv(
     q_THD, k_TGD, v_TGD = split_heads(qkv_TX, num_heads, num_kv_heads)
     if q_norm_D is not None and k_norm_D is not None:
         q_THD, k_TGD = rms_norm(q_THD, None, q_norm_D, eps)[0], rms_norm(k_TGD, None, k_norm_D, eps)[0]
-    if cos_sin_PR is not None:
-        heads_TYD = torch.cat((q_THD, k_TGD), dim=1)
-        q_THD, k_TGD = rotate(heads_TYD, cos_sin_PR, positions_T).split((num_heads, num_kv_heads), dim=1)
+    if cos_sin_ZY is not None:
+        heads_TUD = torch.cat((q_THD, k_TGD), dim=1)
+        q_THD, k_TGD = rotate(heads_TUD, cos_sin_ZY, positions_T).split((num_heads, num_kv_heads), dim=1)
     write_kv(k_TGD, v_TGD, k_cache_NGPD, v_cache_NGPD, place_T)
     return q_THD.contiguous()

@@ -1,8 +1,8 @@
-"""One launch from the fused projection to rotated queries and a filled cache. Legend as in op.py.
+"""One launch from the fused projection to rotated queries and a filled cache. The legend is that of op.py.
 
 A program takes HEADS heads of one kind (queries, keys or values) of TOKENS tokens. A head is held as three pieces: the
-two halves that rotate into each other, and the rest, so every access is contiguous and no thread needs a partner's
-value. Between the norm and the rotation values are rounded to the activations' dtype, as by separate ops.
+two halves that rotate into each other, and the rest. So every access is contiguous, and no thread needs another's
+value. Between the norm and the rotation values are rounded to the activations' dtype, as if by separate ops.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from torch import Tensor
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.launch import launch_options
 
-MAX_TOKENS = 4  # per program
+MAX_TOKENS = 4  # tokens of a program
 
 
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["positions_ptr", "place_ptr"])
 def _rope_kv(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, positions_ptr, place_ptr, q_ptr, k_cache_ptr, v_cache_ptr,
     num_tokens, eps, qkv_stride, k_stride_N, k_stride_G, k_stride_P, v_stride_N, v_stride_G, v_stride_P,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, Y: tl.constexpr, P: tl.constexpr,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     NORM: tl.constexpr, ROTATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """All powers of two: TOKENS and HEADS of a program; HALF and REST cover R / 2 and D - R (REST 0: nothing there)."""
+    """Compute `rope_kv`.
+
+    TOKENS, HEADS, HALF and REST are powers of two. HALF covers Y / 2; REST covers D - Y, and is 0 if that is 0.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -37,7 +40,7 @@ def _rope_kv(
     group = tl.program_id(1)
     q_groups: tl.constexpr = (H + HEADS - 1) // HEADS
     k_groups: tl.constexpr = (G + HEADS - 1) // HEADS
-    r: tl.constexpr = R // 2
+    y: tl.constexpr = Y // 2
     is_q = group < q_groups
     is_v = group >= q_groups + k_groups
     first = tl.where(is_q, group, tl.where(is_v, group - q_groups - k_groups, group - q_groups)) * HEADS
@@ -48,27 +51,27 @@ def _rope_kv(
     # Offsets of full shape even where all heads load the same (angles, weights): every load then gets one layout, and
     # nothing moves between threads. The repeated loads hit the first-level cache.
     half = tl.broadcast_to(tl.arange(0, HALF)[None, :], (TOKENS * HEADS, HALF))
-    in_half = inside & (half < r)
+    in_half = inside & (half < y)
     x_ptr = qkv_ptr + token * qkv_stride + column * D
     a = tl.load(x_ptr + half, mask=in_half, other=0)
-    b = tl.load(x_ptr + r + half, mask=in_half, other=0)
+    b = tl.load(x_ptr + y + half, mask=in_half, other=0)
     if REST > 0:
-        rest = R + tl.broadcast_to(tl.arange(0, REST)[None, :], (TOKENS * HEADS, REST))
+        rest = Y + tl.broadcast_to(tl.arange(0, REST)[None, :], (TOKENS * HEADS, REST))
         in_rest = inside & (rest < D)
         c = tl.load(x_ptr + rest, mask=in_rest, other=0)
     if is_v:
         place = tl.load(place_ptr + token, mask=in_batch, other=0)
         out_ptr = v_cache_ptr + (place // P) * v_stride_N + (place % P) * v_stride_P + head * v_stride_G
         tl.store(out_ptr + half, a, mask=in_half)
-        tl.store(out_ptr + r + half, b, mask=in_half)
+        tl.store(out_ptr + y + half, b, mask=in_half)
         if REST > 0:
             tl.store(out_ptr + rest, c, mask=in_rest)
     else:
         dtype: tl.constexpr = a.dtype
         if ROTATE:
-            angle_ptr = cos_sin_ptr + tl.load(positions_ptr + token, mask=in_batch, other=0).to(tl.int64) * R
-            cos = tl.load(angle_ptr + half, mask=half < r, other=0)
-            sin = tl.load(angle_ptr + r + half, mask=half < r, other=0)
+            angle_ptr = cos_sin_ptr + tl.load(positions_ptr + token, mask=in_batch, other=0).to(tl.int64) * Y
+            cos = tl.load(angle_ptr + half, mask=half < y, other=0)
+            sin = tl.load(angle_ptr + y + half, mask=half < y, other=0)
         if NORM:
             a32 = a.to(tl.float32)
             b32 = b.to(tl.float32)
@@ -78,8 +81,8 @@ def _rope_kv(
                 total += tl.sum(c32 * c32, 1)
             scale = tl.rsqrt(total / D + eps)[:, None]
             weight_ptr = q_norm_ptr if is_q else k_norm_ptr
-            a = (a32 * scale * tl.load(weight_ptr + half, mask=half < r, other=0)).to(dtype)
-            b = (b32 * scale * tl.load(weight_ptr + r + half, mask=half < r, other=0)).to(dtype)
+            a = (a32 * scale * tl.load(weight_ptr + half, mask=half < y, other=0)).to(dtype)
+            b = (b32 * scale * tl.load(weight_ptr + y + half, mask=half < y, other=0)).to(dtype)
             if REST > 0:
                 c = (c32 * scale * tl.load(weight_ptr + rest, mask=rest < D, other=0)).to(dtype)
         if ROTATE:
@@ -90,20 +93,21 @@ def _rope_kv(
         if is_q:
             out_ptr = q_ptr + token * (H * D) + head * D
             tl.store(out_ptr + half, a, mask=in_half)
-            tl.store(out_ptr + r + half, b, mask=in_half)
+            tl.store(out_ptr + y + half, b, mask=in_half)
             if REST > 0:
                 tl.store(out_ptr + rest, c, mask=in_rest)
         else:
             place = tl.load(place_ptr + token, mask=in_batch, other=0)
             out_ptr = k_cache_ptr + (place // P) * k_stride_N + (place % P) * k_stride_P + head * k_stride_G
             tl.store(out_ptr + half, a, mask=in_half)
-            tl.store(out_ptr + r + half, b, mask=in_half)
+            tl.store(out_ptr + y + half, b, mask=in_half)
             if REST > 0:
                 tl.store(out_ptr + rest, c, mask=in_rest)
 
 
 def config(tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int, int]:
-    """(TOKENS, HEADS, warps). Programs start at about one per nanosecond, so of many tokens each takes several."""
+    """Return (TOKENS, HEADS, warps). About one program starts per nanosecond, so with many tokens each program takes
+    several."""
     heads = min(8, triton.next_power_of_2(num_heads))
     programs = tokens * (num_heads + 2 * num_kv_heads) // heads
     together = max(1, min(MAX_TOKENS, triton.next_power_of_2(programs // 512 + 1) // 2))
@@ -115,7 +119,7 @@ def rope_kv(
     q_norm_D: Tensor | None,
     k_norm_D: Tensor | None,
     eps: float,
-    cos_sin_PR: Tensor | None,
+    cos_sin_ZY: Tensor | None,
     positions_T: Tensor,
     k_cache_NGPD: Tensor,
     v_cache_NGPD: Tensor,
@@ -125,19 +129,19 @@ def rope_kv(
     *,
     fixed: bool = False,
 ) -> Tensor:
-    """As `op.rope_kv`. fixed: work is cut in the same way however many tokens there are."""
+    """Compute `op.rope_kv`. fixed: the work is cut in the same way, however many tokens there are."""
     tokens, head_dim = qkv_TX.shape[0], k_cache_NGPD.shape[-1]
     q_THD = torch.empty(tokens, num_heads, head_dim, dtype=qkv_TX.dtype, device=qkv_TX.device)
-    rotated = head_dim if cos_sin_PR is None else cos_sin_PR.shape[-1]
+    rotated = head_dim if cos_sin_ZY is None else cos_sin_ZY.shape[-1]
     together, heads, warps = config(1 if fixed else tokens, num_heads, num_kv_heads, head_dim)
     groups = -(-num_heads // heads) + 2 * -(-num_kv_heads // heads)
     _rope_kv[(triton.cdiv(tokens, together), groups)](
-        qkv_TX, q_norm_D, k_norm_D, cos_sin_PR, positions_T, place_T, q_THD, k_cache_NGPD, v_cache_NGPD,
+        qkv_TX, q_norm_D, k_norm_D, cos_sin_ZY, positions_T, place_T, q_THD, k_cache_NGPD, v_cache_NGPD,
         tokens, eps, qkv_TX.stride(0), *k_cache_NGPD.stride()[:3], *v_cache_NGPD.stride()[:3],
-        H=num_heads, G=num_kv_heads, D=head_dim, R=rotated, P=k_cache_NGPD.shape[2],
+        H=num_heads, G=num_kv_heads, D=head_dim, Y=rotated, P=k_cache_NGPD.shape[2],
         TOKENS=together, HEADS=heads, HALF=triton.next_power_of_2(rotated // 2),
         REST=triton.next_power_of_2(head_dim - rotated) if rotated < head_dim else 0,
-        NORM=q_norm_D is not None, ROTATE=cos_sin_PR is not None,
+        NORM=q_norm_D is not None, ROTATE=cos_sin_ZY is not None,
         num_warps=warps, **launch_options(qkv_TX.device),
     )  # fmt: skip
     return q_THD
@@ -156,7 +160,7 @@ def _aot(
     signature |= {"num_tokens": "i32", "eps": "fp32"} | dict.fromkeys(strides, "i32:16")
     together, group, warps = config(tokens, heads, kv_heads, head_dim)
     constants = {
-        "H": heads, "G": kv_heads, "D": head_dim, "R": rotated, "P": 16, "TOKENS": together, "HEADS": group,
+        "H": heads, "G": kv_heads, "D": head_dim, "Y": rotated, "P": 16, "TOKENS": together, "HEADS": group,
         "HALF": triton.next_power_of_2(rotated // 2),
         "REST": triton.next_power_of_2(head_dim - rotated) if rotated < head_dim else 0,
         "NORM": norm, "ROTATE": rotate,

@@ -1,4 +1,4 @@
-"""Bias, min_tokens and penalties on a tile of logits in registers (the order and arithmetic of op.py)."""
+"""Bias, min_tokens and penalties on a tile of logits in registers, in the order and with the arithmetic of op.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def _num_used(ids_ptr, WIDTH: tl.constexpr):
-    """Entries up to the last used one of a table row (-1: unused)."""
+    """Return the number of entries of a table row up to the last one that is used (unused ones are -1)."""
     place = tl.arange(0, WIDTH)
     return tl.max(tl.where(tl.load(ids_ptr + place) >= 0, place + 1, 0), axis=0)
 
@@ -42,9 +42,10 @@ def adjusted(
     STOP_WIDTH: tl.constexpr,
     PENALTY: tl.constexpr,
 ):
-    """x float32 of the tile's `token`s, which lie in first … first + TILE. Widths 0: not wanted.
+    """Adjust the logits `x` (float32) of the tokens `token`, which lie in first … first + TILE. A width of 0 leaves
+    that step out.
 
-    Biases and stops are few: one scalar at a time, and only those of this tile touch the registers.
+    Biases and stop ids are few. They are loaded one at a time, and only those in this tile touch the registers.
     """
     if BIAS_WIDTH > 0:
         ids_ptr = bias_ids_ptr + slot * bias_ids_stride

@@ -1,4 +1,4 @@
-"""The sampling kernels as compiled ahead of time, at a vocabulary that is a multiple of 16."""
+"""The entries by which the sampling kernels are compiled ahead of time, for a vocabulary that is a multiple of 16."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def _kernel(fn: Any, constexprs: dict[str, Any], logits: str = "bf16", **options
 
 
 def _draws(archs: tuple[str, ...], approximate: bool) -> Iterator[AotKernel]:
-    """Those with noise, which takes a logarithm that only NVIDIA has."""
+    """Yield the kernels with noise. `approximate`: they use NVIDIA's instruction for a logarithm, which no other GPU
+    has."""
     base = {"TILE": 2048, "CAPACITY": 2048, "RANDOM": True, "APPROX": approximate}
     options: dict[str, Any] = {"num_warps": 4, "hot": True, "archs": archs}
     for filtered in (False, True):

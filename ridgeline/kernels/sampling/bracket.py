@@ -1,7 +1,13 @@
-"""Where a row's filter will cut, to within a few thousand tokens: total mass from one read, then a sample of the row.
+"""A bracket around the place where a row's filter will cut, to within a few thousand tokens. One read gives the row's
+total mass, then a sample of the row gives the bracket.
 
-`stats_kernel` also leaves adjusted logits behind, so that later passes read those.
-Legend: N rows, V vocabulary, J tiles of a row, Z tokens sampled of a row.
+`stats_kernel` also stores adjusted logits, which later passes read.
+
+Legend:
+    R  rows
+    V  vocabulary
+    J  tiles of a row
+    Z  tokens sampled of a row
 """
 
 from __future__ import annotations
@@ -13,10 +19,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.sampling.adjust import adjusted
 from ridgeline.kernels.sampling.draw import APART, LEAST, WIDTH, bits_per_logit
 
-RUN = tl.constexpr(16)  # neighbours sampled together: one sector of 32 bytes
-ROUNDS = tl.constexpr(10)  # of bisection between the sample's least and the row's largest logit
-RANKED = tl.constexpr(1e-30)  # times any difference of logits: not enough to tell from 0, but -inf stays what it is
-DEVIATIONS = tl.constexpr(4.0)  # how far off the sample may be before a row takes the slow way
+RUN = tl.constexpr(16)  # neighbours that are sampled together: one sector of 32 bytes
+ROUNDS = tl.constexpr(10)  # steps of bisection between the sample's least and the row's largest logit
+RANKED = tl.constexpr(1e-30)  # a scale that makes any difference of logits too small to count, but leaves -inf
+DEVIATIONS = tl.constexpr(4.0)  # standard deviations by which a sample may be off before a row takes the slow way
 
 
 @triton.jit
@@ -53,7 +59,7 @@ def stats_kernel(
     PENALTY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (J, N): the largest logit of each tile and Σ exp((x - largest) / temperature)."""
+    """Find the largest logit of each tile and Σ exp((x - largest) / temperature). Grid (J, R)."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first = tile * TILE
     token = first + tl.arange(0, TILE)
@@ -125,12 +131,14 @@ def bracket_kernel(
     CAPACITY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (N,): bracket_N8 = lo, hi, largest logit, total mass, floor, bits per logit; the count of candidates is 0.
+    """Write bracket_R8: lo, hi, the largest logit, the total mass, the floor, the bits per logit. Set the count of
+    candidates to 0. Grid (R,).
 
-    Tokens above hi will stay and tokens below lo will go, so far as a sample can tell; `finish` checks it exactly.
-    hi = inf: few lie above lo, so they are listed. lo = hi = inf: the row has neither top-k nor top-p. SAMPLE 0: all
-    tokens may be listed. Below the floor nothing stays, by min-p neither. How much lies somewhere is summed with the
-    bits per logit given here: next to none where ranks decide, so that every token counts one.
+    Tokens above hi will stay and tokens below lo will go, as far as a sample can tell; `finish` checks it exactly. hi =
+    inf means that few tokens lie above lo, so they are listed. lo = hi = inf means that the row has neither top-k nor
+    top-p. With SAMPLE 0 all tokens may be listed. Below the floor nothing stays; min-p counts for it too. Masses are
+    summed with the bits per logit given here. Where ranks decide these are next to 0, so that every token counts as
+    one.
     """
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, TILES)
@@ -167,14 +175,14 @@ def bracket_kernel(
             if above * ratio > CAPACITY / 2:
                 if by_rank & (top_p >= 1.0):
                     hi = _high(x_Z, weight_Z, largest, scale, _beyond(top_k / ratio, -DEVIATIONS / 2), 0.0)
-                    hi = tl.minimum(hi, largest)  # nothing is certain, but too many for a list
+                    hi = tl.minimum(hi, largest)  # no token is certain to stay, but they are too many for a list
                 if by_rank == 0:
                     hi = _high(x_Z, weight_Z, largest, scale, 1.0 * SAMPLE, tail)
                     hi = tl.minimum(hi, largest)
     min_p = tl.load(min_p_ptr + slot * float_stride)
     if lo < float("inf"):
         floor = lo
-    if min_p > 0:  # `finish` looks at it exactly
+    if min_p > 0:  # `finish` applies it exactly
         floor = tl.maximum(floor, largest + (tl.log2(min_p) - 0.01) / scale)
     bracket_ptr += row * WIDTH
     tl.store(bracket_ptr, lo)
@@ -188,15 +196,19 @@ def bracket_kernel(
 
 @triton.jit
 def _beyond(expected, half_deviations: tl.constexpr):
-    """Least c with c - d √c ≥ expected (greatest with c + d √c ≤ expected where d < 0), d = 2 half_deviations."""
+    """Return the least c with c - d √c ≥ expected, or for d < 0 the greatest c with c + |d| √c ≤ expected. d = 2
+    half_deviations."""
     root = tl.sqrt(expected + half_deviations * half_deviations) + half_deviations
     return tl.where(root > 0, root * root, 0.0)
 
 
 @triton.jit
 def _tail(x_Z, weight_Z, pivot, largest, scale):
-    """Mass of the sample below pivot, how far that may be off, and the count from pivot on. One more token at the
-    pivot guards against a tail of which the sample saw nothing. The three sums share one reduction: barriers cost."""
+    """Return the mass of the sample below `pivot`, its possible error, and the count of tokens from `pivot` on.
+
+    The error counts one more token at the pivot, which guards against a tail of which the sample saw nothing. The three
+    sums share one reduction, since barriers cost time.
+    """
     below_Z = tl.where(x_Z < pivot, weight_Z, 0.0)
     above_Z = (x_Z >= pivot).to(tl.float32)
     sums = tl.sum(tl.join(tl.join(below_Z, below_Z * below_Z), tl.join(above_Z, above_Z)), axis=0)
@@ -209,7 +221,8 @@ def _tail(x_Z, weight_Z, pivot, largest, scale):
 
 @triton.jit
 def _low(x_Z, weight_Z, largest, scale, rank, tail):
-    """Largest pivot with `rank` sampled tokens from it on and a mass below it surely ≤ tail; else every token."""
+    """Return (pivot, count): the largest pivot that has `rank` sampled tokens from it on and a mass below it that is
+    surely ≤ tail, and its count. If there is none, the pivot lies below every token."""
     a = tl.min(tl.where(x_Z > LEAST, x_Z, largest), axis=0)
     b = largest
     lo = LEAST
@@ -227,7 +240,8 @@ def _low(x_Z, weight_Z, largest, scale, rank, tail):
 
 @triton.jit
 def _high(x_Z, weight_Z, largest, scale, rank, tail):
-    """Smallest pivot with at most `rank` sampled tokens from it on and a mass below it surely ≥ tail; else inf."""
+    """Return the smallest pivot that has at most `rank` sampled tokens from it on and a mass below it that is surely ≥
+    tail, or inf."""
     a = tl.min(tl.where(x_Z > LEAST, x_Z, largest), axis=0)
     b = largest
     hi = float("inf")

@@ -1,6 +1,12 @@
-"""One read of the logits: how good a token of every tile can be, and for filtered rows how much lies where.
+"""One read of the logits. It finds how good a token of every tile can be and, for filtered rows, how much mass lies
+where.
 
-Legend: N rows, V vocabulary, J tiles of a row, Q groups of four tokens in a tile, C candidates kept of a row.
+Legend:
+    R  rows
+    V  vocabulary
+    J  tiles of a row
+    Q  groups of four tokens in a tile
+    C  candidates kept of a row
 """
 
 from __future__ import annotations
@@ -13,10 +19,10 @@ from ridgeline.kernels.sampling.adjust import adjusted
 from ridgeline.kernels.sampling.noise import log2_below_groups
 
 LOG2E = tl.constexpr(1.4426950408889634)
-APART = tl.constexpr(32)  # rows' counters are so many int32 apart: each in its own cache line
-LEAST = tl.constexpr(-3.4e38)  # below it only -inf: tokens that are forbidden
-WIDTH = tl.constexpr(8)  # of a row of `bracket_kernel`'s numbers
-COLDEST = tl.constexpr(1e-30)  # lower temperatures count as this one: no difference between logits survives it
+APART = tl.constexpr(32)  # rows' counters are so many int32 apart, so that each has its own cache line
+LEAST = tl.constexpr(-3.4e38)  # only -inf, the logit of forbidden tokens, is less
+WIDTH = tl.constexpr(8)  # numbers that `bracket_kernel` writes for a row
+COLDEST = tl.constexpr(1e-30)  # lower temperatures count as this one, with which the largest logit always wins
 
 
 @triton.jit
@@ -63,12 +69,15 @@ def draw_kernel(
     APPROX: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (N, J), so that programs that run together are of many rows and do not wait for one counter.
+    """Bound what every tile can give. Grid (R, J): programs that run together belong to many rows and do not wait for
+    one counter.
 
-    Without RANDOM best_NJ and best_id_NJ: a tile's largest logit. With RANDOM best_NJ alone: a bound of its noised
-    logits, in bits (of greedy rows the largest logit). FILTER looks only at what may stay, and writes sure_NJ and
-    reach_NJ, how much of the tile lies above the row's bracket and how much from its floor on; where the bracket has no
-    high end, candidates_NC lists what lies in it instead.
+    Without RANDOM it writes best_RJ and best_id_RJ, a tile's largest logit. With RANDOM it writes best_RJ alone, a
+    bound of the tile's noised logits, in bits (for greedy rows the largest logit).
+
+    With FILTER it looks only at tokens that may stay. It writes sure_RJ and reach_RJ: how much of the tile lies above
+    the row's bracket, and how much lies from its floor on. If the bracket has no high end, candidates_RC lists the
+    tokens in it instead.
     """
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     Q: tl.constexpr = TILE // 4
@@ -114,7 +123,7 @@ def draw_kernel(
             STOP_WIDTH,
             PENALTY,
         )
-        if RANDOM:  # a second look must find what this one saw
+        if RANDOM:  # `finish` must see the same logits
             tl.store(adjusted_ptr + row * adjusted_stride + token, x, mask=valid)
     place = row * tl.num_programs(1) + tile
     if RANDOM:
@@ -141,14 +150,17 @@ def draw_kernel(
 
 @triton.jit
 def bits_per_logit(temperature):
-    """What turns logits into binary logarithms of probabilities; 1 for greedy rows."""
+    """Return the factor that turns logits into binary logarithms of probabilities; 1 for greedy rows."""
     return tl.where(temperature > 0, LOG2E / tl.maximum(temperature, COLDEST), 1.0)
 
 
 @triton.jit
 def _list(x, token, lo, count_ptr, candidate_ptr, CAPACITY: tl.constexpr):
-    """Append x [Q, 4] from lo on and their ids to the row's list, in any order. They are few among many: one atomic for
-    every group that holds some costs less than counting the tile's. What does not fit is only counted."""
+    """Append the logits x [Q, 4] that are at least `lo`, with their ids, to the row's list, in any order.
+
+    They are few among many, so one atomic for every group that holds some costs less than counting the tile's. Entries
+    that do not fit are counted but not stored.
+    """
     chosen_Q4 = x >= lo
     one_Q4 = chosen_Q4.to(tl.int32)
     one_Q = tl.sum(one_Q4, axis=1)

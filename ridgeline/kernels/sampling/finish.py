@@ -1,13 +1,21 @@
 """From the tiles' bounds to a row's token.
 
-The best noised token of all that may stay is drawn. It counts if less than the filter's share lies before it: certain
-if it lies above the bracket, else found by adding up. If it does not count, the best of those before it is next. Where
-few may stay they are listed, and their exact threshold comes first: bisection on the logits' bits as ordered integers.
+The best noised token of all that may stay is drawn first. It counts if less than the filter's share lies before it.
+That is certain if it lies above the bracket; otherwise the share is added up. If it does not count, the best of those
+before it is next. If few tokens may stay, they are listed, and their exact threshold is found first, by bisection on
+the logits' bits as ordered integers.
 
-A list's masses are integers in units of 2**-38 of the likeliest token, so their sums are exact whatever the order. A
-row whose list missed something, or did not hold it all, is searched in full: slower by much, equal in result, and rare.
+The masses of a list are integers in units of 2**-38 of the likeliest token, so their sums are exact, whatever the
+order. A row whose list missed something, or did not hold all of it, is searched in full. That is much slower, equal in
+result, and rare.
 
-Legend: N rows, V vocabulary, J tiles of a row, Q groups of four tokens in a tile, B tokens looked at together.
+Legend:
+    R  rows
+    V  vocabulary
+    J  tiles of a row
+    C  candidates kept of a row
+    Q  groups of four tokens in a tile
+    T  tokens that are looked at together
 """
 
 from __future__ import annotations
@@ -19,8 +27,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.sampling.draw import APART, LEAST, LOG2E, WIDTH, bits_per_logit
 from ridgeline.kernels.sampling.noise import gumbel_of_groups, gumbel_of_tokens
 
-UNIT = tl.constexpr(274877906944.0)  # 2**38
-NOBODY = tl.constexpr(0x7FFFFFFF)
+UNIT = tl.constexpr(274877906944.0)  # 2**38, the fixed-point mass of the likeliest token
+NOBODY = tl.constexpr(0x7FFFFFFF)  # in place of a token id, if there is none
 
 
 @triton.jit
@@ -56,7 +64,7 @@ def finish_kernel(
     APPROX: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (N,): token_N. source: the adjusted logits [N, V], of which the low SHIFT bits of a float32 are 0."""
+    """Write token_R. Grid (R,). source: the adjusted logits [R, V]. As float32 their low SHIFT bits are 0."""
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, TILES)
     if PDL:
@@ -95,15 +103,16 @@ def _draw_filtered(
     bound_J, j, J, sure, reach, bracket_ptr, found, list_ptr, row_ptr, V, temperature, position, seed, top_p, min_p,
     top_k, TILE: tl.constexpr, CAPACITY: tl.constexpr, SHIFT: tl.constexpr, MANY: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
-    """The token under top-k, top-p, min-p. sure, reach: how much lies above the bracket, and from its floor on."""
+    """Return the token under top-k, top-p and min-p. sure, reach: the mass above the bracket, and the mass from its
+    floor on."""
     lo, hi = tl.load(bracket_ptr), tl.load(bracket_ptr + 1)
     top, total = tl.load(bracket_ptr + 2), tl.load(bracket_ptr + 3)
     scale = bits_per_logit(temperature)
     top_k = tl.where(top_k < V, top_k, 0)
-    share = tl.where(top_k > 0, top_k.to(tl.float32), top_p * total)  # what stays before a token that does not
+    share = tl.where(top_k > 0, top_k.to(tl.float32), top_p * total)  # a token stays if less than this lies before it
     least, last = _key(top * 0.0 + LEAST, SHIFT) - 1, _number(-1)
     threshold = least
-    everywhere_J = tl.where(j < J, float("inf"), float("-inf"))  # bounds, if what stays may lie anywhere
+    everywhere_J = tl.where(j < J, float("inf"), float("-inf"))  # bounds for a row of which any tile may hold the token
     token = _number(NOBODY)
     drawn, exact = False, lo == float("inf")
     if hi < float("inf"):
@@ -146,23 +155,23 @@ def _draw_filtered(
         x = tl.load(row_ptr + tl.minimum(token, V - 1)).to(tl.float32)
         drawn = exact | (x > hi) | (token == NOBODY)
         if not drawn:
-            threshold, last = _key(x, SHIFT), token - 1  # what lies before the token
+            threshold, last = _key(x, SHIFT), token - 1  # the tokens before this one
             before = _before(threshold, last, row_ptr, V, top, tl.where(top_k > 0, 0.0, scale), SHIFT, MANY)
             drawn = (before < share) | (before == 0.0)
     return token
 
 
 @triton.jit
-def _before(threshold, last, row_ptr, V, top, scale, SHIFT: tl.constexpr, B: tl.constexpr):
-    """Mass of all tokens above `threshold`, or equal to it and not past `last` (scale 0: how many), summed in one order
-    for any row."""
-    mass_B = tl.zeros((B,), tl.float32)
-    for start in tl.range(0, V, B, num_stages=3):
-        x_B, id_B = _read(row_ptr, start, V, B, True)
-        key_B = _key(x_B, SHIFT)
-        inside_B = (key_B > threshold) | ((key_B == threshold) & (id_B <= last))
-        mass_B += tl.where(inside_B & (x_B >= LEAST), tl.exp2((x_B - top) * scale), 0.0)
-    return tl.sum(mass_B, axis=0)
+def _before(threshold, last, row_ptr, V, top, scale, SHIFT: tl.constexpr, T: tl.constexpr):
+    """Return the mass (with scale 0, the number) of all tokens above `threshold`, or equal to it and not past `last`.
+    The order of the sum is the same for any row."""
+    mass_T = tl.zeros((T,), tl.float32)
+    for start in tl.range(0, V, T, num_stages=3):
+        x_T, id_T = _read(row_ptr, start, V, T, True)
+        key_T = _key(x_T, SHIFT)
+        inside_T = (key_T > threshold) | ((key_T == threshold) & (id_T <= last))
+        mass_T += tl.where(inside_T & (x_T >= LEAST), tl.exp2((x_T - top) * scale), 0.0)
+    return tl.sum(mass_T, axis=0)
 
 
 @triton.jit
@@ -170,10 +179,11 @@ def _winner(
     bound_J, j, base, row_ptr, V, temperature, position, seed, top, min_p, threshold, last, SHIFT: tl.constexpr,
     TILE: tl.constexpr, FILTER: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
-    """The best noised token of all (FILTER: of those above `threshold`, or equal to it and not past `last`).
+    """Return the best noised token of all (with FILTER: of those above `threshold`, or equal to it and not past
+    `last`).
 
-    Tiles are looked at from the highest bound down, until none can hold anything better: one or two, as a rule.
-    Values are bits beyond `base`, so noise counts however cold a row is. Bounds may be off by rounding.
+    Tiles are looked at from the highest bound down, until none can hold a better token. As a rule that takes one tile
+    or two. Values are bits beyond `base`, so noise counts however cold a row is. Bounds may be off by rounding.
     """
     Q: tl.constexpr = TILE // 4
     scale = bits_per_logit(temperature)
@@ -205,105 +215,108 @@ def _winner(
 
 @triton.jit
 def _number(x):
-    """A count as an int32 tensor, whatever literal it came from."""
+    """Return a count as an int32 tensor, whatever literal it came from."""
     return tl.zeros((), tl.int32) + x
 
 
 @triton.jit
 def _key(x, SHIFT: tl.constexpr):
-    """int32 in the order of float32 x; -0 equals 0."""
+    """Return an int32 that orders as float32 x does; -0 equals 0."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits) >> SHIFT
 
 
 @triton.jit
 def _between(low, high):
-    """Middle of two int32, however far apart."""
+    """Return the middle of two int32, however far apart they are."""
     return ((low.to(tl.int64) + high.to(tl.int64)) >> 1).to(tl.int32)
 
 
 @triton.jit
-def _read(entries_ptr, start, length, B: tl.constexpr, FULL: tl.constexpr):
-    """x float32 and token ids of entries start … start + B: of a row itself (FULL), or of a list of candidates."""
-    i_B = start + tl.arange(0, B)
+def _read(entries_ptr, start, length, T: tl.constexpr, FULL: tl.constexpr):
+    """Return x (float32) and token ids of entries start … start + T, of a row itself (FULL) or of a list of
+    candidates."""
+    i_T = start + tl.arange(0, T)
     if FULL:
-        return tl.load(entries_ptr + i_B, mask=i_B < length, other=float("-inf")).to(tl.float32), i_B
+        return tl.load(entries_ptr + i_T, mask=i_T < length, other=float("-inf")).to(tl.float32), i_T
     else:
-        entry_B = tl.load(entries_ptr + i_B, mask=i_B < length, other=0)
-        x_B = (entry_B >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-        inside_B = i_B < length
-        return tl.where(inside_B, x_B, float("-inf")), tl.where(inside_B, entry_B.to(tl.int32), NOBODY)
+        entry_T = tl.load(entries_ptr + i_T, mask=i_T < length, other=0)
+        x_T = (entry_T >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+        inside_T = i_T < length
+        return tl.where(inside_T, x_T, float("-inf")), tl.where(inside_T, entry_T.to(tl.int32), NOBODY)
 
 
 @triton.jit
-def _mass(x_B, top, scale):
-    """Probabilities relative to the likeliest token's, in fixed point."""
-    return (tl.exp2((x_B - top) * scale) * UNIT).to(tl.int64)
+def _mass(x_T, top, scale):
+    """Return probabilities relative to the likeliest token's, in fixed point."""
+    return (tl.exp2((x_T - top) * scale) * UNIT).to(tl.int64)
 
 
 @triton.jit
 def _above(
-    key, key_B, mass_B, row_ptr, V, top, scale, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
+    key, key_T, mass_T, row_ptr, V, top, scale, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
-    """Count and mass of entries with a key above `key`: a list of candidates is in registers, a row (FULL) is not.
+    """Return the count and the mass of entries with a key above `key`. A list of candidates is in registers; a row
+    (FULL) is read.
 
-    A list's masses sum up to less than 2**50, so one sum takes both: the count in the bits from there on.
+    The masses of a list sum up to less than 2**50, so one sum takes both: the count is in the bits from there on.
     """
     if FULL:
-        counts_B = tl.zeros((MANY,), tl.int32)
-        masses_B = tl.zeros((MANY,), tl.int64)
+        counts_T = tl.zeros((MANY,), tl.int32)
+        masses_T = tl.zeros((MANY,), tl.int64)
         for start in range(0, V, MANY):
-            x_B, _ = _read(row_ptr, start, V, MANY, FULL)
-            inside_B = (_key(x_B, SHIFT) > key) & (x_B >= LEAST)
-            counts_B += inside_B.to(tl.int32)
-            masses_B += tl.where(inside_B, _mass(x_B, top, scale), 0)
-        return tl.sum(counts_B, axis=0), tl.sum(masses_B, axis=0)
+            x_T, _ = _read(row_ptr, start, V, MANY, FULL)
+            inside_T = (_key(x_T, SHIFT) > key) & (x_T >= LEAST)
+            counts_T += inside_T.to(tl.int32)
+            masses_T += tl.where(inside_T, _mass(x_T, top, scale), 0)
+        return tl.sum(counts_T, axis=0), tl.sum(masses_T, axis=0)
     else:
-        both = tl.sum(tl.where(key_B > key, mass_B + (1 << 50), 0), axis=0)
+        both = tl.sum(tl.where(key_T > key, mass_T + (1 << 50), 0), axis=0)
         return (both >> 50).to(tl.int32), both & ((1 << 50) - 1)
 
 
 @triton.jit
 def _ties_up_to(
-    key, last, key_B, id_B, row_ptr, V, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
+    key, last, key_T, id_T, row_ptr, V, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
-    """How many entries have exactly `key` and a token id of at most `last`; from registers or not as in `_above`."""
+    """Return how many entries have exactly `key` and a token id of at most `last`. They are in registers or read, as in
+    `_above`."""
     if FULL:
-        counts_B = tl.zeros((MANY,), tl.int32)
+        counts_T = tl.zeros((MANY,), tl.int32)
         for start in range(0, V, MANY):
-            x_B, i_B = _read(row_ptr, start, V, MANY, FULL)
-            counts_B += ((_key(x_B, SHIFT) == key) & (x_B >= LEAST) & (i_B <= last)).to(tl.int32)
-        return tl.sum(counts_B, axis=0)
+            x_T, i_T = _read(row_ptr, start, V, MANY, FULL)
+            counts_T += ((_key(x_T, SHIFT) == key) & (x_T >= LEAST) & (i_T <= last)).to(tl.int32)
+        return tl.sum(counts_T, axis=0)
     else:
-        return tl.sum(((key_B == key) & (id_B <= last)).to(tl.int32), axis=0)
+        return tl.sum(((key_T == key) & (id_T <= last)).to(tl.int32), axis=0)
 
 
 @triton.jit
 def _search(
-    row_ptr, V, key_B, mass_B, id_B, total_mass, floor, top, scale, top_k, top_p, SHIFT: tl.constexpr,
+    row_ptr, V, key_T, mass_T, id_T, total_mass, floor, top, scale, top_k, top_p, SHIFT: tl.constexpr,
     MANY: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """The key from which entries stay, and the last token id that stays of those which equal it.
+    """Return the key from which entries stay, and the last token id that stays of those which equal it.
 
-    The entries are key_B, mass_B, id_B, or the row itself (FULL), looked at MANY together. Nothing below `floor` stays,
-    and nothing above it is missing. total_mass: of the row (found here if FULL).
+    The entries are key_T, mass_T and id_T, or the row itself (FULL), MANY of which are looked at together. Nothing
+    below `floor` stays, and nothing above it is missing. total_mass is that of the row (with FULL it is found here).
     """
     lowest, highest = _key(floor, SHIFT) - 1, _key(top, SHIFT)
-    count, mass = _above(lowest, key_B, mass_B, row_ptr, V, top, scale, SHIFT, MANY, FULL)
+    count, mass = _above(lowest, key_T, mass_T, row_ptr, V, top, scale, SHIFT, MANY, FULL)
     if FULL:
         total_mass = mass
     kept_mass = total_mass
-    threshold = lowest  # everything above it stays, and `quota` of what equals it
+    threshold = lowest  # everything above it stays, and so do `quota` entries that equal it
     quota = _number(0)
     if top_k > 0:
         kept_mass = mass
         if count > top_k:  # find the smallest key with less than k above it
             low, high = lowest, highest
-            low_count, low_mass = count, mass  # above low; the others above high
+            low_count, low_mass = count, mass  # those above low; the next two are those above high
             high_count, high_mass = _number(0), _number(0).to(tl.int64)
             while low + 1 < high:
                 middle = _between(low, high)
-                n, m = _above(middle, key_B, mass_B, row_ptr, V, top, scale, SHIFT, MANY, FULL)
+                n, m = _above(middle, key_T, mass_T, row_ptr, V, top, scale, SHIFT, MANY, FULL)
                 enough = n >= top_k
                 low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
                 low_count, low_mass = tl.where(enough, n, low_count), tl.where(enough, m, low_mass)
@@ -321,7 +334,7 @@ def _search(
             high_count, high_mass = _number(0), _number(0).to(tl.int64)
             while low + 1 < high:
                 middle = _between(low, high)
-                n, m = _above(middle, key_B, mass_B, row_ptr, V, top, scale, SHIFT, MANY, FULL)
+                n, m = _above(middle, key_T, mass_T, row_ptr, V, top, scale, SHIFT, MANY, FULL)
                 enough = m >= target
                 low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
                 low_count, low_mass = tl.where(enough, n, low_count), tl.where(enough, m, low_mass)
@@ -331,23 +344,24 @@ def _search(
             needed = tl.maximum(tl.minimum(needed, low_count - high_count), 1).to(tl.int32)
             quota = tl.where((high == threshold) & (quota > 0), tl.minimum(needed, quota), needed)
             threshold = high
-    last = _last_tie(threshold, quota, key_B, id_B, row_ptr, V, SHIFT, MANY, FULL)
+    last = _last_tie(threshold, quota, key_T, id_T, row_ptr, V, SHIFT, MANY, FULL)
     return threshold, last
 
 
 @triton.jit
 def _last_tie(
-    threshold, quota, key_B, id_B, row_ptr, V, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
+    threshold, quota, key_T, id_T, row_ptr, V, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
-    """Largest token id among the `quota` smallest of those exactly at the threshold (-1: none of them stays)."""
+    """Return the largest of the `quota` smallest token ids that are exactly at the threshold (-1: none of
+    them stays)."""
     low, high = _number(-1), _number(-1)
     if quota > 0:
         high = _number(NOBODY)
-        ties = _ties_up_to(threshold, high, key_B, id_B, row_ptr, V, SHIFT, MANY, FULL)
+        ties = _ties_up_to(threshold, high, key_T, id_T, row_ptr, V, SHIFT, MANY, FULL)
         if ties > quota:
             high = _number(1 << 20)  # above any token id
             while high - low > 1:
                 middle = (low + high) >> 1
-                n = _ties_up_to(threshold, middle, key_B, id_B, row_ptr, V, SHIFT, MANY, FULL)
+                n = _ties_up_to(threshold, middle, key_T, id_T, row_ptr, V, SHIFT, MANY, FULL)
                 low, high = tl.where(n >= quota, low, middle), tl.where(n >= quota, middle, high)
     return high

@@ -1,6 +1,7 @@
-"""The random stream of philox.py as Triton device functions: the same words, the same noise up to rounding.
+"""The random stream of philox.py as Triton device functions: the same words, and the same noise up to rounding.
 
-Legend: Q groups of four neighbouring tokens.
+Legend:
+    Q  groups of four neighbouring tokens
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def random_words(group_Q, position, seed):
-    """The four words of each group of tokens (uint32 [Q] each): Philox4x32-10 at (group, position, 0, 0)."""
+    """Return the four words of each group of tokens (uint32 [Q] each): Philox4x32-10 at (group, position, 0, 0)."""
     k0 = seed.to(tl.uint32)
     k1 = (seed >> 32).to(tl.uint32)
     c0 = group_Q.to(tl.uint32)
@@ -34,7 +35,8 @@ def random_words(group_Q, position, seed):
 
 @triton.jit
 def _log2(x, APPROX: tl.constexpr):
-    """APPROX: NVIDIA's own instruction, 2**-22 off at most; tl.log2 makes it a dozen. x is never subnormal."""
+    """Return log2(x); x is never subnormal. With APPROX it is NVIDIA's own instruction, off by 2**-22 at most, where
+    tl.log2 makes a dozen instructions."""
     if APPROX:
         return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
     else:
@@ -43,10 +45,10 @@ def _log2(x, APPROX: tl.constexpr):
 
 @triton.jit
 def gumbel(word, APPROX: tl.constexpr):
-    """Standard Gumbel noise, float32, of uint32 words.
+    """Return standard Gumbel noise, float32, from uint32 words.
 
-    -log(u) loses its digits where u is near 1, which is where the large noise is, if the hardware's logarithm takes it:
-    there 1 - u is exact, and a series gives it (truncated below 5e-7 of its value).
+    The hardware's -log(u) loses its digits where u is near 1, which is where the large noise is. There 1 - u is exact,
+    and a series gives the logarithm (truncated below 5e-7 of its value).
     """
     u = ((word >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07
     v = 1.0 - u
@@ -57,9 +59,10 @@ def gumbel(word, APPROX: tl.constexpr):
 
 @triton.jit
 def log2_below(word, APPROX: tl.constexpr):
-    """log2(1 - u) of uint32 words. Less this is a bound of the noise in bits for a third of the work: -ln u ≥ 1 - u.
+    """Return log2(1 - u) of uint32 words. Its negative is a bound of the noise in bits, for a third of the work, since
+    -ln u ≥ 1 - u.
 
-    They are the closer the larger the noise is (half of 1 - u apart), and large noise is what wins.
+    The larger the noise is, the closer the bound is (they are half of 1 - u apart), and large noise is what wins.
     """
     one_to_two = (((word ^ 0xFFFFFFFF) >> 9) | 0x3F800000).to(tl.float32, bitcast=True)
     return _log2(one_to_two - 0.99999994039535522, APPROX)  # 1 - u, exact: 23 bits and a half step
@@ -67,27 +70,27 @@ def log2_below(word, APPROX: tl.constexpr):
 
 @triton.jit
 def _spread(w0, w1, w2, w3, Q: tl.constexpr):
-    """[Q, 4]: words of tokens 4 g … 4 g + 3."""
+    """Return the words of tokens 4 g … 4 g + 3 as [Q, 4]."""
     return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (Q, 4))
 
 
 @triton.jit
 def log2_below_groups(group_Q, position, seed, Q: tl.constexpr, APPROX: tl.constexpr):
-    """[Q, 4]: `log2_below` of tokens 4 g … 4 g + 3."""
+    """Return `log2_below` for tokens 4 g … 4 g + 3: [Q, 4]."""
     w0, w1, w2, w3 = random_words(group_Q, position, seed)
     return log2_below(_spread(w0, w1, w2, w3, Q), APPROX)
 
 
 @triton.jit
 def gumbel_of_groups(group_Q, position, seed, Q: tl.constexpr, APPROX: tl.constexpr):
-    """[Q, 4]: noise of tokens 4 g … 4 g + 3."""
+    """Return the noise of tokens 4 g … 4 g + 3: [Q, 4]."""
     w0, w1, w2, w3 = random_words(group_Q, position, seed)
     return gumbel(_spread(w0, w1, w2, w3, Q), APPROX)
 
 
 @triton.jit
 def gumbel_of_tokens(token, position, seed, APPROX: tl.constexpr):
-    """Noise of single tokens (any ids), at four times the work per token."""
+    """Return the noise of single tokens (any ids), at four times the work per token."""
     w0, w1, w2, w3 = random_words(token // 4, position, seed)
     word = token % 4
     return gumbel(tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3)), APPROX)

@@ -1,11 +1,19 @@
 """From logits to tokens: biases, penalties, temperature, filters, one counter-based draw; and token masks before it.
 
-Order: guidance (`scoring.guide`) and masks (`mask_logits`), which are ops of their own; then bias, min_tokens and
-penalties; then greedy rows take the largest logit, the others divide by the temperature, filter by top-k, top-p, min-p,
-typical-p (transformers' order) and draw by Gumbel-max. Everything else that a request asked for lies in tables indexed
-by slot, so the segment has the same shape whatever the batch wants.
+The order is: guidance (`scoring.guide`) and masks (`mask_logits`), which are ops of their own; then bias, min_tokens
+and penalties. Then greedy rows take the largest logit. The other rows divide by the temperature, filter by top-k,
+top-p, min-p and typical-p (transformers' order), and draw by Gumbel-max. Everything that a request asked for lies in
+tables indexed by slot, so the segment has the same shape whatever the batch wants.
 
-Legend: S slots, N rows that sample, V vocabulary, E stop ids, B biased ids, M masked rows, W words of 32 tokens.
+Legend:
+    S  slots
+    R  rows
+    V  vocabulary
+    E  stop ids of a slot
+    B  biased ids of a slot
+    U  masked rows
+    W  words of 32 bits
+    O  octets (bytes) of a row's bits
 """
 
 from __future__ import annotations
@@ -24,7 +32,8 @@ from ridgeline.kernels.sampling.scoring import score
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingTables:
-    """One row per slot. Ids are -1 where unused. output_count and prompt_seen are kept for penalties only."""
+    """The sampling parameters of all slots, one row per slot. Unused ids are -1. output_count and prompt_seen are kept
+    for penalties only."""
 
     temperature_S: Tensor
     top_p_S: Tensor
@@ -44,7 +53,7 @@ class SamplingTables:
 
     @staticmethod
     def empty(num_slots: int, vocab_size: int, device: torch.device) -> SamplingTables:
-        """Tables in which every slot is greedy and unbiased."""
+        """Return tables in which every slot is greedy and unbiased."""
         widths = {"E": MAX_STOP_IDS, "B": MAX_LOGIT_BIAS, "V": vocab_size}
         integer = {"top_k_S": 0, "seed_S": 0, "min_len_S": 0, "stop_ids_SE": -1, "bias_ids_SB": -1}
         tables = {}
@@ -62,27 +71,28 @@ class SamplingTables:
 
 
 def sample_reference(
-    logits_NV: Tensor,
+    logits_RV: Tensor,
     tables: SamplingTables,
-    slots_N: Tensor,
-    position_N: Tensor,
+    slots_R: Tensor,
+    position_R: Tensor,
     features: Feature,
 ) -> Tensor:
-    """One token per row, int64 [N]; -1 where all logits are NaN. logits_NV: any float dtype, left as it is. position:
-    index of the token to draw.
+    """Draw one token per row: int64 [R], -1 where all logits are NaN.
 
-    `features` is what the rows need at most; the reference ignores it and looks at every row's own numbers.
+    logits_RV: any float dtype; they are left as they are.
+    position_R: the index of the token to draw.
+    features: what the rows need at most. The reference ignores it and looks at every row's own numbers.
     """
     tokens = []
-    for n, slot in enumerate(slots_N.tolist()):
-        logits_V = logits_NV[n].double()
+    for n, slot in enumerate(slots_R.tolist()):
+        logits_V = logits_RV[n].double()
         if logits_V.isnan().all():
             tokens.append(-1)
             continue
         for token, bias in zip(tables.bias_ids_SB[slot].tolist(), tables.bias_SB[slot].tolist(), strict=True):
             if token >= 0:
                 logits_V[token] += bias
-        if position_N[n] < tables.min_len_S[slot]:
+        if position_R[n] < tables.min_len_S[slot]:
             logits_V[[t for t in tables.stop_ids_SE[slot].tolist() if t >= 0]] = -torch.inf
         _penalize(logits_V, tables, slot)
         temperature = float(tables.temperature_S[slot])
@@ -92,13 +102,13 @@ def sample_reference(
         logits_V = logits_V / temperature
         kept_V = _filter(logits_V, int(tables.top_k_S[slot]), float(tables.top_p_S[slot]), float(tables.min_p_S[slot]))
         kept_V &= _typical(logits_V.masked_fill(~kept_V, -torch.inf), float(tables.typical_p_S[slot]))
-        noise_V = gumbel(tables.seed_S[slot : slot + 1], position_N[n : n + 1], len(logits_V))[0]
+        noise_V = gumbel(tables.seed_S[slot : slot + 1], position_R[n : n + 1], len(logits_V))[0]
         tokens.append(int((logits_V + noise_V).masked_fill(~kept_V, -torch.inf).argmax()))
-    return torch.tensor(tokens, dtype=torch.int64, device=logits_NV.device)
+    return torch.tensor(tokens, dtype=torch.int64, device=logits_RV.device)
 
 
 def _penalize(logits_V: Tensor, tables: SamplingTables, slot: int) -> None:
-    """Repetition (CTRL, arXiv 1909.05858), then OpenAI's frequency and presence penalties."""
+    """Apply the repetition penalty (CTRL, arXiv 1909.05858), then OpenAI's frequency and presence penalties."""
     count_V = tables.output_count_SV[slot]
     seen_V = (count_V > 0) | tables.prompt_seen_SV[slot]
     repetition = float(tables.repetition_S[slot])
@@ -108,7 +118,8 @@ def _penalize(logits_V: Tensor, tables: SamplingTables, slot: int) -> None:
 
 
 def _filter(logits_V: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
-    """Which tokens stay: the top k; of those the fewest that reach top_p; of those at least min_p × the likeliest.
+    """Return which tokens stay: of the top k, the fewest that reach top_p; and of these the ones at least min_p times
+    as likely as the likeliest.
 
     Ties go to the smaller token id. The likeliest token always stays.
     """
@@ -125,8 +136,9 @@ def _filter(logits_V: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
 
 
 def _typical(logits_V: Tensor, typical_p: float) -> Tensor:
-    """Which tokens locally typical sampling keeps (Meister et al., arXiv 2202.00666): those whose information is
-    nearest to the entropy, the fewest that hold a probability of typical_p, and whoever ties with the last of them."""
+    """Return which tokens locally typical sampling keeps (Meister et al., arXiv 2202.00666). It keeps the fewest tokens
+    whose information is nearest to the entropy and that together hold a probability of typical_p, and all that tie with
+    the last of them."""
     if typical_p >= 1:
         return torch.ones_like(logits_V, dtype=torch.bool)
     logprob_V = logits_V.log_softmax(0)
@@ -137,19 +149,21 @@ def _typical(logits_V: Tensor, typical_p: float) -> Tensor:
     return distance_V <= nearest[enough]
 
 
-def mask_reference(logits_NV: Tensor, bits_MW: Tensor, row_M: Tensor) -> None:
-    """Forbid tokens in place: -inf in row row_M[m] wherever bits_MW[m] has no bit. NaN stays NaN, so that a row of
-    nothing else is still known for what it is.
+def mask_reference(logits_RV: Tensor, bits_UW: Tensor, row_U: Tensor) -> None:
+    """Forbid tokens in place: a logit of row row_U[u] becomes -inf wherever bits_UW[u] has no bit. NaN stays NaN, so a
+    row of nothing else can still be recognized.
 
-    bits_MW int32: token v is bit v % 32 of word v // 32. row_M int32, none twice.
+    bits_UW: int32; token v is bit v % 32 of word v // 32.
+    row_U: int32, no row twice.
     """
-    vocab, device = logits_NV.shape[1], logits_NV.device
-    is_set_B8 = (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)) & 1  # of every byte
-    bound_B8 = torch.where(is_set_B8 == 1, torch.inf, -torch.inf).to(logits_NV.dtype)
-    bound_C8 = torch.empty(4 * bits_MW.shape[1], 8, dtype=logits_NV.dtype, device=device)
-    for bits_W, row in zip(bits_MW, row_M.tolist(), strict=True):
-        torch.index_select(bound_B8, 0, bits_W.view(torch.uint8).int(), out=bound_C8)
-        torch.minimum(logits_NV[row], bound_C8.view(-1)[:vocab], out=logits_NV[row])
+    vocab, device = logits_RV.shape[1], logits_RV.device
+    # The bits, and the bounds of eight logits, for each of the n values that a byte can have
+    is_set_n8 = (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)) & 1
+    bound_n8 = torch.where(is_set_n8 == 1, torch.inf, -torch.inf).to(logits_RV.dtype)
+    bound_O8 = torch.empty(4 * bits_UW.shape[1], 8, dtype=logits_RV.dtype, device=device)
+    for bits_W, row in zip(bits_UW, row_U.tolist(), strict=True):
+        torch.index_select(bound_n8, 0, bits_W.view(torch.uint8).int(), out=bound_O8)
+        torch.minimum(logits_RV[row], bound_O8.view(-1)[:vocab], out=logits_RV[row])
 
 
 SAMPLE = Op(

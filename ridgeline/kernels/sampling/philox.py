@@ -1,9 +1,12 @@
 """Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 
-The number for a token is a pure function of (request seed, position, token id): no generator state, nothing depends on
-what else runs in the batch, and any implementation on any device gives the same bits.
+The number for a token is a pure function of (request seed, position, token id). There is no generator state, nothing
+depends on what else runs in the batch, and any implementation on any device gives the same bits.
 
     key = seed (64 bits)   counter = (token id // 4, position, stream, 0)   word = token id % 4
+
+Legend:
+    R  rows
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ ROUNDS = 10
 
 
 def philox_4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Four 32-bit words per counter, as int64 tensors in [0, 2**32). All inputs int64 of broadcastable shapes."""
+    """Return four 32-bit words per counter, as int64 tensors in [0, 2**32). All inputs are int64 of broadcastable
+    shapes."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -28,19 +32,20 @@ def philox_4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tenso
     return c0, c1, c2, c3
 
 
-def uniform(seed_N: Tensor, position_N: Tensor, num_columns: int, stream: int = 0) -> Tensor:
-    """float32 [N, num_columns] strictly inside (0, 1), column = token id. Seeds and positions int64.
+def uniform(seed_R: Tensor, position_R: Tensor, num_columns: int, stream: int = 0) -> Tensor:
+    """Return float32 [R, num_columns] strictly inside (0, 1), with a column for each token id. Seeds and positions are
+    int64.
 
-    23 bits plus a half step: exactly representable, so neither 0 nor 1 can appear.
+    A number is 23 bits plus half a step, which float32 represents exactly. So neither 0 nor 1 can appear.
     """
-    columns = torch.arange(-(-num_columns // 4), device=seed_N.device)
-    zero = torch.zeros((), dtype=torch.int64, device=seed_N.device)
-    counter = (columns[None, :], position_N[:, None], zero + stream, zero)
-    key = (seed_N[:, None] & _LOW, (seed_N[:, None] >> 32) & _LOW)
+    columns = torch.arange(-(-num_columns // 4), device=seed_R.device)
+    zero = torch.zeros((), dtype=torch.int64, device=seed_R.device)
+    counter = (columns[None, :], position_R[:, None], zero + stream, zero)
+    key = (seed_R[:, None] & _LOW, (seed_R[:, None] >> 32) & _LOW)
     words = torch.stack(philox_4x32(counter, key), dim=-1).flatten(1)[:, :num_columns]
     return ((words >> 9).float() + 0.5) * 2.0**-23
 
 
-def gumbel(seed_N: Tensor, position_N: Tensor, num_columns: int) -> Tensor:
-    """Standard Gumbel noise [N, num_columns]: argmax(logits + noise) is a sample from softmax(logits)."""
-    return -torch.log(-torch.log(uniform(seed_N, position_N, num_columns)))
+def gumbel(seed_R: Tensor, position_R: Tensor, num_columns: int) -> Tensor:
+    """Return standard Gumbel noise [R, num_columns]: argmax(logits + noise) is a sample from softmax(logits)."""
+    return -torch.log(-torch.log(uniform(seed_R, position_R, num_columns)))

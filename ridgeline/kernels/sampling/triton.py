@@ -1,11 +1,19 @@
-"""Sampling on a GPU without a sort: two launches without filters, four with. Legend as in op.py.
+"""Sampling on a GPU without a sort, in two launches without filters and four with them. The legend is that of op.py.
 
-Greedy: every tile of a row finds its largest logit (`draw`), one program per row the best tile (`finish`). With noise
-`draw` only bounds what a tile holds, which costs half as much, and `finish` looks again at the few tiles that can win.
-With filters `stats` and `bracket` say first, roughly, where a row will be cut. If much stays, `draw` bounds what may,
-and `finish` checks that what it drew stays; if little, `draw` lists it, and `finish` finds the exact threshold and
-draws from the list. Typical-p is rare: where a row asks for it, `typical` applies all filters exactly, in place of
-`bracket`. Nothing waits for the host; sizes depend on shapes.
+Greedy: for every tile `draw` finds the largest logit, and for every row one program of `finish` finds the best tile.
+With noise `draw` only bounds what a tile holds, which costs half as much, and `finish` looks again at the few tiles
+that can win.
+
+With filters `stats` and `bracket` first find roughly where a row will be cut. If many tokens stay, `draw` bounds those
+that may, and `finish` checks that the token it drew stays. If few stay, `draw` lists them, and `finish` finds the exact
+threshold and draws from the list. Typical-p is rare. If a row asks for it, `typical` applies all filters exactly, in
+place of `bracket`.
+
+Nothing waits for the host, and sizes depend on shapes.
+
+Legend, beside that of op.py:
+    J  tiles of a row
+    C  candidates kept of a row
 """
 
 from __future__ import annotations
@@ -24,14 +32,21 @@ from ridgeline.kernels.sampling.finish import finish_kernel
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.kernels.sampling.typical import typical_kernel
 
-ZERO_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # of a float32 made from the dtype
+ZERO_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # low bits that are 0 in a float32 of that dtype
 
 
 @dataclass(frozen=True)
 class Config:
-    """tile: logits per program of a pass, with `warps`. `row_warps`, `bracket_warps`: of a row's program, with filters.
-    Rows list up to `capacity` candidates (a power of two, at most 2048) and estimate the cut from `sample` tokens, at
-    least `reserve` of them above it. `many`: tokens looked at together where a row must be looked at in full."""
+    """The sizes of the kernels.
+
+    tile: logits per program of a pass over the row.
+    warps: warps of such a program.
+    row_warps, bracket_warps: warps of a row's program in `finish` and in `bracket`, with filters.
+    capacity: how many candidates a row can list, a power of two up to 2048.
+    sample: how many tokens the cut is estimated from.
+    reserve: how many sampled tokens must lie above the low end of the bracket.
+    many: tokens that are looked at together if a row must be searched in full.
+    """
 
     tile: int
     warps: int
@@ -44,34 +59,36 @@ class Config:
 
 
 def choose_config(rows: int, vocab_size: int, random: bool) -> Config:
-    """Small tiles while they are needed to occupy the GPU; larger ones cost fewer reductions. Noise takes registers."""
+    """Return small tiles if these are needed to occupy the GPU; larger tiles take fewer reductions. Noise takes
+    registers, so with it tiles stay smaller."""
     if rows * vocab_size < 2**19:
         return Config(1024, 4)
     return Config(2048, 4) if random else Config(4096, 4)
 
 
 def sample(
-    logits_NV: Tensor,
+    logits_RV: Tensor,
     tables: SamplingTables,
-    slots_N: Tensor,
-    position_N: Tensor,
+    slots_R: Tensor,
+    position_R: Tensor,
     features: Feature,
     config: Config | None = None,
 ) -> Tensor:
-    """As `op.sample_reference`; does only what `features` names. Rows of logits and tables are contiguous."""
-    rows, vocab = logits_NV.shape
+    """Compute `op.sample_reference`, but only the steps that `features` names. Rows of logits and tables must be
+    contiguous."""
+    rows, vocab = logits_RV.shape
     random = bool(features & Feature.RANDOM)
     config = config or choose_config(rows, vocab, random)
-    device = logits_NV.device
+    device = logits_RV.device
     tiles = triton.cdiv(vocab, config.tile)
     typical = random and bool(features & Feature.TYPICAL)
     filtered = random and bool(features & Feature.FILTER) and not typical
     flags = _flags(tables, features)
     adjusts = any(flags.values())
     options = launch_options(device)
-    approximate = compute_capability(device) != (0, 0)  # NVIDIA's have the instruction
+    approximate = compute_capability(device) != (0, 0)  # NVIDIA's GPUs have the instruction
     strides = _strides(tables)
-    nothing = slots_N  # stands for pointers that are not followed
+    nothing = slots_R  # in place of pointers that are not read
     columns = (
         tables.bias_ids_SB,
         tables.bias_SB,
@@ -83,74 +100,75 @@ def sample(
         tables.presence_S,
         tables.frequency_S,
     )
-    best_NJ, sure_NJ, reach_NJ, max_NJ, sum_NJ = torch.empty(5, rows, tiles, dtype=torch.float32, device=device)
-    best_id_NJ = torch.empty(rows, tiles, dtype=torch.int32, device=device)
-    source_NV = read_NV = logits_NV  # the adjusted logits; what `draw` reads
+    best_RJ, sure_RJ, reach_RJ, max_RJ, sum_RJ = torch.empty(5, rows, tiles, dtype=torch.float32, device=device)
+    best_id_RJ = torch.empty(rows, tiles, dtype=torch.int32, device=device)
+    source_RV = read_RV = logits_RV  # the adjusted logits, and the logits that `draw` reads
     if adjusts and random:
-        source_NV = torch.empty(rows, vocab, dtype=torch.float32, device=device)
-    bracket_N8 = count_N = candidates_NC = nothing
+        source_RV = torch.empty(rows, vocab, dtype=torch.float32, device=device)
+    bracket_R8 = count_R = candidates_RC = nothing
     if filtered or typical:
         stats_kernel[(tiles, rows)](
-            logits_NV, slots_N, position_N, tables.temperature_S, *columns, source_NV,
-            max_NJ, sum_NJ, vocab, logits_NV.stride(0), source_NV.stride(0), *strides,
+            logits_RV, slots_R, position_R, tables.temperature_S, *columns, source_RV,
+            max_RJ, sum_RJ, vocab, logits_RV.stride(0), source_RV.stride(0), *strides,
             TILE=config.tile, **flags, num_warps=config.warps, **options,
         )  # fmt: skip
-        flags, read_NV = dict.fromkeys(flags, 0), source_NV
+        flags, read_RV = dict.fromkeys(flags, 0), source_RV
     if typical:
-        read_NV = torch.empty(rows, vocab, dtype=torch.float32, device=device)
+        read_RV = torch.empty(rows, vocab, dtype=torch.float32, device=device)
         typical_kernel[(rows,)](
-            source_NV, slots_N, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S,
-            tables.typical_p_S, max_NJ, read_NV, vocab, tiles, source_NV.stride(0), read_NV.stride(0), *strides[-2:],
-            TILES=triton.next_power_of_2(tiles), SHIFT=ZERO_BITS[source_NV.dtype], MANY=config.many,
+            source_RV, slots_R, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S,
+            tables.typical_p_S, max_RJ, read_RV, vocab, tiles, source_RV.stride(0), read_RV.stride(0), *strides[-2:],
+            TILES=triton.next_power_of_2(tiles), SHIFT=ZERO_BITS[source_RV.dtype], MANY=config.many,
             num_warps=config.row_warps, **options,
         )  # fmt: skip
-        source_NV = read_NV
+        source_RV = read_RV
     if filtered:
-        bracket_N8 = torch.empty(rows, WIDTH.value, dtype=torch.float32, device=device)
-        count_N = torch.empty(rows, APART.value, dtype=torch.int32, device=device)
-        candidates_NC = torch.empty(rows, config.capacity, dtype=torch.int64, device=device)
+        bracket_R8 = torch.empty(rows, WIDTH.value, dtype=torch.float32, device=device)
+        count_R = torch.empty(rows, APART.value, dtype=torch.int32, device=device)
+        candidates_RC = torch.empty(rows, config.capacity, dtype=torch.int64, device=device)
         bracket_kernel[(rows,)](
-            source_NV, slots_N, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S, max_NJ,
-            sum_NJ, bracket_N8, count_N, vocab, tiles, source_NV.stride(0), *strides[-2:],
+            source_RV, slots_R, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S, max_RJ,
+            sum_RJ, bracket_R8, count_R, vocab, tiles, source_RV.stride(0), *strides[-2:],
             TILES=triton.next_power_of_2(tiles), SAMPLE=_sample_size(vocab, config), RESERVE=config.reserve,
             CAPACITY=config.capacity, num_warps=config.bracket_warps, **options,
         )  # fmt: skip
     draw_kernel[(rows, tiles)](
-        read_NV, slots_N, position_N, tables.temperature_S, tables.seed_S, *columns, source_NV,
-        bracket_N8, count_N, candidates_NC, best_NJ, best_id_NJ, sure_NJ, reach_NJ,
-        vocab, read_NV.stride(0), source_NV.stride(0), *strides,
+        read_RV, slots_R, position_R, tables.temperature_S, tables.seed_S, *columns, source_RV,
+        bracket_R8, count_R, candidates_RC, best_RJ, best_id_RJ, sure_RJ, reach_RJ,
+        vocab, read_RV.stride(0), source_RV.stride(0), *strides,
         TILE=config.tile, CAPACITY=config.capacity, **flags, RANDOM=random, FILTER=filtered, APPROX=approximate,
         num_warps=config.warps, **options,
     )  # fmt: skip
-    token_N = torch.empty(rows, dtype=torch.int64, device=device)
+    token_R = torch.empty(rows, dtype=torch.int64, device=device)
     finish_kernel[(rows,)](
-        best_NJ, best_id_NJ, sure_NJ, reach_NJ, bracket_N8, count_N, candidates_NC, source_NV,
-        slots_N, position_N, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S, tables.seed_S,
-        token_N, vocab, tiles, source_NV.stride(0), *strides[-2:],
-        TILES=triton.next_power_of_2(tiles), CAPACITY=config.capacity, SHIFT=ZERO_BITS[source_NV.dtype],
+        best_RJ, best_id_RJ, sure_RJ, reach_RJ, bracket_R8, count_R, candidates_RC, source_RV,
+        slots_R, position_R, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S, tables.seed_S,
+        token_R, vocab, tiles, source_RV.stride(0), *strides[-2:],
+        TILES=triton.next_power_of_2(tiles), CAPACITY=config.capacity, SHIFT=ZERO_BITS[source_RV.dtype],
         TILE=config.tile, MANY=config.many, RANDOM=random, FILTER=filtered, APPROX=approximate,
         num_warps=_row_warps(config, random, filtered), **options,
     )  # fmt: skip
-    return token_N
+    return token_R
 
 
 def sample_batch_invariant(
-    logits_NV: Tensor, tables: SamplingTables, slots_N: Tensor, position_N: Tensor, features: Feature
+    logits_RV: Tensor, tables: SamplingTables, slots_R: Tensor, position_R: Tensor, features: Feature
 ) -> Tensor:
-    """As `sample`; a row's sums are made up in one way, whatever lies beside it: of float32, by tiles of one size, and
-    with the one of the two filters that serves every row."""
+    """Compute `sample` so that a row's sums are made in one way, whatever lies beside it: from float32, by tiles of one
+    size, and with the one filter that serves every row."""
     if features & Feature.FILTER:
         features |= Feature.TYPICAL
-    return sample(logits_NV.float(), tables, slots_N, position_N, features, Config(2048, 4))
+    return sample(logits_RV.float(), tables, slots_R, position_R, features, Config(2048, 4))
 
 
 def _row_warps(config: Config, random: bool, filtered: bool) -> int:
-    """Of `finish`: it searches a list, or looks at a tile again, or only compares the tiles' winners."""
+    """Return the warps of a program of `finish`: it searches a list, or looks at a tile again, or only compares the
+    tiles' winners."""
     return config.row_warps if filtered else config.tile // 256 if random and config.tile > 256 else 1
 
 
 def _flags(tables: SamplingTables, features: Feature) -> dict[str, int]:
-    """The kernels' compile-time choices; all 0 where logits are taken as they come."""
+    """Return the kernels' compile-time choices; all are 0 if logits need no adjustment."""
     return {
         "BIAS_WIDTH": triton.next_power_of_2(tables.bias_ids_SB.shape[1]) if features & Feature.BIAS else 0,
         "STOP_WIDTH": triton.next_power_of_2(tables.stop_ids_SE.shape[1]) if features & Feature.MIN_TOKENS else 0,
@@ -159,7 +177,8 @@ def _flags(tables: SamplingTables, features: Feature) -> dict[str, int]:
 
 
 def _strides(tables: SamplingTables) -> tuple[int, ...]:
-    """Of the wide tables' rows, then of the integer and the float columns (each group a column of one store)."""
+    """Return the strides of the wide tables' rows, then those of the integer and the float columns (columns of one type
+    are parts of one array)."""
     t = tables
     integers = {c.stride(0) for c in (t.top_k_S, t.seed_S, t.min_len_S)}
     filters = (t.temperature_S, t.top_p_S, t.min_p_S, t.typical_p_S)
@@ -171,7 +190,7 @@ def _strides(tables: SamplingTables) -> tuple[int, ...]:
 
 
 def _sample_size(vocab_size: int, config: Config) -> int:
-    """0 where every token fits among the candidates; else a power of two of at most the vocabulary."""
+    """Return 0 if every token fits among the candidates, else a power of two of at most the vocabulary."""
     if vocab_size <= config.capacity:
         return 0
     return min(config.sample, triton.next_power_of_2(vocab_size + 1) // 2)

@@ -1,6 +1,12 @@
-"""Log-probabilities and ranks of chosen tokens by one read of the logits, in two launches; a third for the likeliest.
+"""Log-probabilities and ranks of chosen tokens, by one read of the logits in two launches; a third finds the likeliest
+tokens.
 
-Legend: N rows, V vocabulary, J tiles of a row, L likeliest tokens reported.
+Legend:
+    R  rows, or positions of a prompt
+    V  vocabulary
+    J  tiles of a row
+    L  likeliest tokens reported
+    I  tokens of a tile
 """
 
 from __future__ import annotations
@@ -17,45 +23,46 @@ from ridgeline.kernels.sampling.noise import LN2
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 
 
-def score(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:
-    """As `scoring.score`; rows of logits are contiguous. token_N int64."""
-    return _score(logits_NV, token_N, num_top, 1024 if logits_NV.numel() < 2**20 else 4096)
+def score(logits_RV: Tensor, token_R: Tensor, num_top: int) -> DeviceLogprobs:
+    """Compute `scoring.score`. Rows of logits must be contiguous; token_R is int64."""
+    return _score(logits_RV, token_R, num_top, 1024 if logits_RV.numel() < 2**20 else 4096)
 
 
-def score_batch_invariant(logits_NV: Tensor, token_N: Tensor, num_top: int) -> DeviceLogprobs:
-    """As `score`; a row's sums are made up in one way, whatever lies beside it.
+def score_batch_invariant(logits_RV: Tensor, token_R: Tensor, num_top: int) -> DeviceLogprobs:
+    """Compute `score` so that a row's sums are made in one way, whatever lies beside it.
 
-    Threads share a tile of float32 otherwise than one of bfloat16, and a guided row makes others' logits float32, too.
+    Threads divide a tile of float32 otherwise than a tile of bfloat16, and a guided row makes the logits of other rows
+    float32 too. So they are always made float32.
     """
-    return _score(logits_NV.float(), token_N, num_top, 4096)
+    return _score(logits_RV.float(), token_R, num_top, 4096)
 
 
-def _score(logits_NV: Tensor, token_N: Tensor, num_top: int, tile: int) -> DeviceLogprobs:
-    rows, vocab = logits_NV.shape
-    device = logits_NV.device
+def _score(logits_RV: Tensor, token_R: Tensor, num_top: int, tile: int) -> DeviceLogprobs:
+    rows, vocab = logits_RV.shape
+    device = logits_RV.device
     tiles = triton.cdiv(vocab, tile)
-    stats_NJ = torch.empty(2, rows, tiles, dtype=torch.float32, device=device)
-    count_NJ = torch.empty(rows, tiles, dtype=torch.int32, device=device)
-    logprob_N, total_N = torch.empty(2, rows, dtype=torch.float32, device=device)
-    rank_N = torch.empty(rows, dtype=torch.int64, device=device)
+    stats_RJ = torch.empty(2, rows, tiles, dtype=torch.float32, device=device)
+    count_RJ = torch.empty(rows, tiles, dtype=torch.int32, device=device)
+    logprob_R, total_R = torch.empty(2, rows, dtype=torch.float32, device=device)
+    rank_R = torch.empty(rows, dtype=torch.int64, device=device)
     options = launch_options(device)
     score_kernel[(tiles, rows)](
-        logits_NV, token_N, stats_NJ[0], stats_NJ[1], count_NJ, vocab, logits_NV.stride(0),
+        logits_RV, token_R, stats_RJ[0], stats_RJ[1], count_RJ, vocab, logits_RV.stride(0),
         TILE=tile, num_warps=8 if tile > 1024 else 4, **options,
     )  # fmt: skip
     combine_kernel[(rows,)](
-        logits_NV, token_N, stats_NJ[0], stats_NJ[1], count_NJ, logprob_N, total_N, rank_N, tiles, logits_NV.stride(0),
+        logits_RV, token_R, stats_RJ[0], stats_RJ[1], count_RJ, logprob_R, total_R, rank_R, tiles, logits_RV.stride(0),
         TILES=triton.next_power_of_2(tiles), num_warps=1, **options,
     )  # fmt: skip
-    top_ids_NL = torch.empty(rows, min(num_top, vocab), dtype=torch.int64, device=device)
-    top_logprobs_NL = torch.empty(top_ids_NL.shape, dtype=torch.float32, device=device)
+    top_ids_RL = torch.empty(rows, min(num_top, vocab), dtype=torch.int64, device=device)
+    top_logprobs_RL = torch.empty(top_ids_RL.shape, dtype=torch.float32, device=device)
     if num_top > 0:
         top_kernel[(rows,)](
-            logits_NV, stats_NJ[0], total_N, top_ids_NL, top_logprobs_NL, vocab, tiles, top_ids_NL.shape[1],
-            logits_NV.stride(0), TILE=tile, TILES=triton.next_power_of_2(tiles), num_warps=8 if tile > 1024 else 4,
+            logits_RV, stats_RJ[0], total_R, top_ids_RL, top_logprobs_RL, vocab, tiles, top_ids_RL.shape[1],
+            logits_RV.stride(0), TILE=tile, TILES=triton.next_power_of_2(tiles), num_warps=8 if tile > 1024 else 4,
             **options,
         )  # fmt: skip
-    return DeviceLogprobs(logprob_N, rank_N, top_ids_NL, top_logprobs_NL)
+    return DeviceLogprobs(logprob_R, rank_R, top_ids_RL, top_logprobs_RL)
 
 
 @triton.jit
@@ -63,7 +70,8 @@ def score_kernel(
     logits_ptr, token_ptr, tile_max_ptr, tile_sum_ptr, tile_count_ptr, V, logits_stride, TILE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (J, N): each tile's largest logit, Σ exp(x - largest), and how many lie above the chosen token's."""
+    """Find each tile's largest logit, Σ exp(x - largest), and how many logits lie above the chosen token's. Grid (J,
+    R)."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i = tile * TILE + tl.arange(0, TILE)
     if PDL:
@@ -85,7 +93,7 @@ def combine_kernel(
     logits_ptr, token_ptr, tile_max_ptr, tile_sum_ptr, tile_count_ptr, logprob_ptr, total_ptr, rank_ptr, J,
     logits_stride, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N,): logprob_N, rank_N and total_N, the logarithm of Σ exp(x)."""
+    """Write logprob_R, rank_R, and total_R, the logarithm of Σ exp(x). Grid (R,)."""
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, TILES)
     if PDL:
@@ -107,9 +115,10 @@ def top_kernel(
     logits_ptr, tile_max_ptr, total_ptr, top_id_ptr, top_logprob_ptr, V, J, L, logits_stride, TILE: tl.constexpr,
     TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N,): ids and logprobs of the row's L likeliest, the smaller id first where they tie.
+    """Write ids and logprobs of the row's L likeliest tokens, the smaller id first where they tie. Grid (R,).
 
-    One after the other: the largest of the tiles' maxima, then its tile again for what is left of that.
+    They are found one after the other: the largest of the tiles' maxima, then a second look at its tile for what is
+    left.
     """
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, TILES)

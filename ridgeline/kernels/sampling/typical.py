@@ -1,11 +1,16 @@
-"""Rows some of which ask for typical-p (Meister et al., "Locally typical sampling", arXiv 2202.00666): one program each
-finds all its row's thresholds exactly and leaves what stays for a draw without filters.
+"""Filters for batches in which some row asks for typical-p (Meister et al., "Locally typical sampling", arXiv
+2202.00666). One program per row finds all the row's thresholds exactly and leaves the tokens that stay, for a draw
+without filters.
 
-A token's information less the entropy is how far its logit lies from the mean logit, weighted by probability, since
-both begin with the same normalizer. So the tokens to keep are those nearest to that mean, and the distance that keeps
-enough is bisected on its bits, as the other thresholds are.
+A token's information less the entropy equals the distance of its logit from the mean logit, weighted by probability,
+since both contain the same normalizer. So the tokens to keep are those nearest to that mean. The distance that keeps
+enough is found by bisection on its bits, as the other thresholds are.
 
-Legend: N rows, V vocabulary, J tiles of a row, B tokens looked at together.
+Legend:
+    R  rows
+    V  vocabulary
+    J  tiles of a row
+    T  tokens that are looked at together
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.sampling.draw import LEAST, bits_per_logit
 from ridgeline.kernels.sampling.finish import _key, _mass, _number, _read, _search
 
-INFINITY = tl.constexpr(0x7F800000)  # bits of a float32
+INFINITY = tl.constexpr(0x7F800000)  # the bits of inf as a float32
 
 
 @triton.jit
@@ -42,8 +47,8 @@ def typical_kernel(
     MANY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (N,): kept_NV float32, the adjusted logits (`source`) with -inf for what top-k, top-p, min-p, typical-p take
-    away. Greedy rows stay as they are."""
+    """Write kept_RV: float32, the adjusted logits (`source`) with -inf for tokens that top-k, top-p, min-p or typical-p
+    removes. Greedy rows stay as they are. Grid (R,)."""
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, TILES)
     if PDL:
@@ -80,51 +85,51 @@ def typical_kernel(
             low, high = tl.where(enough, low, middle), tl.where(enough, middle, high)
         reach = high
     for start in range(0, V, MANY):
-        x_B, id_B = _read(row_ptr, start, V, MANY, True)
-        stays_B = _stays(x_B, id_B, threshold, last, min_p, top, scale, SHIFT) & (
-            _distance(x_B, mean, top, scale) <= reach
+        x_T, id_T = _read(row_ptr, start, V, MANY, True)
+        stays_T = _stays(x_T, id_T, threshold, last, min_p, top, scale, SHIFT) & (
+            _distance(x_T, mean, top, scale) <= reach
         )
-        kept_B = tl.where(stays_B, x_B, float("-inf"))
-        tl.store(kept_ptr + id_B, tl.where(random, kept_B, x_B), mask=id_B < V)
+        kept_T = tl.where(stays_T, x_T, float("-inf"))
+        tl.store(kept_ptr + id_T, tl.where(random, kept_T, x_T), mask=id_T < V)
 
 
 @triton.jit
-def _stays(x_B, id_B, threshold, last, min_p, top, scale, SHIFT: tl.constexpr):
-    """Whether tokens pass the filters before typical-p."""
-    key_B = _key(x_B, SHIFT)
-    inside_B = (key_B > threshold) | ((key_B == threshold) & (id_B <= last))
-    return inside_B & (x_B >= LEAST) & (tl.exp2((x_B - top) * scale) >= min_p)
+def _stays(x_T, id_T, threshold, last, min_p, top, scale, SHIFT: tl.constexpr):
+    """Return True for tokens that pass the filters before typical-p."""
+    key_T = _key(x_T, SHIFT)
+    inside_T = (key_T > threshold) | ((key_T == threshold) & (id_T <= last))
+    return inside_T & (x_T >= LEAST) & (tl.exp2((x_T - top) * scale) >= min_p)
 
 
 @triton.jit
-def _distance(x_B, mean, top, scale):
-    """From the mean, as bits of a float32, which are in the order of what they stand for."""
-    return tl.abs((x_B - top) * scale - mean).to(tl.int32, bitcast=True)
+def _distance(x_T, mean, top, scale):
+    """Return the distance from the mean as the bits of a float32, which have the order of the distances."""
+    return tl.abs((x_T - top) * scale - mean).to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def _mean_bits(row_ptr, V, threshold, last, min_p, top, scale, SHIFT: tl.constexpr, B: tl.constexpr):
-    """Expected (x - top) · scale of what stays."""
-    weight_B = tl.zeros((B,), tl.float32)
-    sum_B = tl.zeros((B,), tl.float32)
-    for start in range(0, V, B):
-        x_B, id_B = _read(row_ptr, start, V, B, True)
-        bits_B = (x_B - top) * scale
-        w_B = tl.where(_stays(x_B, id_B, threshold, last, min_p, top, scale, SHIFT), tl.exp2(bits_B), 0.0)
-        weight_B += w_B
-        sum_B += tl.where(w_B > 0, w_B * bits_B, 0.0)
-    return tl.sum(sum_B, axis=0) / tl.sum(weight_B, axis=0)
+def _mean_bits(row_ptr, V, threshold, last, min_p, top, scale, SHIFT: tl.constexpr, T: tl.constexpr):
+    """Return the expected (x - top) · scale of the tokens that stay."""
+    weight_T = tl.zeros((T,), tl.float32)
+    sum_T = tl.zeros((T,), tl.float32)
+    for start in range(0, V, T):
+        x_T, id_T = _read(row_ptr, start, V, T, True)
+        bits_T = (x_T - top) * scale
+        w_T = tl.where(_stays(x_T, id_T, threshold, last, min_p, top, scale, SHIFT), tl.exp2(bits_T), 0.0)
+        weight_T += w_T
+        sum_T += tl.where(w_T > 0, w_T * bits_T, 0.0)
+    return tl.sum(sum_T, axis=0) / tl.sum(weight_T, axis=0)
 
 
 @triton.jit
 def _mass_within(
-    reach, mean, row_ptr, V, threshold, last, min_p, top, scale, SHIFT: tl.constexpr, B: tl.constexpr
+    reach, mean, row_ptr, V, threshold, last, min_p, top, scale, SHIFT: tl.constexpr, T: tl.constexpr
 ):  # fmt: skip
-    """Of what stays and lies no farther from the mean; in fixed point."""
-    mass_B = tl.zeros((B,), tl.int64)
-    for start in range(0, V, B):
-        x_B, id_B = _read(row_ptr, start, V, B, True)
-        inside_B = _stays(x_B, id_B, threshold, last, min_p, top, scale, SHIFT)
-        inside_B = inside_B & (_distance(x_B, mean, top, scale) <= reach)
-        mass_B += tl.where(inside_B, _mass(x_B, top, scale), 0)
-    return tl.sum(mass_B, axis=0)
+    """Return the mass, in fixed point, of the tokens that stay and lie at most `reach` from the mean."""
+    mass_T = tl.zeros((T,), tl.int64)
+    for start in range(0, V, T):
+        x_T, id_T = _read(row_ptr, start, V, T, True)
+        inside_T = _stays(x_T, id_T, threshold, last, min_p, top, scale, SHIFT)
+        inside_T = inside_T & (_distance(x_T, mean, top, scale) <= reach)
+        mass_T += tl.where(inside_T, _mass(x_T, top, scale), 0)
+    return tl.sum(mass_T, axis=0)

@@ -1,10 +1,20 @@
-"""What a step does beside the network: inputs from the slots before it, slots advanced and the outcome posted after it.
+"""A step's work beside the network: inputs are made from the slots before it; after it slots advance and the outcome is
+posted.
 
 The ops read nothing back and depend on shapes alone, so they can be captured with the step. Rows and tokens may be
-padded: rows beyond the batch name a stopped slot that no request uses, and have tokens or none; tokens beyond the last
-row's belong to nobody.
+padded. Rows beyond the batch name a stopped slot that no request uses, and have tokens or none. Tokens behind the last
+row's belong to no row.
 
-Legend: T tokens, R rows, S slots, G cache groups, C columns of a block table, E stop ids of a slot, V vocabulary.
+Legend:
+    T  tokens
+    R  rows
+    S  slots
+    A  cache groups
+    C  columns of a block table
+    E  stop ids of a slot
+    V  vocabulary
+    Q  outcomes that the ring keeps
+    O  octets (bytes) of an outcome, or of a row of the ring
 """
 
 from __future__ import annotations
@@ -19,15 +29,16 @@ from ridgeline.core.cache_layout import NULL_BLOCK
 from ridgeline.core.plan import Finish
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 
-HEADER = 8  # bytes of a ring's row before the outcome
+HEADER = 8  # bytes before the outcome in a row of the ring, which hold the turn
 
 
 class StepInputs(NamedTuple):
-    """token_ids_T, positions_T, places_GT, kv_len_R and last_R are int64; active_R is bool."""
+    """The inputs of the network. token_ids_T, positions_T, places_AT, kv_len_R and last_R are int64;
+    active_R is bool."""
 
     token_ids_T: Tensor
     positions_T: Tensor
-    places_GT: Tensor
+    places_AT: Tensor
     kv_len_R: Tensor
     last_R: Tensor
     active_R: Tensor
@@ -40,16 +51,18 @@ def step_inputs(
     kv_len_S: Tensor,
     last_token_S: Tensor,
     stopped_S: Tensor,
-    block_tables_GSC: Tensor,
+    block_tables_ASC: Tensor,
     block_size: int,
 ) -> StepInputs:
-    """Row r owns tokens start_R1[r] … start_R1[r + 1] - 1 and goes on where its slot's cache ends.
+    """Make a step's inputs from its rows and their slots.
 
-    slots_R, start_R1, override_T, stopped_S: int32. A token's id is its override; where that is negative, the slot's
-    last token. place = block * block_size + offset by each group's block table (int32, whose columns lie side by side).
-    kv_len_R: tokens cached after it, last_R: its last token; 0 for rows without tokens. Stopped rows write to the null
-    block, from position 0, and have kv_len 1, so that their attention stays defined. Tokens of no row: token 0,
-    position 0, place 0.
+    Row r owns tokens start_R1[r] … start_R1[r + 1] - 1, and continues where its slot's cache ends. A token's id is its
+    override, or the slot's last token if that is negative. place = block * block_size + offset, by each group's block
+    table. slots_R, start_R1, override_T, stopped_S and the block tables (whose columns are contiguous) are int32.
+
+    Of the results, kv_len_R is the number of cached tokens after the step and last_R the row's last token; both are 0
+    for rows without tokens. Stopped rows write to the null block, from position 0, and have kv_len 1, so that their
+    attention stays defined. Tokens of no row get token 0, position 0 and place 0.
     """
     slots_R = slots_R.long()
     starts_R, counts_R = start_R1[:-1].long(), start_R1.diff().long()
@@ -61,12 +74,12 @@ def step_inputs(
     live_T = owned_T & active_R[row_T]
     positions_T = torch.where(live_T, length_R[row_T] + token_T - starts_R[row_T], 0)
     given_T = torch.where(override_T >= 0, override_T.long(), last_token_S[slots_R[row_T]])
-    block_GT = torch.where(live_T, block_tables_GSC[:, slots_R[row_T], positions_T // block_size], NULL_BLOCK)
+    block_AT = torch.where(live_T, block_tables_ASC[:, slots_R[row_T], positions_T // block_size], NULL_BLOCK)
     kv_len_R = torch.where(active_R, length_R + counts_R, 1)
     return StepInputs(
         torch.where(owned_T, given_T, 0),
         positions_T,
-        block_GT.long() * block_size + positions_T % block_size,
+        block_AT.long() * block_size + positions_T % block_size,
         torch.where(counts_R > 0, kv_len_R, 0),
         torch.where(counts_R > 0, starts_R + counts_R - 1, 0),
         active_R,
@@ -88,12 +101,14 @@ def step_advance(
     out_token_R: Tensor,
     out_finish_R: Tensor,
 ) -> None:
-    """Take the tokens drawn into the slots, find who has finished; in place.
+    """Take the drawn tokens into the slots, and find the rows that have finished; in place.
 
-    A row emits if it is active and samples_R (bool) says so: out_token_R (int32) is its token, else -1; out_finish_R
-    (int8) its `Finish` code: NAN if there is none (-1), STOP if the token is one of its stop ids (-1: unused), else
-    LENGTH once the slot holds max_len tokens, the new one included. kv_len_R, active_R: of `step_inputs`. Rows that
-    are not active change nothing.
+    A row emits a token if it is active and samples_R (bool) says so. Rows that are not active change nothing. kv_len_R
+    and active_R are those of `step_inputs`.
+
+    out_token_R: int32, the row's token, or -1.
+    out_finish_R: int8, the row's `Finish` code: NAN if no token could be drawn (-1), STOP if the token is one of its
+        stop ids (-1: unused), else LENGTH if the slot now holds max_len tokens, the new one included.
     """
     slots_R, token_R = slots_R.long(), token_R.long()
     emits_R = active_R & samples_R
@@ -114,21 +129,24 @@ def step_advance(
         output_count_SV.index_put_((slots_R, torch.where(drawn_R, token_R, 0)), counted_R, accumulate=True)
 
 
-def step_post(packed_B: Tensor, ring_KW: Tensor, turn_1: Tensor) -> None:
-    """Write the turn (int64) and then the outcome's bytes to row turn % K of a ring on the host; count the turn.
+def step_post(packed_O: Tensor, ring_QO: Tensor, turn_1: Tensor) -> None:
+    """Write the turn (int64) and then the outcome's bytes to row turn % Q of a ring on the host, and count the turn.
 
-    All uint8 but turn_1, which is int64. The ring is page-locked where the outcome is on a GPU.
+    turn_1 is int64, the others are uint8. The ring is page-locked if the outcome is on a GPU.
     """
     turn = int(turn_1)
-    row_W = ring_KW[turn % len(ring_KW)]
-    row_W[:HEADER].view(torch.int64).fill_(turn)
-    row_W[HEADER : HEADER + len(packed_B)].copy_(packed_B)
+    row_O = ring_QO[turn % len(ring_QO)]
+    row_O[:HEADER].view(torch.int64).fill_(turn)
+    row_O[HEADER : HEADER + len(packed_O)].copy_(packed_O)
     turn_1 += 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Tokens of each row (None: of a row whose slot is stopped, with one token), padding, cache groups."""
+    """A case for tests.
+
+    counts: the tokens of each row; None is a row of one token whose slot is stopped.
+    """
 
     counts: tuple[int | None, ...]
     padded_rows: int = 0
@@ -139,7 +157,8 @@ class Case:
     stop_ids: int = 8
 
     def tables(self, device: torch.device, seed: int = 0) -> dict[str, Tensor]:
-        """The slots by field, block tables aside: as many as rows, two unused and the dummy, which is the last."""
+        """Return the slots by field, without block tables. There is a slot for each row, two unused slots, and the
+        dummy at the end."""
         generator = torch.Generator().manual_seed(seed)
         slots = len(self.counts) + 3
         numbers = torch.stack(
@@ -162,7 +181,8 @@ class Case:
         }
 
     def inputs(self, device: torch.device, seed: int = 0) -> tuple[dict[str, Tensor], list]:
-        """(tables, arguments of `step_inputs`). Half of the tokens, and all but the first of a row, are overridden."""
+        """Return (tables, arguments of `step_inputs`). Half of the rows' first tokens, and all of their other tokens,
+        are overridden."""
         generator = torch.Generator().manual_seed(seed)
         tables = self.tables(device, seed)
         counts = [1 if count is None else count for count in self.counts] + [0] * self.padded_rows
@@ -175,12 +195,12 @@ class Case:
         single = starts[:-1][torch.tensor(counts) > 0]
         override_T[single[torch.rand(len(single), generator=generator) < 0.5]] = -1
         columns = -(-(100 + max(counts)) // self.block_size)
-        tables_GSC = torch.randint(1, 9999, (self.groups, dummy + 2, columns + 3), generator=generator).int().to(device)
-        tables_GSC = tables_GSC[:, :-1, :columns]  # neither tables nor their rows need lie close to each other
+        tables_ASC = torch.randint(1, 9999, (self.groups, dummy + 2, columns + 3), generator=generator).int().to(device)
+        tables_ASC = tables_ASC[:, :-1, :columns]  # neither tables nor their rows need be contiguous
         slots = torch.tensor(slots_R + [dummy] * self.padded_rows, dtype=torch.int32, device=device)
         names = ("kv_len_S", "last_token_S", "stopped_S")
         return tables, [
-            slots, starts.int().to(device), override_T.to(device), *(tables[n] for n in names), tables_GSC,
+            slots, starts.int().to(device), override_T.to(device), *(tables[n] for n in names), tables_ASC,
             self.block_size,
         ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A step's bookkeeping, one launch on either side of the network. Legend as in op.py."""
+"""A step's bookkeeping, in one launch before the network and two behind it. The legend is that of op.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ridgeline.kernels.step.op import HEADER, StepInputs
 TOGETHER = 4  # rows that a program advances
 
 
-# What is packed into one buffer lies at any multiple of 4 bytes: one compilation serves all.
+# Arguments that are packed into one buffer begin at any multiple of 4 bytes: one compilation serves all alignments.
 _PACKED_INPUTS = ["slots_ptr", "start_ptr", "override_ptr", "token_ids_ptr", "positions_ptr", "places_ptr", "last_ptr"]
 _PACKED_OUTCOME = ["token_ptr", "samples_ptr", "slots_ptr", "out_token_ptr", "out_finish_ptr"]
 
@@ -27,7 +27,8 @@ def _step_inputs(
     num_rows, num_tokens,
     P: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, c) takes every num_programs(1)-th block of row r's tokens; r == num_rows takes those of no row."""
+    """Compute `step_inputs`. Program (r, c) takes every num_programs(1)-th block of row r's tokens, from the c-th on.
+    Programs with r == num_rows take the tokens of no row."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -65,7 +66,7 @@ def _step_inputs(
 
 
 def inputs_config(rows: int, tokens: int) -> tuple[int, int]:
-    """(BLOCK, programs per row): short rows take one small block, a long prompt is shared by several programs."""
+    """Return (BLOCK, programs per row). Short rows take one small block each; several programs share a long prompt."""
     if tokens <= 2 * rows:
         return 32, 1
     return 1024, max(1, min(16, tokens // 1024, 2048 // (rows + 1)))
@@ -78,23 +79,23 @@ def step_inputs(
     kv_len_S: Tensor,
     last_token_S: Tensor,
     stopped_S: Tensor,
-    block_tables_GSC: Tensor,
+    block_tables_ASC: Tensor,
     block_size: int,
 ) -> StepInputs:
-    groups, rows, tokens = len(block_tables_GSC), len(slots_R), len(override_T)
+    groups, rows, tokens = len(block_tables_ASC), len(slots_R), len(override_T)
     by_token = torch.empty(2 + groups, tokens, dtype=torch.int64, device=slots_R.device)
-    token_ids_T, positions_T, places_GT = by_token[0], by_token[1], by_token[2:]
+    token_ids_T, positions_T, places_AT = by_token[0], by_token[1], by_token[2:]
     kv_len_R, last_R = torch.empty(2, rows, dtype=torch.int64, device=slots_R.device)
     active_R = torch.empty(rows, dtype=torch.bool, device=slots_R.device)
     block, programs = inputs_config(rows, tokens)
     _step_inputs[(rows + 1, programs)](
         slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S,
-        block_tables_GSC, *block_tables_GSC.stride()[:2],
-        token_ids_T, positions_T, places_GT, kv_len_R, last_R, active_R,
+        block_tables_ASC, *block_tables_ASC.stride()[:2],
+        token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R,
         rows, tokens, P=block_size, GROUPS=groups, BLOCK=block,
         num_warps=max(1, block // 128), **launch_options(slots_R.device),
     )  # fmt: skip
-    return StepInputs(token_ids_T, positions_T, places_GT, kv_len_R, last_R, active_R)
+    return StepInputs(token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R)
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_PACKED_OUTCOME)
@@ -104,7 +105,8 @@ def _step_advance(
     num_rows, stop_stride, count_stride,
     E: tl.constexpr, STOPS: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows per program; STOPS: power of two that covers the E stop ids. Codes as in `Finish`."""
+    """Compute `step_advance`, ROWS rows per program. STOPS is a power of two that covers the E stop ids. Codes are
+    those of `Finish`."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -162,7 +164,7 @@ def _step_post(
     packed_ptr, ring_ptr, turn_ptr, num_bytes, stride,
     KEPT: tl.constexpr, HEADER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program: its end makes the writes visible to the host."""
+    """Compute `step_post` in one program: its end makes the writes visible to the host."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -173,15 +175,15 @@ def _step_post(
         inside = byte < num_bytes
         tl.store(row_ptr + HEADER + byte, tl.load(packed_ptr + byte, mask=inside, other=0), mask=inside)
     tl.store(row_ptr.to(tl.pointer_type(tl.int64)), turn)
-    tl.debug_barrier()  # every thread has read the turn
+    tl.debug_barrier()  # until every thread has read the turn
     tl.store(turn_ptr, turn + 1)
 
 
-def step_post(packed_B: Tensor, ring_KW: Tensor, turn_1: Tensor) -> None:
-    """As `op.step_post`, without the host knowing the turn."""
+def step_post(packed_O: Tensor, ring_QO: Tensor, turn_1: Tensor) -> None:
+    """Compute `op.step_post`. The host need not know the turn."""
     _step_post[(1,)](
-        packed_B, ring_KW, turn_1, len(packed_B), ring_KW.stride(0),
-        KEPT=len(ring_KW), HEADER=HEADER, BLOCK=512, num_warps=4, **launch_options(packed_B.device),
+        packed_O, ring_QO, turn_1, len(packed_O), ring_QO.stride(0),
+        KEPT=len(ring_QO), HEADER=HEADER, BLOCK=512, num_warps=4, **launch_options(packed_O.device),
     )  # fmt: skip
 
 

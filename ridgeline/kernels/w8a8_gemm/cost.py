@@ -1,4 +1,4 @@
-"""Least work of a linear map of int8 levels by int8 levels."""
+"""The least work of a product of int8 levels by int8 levels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from ridgeline.kernels.gemm.cost import linear_cost
 
 
 def w8a8_linear_cost(tokens: int, inputs: int, outputs: int, *, itemsize: float, bias: bool = False) -> Cost:
-    """As of a linear map with weights of a byte, and a float32 scale per output read."""
+    """Count a linear map with weights of one byte, and a float32 scale per output that is read."""
     least = linear_cost(tokens, inputs, outputs, itemsize=itemsize, weight_itemsize=1, bias=bias)
     return Cost(least.bytes + 4 * outputs, least.flops)

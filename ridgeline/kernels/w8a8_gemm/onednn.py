@@ -1,4 +1,4 @@
-"""By oneDNN's products of 8-bit levels, whose weight is packed once. Legend as in op.py."""
+"""Linear maps by oneDNN's products of 8-bit levels. The weight is packed once. The legend is that of op.py."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from ridgeline.kernels.w8a8_gemm.op import LEVELS, MIDDLE
 
 
 def pack(level_OI: Tensor) -> Tensor:
-    """A weight's levels in oneDNN's layout, which is read as [I, O]."""
+    """Return a weight's levels in oneDNN's layout, which is read as [I, O]."""
     return in_large_pages(torch.ops.onednn.qlinear_prepack(level_OI, None))
 
 
 def w8a8_linear(x_TI: Tensor, level_OI: Tensor, scale_O: Tensor, bias_O: Tensor | None) -> Tensor:
-    """As `op.w8a8_linear`. Levels that are not packed yet are packed for this call alone."""
+    """Compute `op.w8a8_linear`. Levels that are not packed yet are packed for this call alone."""
     packed = level_OI if level_OI.is_mkldnn else pack(level_OI)
     scale_T1 = x_TI.abs().amax(-1, keepdim=True).float().div_(LEVELS)
-    # Rounds halves up: all that is converted is above zero. A row of zeros becomes anything, times a scale of zero
+    # This rounds halves up, since all values are above zero. The levels of a row of zeros are undefined, but its scale
+    # is zero.
     level_TI = (x_TI.float() / scale_T1).add_(MIDDLE + 0.5).to(torch.uint8)
     y_TO = torch.ops.onednn.qlinear_pointwise(
         level_TI, 1.0, MIDDLE, packed, scale_O, _zeros(len(scale_O)), None, 1.0, 0, torch.float32, "none", [], ""
@@ -31,5 +32,5 @@ def w8a8_linear(x_TI: Tensor, level_OI: Tensor, scale_O: Tensor, bias_O: Tensor 
 
 @cache
 def _zeros(outputs: int) -> Tensor:
-    """What zero is among the levels of every row."""
+    """Return the level that stands for zero in each output's weights: 0."""
     return torch.zeros(outputs, dtype=torch.int64)

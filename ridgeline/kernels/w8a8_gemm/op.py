@@ -1,7 +1,11 @@
-"""Linear map of int8 levels by int8 levels: the weight's rows were rounded before, each token is rounded as it comes.
+"""A linear map of int8 levels by int8 levels. The weight's rows are rounded beforehand, each token when it arrives.
 
 The method is LLM.int8()'s row-wise quantization (Dettmers et al., arXiv 2208.07339) without its outlier columns.
-Legend: T tokens, I inputs, O outputs.
+
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
 """
 
 from __future__ import annotations
@@ -13,16 +17,19 @@ from torch import Tensor
 
 from ridgeline.kernels.op import Implementation, Op, Platform
 
-LEVELS = 127  # to either side of zero
-MIDDLE = 128  # what zero is among unsigned levels, which is how oneDNN wants activations
+LEVELS = 127  # levels to either side of zero
+MIDDLE = 128  # the unsigned level that stands for zero; oneDNN takes activations as unsigned levels
 
 
 def w8a8_linear(x_TI: Tensor, level_OI: Tensor, scale_O: Tensor, bias_O: Tensor | None) -> Tensor:
-    """level(x) · levelᵀ · scale(x) · scale + bias: [T, O] in the dtype of `x_TI`; sums of levels are exact.
+    """Return level(x) · levelᵀ · scale(x) · scale + bias: [T, O] in the dtype of `x_TI`. Sums of levels are exact.
 
-    level_OI: int8, or what `onednn.pack` makes of it. scale_O: float32. A token's scale is its own largest magnitude
-    over LEVELS, so that no token depends on others; halves (as a float32 around MIDDLE tells them) are rounded up. A
-    token of zeros gives zeros, one with a NaN or an infinity nothing finite.
+    level_OI: int8, or the result of `onednn.pack`.
+    scale_O: float32.
+
+    A token's scale is its own largest magnitude over LEVELS, so no token depends on others. Halves are rounded up
+    (computed in float32 around MIDDLE). A token of zeros gives zeros; a token with a NaN or an infinity gives nothing
+    finite.
     """
     weight_OI = level_OI.to_dense().T if level_OI.is_mkldnn else level_OI
     scale_T1 = x_TI.abs().amax(-1, keepdim=True).float() / LEVELS
@@ -34,6 +41,8 @@ def w8a8_linear(x_TI: Tensor, level_OI: Tensor, scale_O: Tensor, bias_O: Tensor 
 
 @dataclass(frozen=True)
 class Case:
+    """A case for tests and benchmarks."""
+
     tokens: int
     in_width: int
     out_width: int
@@ -42,7 +51,7 @@ class Case:
     def inputs(
         self, dtype: torch.dtype, device: torch.device, seed: int = 0
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Scales such that outputs have a standard deviation of about one."""
+        """Return random inputs, with scales such that outputs have a standard deviation of about one."""
         generator = torch.Generator(device).manual_seed(seed)
         levels = torch.randint(-LEVELS, LEVELS + 1, (self.out_width, self.in_width), generator=generator, device=device)
         scale_O = (0.5 + torch.rand(self.out_width, generator=generator, device=device)) / LEVELS
@@ -63,7 +72,8 @@ CASES = (
 
 
 def has_vnni(platform: Platform) -> bool:
-    """On a CPU where sums of products of 8-bit numbers are exact and fast, with torch's function for them."""
+    """Return True on a CPU that adds up products of 8-bit numbers exactly and fast, if torch has a function
+    for them."""
     if platform.device_type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     return torch.cpu._is_vnni_supported() and hasattr(torch.ops.onednn, "qlinear_pointwise")

@@ -1,8 +1,8 @@
-"""The pool of memory behind all cache groups, as views that layers read and write.
+"""The pool of memory of all cache groups, as views that layers read and write.
 
 Legend:
     N  block ids, as `core.cache_layout` counts them
-    U  bytes of a unit
+    W  words of a unit, of 8 bytes or of 1
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.plan import CopyBlocks
 from ridgeline.worker.upload import staging
 
-COPIED_AT_ONCE = 32 << 20  # bytes: what is read lies beside the cache until it is written
+COPIED_AT_ONCE = 32 << 20  # bytes that lie beside the cache between the read and the write of a copy
 
 
 class StateMemory:
-    """What a row does not see may hold anything, NaN included, and never shows in its output: every op that reads state
-    keeps to that. So blocks are handed from one request to the next as they are, and nothing need be zeroed; it is,
+    """The memory of all layers' state.
+
+    Memory that a row does not see may hold anything, NaN included, and must not affect the row's output: every op that
+    reads state guarantees this. So blocks pass from one request to the next as they are. The memory is zeroed only
     once, so that equal runs have equal memory.
     """
 
@@ -32,8 +34,8 @@ class StateMemory:
         self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
     def view(self, group: int, index: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        """The units of the group's `index`-th layer by block id: [N, *shape]. Ids that are none of the group's blocks
-        name bytes that overlap those of others."""
+        """Return the units of the group's `index`-th layer by block id: [N, *shape]. An id that is not one of the
+        group's blocks names bytes that overlap those of other blocks."""
         layout, size = self.layout, dtype.itemsize
         start = index * layout.num_pages * layout.slab_bytes
         unit, step = prod(shape) * size, layout.step_bytes[group]
@@ -42,7 +44,7 @@ class StateMemory:
         return self._bytes.view(dtype).as_strided((ids, *shape), (step // size, *inner), start // size)
 
     def copy(self, copies: Sequence[CopyBlocks]) -> None:
-        """Blocks onto others, in every layer of their group."""
+        """Copy blocks onto others, in every layer of their group."""
         for group, sources, targets in copies:
             layers = range(len(self.layout.groups[group].layers))
             places = [
@@ -54,6 +56,6 @@ class StateMemory:
             places_2N = staged.to(self._bytes.device, non_blocking=True).long().view(2, -1)
             unit = self.layout.unit_bytes[group]
             words = torch.int64 if unit % 8 == self.layout.step_bytes[group] % 8 == 0 else torch.uint8
-            units_NU = self.view(group, 0, words, (unit // words.itemsize,))
+            units_NW = self.view(group, 0, words, (unit // words.itemsize,))
             for sources_N, targets_N in places_2N.split(max(1, COPIED_AT_ONCE // unit), dim=1):
-                units_NU.index_copy_(0, targets_N, units_NU.index_select(0, sources_N))
+                units_NW.index_copy_(0, targets_N, units_NW.index_select(0, sources_N))

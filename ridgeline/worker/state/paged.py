@@ -6,6 +6,7 @@ Legend:
     P  tokens per block
     D  head width
     T  tokens of the step
+    R  rows
     H  query heads
     X  (H + 2 G) D, columns of the fused projection
     S  slots
@@ -27,10 +28,11 @@ from ridgeline.worker.state.states import DeviceRows
 
 
 class PagedKV:
-    """A `GroupState`: writes the step's keys and values, then attends to all that is cached.
+    """A `GroupState` that writes the step's keys and values, then attends to all that is cached.
 
-    A GPU reads a block head by head, so a head's tokens lie together there. A CPU copies whole blocks beside each other
-    before it attends: with a token's heads together, that gives the keys of all heads without a transposition.
+    A GPU reads a block head by head, so there a head's tokens lie together. A CPU copies whole blocks beside each other
+    before it attends, so there a token's heads lie together: the copy then has the keys of all heads without a
+    transposition.
     """
 
     batch: RaggedBatch
@@ -38,7 +40,7 @@ class PagedKV:
 
     def __init__(self, memory: StateMemory, group: int, model: ModelSpec, dtype: torch.dtype, ops: Ops) -> None:
         own, spec = memory.layout.groups[group], memory.layout.groups[group].spec
-        mixer = model.layers[own.layers[0]].mixer  # of a group's layers one stands for all
+        mixer = model.layers[own.layers[0]].mixer  # the group's first layer stands for all of its layers
         assert isinstance(spec, KVSpec)
         assert isinstance(mixer, AttentionSpec)
         self.ops, self._mixer = ops, mixer
@@ -82,13 +84,13 @@ class PagedKV:
 
 
 class PagedLayer:
-    """One layer's keys and values, a `layers.attention.Attends`."""
+    """The keys and values of one layer, a `layers.attention.Attends`."""
 
     def __init__(self, group: PagedKV, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor) -> None:
         self._group, self._k, self._v = group, k_cache_NGPD, v_cache_NGPD
 
     def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
-        """[T, H * D]."""
+        """Return the attended heads, [T, H * D]."""
         group, spec = self._group, heads.spec
         batch, ops = group.batch, group.ops
         projected = (
@@ -96,7 +98,7 @@ class PagedLayer:
             heads.q_norm_D,
             heads.k_norm_D,
             heads.eps,
-            heads.cos_sin_PR,
+            heads.cos_sin_ZY,
             positions_T,
             self._k,
             self._v,

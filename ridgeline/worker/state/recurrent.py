@@ -1,7 +1,7 @@
-"""States of one size that every token replaces by the next.
+"""States of constant size that every token replaces by the next.
 
-A step reads a row's state from the block of the last token before it and leaves the new one in the block of its own
-last token. All rows read before any writes, so a block may be read by one row and belong to another.
+A step reads a row's state from the block of the last token before it, and leaves the new state in the block of its own
+last token. All rows read before any row writes, so one row may read a block that belongs to another.
 
 Legend:
     N  block ids
@@ -27,9 +27,13 @@ from ridgeline.worker.state.states import DeviceRows
 
 
 class Turns(NamedTuple):
-    """Where the step's rows go. start_R1: first token of each, then their number. reads_R, writes_R: block ids, int64;
-    rows that the device has stopped, and rows without tokens, write to the null block. fresh_R: bool, rows that begin
-    with zeros."""
+    """The blocks that the step's rows read and write.
+
+    start_R1: the first token of each row, then the number of tokens.
+    reads_R, writes_R: block ids, int64. Rows that the device has stopped, and rows without tokens, write to the null
+        block.
+    fresh_R: bool, rows whose state begins with zeros.
+    """
 
     start_R1: Tensor
     reads_R: Tensor
@@ -38,7 +42,7 @@ class Turns(NamedTuple):
 
 
 class Recurrent:
-    """A `GroupState`."""
+    """A `GroupState` for recurrent states."""
 
     turns: Turns
 
@@ -51,7 +55,7 @@ class Recurrent:
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         size = self._block_size
-        before_R = rows.kv_len_R - rows.start_R1.diff()  # tokens whose state there is; below 1 for stopped rows
+        before_R = rows.kv_len_R - rows.start_R1.diff()  # tokens before the step; below 1 for stopped rows
         column_R = (before_R - 1).clamp(min=0) // size
         writes_R = torch.where(rows.kv_len_R > 0, place_T[rows.last_R] // size, NULL_BLOCK)
         reads_R = block_table_SC[rows.slots_R.long(), column_R].long()
@@ -62,7 +66,7 @@ class Recurrent:
 
 
 class RecurrentLayer:
-    """One layer's states, [N, …] in `states_N`; `turns` says which of them a kernel reads and writes."""
+    """The states of one layer, `states_N` [N, …]. `turns` says which of them a kernel reads and writes."""
 
     def __init__(self, group: Recurrent, states_N: Tensor) -> None:
         self._group, self.states_N = group, states_N
@@ -72,11 +76,11 @@ class RecurrentLayer:
         return self._group.turns
 
     def load(self) -> Tensor:
-        """The rows' states before the step, [R, …]."""
+        """Return the rows' states before the step, [R, …]."""
         turns = self.turns
         fresh_R = turns.fresh_R.view(-1, *[1] * (self.states_N.dim() - 1))
         return self.states_N.index_select(0, turns.reads_R).masked_fill(fresh_R, 0)
 
     def store(self, states_R: Tensor) -> None:
-        """The rows' states after the step, [R, …]."""
+        """Store the rows' states after the step, [R, …]."""
         self.states_N.index_copy_(0, self.turns.writes_R, states_R.to(self.states_N.dtype))

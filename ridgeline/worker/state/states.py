@@ -1,4 +1,11 @@
-"""The state of all layers on one device: memory, and one class for each cache group that knows its kind's operation."""
+"""The state of all layers on one device: the memory, and for each cache group a class that knows its kind's operation.
+
+Legend:
+    R  rows
+    S  slots
+    C  columns of a block table
+    T  tokens of the step
+"""
 
 from __future__ import annotations
 
@@ -26,12 +33,16 @@ KINDS = Registry(
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRows:
-    """A step's rows as the states need them, on the device: slots_R; start_R1 (first token of each row, then their
-    number); kv_len_R (tokens cached after the step, 1 for stopped rows, 0 for rows without tokens); last_R (each row's
-    last token). prefix_4R: which rows share their first blocks, as kernels/attention/cascade.py has it.
+    """A step's rows on the device, as the states need them.
 
-    num_tokens: of the step. tokens_each: how many every row brings, 0 where they differ. num_tokens_R, kv_bound_R: what
-    the host knows of the rows; None inside a captured graph.
+    slots_R: the rows' slots.
+    start_R1: the first token of each row, then the number of tokens.
+    kv_len_R: tokens cached after the step; 1 for stopped rows, 0 for rows without tokens.
+    last_R: each row's last token.
+    num_tokens: the tokens of the step.
+    tokens_each: how many tokens every row runs; 0 if rows differ.
+    prefix_4R: the rows that share their first blocks, in the form of kernels/attention/cascade.py.
+    num_tokens_R, kv_bound_R: the lengths that the host knows; None inside a captured graph.
     """
 
     slots_R: Tensor
@@ -51,15 +62,18 @@ class GroupState(Protocol):
     def __init__(self, memory: StateMemory, group: int, model: ModelSpec, dtype: torch.dtype, ops: Ops) -> None: ...
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
-        """The step to come. place_T: where each token's state goes, block * block_size + offset; in the null block for
-        rows that the device has stopped."""
+        """Prepare for the next step.
+
+        place_T: where each token's state goes, block * block_size + offset. It lies in the null block for rows that the
+            device has stopped.
+        """
 
     def layer(self, index: int) -> Any:
-        """What the group's `index`-th layer calls its operation on."""
+        """Return the object on which the group's `index`-th layer calls its operation."""
 
 
 class States:
-    """The states of all layers; `states[layer]` is what that layer's mixer is given."""
+    """The states of all layers; `states[layer]` is given to that layer's mixer."""
 
     def __init__(
         self, layout: CacheLayout, model: ModelSpec, dtype: torch.dtype, device: torch.device, ops: Ops
@@ -77,10 +91,10 @@ class States:
         return self._layers[layer]
 
     def begin(self, rows: DeviceRows, block_tables: Sequence[Tensor], places: Sequence[Tensor]) -> None:
-        """The step to come. block_tables [S, C], places [T]: one by cache group."""
+        """Prepare for the next step. block_tables [S, C], places [T]: one for each cache group."""
         for group, table_SC, place_T in zip(self.groups, block_tables, places, strict=True):
             group.begin(rows, table_SC, place_T)
 
     def copy(self, copies: Sequence[CopyBlocks]) -> None:
-        """Blocks onto others, in every layer of their group."""
+        """Copy blocks onto others, in every layer of their group."""
         self.memory.copy(copies)
