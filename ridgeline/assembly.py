@@ -75,8 +75,12 @@ def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What is settled before anything is loaded. why: the reason for the dtype. longest: the context that memory has
-    room for, as far as that is known then. captured: decode steps run as CUDA graphs."""
+    """The decisions that are made before anything is loaded.
+
+    why: the reason for the dtype.
+    longest: the context that memory has room for, as far as that is known before the weights are there.
+    captured: decode steps run as CUDA graphs.
+    """
 
     config: LLMConfig
     device: torch.device

@@ -1,4 +1,4 @@
-"""How large steps may be: as configured, smaller for a while after the device ran out of memory."""
+"""The size that steps may have: as configured, smaller for a while after the device ran out of memory."""
 
 from __future__ import annotations
 

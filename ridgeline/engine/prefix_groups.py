@@ -1,4 +1,4 @@
-"""Which decoding rows share their first cache blocks, so that attention can read these once for all of them.
+"""Groups of decoding rows that share their first cache blocks, so that attention can read these once for all of them.
 
 The prefix cache makes requests with a common beginning hold the same blocks, so the ids say it all. They are noted
 once, when a request begins to decode: blocks full then stay as they are while it keeps its slot. Groups are looked for
@@ -66,7 +66,7 @@ class PrefixGroups:
         return tuple(groups)
 
     def _largest(self, slots_R: np.ndarray, count_R: np.ndarray) -> PrefixGroup | None:
-        """Of the groups around one row the one that saves most reads; None if that is too little."""
+        """Return the group around one row that saves most reads; None if that is too little."""
         common_R = self._common(slots_R, count_R, self._typical(slots_R, count_R))
         order_R = np.argsort(-common_R, kind="stable")
         saved_R = np.arange(len(order_R)) * common_R[order_R] * self._block_size

@@ -1,4 +1,4 @@
-"""What is left to do after a plan failed, and who may be to blame.
+"""Failed plans: the work that they leave, and the requests that may be to blame.
 
 Nothing that a failed plan promised is trusted: the plans in flight drain, the blocks they published are withdrawn,
 every running request is preempted and the next plan resets the worker. The requests of the failed plan are suspects

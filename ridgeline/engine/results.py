@@ -1,4 +1,4 @@
-"""What a plan's result does to the requests that ran in it."""
+"""A plan's result: its tokens go to the requests that ran in it, and some of these end."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Results:
     def _settle(
         self, record: InFlight, emitted_R: np.ndarray, tokens_KR: list[list[int]], finish_R: np.ndarray, newest: int
     ) -> None:
-        """What follows from a plan's tokens for the few rows to which something happened."""
+        """Do what follows from a plan's tokens for the few rows to which something happened."""
         seqs, plan, block_size = record.seqs, record.plan, self._running.cache.block_size
         full_R = plan.kv_bound_R % block_size == 0  # a block is full, and its keys are written
         if len(tokens_KR) > 1:

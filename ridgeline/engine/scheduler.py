@@ -6,9 +6,8 @@ advance by one token per plan (or several, `Scheduler`) as one standing set of r
 until the set changes: a steady step costs a few vector operations. Counts are optimistic: the next plan is made before
 the last result is in, and `update` corrects.
 
-When a plan fails, nothing it promised is trusted: the plans in flight drain, the blocks they published are withdrawn,
-every running request is preempted and the next plan resets the worker. The requests of the failed plan are suspects
-and run alone, one per plan, until each has given a token or failed again, which ends that request only.
+`running.py` holds the requests that have slots, `results.py` takes a plan's result apart, and `recovery.py` says what
+happens after a plan has failed.
 
 A guided request is two sequences, the second with the negative prompt (`Sequence.members`). They start, give way and
 end together, reach their last known token in the same plan, and from there on both take the token that the device
@@ -47,9 +46,9 @@ LOOK_AGAIN = 16  # plans after which it is looked again for whom the first waiti
 class Scheduler:
     """The requests of one engine. `schedule` makes plans; `update` takes their results in the same order.
 
-    tokens_each: of a decoding row. More than one: its last token and drafts to verify, and as many may be emitted.
-    Blocks are had for all of them, so a request's cache may come to hold tokens_each - 1 positions more than
-    `max_total_tokens`; steps of more than one token a row share no reading (`cascade`).
+    tokens_each: the tokens of a decoding row. If there are several, they are its last token and drafts to verify, and
+        the row may emit as many. Blocks are taken for all of them, so a request's cache may come to hold
+        tokens_each - 1 positions more than `max_total_tokens`. Such rows do not share reads of keys (`cascade`).
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Scheduler:
         self._waiting.push(seq)
 
     def stats_of(self, request_id: str) -> RequestStats:
-        """Of an unfinished request: so far."""
+        """Return what is known so far of an unfinished request."""
         return self._by_id[request_id].stats()
 
     def abort(self, request_id: str, at_token: int | None = None) -> bool:
@@ -291,7 +290,7 @@ class Scheduler:
         return False
 
     def _chunks(self, members: tuple[Sequence, ...], budget: int) -> list[tuple[Sequence, int]]:
-        """How many tokens of which sequence come next. Each of two keeps its last token until both can have theirs."""
+        """Return how many tokens of which sequence come next. Two keep their last tokens until both can have theirs."""
         starts = [int(self.slots.kv_len[member.slot]) for member in members]
         ends = [len(member.tokens) for member in members]
         whole = sum(ends) - sum(starts) <= budget and ends == list(map(self.cache.chunk_end, starts, ends))

@@ -29,7 +29,7 @@ class WaitingQueue:
         self._refused = seq, free_pages, num_running
 
     def refused(self, seq: Sequence, free_pages: int, num_running: int) -> bool:
-        """Whether `seq` did not fit, and nothing was given back since."""
+        """Return whether `seq` did not fit, and nothing was given back since."""
         if self._refused is None or self._refused[0] is not seq:
             return False
         _, pages_then, running_then = self._refused

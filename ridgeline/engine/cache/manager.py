@@ -1,4 +1,4 @@
-"""What the scheduler asks of the cache: hits, growth, publication, release. Ties pool, prefix index and specs.
+"""The cache as the scheduler sees it: hits, growth, publication, release. It ties pool, prefix index and specs.
 
 Every group follows one rule, given by its spec: a token at position p needs the state from `first_needed(p)` on. It
 says which blocks a window lets go, and where a prefix hit can resume: at n blocks, if the blocks from
@@ -151,7 +151,7 @@ class CacheManager:
         return count, node
 
     def copies(self, seqs: PySequence[Sequence], plan: int) -> tuple[CopyBlocks, ...]:
-        """What `plan`, the first of these sequences, must copy. Later plans may overwrite the sources."""
+        """Return the copies that `plan`, the first of these sequences, must make. Later plans may overwrite the sources."""
         starting = [(seq, seq.cached_tokens // self.block_size) for seq in seqs]
         copies = tuple(
             CopyBlocks(g, tuple(seq.source[g] for seq in seqs), tuple(seq.blocks[g][n] for seq, n in starting))
@@ -199,7 +199,7 @@ class CacheManager:
         return changes
 
     def _lacking(self, group: int, blocks: PySequence[int], end: int) -> range:
-        """Which of the first `end` blocks must still get memory for a step that ends in the last of them."""
+        """Return which of the first `end` blocks must still get memory for a step that ends in the last of them."""
         written = self.specs[group].written(len(blocks), end)
         return range(0) if written and written.start < len(blocks) and blocks[written.start] else written
 
@@ -217,8 +217,8 @@ class CacheManager:
         return changes
 
     def chunk_end(self, start: int, end: int) -> int:
-        """Where a chunk should end that begins at `start` and could go on to `end`: where it leaves a block that is
-        exact, if it can."""
+        """Return where a chunk should end that begins at `start` and could go on to `end`. With exact blocks it ends
+        where it fills one, if it can, so that a point to resume at is left."""
         boundary = end // self.block_size * self.block_size
         return boundary if self._exact and boundary > start else end
 
@@ -342,7 +342,7 @@ class CacheManager:
         return root_hash(seq.request.cache_salt)
 
     def _parent(self, seq: Sequence, n: int) -> Hash:
-        """Of the sequence's block n."""
+        """Return the hash before the sequence's block n."""
         return self._hashes(seq, n)[n - 1] if n else self._root(seq)
 
     def _hashes(self, seq: Sequence, end: int) -> list[Hash]:

@@ -108,7 +108,7 @@ class PrefixIndex:
     # ---- ends -------------------------------------------------------------------------------------------------
 
     def is_covered(self, parent: Hash, tokens: Tokens) -> bool:
-        """Whether an end after `parent` begins with these tokens."""
+        """Return whether an end after `parent` begins with these tokens."""
         ends = self._ends.get(parent, [])
         at = bisect_left(ends, (tokens,))
         return at < len(ends) and ends[at][0][: len(tokens)] == tokens
@@ -126,7 +126,7 @@ class PrefixIndex:
         insort(self._ends.setdefault(node.parent, []), (tokens, node_hash))
 
     def nearest_end(self, parent: Hash, tokens: Tokens) -> tuple[int, Hash | None]:
-        """How many of these tokens after `parent` some end begins with, at most, and that end."""
+        """Return how many of these tokens after `parent` some end begins with, at most, and that end."""
         ends = self._ends.get(parent)
         if not ends:
             return 0, None
