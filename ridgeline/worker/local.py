@@ -159,7 +159,7 @@ class LocalWorker:
             return None
         try:
             return action()
-        except Exception as error:  # whatever it is, it must not end the engine
+        except Exception as error:  # whatever the error is, it must not end the engine
             self._failed_plan = ticket.plan.id
             ticket.error = f"{type(error).__name__}: {error}"
             ticket.out_of_memory = isinstance(error, torch.OutOfMemoryError)
