@@ -145,7 +145,7 @@ def _typical(logits_V: Tensor, typical_p: float) -> Tensor:
     entropy = -(logprob_V.exp() * logprob_V).nansum()
     distance_V = (-logprob_V - entropy).abs()
     nearest, order = distance_V.sort(stable=True)
-    enough = (logprob_V.exp()[order].cumsum(0) < typical_p).sum().clamp(max=len(order) - 1)  # the sum of all may be less
+    enough = (logprob_V.exp()[order].cumsum(0) < typical_p).sum().clamp(max=len(order) - 1)  # all may sum to less
     return distance_V <= nearest[enough]
 
 
