@@ -366,7 +366,7 @@ class StepEvents:
 class Preemption(StrEnum):
     """The reason why a running request lost its slot and its blocks and starts over."""
 
-    BLOCKS = "blocks"  # one before it in order needed them
+    BLOCKS = "blocks"  # a request before it in the order needed its blocks
     PRIORITY = "priority"  # a waiting request outranks it
     RECOVERY = "recovery"  # a step failed, and everything starts over
     NOT_NUMBERS = "not_numbers"  # its scores were NaN; it runs again without the blocks it shared

@@ -52,7 +52,7 @@ class Compilers:
 
     def __init__(self, kernels: KernelSet, processes: int) -> None:
         self._kernels, self._processes = kernels, processes
-        self._children: dict[Path, subprocess.Popen[bytes]] = {}  # by the file that their output goes to
+        self._children: dict[Path, subprocess.Popen[bytes]] = {}  # the file of a process's output → the process
         self._cleanup = ExitStack()
 
     def __enter__(self) -> Compilers:
@@ -108,7 +108,7 @@ class Compilers:
         started = time.perf_counter()
         try:
             done = self.finish(progress)
-        except Exception as error:  # whatever it is, the engine can do without
+        except Exception as error:  # whatever the error is, the engine can do without these kernels
             logger.warning("processes that compile kernels failed; they are compiled on first use (%s)", error)
             return
         if self._children:

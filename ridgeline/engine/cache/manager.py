@@ -151,7 +151,8 @@ class CacheManager:
         return count, node
 
     def copies(self, seqs: PySequence[Sequence], plan: int) -> tuple[CopyBlocks, ...]:
-        """Return the copies that `plan`, the first of these sequences, must make. Later plans may overwrite the sources."""
+        """Return the copies that `plan`, the first of these sequences, must make. Later plans may overwrite the
+        sources."""
         starting = [(seq, seq.cached_tokens // self.block_size) for seq in seqs]
         copies = tuple(
             CopyBlocks(g, tuple(seq.source[g] for seq in seqs), tuple(seq.blocks[g][n] for seq, n in starting))

@@ -119,7 +119,7 @@ def make_schedule(
         schedule.tiles_J4,
         schedule.counts_2,
         schedule.arrivals,
-        cascade.rows_R4 if cascade else schedule.counts_2,  # any pointer: it is not read
+        cascade.rows_R4 if cascade else schedule.counts_2,  # any pointer will do: it is not read
         cascade.items_I3 if cascade else schedule.counts_2,
         num_rows,
         max_items,

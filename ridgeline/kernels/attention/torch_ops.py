@@ -166,7 +166,7 @@ def _alike(spans: Spans, k_cache_NGPD: Tensor) -> list[np.ndarray]:
 
 def _decode_pass(rows: np.ndarray, spans: Spans, table_SC: Tensor, block_size: int, per_kv: int) -> Pass:
     device = table_SC.device
-    everything = len(rows) == len(spans.tokens_R)  # these have one token each, so the step has no other tokens
+    everything = len(rows) == len(spans.tokens_R)  # these rows have one token each, so the step has no other tokens
     first_B, end_B = spans.first_R[rows], spans.end_R[rows]
     base_B = first_B // block_size
     column_BC = base_B[:, None] + np.arange((-(-end_B // block_size) - base_B).max())

@@ -248,7 +248,7 @@ def add_parts(
         part_ED = parts_ptr + (first + start * stride_part + j_E1) * HEAD_DIM + d_1D
         lses, outs = (), ()
         for i in tl.static_range(PARTS):  # unrolled, so that all loads are under way before the first arrives
-            real_E1 = inside_E1 & (j_E1 < (num_parts - start - i) * HEADS)  # all or none
+            real_E1 = inside_E1 & (j_E1 < (num_parts - start - i) * HEADS)  # true for all heads of a part, or for none
             real_ED = real_E1 & (d_1D < HEAD_DIM)
             lse_ptr_E1, out_ptr_ED = part_lse_E1 + i * stride_part, part_ED + i * stride_part * HEAD_DIM
             lse_E1 = tl.load(lse_ptr_E1, mask=real_E1, other=-float("inf"), cache_modifier=".cg")

@@ -81,7 +81,7 @@ def tiles_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0)
     part = tl.program_id(1)
-    COLUMNS: tl.constexpr = ROWS if GATE == "" else ROWS // 2  # of the result
+    COLUMNS: tl.constexpr = ROWS if GATE == "" else ROWS // 2  # columns of the result
     token_T = tl.arange(0, TOKENS)
     local_R = tl.arange(0, ROWS)
     # Rows past the end repeat the last one, so the loads of weights need no mask

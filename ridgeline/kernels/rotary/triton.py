@@ -48,8 +48,8 @@ def _rope_kv(
     in_batch = token < num_tokens
     inside = in_batch & (head < tl.where(is_q, H, G))
     column = head + tl.where(is_q, 0, tl.where(is_v, H + G, H))
-    # Offsets of full shape even where all heads load the same (angles, weights): every load then gets one layout, and
-    # nothing moves between threads. The repeated loads hit the first-level cache.
+    # Offsets have the full shape even where all heads load the same values (angles, weights). Every load then gets the
+    # same layout, and nothing moves between threads. The repeated loads hit the first-level cache.
     half = tl.broadcast_to(tl.arange(0, HALF)[None, :], (TOKENS * HEADS, HALF))
     in_half = inside & (half < y)
     x_ptr = qkv_ptr + token * qkv_stride + column * D

@@ -2,7 +2,7 @@
 
 Legend:
     N  block ids, as `core.cache_layout` counts them
-    W  words of a unit, of 8 bytes or of 1
+    W  words of a unit, of 8 bytes or of 1 byte
 """
 
 from __future__ import annotations
