@@ -36,7 +36,7 @@ class Shape(NamedTuple):
     each: int
 
 
-class StepInputs:
+class DeviceInputs:
     """A step's inputs on the device.
 
     slots_R: the rows' slots.

@@ -25,7 +25,7 @@ from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.graphs import Graph, Graphs, Progress
 from ridgeline.worker.guidance import Guides
-from ridgeline.worker.inputs import Shape, StepInputs
+from ridgeline.worker.inputs import DeviceInputs, Shape
 from ridgeline.worker.mailbox import Letter
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.segments import HostLengths, Outcome, Scores, Segments
@@ -41,7 +41,7 @@ class Forwarded:
     """The output of the forward segment, which the sample segment takes."""
 
     plan: StepPlan
-    inputs: StepInputs
+    inputs: DeviceInputs
     scores: Scores
     graph: Graph | None
     prompt_logprobs: dict[int, DeviceLogprobs]
@@ -81,7 +81,7 @@ class Runner:
         self.segments = Segments(decoder, ops, layout, self.slots)
         self._cascade = cascade
         self._graphs: Graphs | None = None
-        self._inputs: StepInputs | None = None
+        self._inputs: DeviceInputs | None = None
         self._guided: tuple[Rows, int, Guides] | None = None  # the newest guides, with the arguments they were made of
 
     def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None) -> None:
@@ -115,7 +115,7 @@ class Runner:
             self.slots.check(plan.expected)
         self._check_generations(plan)
 
-    def inputs(self, plan: StepPlan) -> StepInputs:
+    def inputs(self, plan: StepPlan) -> DeviceInputs:
         """Return the plan's rows on the device, for a step that runs op by op."""
         if self._inputs is None or not self._inputs.holds(plan):
             rows = plan.rows

@@ -26,7 +26,7 @@ from ridgeline.core.plan import Feature, StepPlan
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.guidance import Guides
-from ridgeline.worker.inputs import Shape, StepInputs
+from ridgeline.worker.inputs import DeviceInputs, Shape
 from ridgeline.worker.mailbox import Mailbox
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.slots import Slots
@@ -105,11 +105,11 @@ class Segments:
         plan: StepPlan | None = None,
         *,
         cascade: bool = False,
-    ) -> StepInputs:
+    ) -> DeviceInputs:
         """Return inputs for a step of this shape. cascade: they name the rows that share their first blocks."""
-        return StepInputs(shape, self.slots.dummy, device, plan, cascade=cascade)
+        return DeviceInputs(shape, self.slots.dummy, device, plan, cascade=cascade)
 
-    def forward(self, inputs: StepInputs, lengths: HostLengths | None = None) -> Scores:
+    def forward(self, inputs: DeviceInputs, lengths: HostLengths | None = None) -> Scores:
         """Run the network and score every row's last token."""
         slots = self.slots
         token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R = self._ops.step_inputs(
@@ -149,7 +149,7 @@ class Segments:
 
     def sample(
         self,
-        inputs: StepInputs,
+        inputs: DeviceInputs,
         scores: Scores,
         features: Feature,
         guides: Guides | None = None,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.gemm.choose import Rows, Tiles, choose
+from ridgeline.kernels.gemm.choose import RowsPlan, Tiles, choose
 from ridgeline.kernels.gemm.cost import norm_linear_cost
 from ridgeline.kernels.gemm.op import CASES, LINEAR, NORM_CASES, NORM_LINEAR, Case, NormCase
 from ridgeline.kernels.norm.op import rms_norm
@@ -32,12 +32,12 @@ DEVICES = [
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HALF_DTYPES = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]  # the interpreter is slow
 CUTS = [
-    Rows(rows=1, tokens=1, block=256, warps=1),
-    Rows(rows=2, tokens=4, block=1024, warps=4),
-    Rows(rows=4, tokens=2, block=512, warps=2),
-    Rows(rows=2, tokens=2, block=256, warps=1, depth=3),
-    Rows(rows=4, tokens=1, block=1024, warps=4, programs=2),
-    Rows(rows=2, tokens=2, block=1024, warps=2, programs=1),
+    RowsPlan(rows=1, tokens=1, block=256, warps=1),
+    RowsPlan(rows=2, tokens=4, block=1024, warps=4),
+    RowsPlan(rows=4, tokens=2, block=512, warps=2),
+    RowsPlan(rows=2, tokens=2, block=256, warps=1, depth=3),
+    RowsPlan(rows=4, tokens=1, block=1024, warps=4, programs=2),
+    RowsPlan(rows=2, tokens=2, block=1024, warps=2, programs=1),
     Tiles(rows=16, tokens=16, block=64, stages=3, warps=4),
     Tiles(rows=64, tokens=16, block=128, stages=4, warps=4),
     Tiles(rows=16, tokens=32, block=32, stages=2, warps=2, split=3),
@@ -52,7 +52,7 @@ def assert_close(got: Tensor, want: Tensor, inputs: int, epsilons: int = 4) -> N
     torch.testing.assert_close(got.double(), want.double(), rtol=4 * eps, atol=epsilons * eps + 4 * inputs * 2.0**-24)
 
 
-def whole_rows(cut: Rows, inputs: int) -> Rows:
+def whole_rows(cut: RowsPlan, inputs: int) -> RowsPlan:
     """`cut`, or with a block that holds whole rows where its programs go around."""
     return replace(cut, block=max(cut.block, 1 << (inputs - 1).bit_length())) if cut.programs else cut
 
@@ -73,14 +73,14 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", [c for c in CASES if c.in_width * c.out_width < 70_000], ids=str)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_every_cut_multiplies(
-    cut: Rows | Tiles, case: Case, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+    cut: RowsPlan | Tiles, case: Case, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case.tokens > cut.tokens:
         case = replace(case, tokens=cut.tokens)
     x_TI, weight_OI, bias_O = case.inputs(dtype, torch.device(device))
     expected = LINEAR.reference(x_TI, weight_OI, bias_O)
     poisoned(monkeypatch)
-    if isinstance(cut, Rows):
+    if isinstance(cut, RowsPlan):
         y_TO, _ = implementation.launch_rows(
             whole_rows(cut, case.in_width), x_TI, None, None, 0.0, weight_OI, bias_O, None
         )
@@ -94,14 +94,14 @@ def test_every_cut_multiplies(
 @pytest.mark.parametrize("case", NORM_CASES, ids=str)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_every_cut_normalises_or_gates(
-    cut: Rows | Tiles, case: NormCase, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+    cut: RowsPlan | Tiles, case: NormCase, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case.tokens > cut.tokens:
         case = replace(case, tokens=cut.tokens)
     arguments = case.inputs(dtype, torch.device(device))
     expected, expected_s = NORM_LINEAR.reference(*arguments)
     poisoned(monkeypatch)
-    if isinstance(cut, Rows):
+    if isinstance(cut, RowsPlan):
         y_TO, s_TI = implementation.launch_rows(whole_rows(cut, case.in_width), *arguments)
         assert_close(s_TI, expected_s, 1)
     else:
@@ -135,7 +135,7 @@ def test_every_cut_chosen_can_be_launched(norm: bool, gated: bool, shared: int) 
                 sizes = (cut.rows, cut.tokens, cut.block, cut.warps)
                 assert all(size & (size - 1) == 0 for size in sizes)
                 assert cut.tokens >= tokens
-                if isinstance(cut, Rows):
+                if isinstance(cut, RowsPlan):
                     assert cut.block >= 256 * cut.warps  # every thread loads 16 bytes
                     assert cut.block >= inputs or not cut.programs
                 else:

@@ -15,7 +15,7 @@ from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Feature, PrefixGroup, RowKind, Rows, Span, StepPlan
 from ridgeline.worker import graphs
 from ridgeline.worker.graphs import MIXED_TOKENS, Buckets, row_buckets
-from ridgeline.worker.inputs import Shape, StepInputs
+from ridgeline.worker.inputs import DeviceInputs, Shape
 
 DUMMY = 99
 
@@ -66,7 +66,7 @@ def test_row_buckets_end_at_the_most_rows() -> None:
 
 
 def test_inputs_of_a_mixed_step_with_padding() -> None:
-    inputs = StepInputs(Shape(5, 16, 0), DUMMY, torch.device("cpu"))
+    inputs = DeviceInputs(Shape(5, 16, 0), DUMMY, torch.device("cpu"))
     inputs.load(plan([3, 1, 2], {0: [7, 8, 9], 2: [5, 6]}))
     assert inputs.slots_R.tolist() == [10, 11, 12, DUMMY, DUMMY]
     assert inputs.start_R1.tolist() == [0, 3, 4, 6, 6, 6]
@@ -75,32 +75,32 @@ def test_inputs_of_a_mixed_step_with_padding() -> None:
 
 
 def test_inputs_of_a_decode_step_give_padding_rows_a_token() -> None:
-    inputs = StepInputs(Shape(4, 4, 1), DUMMY, torch.device("cpu"))
+    inputs = DeviceInputs(Shape(4, 4, 1), DUMMY, torch.device("cpu"))
     inputs.load(plan([1, 1]))
     assert inputs.slots_R.tolist() == [10, 11, DUMMY, DUMMY]
     assert inputs.start_R1.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_inputs_of_a_mixed_step_of_as_many_tokens_as_rows_give_padding_rows_none() -> None:
-    inputs = StepInputs(Shape(4, 4, 0), DUMMY, torch.device("cpu"))
+    inputs = DeviceInputs(Shape(4, 4, 0), DUMMY, torch.device("cpu"))
     inputs.load(plan([1, 2], {1: [7, 8]}))
     assert inputs.slots_R.tolist() == [10, 11, DUMMY, DUMMY]
     assert inputs.start_R1.tolist() == [0, 1, 3, 3, 3]
 
 
 def test_inputs_of_a_step_of_several_tokens_each_give_padding_rows_as_many() -> None:
-    inputs = StepInputs(Shape(4, 12, 3), DUMMY, torch.device("cpu"))
+    inputs = DeviceInputs(Shape(4, 12, 3), DUMMY, torch.device("cpu"))
     inputs.load(plan([3, 3]))
     assert inputs.slots_R.tolist() == [10, 11, DUMMY, DUMMY]
     assert inputs.start_R1.tolist() == [0, 3, 6, 9, 12]
     for each in (0, 1, 3):  # without a plan: padding only
-        empty = StepInputs(Shape(4, 4 * each or 12, each), DUMMY, torch.device("cpu"))
+        empty = DeviceInputs(Shape(4, 4 * each or 12, each), DUMMY, torch.device("cpu"))
         assert empty.start_R1.tolist() == [0, each, 2 * each, 3 * each, 4 * each]
 
 
 @pytest.mark.parametrize(("each", "tokens"), [(1, [3, 1]), (1, [2, 2]), (3, [3, 2]), (3, [1, 1])])
 def test_inputs_refuse_rows_of_other_numbers_of_tokens(each: int, tokens: list[int]) -> None:
-    inputs = StepInputs(Shape(4, 4 * each, each), DUMMY, torch.device("cpu"))
+    inputs = DeviceInputs(Shape(4, 4 * each, each), DUMMY, torch.device("cpu"))
     with pytest.raises(ContractViolation, match=f"{each} tokens a row"):
         inputs.load(plan(tokens))
 
@@ -110,24 +110,24 @@ def test_inputs_refuse_rows_that_verify_drafts() -> None:
     made = plan([3, 3])
     made = replace(made, rows=replace(made.rows, num_logits_R=np.array([3, 3], np.int32)))
     with pytest.raises(ContractViolation, match="verifies no drafts"):
-        StepInputs(Shape(2, 6, 3), DUMMY, torch.device("cpu"), made)
+        DeviceInputs(Shape(2, 6, 3), DUMMY, torch.device("cpu"), made)
 
 
 def test_inputs_rank_the_rows_of_prefix_groups() -> None:
     steady = plan([1, 1, 1, 1, 1])
     groups = PrefixGroup(np.array([1, 4]), 32), PrefixGroup(np.array([0, 2]), 16)
     steady = replace(steady, rows=replace(steady.rows, prefixes=groups))
-    inputs = StepInputs(Shape(6, 6, 1), DUMMY, torch.device("cpu"), steady, cascade=True)
+    inputs = DeviceInputs(Shape(6, 6, 1), DUMMY, torch.device("cpu"), steady, cascade=True)
     assert inputs.prefix_4R is not None
     assert inputs.prefix_4R[:, [1, 4]].tolist() == [[0, 1], [0, 0], [2, 2], [32, 32]]
     assert inputs.prefix_4R[:, [0, 2]].tolist() == [[2, 3], [2, 2], [4, 4], [16, 16]]
     assert inputs.prefix_4R[3, [3, 5]].tolist() == [0, 0]
     assert inputs.slots_R.tolist() == [10, 11, 12, 13, 14, DUMMY]
-    assert StepInputs(Shape(6, 6, 1), DUMMY, torch.device("cpu"), steady).prefix_4R is None
+    assert DeviceInputs(Shape(6, 6, 1), DUMMY, torch.device("cpu"), steady).prefix_4R is None
 
 
 def test_the_same_rows_are_not_loaded_twice_but_spans_are() -> None:
-    inputs = StepInputs(Shape(2, 2, 1), DUMMY, torch.device("cpu"))
+    inputs = DeviceInputs(Shape(2, 2, 1), DUMMY, torch.device("cpu"))
     steady = plan([1, 1])
     inputs.load(steady)
     assert inputs.holds(steady)
@@ -199,7 +199,7 @@ def test_a_bucket_takes_its_plan_over(tokens: list[int], max_rows: int) -> None:
         made = plan(counts)
         shape = Buckets(max_rows, 2048).find(len(counts), sum(counts), made.rows.tokens_each)
         assert shape is not None
-        inputs = StepInputs(shape, DUMMY, torch.device("cpu"), made)
+        inputs = DeviceInputs(shape, DUMMY, torch.device("cpu"), made)
         starts = inputs.start_R1.tolist()
         assert starts[: len(counts) + 1] == [0, *np.cumsum(counts).tolist()]
         assert starts[-1] <= shape.tokens

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsPlan:
     """A cut of rows.py: `rows` weight rows at once (of each half if gated), `block` inputs of each.
 
     depth: how many blocks are loaded ahead.
@@ -79,11 +79,11 @@ def choose(
     norm: bool = False,
     gated: bool = False,
     hopper: int = 0,
-) -> Rows | Tiles | Stream | None:
+) -> RowsPlan | Tiles | Stream | None:
     """Return the cut for a matrix of `outputs` rows (of each half if gated). None: the library's product is as fast.
 
     shared: bytes of shared memory that a program may have.
-    norm: the op includes a norm. Only `Rows` does that in one kernel.
+    norm: the op includes a norm. Only `RowsPlan` does that in one kernel.
     hopper: the multiprocessors of a Hopper GPU; 0 for other GPUs.
     """
     most = STREAM_TOKENS if hopper else TILES_TOKENS
@@ -93,7 +93,7 @@ def choose(
         return _rows(tokens, inputs, outputs, norm, gated)
     if tokens <= 4 and outputs <= 2048 and inputs <= 4096 and not gated:
         block = max(256, min(_power_of_two(inputs), 2048))
-        return Rows(1 if outputs <= 1024 else 2, 4, block, min(2, block // 256))
+        return RowsPlan(1 if outputs <= 1024 else 2, 4, block, min(2, block // 256))
     if hopper:
         return _stream(tokens, inputs, outputs, gated, hopper)
     tiles = _tiles(max(16, _power_of_two(tokens)), inputs, outputs * (2 if gated else 1))
@@ -102,7 +102,7 @@ def choose(
     return tiles
 
 
-def _rows(tokens: int, inputs: int, outputs: int, norm: bool, gated: bool) -> Rows:
+def _rows(tokens: int, inputs: int, outputs: int, norm: bool, gated: bool) -> RowsPlan:
     """Return the cut for one or two tokens.
 
     Programs of this kernel and the first ones of the next kernel should fit the device together. Small programs leave
@@ -117,28 +117,28 @@ def _rows(tokens: int, inputs: int, outputs: int, norm: bool, gated: bool) -> Ro
     many = outputs >= 32_768  # so many that the start and the end of the kernel do not count
     if block <= 1024:
         if tokens == 2 and gated:
-            return Rows(2, 2, block, min(2, block // 256), programs=6)
-        return Rows(4, tokens, block, 1 if norm and not gated else min(2, block // 256))
+            return RowsPlan(2, 2, block, min(2, block // 256), programs=6)
+        return RowsPlan(4, tokens, block, 1 if norm and not gated else min(2, block // 256))
     if block == 2048:
         if tokens == 1 and not gated and outputs > 1024:
-            return Rows(4 if norm else 2, 1, block, 2)
+            return RowsPlan(4 if norm else 2, 1, block, 2)
         if many:
-            return Rows(4, tokens, block, 4)
-        return Rows(2 if tokens == 2 and gated else 4, tokens, block, 4, programs=2 + tokens)
+            return RowsPlan(4, tokens, block, 4)
+        return RowsPlan(2 if tokens == 2 and gated else 4, tokens, block, 4, programs=2 + tokens)
     if gated:
-        return Rows(2, 1, block, 8) if tokens == 1 else Rows(1, 2, block, 4, programs=3)
-    return Rows(2 * tokens, tokens, block, 8) if many else Rows(4, tokens, block, 8, programs=2)
+        return RowsPlan(2, 1, block, 8) if tokens == 1 else RowsPlan(1, 2, block, 4, programs=3)
+    return RowsPlan(2 * tokens, tokens, block, 8) if many else RowsPlan(4, tokens, block, 8, programs=2)
 
 
-def _long_rows(tokens: int, inputs: int, norm: bool, gated: bool) -> Rows:
+def _long_rows(tokens: int, inputs: int, norm: bool, gated: bool) -> RowsPlan:
     """Return the cut, in blocks, for rows that fill no power of two well."""
     if norm:
-        return Rows(1 if gated else 2, tokens, 1024, 4, depth=4)
+        return RowsPlan(1 if gated else 2, tokens, 1024, 4, depth=4)
     if inputs <= 4096:
-        return Rows(2 // tokens, tokens, 1024, 4, depth=3)
+        return RowsPlan(2 // tokens, tokens, 1024, 4, depth=3)
     if tokens == 2:
-        return Rows(2, 2, 1024, 4, depth=8 if inputs <= 8192 else 4)
-    return Rows(1, 1, 1024, 1, depth=4) if inputs <= 8192 else Rows(1, 1, 2048, 4, depth=3)
+        return RowsPlan(2, 2, 1024, 4, depth=8 if inputs <= 8192 else 4)
+    return RowsPlan(1, 1, 1024, 1, depth=4) if inputs <= 8192 else RowsPlan(1, 1, 2048, 4, depth=3)
 
 
 def _tiles(tokens: int, inputs: int, rows: int) -> Tiles:

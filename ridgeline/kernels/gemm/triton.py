@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from ridgeline.kernels.activation.triton import gated_activation
 from ridgeline.kernels.gemm import torch_ops
-from ridgeline.kernels.gemm.choose import Rows, Stream, Tiles, choose
+from ridgeline.kernels.gemm.choose import RowsPlan, Stream, Tiles, choose
 from ridgeline.kernels.gemm.rows import laps_kernel, rows_kernel
 from ridgeline.kernels.gemm.tiles import tiles_kernel
 from ridgeline.kernels.launch import (
@@ -43,7 +43,7 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     plan = _plan(x_TI, weight_OI)
     if plan is None or not _packed(x_TI) or _needs_gradient(x_TI, weight_OI, bias_O):
         return F.linear(x_TI, weight_OI, bias_O)
-    if isinstance(plan, Rows):
+    if isinstance(plan, RowsPlan):
         return launch_rows(plan, x_TI, None, None, 0.0, weight_OI, bias_O, None)[0]
     return _launch(plan, x_TI, weight_OI, bias_O, None)
 
@@ -61,16 +61,18 @@ def norm_linear(
     if _needs_gradient(x_TI, residual_TI, norm_weight_I, weight_OI, bias_O):
         return torch_ops.norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
     plan = _plan(x_TI, weight_OI, norm=True, gated=gate is not None)
-    if isinstance(plan, Rows) and _packed(x_TI) and _packed(residual_TI):
+    if isinstance(plan, RowsPlan) and _packed(x_TI) and _packed(residual_TI):
         return launch_rows(plan, x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
     n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-    if plan is not None and not isinstance(plan, Rows):
+    if plan is not None and not isinstance(plan, RowsPlan):
         return _launch(plan, n_TI, weight_OI, bias_O, gate), s_TI
     y_TO = linear(n_TI, weight_OI, bias_O)
     return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
 
 
-def _plan(x_TI: Tensor, weight_OI: Tensor, *, norm: bool = False, gated: bool = False) -> Rows | Tiles | Stream | None:
+def _plan(
+    x_TI: Tensor, weight_OI: Tensor, *, norm: bool = False, gated: bool = False
+) -> RowsPlan | Tiles | Stream | None:
     (outputs, inputs), device = weight_OI.shape, x_TI.device
     outputs = outputs // 2 if gated else outputs
     return choose(
@@ -88,7 +90,7 @@ def _launch(plan: Tiles | Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tenso
 
 
 def launch_rows(
-    plan: Rows,
+    plan: RowsPlan,
     x_TI: Tensor,
     residual_TI: Tensor | None,
     norm_weight_I: Tensor | None,
