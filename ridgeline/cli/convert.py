@@ -35,6 +35,7 @@ def convert(
     if dtype != "auto" and dtype not in DTYPES:
         raise InvalidConfig(f"unknown dtype {dtype!r}; known: auto, {', '.join(DTYPES)}.")
     from ridgeline.progress import LoadingBar
+    from ridgeline.text.gguf_export import write_texts
     from ridgeline.weights.convert import convert as work  # imports torch, which takes seconds
     from ridgeline.weights.convert.shards import parse_size
     from ridgeline.weights.folder import resolve_model
@@ -46,7 +47,7 @@ def convert(
             report = work.check(path, bar)
         else:
             kind = None if dtype == "auto" else dtype
-            report = work.convert(path, target, dtype=kind, shard_size=size, progress=bar)
+            report = work.convert(path, target, dtype=kind, shard_size=size, write_texts=write_texts, progress=bar)
     _show(report, target, time.perf_counter() - started, as_json)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.gguf_names import gguf_model_config
 from ridgeline.perf import calibration
 from ridgeline.perf.hardware import Hardware, find
 from ridgeline.perf.precision import precision
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.gguf_names import gguf_model_config
 
 
 def read_config(model: str) -> ModelConfig:

@@ -21,11 +21,11 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.norm import Norm
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.gguf_names import ROPE_FACTORS, gguf_model_config, gguf_weights
 from ridgeline.weights.checkpoint import LOADABLE, StoredTensor, open_checkpoint
 from ridgeline.weights.folder import resolve_model as resolve_model
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.gguf_names import ROPE_FACTORS, gguf_model_config, gguf_weights
 from ridgeline.weights.transfer import fill
 
 Progress = Callable[[str, float], None]

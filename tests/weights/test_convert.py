@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig, ModelLoadError, RidgelineError
+from ridgeline.text.gguf_export import write_texts
 from ridgeline.weights.convert.convert import check, convert
 from ridgeline.weights.convert.shards import parse_size
 from tests import gguf_files, tiny_models
@@ -33,7 +34,7 @@ def silent(what: str, fraction: float) -> None:
 
 
 def converted(source: Path, target: Path, *, dtype: str | None = None, shard_size: int = 10**9) -> Path:
-    convert(source, target, dtype=dtype, shard_size=shard_size, progress=silent)
+    convert(source, target, dtype=dtype, shard_size=shard_size, write_texts=write_texts, progress=silent)
     return target
 
 

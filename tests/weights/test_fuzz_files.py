@@ -181,7 +181,7 @@ def test_a_tokenizer_that_fails_on_what_was_written_ends_that_completion(
                     "normalizers": [{"type": "Replace", "pattern": {"Regex": "."}, "content": "aaaaaaaaaa"}] * 12,
                 }
             },
-            "normalizer makes",
+            "normalizer turns",
         ),
         (
             {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "CAAAAP//////////"}},

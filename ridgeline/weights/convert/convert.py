@@ -15,16 +15,15 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.models.gguf_names import gguf_config
-from ridgeline.text.gguf_tokenizer import gguf_templates
-from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.convert.check import OpenModel, OpenTensor, Report, check_copies, count_not_finite, open_model
 from ridgeline.weights.convert.shards import Planned, split, write_shards
-from ridgeline.weights.formats.gguf_file import GGUF, is_gguf, read_gguf
+from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.gguf_names import gguf_config
 from ridgeline.weights.loader import stored_shape, stored_view
 
 Progress = Callable[[str, float], None]
+WriteTexts = Callable[[Path, Path], None]  # of a GGUF file, to a folder
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BESIDE = ("*.json", "*.jinja", "*.txt", "*.md", "tokenizer*", "LICENSE*", "additional_chat_templates/*.jinja")
@@ -43,12 +42,22 @@ def check(path: Path, progress: Progress) -> Report:
     return report
 
 
-def convert(source: Path, target: Path, *, dtype: str | None, shard_size: int, progress: Progress) -> Report:
+def convert(
+    source: Path,
+    target: Path,
+    *,
+    dtype: str | None,
+    shard_size: int,
+    write_texts: WriteTexts,
+    progress: Progress,
+) -> Report:
     """Write `source` to the folder `target`, which appears when it is complete, and not at all after an error.
 
-    `dtype` is that of the written weights. Without it they keep theirs, and what was quantized gets the dtype of the
-    file's config. Raise ModelLoadError as `check` does, and InvalidConfig if the target exists or a value does not fit
-    the dtype.
+    write_texts: writes a GGUF file's tokenizer and chat templates.
+    dtype: that of the written weights. Without it they keep theirs, and what was quantized gets the dtype of the file's
+        config.
+
+    Raise ModelLoadError as `check` does, and InvalidConfig if the target exists or a value does not fit the dtype.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidConfig(f"{target} exists already; name a folder that does not.")
@@ -64,7 +73,7 @@ def convert(source: Path, target: Path, *, dtype: str | None, shard_size: int, p
         try:
             write_shards(partial_folder, split(planned, shard_size), _counter(model, progress))
             report.verdict(source)
-            _write_beside(source, partial_folder, dtype)
+            _write_beside(source, partial_folder, dtype, write_texts)
             partial_folder.rename(target)
         except BaseException:
             shutil.rmtree(partial_folder, ignore_errors=True)
@@ -116,13 +125,13 @@ def _cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     return made
 
 
-def _write_beside(source: Path, folder: Path, dtype: str | None) -> None:
+def _write_beside(source: Path, folder: Path, dtype: str | None, write_texts: WriteTexts) -> None:
     """Write config.json, the tokenizer's files and the chat templates."""
     if is_gguf(source):
         gguf = read_gguf(source)
         config = gguf_config(gguf)
         if "tokenizer.ggml.tokens" in gguf.values:
-            _write_tokenizer(source, gguf, folder)
+            write_texts(source, folder)
     else:
         config = read_json(source / "config.json", required=True)
         for path in {path for pattern in _BESIDE for path in source.glob(pattern)}:
@@ -134,19 +143,6 @@ def _write_beside(source: Path, folder: Path, dtype: str | None) -> None:
         config.pop("torch_dtype", None)
         config["dtype"] = dtype
     _write_json(folder / "config.json", config)
-
-
-def _write_tokenizer(source: Path, gguf: GGUF, folder: Path) -> None:
-    tokenizer = Tokenizer.from_folder(source)
-    tokenizer.backend.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    _write_json(folder / "tokenizer_config.json", {**settings, **tokenizer.special_tokens})
-    for name, text in gguf_templates(gguf).items():
-        path = folder / "chat_template.jinja"
-        if name != "default":
-            path = folder / "additional_chat_templates" / f"{Path(name).name}.jinja"
-            path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
