@@ -28,7 +28,8 @@ from ridgeline.worker.masks import Masks
 from ridgeline.worker.runner import Runner
 
 ROOT = Path(__file__).parents[1]  # of the package
-SOURCES = ("core", "kernels", "layers", "models", "worker")  # packages that decide which kernels there are
+# Packages that decide which kernels there are
+SOURCES = ("core", "kernels", "layers", "models", "quantization", "worker")
 PRIORITY = 5  # below whatever loads the weights meanwhile
 
 
