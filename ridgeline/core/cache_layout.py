@@ -29,7 +29,7 @@ NULL_BLOCK = 0
 
 PADDING = 0.02  # of a slab, that is put up with: larger slabs would make larger pages
 MOST_UNITS = 64  # of the largest kind in a slab
-ALIGNMENT = 256  # bytes at whose multiples slabs begin
+ALIGNMENT = 256  # bytes at whose multiples units begin, where they are unlike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +51,17 @@ class CacheLayout:
 
     @cached_property
     def unit_bytes(self) -> tuple[int, ...]:
-        """Bytes of one layer's block, by group."""
-        return tuple(group.spec.unit_bytes(self.block_size, self.dtype) for group in self.groups)
+        """Bytes of one layer's block, by group. Unlike ones are filled up to whole alignments: so are the steps between
+        block ids then, which kernels like, and which keeps ids far below what 32 bits hold."""
+        units = [group.spec.unit_bytes(self.block_size, self.dtype) for group in self.groups]
+        size = ALIGNMENT if len(set(units)) > 1 else 1
+        return tuple(-(-unit // size) * size for unit in units)
 
     @cached_property
     def slab_bytes(self) -> int:
         """The least number of the largest units whose bytes serve all groups with little padding."""
         largest = max(self.unit_bytes)
         sizes = [largest * count for count in range(1, MOST_UNITS + 1)]
-        if len(set(self.unit_bytes)) > 1:
-            sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
         little = (size for size in sizes if max(self._padding(size)) <= PADDING)
         return next(little, min(sizes, key=lambda size: max(self._padding(size))))
 
@@ -69,8 +70,9 @@ class CacheLayout:
 
     @property
     def padding(self) -> tuple[float, ...]:
-        """Share of a slab that is left over, by group."""
-        return tuple(self._padding(self.slab_bytes))
+        """Share of a slab that holds nothing, by group: what is left over, and what its units are filled up with."""
+        held = (group.spec.unit_bytes(self.block_size, self.dtype) for group in self.groups)
+        return tuple(1 - n * unit / self.slab_bytes for n, unit in zip(self.units_per_slab, held, strict=True))
 
     @cached_property
     def units_per_slab(self) -> tuple[int, ...]:
