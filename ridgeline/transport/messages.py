@@ -77,7 +77,7 @@ class Look(Message, frozen=True, tag="look"):
 
 class EngineFacts(Message, frozen=True):
     """What an API server must know of the model and the engine. life: 1 for the first engine of a server, one more for
-    each that replaced another. cache_tokens: tokens that the KV cache holds."""
+    each that replaced another. cache_tokens: that one request may have in the KV cache."""
 
     process_id: int
     model: str

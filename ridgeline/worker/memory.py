@@ -36,6 +36,11 @@ class MemoryReport:
         return (self.layout.num_pages - 1) // self.layout.pages_needed(self.max_model_len, self.max_chunk)
 
     @property
+    def longest(self) -> int:
+        """Tokens that a request can have in the cache at most, both sequences together where it is guided."""
+        return _longest_fit(self.layout, self.layout.num_pages - 1, 2 * self.max_model_len, self.max_chunk)
+
+    @property
     def tokens(self) -> int:
         """Tokens that fit at once, if each is kept by every layer."""
         pages_per_block = sum(1 / self.layout.blocks_per_page(g) for g in range(len(self.layout.groups)))
