@@ -42,8 +42,11 @@ class MemoryReport:
 
     @property
     def tokens(self) -> int:
-        """Tokens that fit at once, if each is kept by every layer."""
-        pages_per_block = sum(1 / self.layout.blocks_per_page(g) for g in range(len(self.layout.groups)))
+        """Tokens that fit at once, if each is kept by every layer that keeps tokens, and states of one size aside."""
+        kept = [g for g, group in enumerate(self.layout.groups) if not group.spec.exact]
+        if not kept:
+            return self.full_requests * self.max_model_len
+        pages_per_block = sum(1 / self.layout.blocks_per_page(g) for g in kept)
         return int((self.layout.num_pages - 1) / pages_per_block) * self.layout.block_size
 
     def __str__(self) -> str:
