@@ -1,6 +1,6 @@
 """Lazy registries: a name maps to "module:attribute", imported only when it is asked for.
 
-Adding a model, a kernel or a policy is one file and one line here-style; importing the registry costs nothing.
+Adding a model, a kernel or a policy is one file and one line in its table; importing the registry costs nothing.
 """
 
 from __future__ import annotations

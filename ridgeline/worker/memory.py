@@ -91,7 +91,7 @@ def check_weights_fit(model: ModelSpec, device: torch.device, *, dtype: str, pos
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Return what the KV cache may take, in bytes, and why no more. weights: not loaded yet; 0 once they are."""
+    """Bytes that the KV cache may take, and why no more. weights: not loaded yet; 0 once they are."""
 
     device: torch.device
     config: LLMConfig
@@ -150,8 +150,7 @@ def plan_memory(
     """
     groups, wanted_len = model.cache_groups, longest
     block_size = config.block_size or DEFAULT_BLOCK_SIZE[device.type]
-    dtype_bytes = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
-    activations = activation_bytes(model, dtype_bytes=dtype_bytes, max_tokens=max_chunk, max_seqs=max_seqs)
+    activations = activation_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], max_tokens=max_chunk, max_seqs=max_seqs)
     if config.kv_cache_memory and config.kv_cache_memory > (free := _physically_free(device)):
         raise InvalidConfig(
             f"kv_cache_memory is {_size(config.kv_cache_memory)}, and {_size(free)} are free on {device}; lower it."
