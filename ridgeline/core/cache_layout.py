@@ -29,7 +29,7 @@ NULL_BLOCK = 0
 
 PADDING = 0.02  # the share of a slab that may be padding; less would need larger slabs, and so larger pages
 MOST_UNITS = 64  # units of the largest kind in a slab, at most
-ALIGNMENT = 256  # slabs begin at multiples of so many bytes
+ALIGNMENT = 256  # where units are unlike, each begins at a multiple of so many bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +52,17 @@ class CacheLayout:
 
     @cached_property
     def unit_bytes(self) -> tuple[int, ...]:
-        """Bytes of one layer's block, by group."""
-        return tuple(group.spec.unit_bytes(self.block_size, self.dtype) for group in self.groups)
+        """Bytes of one layer's block, by group. Unlike ones are filled up to whole alignments. The steps between block
+        ids are then whole alignments too, which kernels like, and ids stay far below what 32 bits hold."""
+        units = [group.spec.unit_bytes(self.block_size, self.dtype) for group in self.groups]
+        size = ALIGNMENT if len(set(units)) > 1 else 1
+        return tuple(-(-unit // size) * size for unit in units)
 
     @cached_property
     def slab_bytes(self) -> int:
         """Bytes of a slab: the smallest multiple of the largest unit that serves all groups with little padding."""
         largest = max(self.unit_bytes)
         sizes = [largest * count for count in range(1, MOST_UNITS + 1)]
-        if len(set(self.unit_bytes)) > 1:
-            sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
         little = (size for size in sizes if max(self._padding(size)) <= PADDING)
         return next(little, min(sizes, key=lambda size: max(self._padding(size))))
 
@@ -70,8 +71,9 @@ class CacheLayout:
 
     @property
     def padding(self) -> tuple[float, ...]:
-        """The share of a slab that is padding, by group."""
-        return tuple(self._padding(self.slab_bytes))
+        """The share of a slab that holds nothing, by group: the rest, and what its units are filled up with."""
+        held = (group.spec.unit_bytes(self.block_size, self.dtype) for group in self.groups)
+        return tuple(1 - n * unit / self.slab_bytes for n, unit in zip(self.units_per_slab, held, strict=True))
 
     @cached_property
     def units_per_slab(self) -> tuple[int, ...]:

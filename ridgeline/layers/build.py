@@ -35,7 +35,7 @@ class Build:
     def rotary(self, spec: RopeSpec) -> Rotary:
         """Return the one module that all layers with this rotation share."""
         if spec not in self._rotaries:
-            self._rotaries[spec] = Rotary(spec, self.positions, self.rotary_rows, self.ops, self.device)
+            self._rotaries[spec] = Rotary(spec, self.positions, self.rotary_rows, self.device)
         return self._rotaries[spec]
 
     def within(self, name: str) -> Build:

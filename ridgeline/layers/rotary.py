@@ -1,10 +1,6 @@
-"""Rotary position embedding: the table of angles, and its use.
+"""Rotary position embedding: the table of angles.
 
 Legend:
-    T  tokens of the step
-    H  query heads
-    G  key/value heads
-    D  head width
     Z  rows of the table of angles, one for each position; z some of them
     Y  rotated width; y = Y / 2, the pairs that rotate
 """
@@ -18,7 +14,6 @@ from torch import Tensor, nn
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import RopeNumber, RopeSpec
-from ridgeline.kernels.ops import Ops
 
 Scaling = dict[str, RopeNumber]
 
@@ -135,10 +130,6 @@ class Rotary(nn.Module):
 
     cos_sin_ZY: Tensor
 
-    def __init__(self, spec: RopeSpec, positions: int, rows: int | None, ops: Ops, device: torch.device) -> None:
+    def __init__(self, spec: RopeSpec, positions: int, rows: int | None, device: torch.device) -> None:
         super().__init__()
-        self.ops = ops
         self.register_buffer("cos_sin_ZY", cos_sin_table(spec, positions, rows, device), persistent=False)
-
-    def forward(self, q_THD: Tensor, k_TGD: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        return self.ops.rope(q_THD, k_TGD, self.cos_sin_ZY, positions_T)

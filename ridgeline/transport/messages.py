@@ -83,7 +83,7 @@ class EngineFacts(Message, frozen=True):
     """The facts about the model and the engine that an API server must know.
 
     `life` is 1 for the first engine of a server and one more for each that replaced another. `cache_tokens` is the
-    number of tokens that the KV cache holds.
+    number of tokens that one request may have in the KV cache.
     """
 
     process_id: int

@@ -36,9 +36,18 @@ class MemoryReport:
         return (self.layout.num_pages - 1) // self.layout.pages_needed(self.max_model_len, self.max_chunk)
 
     @property
+    def longest(self) -> int:
+        """The most tokens that a request can have in the cache, both sequences together where it is guided."""
+        return _longest_fit(self.layout, self.layout.num_pages - 1, 2 * self.max_model_len, self.max_chunk)
+
+    @property
     def tokens(self) -> int:
-        """The number of tokens that fit at once, if every layer keeps each of them."""
-        pages_per_block = sum(1 / self.layout.blocks_per_page(g) for g in range(len(self.layout.groups)))
+        """The number of tokens that fit at once, if each is kept by every layer that keeps tokens. States of one size
+        do not count."""
+        kept = [g for g, group in enumerate(self.layout.groups) if not group.spec.exact]
+        if not kept:
+            return self.full_requests * self.max_model_len
+        pages_per_block = sum(1 / self.layout.blocks_per_page(g) for g in kept)
         return int((self.layout.num_pages - 1) / pages_per_block) * self.layout.block_size
 
     def __str__(self) -> str:
@@ -149,8 +158,7 @@ def plan_memory(
     """
     groups, wanted_len = model.cache_groups, longest
     block_size = config.block_size or DEFAULT_BLOCK_SIZE[device.type]
-    dtype_bytes = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
-    activations = activation_bytes(model, dtype_bytes=dtype_bytes, max_tokens=max_chunk, max_seqs=max_seqs)
+    activations = activation_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], max_tokens=max_chunk, max_seqs=max_seqs)
     if config.kv_cache_memory and config.kv_cache_memory > (free := _physically_free(device)):
         raise InvalidConfig(
             f"kv_cache_memory is {_size(config.kv_cache_memory)}, and {_size(free)} are free on {device}; lower it."

@@ -27,7 +27,8 @@ from ridgeline.worker.masks import Masks
 from ridgeline.worker.runner import Runner
 
 ROOT = Path(__file__).parents[1]  # the folder of the package
-SOURCES = ("core", "kernels", "layers", "models", "worker")  # packages that decide which kernels there are
+# The packages that decide which kernels there are
+SOURCES = ("core", "kernels", "layers", "models", "quantization", "worker")
 PRIORITY = 5  # a lower priority than the process that loads the weights meanwhile
 
 

@@ -22,7 +22,7 @@ class Latent(StateSpec):
         return 2 * self.width * block_size
 
 
-KINDS: dict[str, StateSpec] = {"state": RecurrentSpec(shape=(16, 8)), "latent": Latent(width=18)}
+KINDS: dict[str, StateSpec] = {"state": RecurrentSpec(shape=(16, 8)), "latent": Latent(width=288)}
 
 GROUPS: tuple[Groups, ...] = (
     ((None, 1),),

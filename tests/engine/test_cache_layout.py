@@ -90,6 +90,20 @@ def test_the_padding_is_little_for_the_shapes_of_models(heads: list[int], width:
     assert max(layout.padding) <= PADDING
 
 
+@pytest.mark.parametrize("shape", [(15,), (4, 33), (1537,), (3, 2560)])
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_the_block_ids_of_the_largest_memory_fit_into_32_bits(shape: tuple[int, ...], block_size: int) -> None:
+    """Whatever bytes a state has that lies beside keys and values; and every unit begins where any dtype may."""
+    groups = (FULL, 2), (RecurrentSpec(shape=shape), 3)
+    pages = 192 * 10**9 // layout_of(*groups, num_pages=2, block_size=block_size).page_bytes
+    layout = layout_of(*groups, num_pages=pages, block_size=block_size)
+    for g, (_, layers) in enumerate(groups):
+        last = layout.block_id(g, pages - 1, layout.blocks_per_page(g) - 1) + (layers - 1) * layout.layer_step(g)
+        assert last < 2**31
+        assert last * layout.step_bytes[g] + layout.unit_bytes[g] <= pages * layout.page_bytes
+        assert layout.step_bytes[g] % 16 == 0
+
+
 def conversations(draw: random.Random) -> int:
     """Tokens of a request and its answer as in logs of chats: a median of some hundred, and a long tail."""
     return min(8000, max(8, int(draw.lognormvariate(5.3, 1.2)) + int(draw.lognormvariate(5.2, 0.9))))

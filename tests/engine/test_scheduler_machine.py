@@ -19,7 +19,7 @@ from ridgeline.core.token_bits import packed
 from ridgeline.engine.cache.prefix import chain_hash, root_hash
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.scheduler import Scheduler
-from tests.engine.ideal_worker import EOS, VOCAB, IdealWorker, alone, digests
+from tests.engine.ideal_worker import EOS, NAN, VOCAB, IdealWorker, alone, digests
 from tests.engine.layouts import GROUPS, REVOCABLE, layout_of
 from tests.engine.profiles import machine_settings
 
@@ -314,7 +314,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 cells = [self.worker.memory.get(cell) for cell in self.worker.unit(g, block, layer)]
                 if self.layout.groups[g].spec.exact:
                     assert cells[0] is not None
-                    assert (cells[0][0] + 1, cells[0][2]) in states[node_hash]
+                    length, found = cells[0][0] + 1, cells[0][2]
+                    assert (length, found) in states[node_hash] or found == NAN  # of a prompt that gave no token yet
                     continue
                 tokens = [token for _, token, _ in takewhile(bool, cells)]
                 node = index.get(node_hash)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
-from ridgeline.core.config import LLMConfig
+from ridgeline.assembly import Assembly
+from ridgeline.core.cache_layout import CacheLayout, group_layers
+from ridgeline.core.config import EngineConfig, LLMConfig
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.model_spec import AttentionSpec
+from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StateSpec
 from ridgeline.defaults import choose_dtype
 from ridgeline.models import model_config
+from ridgeline.serving.processes.engine_process import facts_of
 from ridgeline.worker import memory
 from tests.damaged_files import config_of
 
@@ -70,6 +78,53 @@ def test_a_cpu_without_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "activation_bytes", lambda *_, **__: 3 * GB)
     with pytest.raises(InvalidConfig, match=r"4\.00 GB are free on this machine, of which it may use half"):
         plan(LLMConfig(), "cpu")
+
+
+@pytest.mark.parametrize("windows", [(8, 8), (8, None), (None, None)])
+def test_what_an_api_server_refuses_is_what_could_never_run(windows: tuple[int | None, int | None]) -> None:
+    """A window's layers do not keep every token, so the cache serves longer requests than it could hold whole."""
+    spec = replace(SPEC, layers=tuple(replace(SPEC.layers[0], mixer=_attention(window)) for window in windows))
+    report = memory.plan_memory(
+        spec,
+        LLMConfig(kv_cache_memory=40_000, block_size=4),
+        torch.device("cpu"),
+        dtype="float32",
+        weights=0,
+        loaded=True,
+        longest=256,
+        max_seqs=2,
+        max_chunk=16,
+    )
+    pages, longest, layout = report.layout.num_pages - 1, report.max_model_len, report.layout
+    needed = [layout.pages_needed(length, 16) for length in range(longest + 1)]
+    together = max(a + b for a in range(longest + 1) for b in range(longest + 1) if needed[a] + needed[b] <= pages)
+    engine = SimpleNamespace(
+        config=EngineConfig(max_model_len=longest, max_num_seqs=2, max_num_batched_tokens=16), layout=layout
+    )
+    assembly = SimpleNamespace(
+        engine=engine,
+        memory=report,
+        model=SimpleNamespace(spec=spec, eos_token_ids=()),
+        folder=Path(),
+        dtype="float32",
+        device="cpu",
+    )
+    assert longest <= together <= facts_of(cast("Assembly", assembly), "", 0).cache_tokens <= 2 * longest
+
+
+@pytest.mark.parametrize("kinds", ["a", "aas", "s"])
+def test_the_tokens_told_are_at_least_those_of_the_requests_told(kinds: str) -> None:
+    """A state that every token replaces is no token's; there are a hundred times as many bytes in it."""
+    state = RecurrentSpec(shape=(8, 64, 64))
+    specs: list[StateSpec] = [state if kind == "s" else KVSpec(num_kv_heads=1, head_dim=64) for kind in kinds]
+    layout = CacheLayout(groups=group_layers(specs), block_size=16, dtype="bfloat16", num_pages=4001)
+    report = memory.MemoryReport(weights=0, activations=0, kv_cache=0, layout=layout, max_model_len=9000, max_chunk=512)
+    assert report.full_requests > 0
+    assert report.tokens >= report.full_requests * report.max_model_len
+
+
+def _attention(window: int | None) -> AttentionSpec:
+    return AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=16, scale=1.0, window=window)
 
 
 def test_tables_of_every_rotation_are_counted() -> None:

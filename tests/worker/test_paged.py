@@ -10,9 +10,14 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.cache_layout import CacheGroup, CacheLayout
+from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 from ridgeline.core.plan import CopyBlocks
 from ridgeline.core.state_spec import KVSpec
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import Ops
+from ridgeline.layers.heads import Heads
 from ridgeline.worker.state.buffer import StateMemory
+from ridgeline.worker.state.states import DeviceRows, States
 from tests.driving import ask, rig
 
 
@@ -69,3 +74,53 @@ def test_no_logit_depends_on_what_lay_in_the_cache(tiny_model: Callable[[str], P
             seen.append({name: outcome.scored for name, outcome in own.outcomes.items()})
     assert all(seen[0].values())
     assert seen[1] == seen[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_layers_that_remember_alike_may_attend_otherwise(device: str) -> None:
+    """Layers of one group with other numbers of heads and a soft cap, over rows that share their first blocks."""
+    mixers = [
+        AttentionSpec(num_heads=heads, num_kv_heads=1, head_dim=16, scale=0.3, softcap=cap)
+        for heads, cap in ((1, None), (16, 5.0))
+    ]
+    layers = tuple(
+        LayerSpec(mixer=mixer, feed_forward=MLPSpec(intermediate_size=8), norm=NormSpec()) for mixer in mixers
+    )
+    model = ModelSpec(
+        architecture="", vocab_size=8, hidden_size=64, layers=layers, final_norm=NormSpec(), max_position_embeddings=512
+    )
+    rows, columns, shared, on = 2, 6, 4, torch.device(device)
+    layout = CacheLayout(groups=model.cache_groups, block_size=16, dtype="float32", num_pages=1 + rows * columns)
+    assert len(layout.groups) == 1
+    table_SC = 1 + torch.arange(rows * columns, dtype=torch.int32, device=on).view(rows, columns)
+    table_SC[1:, :shared] = table_SC[0, :shared]
+    kv_len_R = torch.tensor([70, 81], device=on)
+    prefix_4R = torch.tensor([[*range(rows)], [0] * rows, [rows] * rows, [16 * shared] * rows], dtype=torch.int32)
+    step = DeviceRows(
+        slots_R=torch.arange(rows, dtype=torch.int32, device=on),
+        start_R1=torch.arange(rows + 1, dtype=torch.int32, device=on),
+        kv_len_R=kv_len_R,
+        last_R=torch.arange(rows, device=on),
+        num_tokens=rows,
+        tokens_each=1,
+        prefix_4R=prefix_4R.to(on),
+    )
+    place_T = table_SC[torch.arange(rows), (kv_len_R - 1) // 16] * 16 + (kv_len_R - 1) % 16
+
+    def attended(implementation: str) -> list[Tensor]:
+        names = ("attention_schedule", "paged_attention", "decode_attention", "rope_kv")
+        ops = Ops(Platform.of(on), dict.fromkeys(names, implementation))
+        states, generator = States(layout, model, torch.float32, on, ops), torch.Generator(on).manual_seed(0)
+        states.memory._bytes.view(torch.float32).normal_(generator=generator)
+        states.begin(step, [table_SC], [place_T])
+        return [
+            states[index].attend(
+                torch.randn(rows, (mixer.num_heads + 2) * 16, generator=generator, device=on),
+                kv_len_R - 1,
+                Heads(mixer, ops, None, None, 0.0, None, None),
+            )
+            for index, mixer in enumerate(mixers)
+        ]
+
+    for found, expected in zip(attended("triton"), attended("reference"), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -77,6 +78,21 @@ def test_processes_fill_the_cache_and_the_next_start_needs_none(kernels: KernelS
     second = json.loads(run.stdout)
     assert (second["compiled"], second["found"]) == (0, len(first.fresh))
     assert list(kernels.marker.parent.glob("ridgeline-*")) == [kernels.marker]
+
+
+def test_every_package_that_a_step_runs_through_is_looked_at() -> None:
+    root, seen, ahead = precompile.ROOT, set[Path](), [precompile.ROOT / "worker" / "runner.py"]
+    while ahead:
+        path = ahead.pop()
+        if path in seen or not path.is_file():
+            continue
+        seen.add(path)
+        names = re.findall(r"ridgeline((?:\.\w+)+)", path.read_text())  # lazily imported ones are named in strings
+        ahead += [root.joinpath(*name[1:].split(".")).with_suffix(".py") for name in names]
+        ahead += [root.joinpath(*name[1:].split("."), "__init__.py") for name in names]
+    packages = {path.relative_to(root).parts[0] for path in seen}
+    assert {"kernels", "layers", "quantization"} <= packages
+    assert packages - {"engine"} <= {*precompile.SOURCES}  # which a docstring of the registry's names
 
 
 def test_the_marker_stands_for_everything_that_decides_what_is_compiled(

@@ -269,7 +269,7 @@ def facts_of(assembly: Assembly, served_name: str, life: int) -> EngineFacts:
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_size=layout.block_size,
         num_pages=layout.num_pages - 1,
-        cache_tokens=assembly.memory.tokens,
+        cache_tokens=assembly.memory.longest,
         dtype=assembly.dtype,
         device=str(assembly.device),
         enable_prefix_caching=config.enable_prefix_caching,

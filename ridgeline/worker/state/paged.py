@@ -15,6 +15,8 @@ Legend:
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -27,23 +29,36 @@ from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.states import DeviceRows
 
 
+class Scheduled(NamedTuple):
+    """All that the schedules of a group's layers depend on, beside their common spec."""
+
+    num_heads: int
+    capped: bool
+    alibi: bool
+
+    @staticmethod
+    def of(mixer: AttentionSpec) -> Scheduled:
+        return Scheduled(mixer.num_heads, mixer.softcap is not None, mixer.alibi)
+
+
 class PagedKV:
     """A `GroupState` that writes the step's keys and values, then attends to all that is cached.
+
+    Layers may remember alike and attend otherwise. Those that attend alike share a schedule.
 
     A GPU reads a block head by head, so there a head's tokens lie together. A CPU copies whole blocks beside each other
     before it attends, so there a token's heads lie together: the copy then has the keys of all heads without a
     transposition.
     """
 
-    batch: RaggedBatch
+    batches: dict[Scheduled, RaggedBatch]
     place_T: Tensor
 
     def __init__(self, memory: StateMemory, group: int, model: ModelSpec, dtype: torch.dtype, ops: Ops) -> None:
         own, spec = memory.layout.groups[group], memory.layout.groups[group].spec
-        mixer = model.layers[own.layers[0]].mixer  # the group's first layer stands for all of its layers
         assert isinstance(spec, KVSpec)
-        assert isinstance(mixer, AttentionSpec)
-        self.ops, self._mixer = ops, mixer
+        self.ops, self._spec = ops, spec
+        self._ways = [Scheduled.of(model.layers[layer].attention) for layer in own.layers]
         heads, tokens, width = spec.num_kv_heads, memory.layout.block_size, spec.head_dim
         self.views: list[tuple[Tensor, Tensor]] = []  # by layer: keys and values, [N, G, P, D]
         for index in range(len(own.layers)):
@@ -54,9 +69,11 @@ class PagedKV:
             self.views.append((units[:, 0], units[:, 1]))
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
-        mixer = self._mixer
         self.place_T = place_T
-        self.batch = RaggedBatch(
+        self.batches = {way: self._batch(way, rows, block_table_SC) for way in dict.fromkeys(self._ways)}
+
+    def _batch(self, way: Scheduled, rows: DeviceRows, block_table_SC: Tensor) -> RaggedBatch:
+        return RaggedBatch(
             slots_R=rows.slots_R,
             block_table_SC=block_table_SC,
             start_R1=rows.start_R1,
@@ -70,29 +87,29 @@ class PagedKV:
                 rows.slots_R,
                 num_tokens=rows.num_tokens,
                 tokens_each=rows.tokens_each,
-                num_heads=mixer.num_heads,
-                num_kv_heads=mixer.num_kv_heads,
-                window=mixer.window,
-                cache_NGPD=self.views[0][0] if mixer.softcap is None and not mixer.alibi else None,
+                num_heads=way.num_heads,
+                num_kv_heads=self._spec.num_kv_heads,
+                window=self._spec.window,
+                cache_NGPD=None if way.capped or way.alibi else self.views[0][0],
                 prefix_4R=rows.prefix_4R,
-                alibi=mixer.alibi,
+                alibi=way.alibi,
             ),
         )
 
     def layer(self, index: int) -> PagedLayer:
-        return PagedLayer(self, *self.views[index])
+        return PagedLayer(self, self._ways[index], *self.views[index])
 
 
 class PagedLayer:
     """The keys and values of one layer, a `layers.attention.Attends`."""
 
-    def __init__(self, group: PagedKV, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor) -> None:
-        self._group, self._k, self._v = group, k_cache_NGPD, v_cache_NGPD
+    def __init__(self, group: PagedKV, way: Scheduled, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor) -> None:
+        self._group, self._way, self._k, self._v = group, way, k_cache_NGPD, v_cache_NGPD
 
     def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
         """Return the attended heads, [T, H * D]."""
         group, spec = self._group, heads.spec
-        batch, ops = group.batch, group.ops
+        batch, ops = group.batches[self._way], group.ops
         projected = (
             qkv_TX,
             heads.q_norm_D,
