@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -103,3 +104,16 @@ def test_commands_have_the_options_that_are_named(page: Path) -> None:
 def test_commands_are_found() -> None:
     found = [words[0] for words in commands(ROOT / "README.md")]
     assert {"generate", "serve", "plan", "bench"} <= set(found)
+
+
+@pytest.mark.parametrize("room", sorted(path.name for path in (ROOT / "ridgeline").iterdir() if path.is_dir()))
+def test_docstrings_begin_with_what_the_thing_does_or_is(room: str) -> None:
+    """A fragment such as "Of the row." leaves out its subject."""
+    odd = re.compile(r"(Of|What|Whether|Where|Who|How|Which)\b")
+    found = []
+    for path in sorted((ROOT / "ridgeline" / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            if documented and odd.match(ast.get_docstring(node) or ""):
+                found.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}")
+    assert found == []

@@ -1,10 +1,9 @@
 """Decides, step by step, which requests run how many tokens.
 
-A running request is *prefilling* while it has known tokens to feed (its prompt, what a prefix hit left of it,
-everything again after a preemption) and *decoding* when its next input is the token it just sampled. Decoding requests
-advance by one token per plan (or several, `Scheduler`) as one standing set of rows, whose object successive plans share
-until the set changes: a steady step costs a few vector operations. Counts are optimistic: the next plan is made before
-the last result is in, and `update` corrects.
+Requests that decode advance by one token per plan (or several, `Scheduler`), as one standing set of rows: a steady step
+costs a few vector operations. Requests that prefill feed what they know: their prompt, what a prefix hit left of it, or
+everything again after a preemption. Counts are optimistic: the next plan is made before the last result is in, and
+`update` corrects them.
 
 `running.py` holds the requests that have slots, `results.py` takes a plan's result apart, and `recovery.py` says what
 happens after a plan has failed.
