@@ -89,6 +89,11 @@ class Running:
             if self.prefixes is not None:
                 self.prefixes.note(seq.slot, seq.blocks, int(self.slots.kv_len[seq.slot]))
 
+    def end_decoding(self, seq: Sequence) -> None:
+        """Take a sequence out of those that decode: it leaves, or its last token is on the way."""
+        del self.decoding[seq]
+        self._standing = None
+
     def leave(self, seq: Sequence, plan_id: int, *, stopped: bool = False) -> None:
         """Take a running request off its slots and blocks. Plans up to plan_id may still name it. stopped: the device
         has ended it, so they do nothing for it."""
@@ -98,8 +103,7 @@ class Running:
         for member in seq.members:
             self.paced.pop(member, None)
             if member in self.decoding:
-                del self.decoding[member]
-                self._standing = None
+                self.end_decoding(member)
             member.last_plan = plan_id
             ahead = int(self.slots.kv_len[member.slot])
             self.cache.release(member, plan_id, member.written if stopped and member is seq else ahead)
@@ -107,10 +111,6 @@ class Running:
             self.slots.release(member)
 
     # ---- rows and blocks --------------------------------------------------------------------------------------
-
-    def changed(self) -> None:
-        """Note that somebody joined or left those who decode."""
-        self._standing = None
 
     def extend(self, seq: Sequence, num_tokens: int, plans: int, plan_id: int) -> bool:
         """Give a sequence room for its next tokens; False if blocks are short. plans: in flight, plan_id the newest."""

@@ -213,8 +213,7 @@ class Scheduler:
         kv_len_R = self.slots.kv_len[columns_R] + self.running.each
         self.slots.kv_len[columns_R] = kv_len_R
         for i in (kv_len_R >= last_kv_len_R).nonzero()[0].tolist():
-            del self.running.decoding[seqs[i]]  # its last token is on the way, if every row emits what it may
-            self.running.changed()
+            self.running.end_decoding(seqs[i])  # its last token is on the way, if every row emits what it may
 
     def _advance_paced(self, draft: Draft) -> None:
         for seq in self.running.due(self._retired):

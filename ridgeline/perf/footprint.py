@@ -67,9 +67,15 @@ def kv_bytes(model: ModelSpec, tokens: int, kv_dtype: str, *, block_size: int = 
     return sum(
         group.spec.blocks_needed(tokens, max_chunk, block_size)
         * len(group.layers)
-        * (block_size * grows if (grows := _token_bytes(group.spec, kv_dtype)) else group.spec.unit_bytes(1, "float32"))
+        * _block_bytes(group.spec, block_size, kv_dtype)
         for group in model.cache_groups
     )
+
+
+def _block_bytes(spec: StateSpec, block_size: int, kv_dtype: str) -> float:
+    """Return the bytes of one layer's block, with what grows held in `kv_dtype`."""
+    a_token = _token_bytes(spec, kv_dtype)
+    return block_size * a_token if a_token else spec.unit_bytes(block_size, "float32")
 
 
 def _token_bytes(spec: StateSpec, kv_dtype: str) -> float:
