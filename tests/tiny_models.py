@@ -145,6 +145,17 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "eos_token_id": 2,
         },
     ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            **_QWEN3,
+            "num_hidden_layers": 2,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+        },
+    ),
     "gpt2": (
         "GPT2",
         {

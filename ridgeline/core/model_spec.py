@@ -7,7 +7,7 @@ into a network. Nothing here knows torch, so the planner and the cost model read
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from ridgeline.core.cache_layout import CacheGroup, group_layers
 from ridgeline.core.errors import InvalidConfig
@@ -42,7 +42,21 @@ class RopeSpec:
     scaling: tuple[tuple[str, RopeNumber], ...] | None = None
 
 
-Products = dict[str, tuple[int, int, bool]]  # name → (inputs, outputs, has a bias) of matrix products, in order
+class Product(NamedTuple):
+    """A matrix product of a layer.
+
+    copies: how many matrices of this shape there are (experts).
+    used: how many of them a token is multiplied with.
+    """
+
+    inputs: int
+    outputs: int
+    bias: bool = False
+    copies: int = 1
+    used: int = 1
+
+
+Products = dict[str, Product]  # in order
 
 
 class MixerSpec(Protocol):
@@ -126,8 +140,8 @@ class AttentionSpec:
 
     def products(self, width: int) -> Products:
         return {
-            "qkv": (width, self.q_size + 2 * self.kv_size, self.qkv_bias),
-            "out": (self.q_size, width, self.out_bias),
+            "qkv": Product(width, self.q_size + 2 * self.kv_size, self.qkv_bias),
+            "out": Product(self.q_size, width, self.out_bias),
         }
 
     @property
@@ -155,7 +169,10 @@ class MLPSpec:
 
     def products(self, width: int) -> Products:
         first, outputs = ("gate_up", 2 * self.intermediate_size) if self.gated else ("up", self.intermediate_size)
-        return {first: (width, outputs, self.bias), "down": (self.intermediate_size, width, self.bias)}
+        return {
+            first: Product(width, outputs, self.bias),
+            "down": Product(self.intermediate_size, width, self.bias),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

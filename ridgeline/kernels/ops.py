@@ -11,11 +11,13 @@ from ridgeline.kernels.attention.op import ATTENTION_SCHEDULE, PAGED_ATTENTION
 from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
 from ridgeline.kernels.embedding.op import EMBEDDING
 from ridgeline.kernels.gemm.op import LINEAR, NORM_LINEAR
+from ridgeline.kernels.grouped_gemm.op import GROUPED_DOWN, GROUPED_GATE_UP
 from ridgeline.kernels.int8_gemm.op import INT8_LINEAR
 from ridgeline.kernels.launch import settle_cache_keys
 from ridgeline.kernels.norm.op import LAYER_NORM, RMS_NORM
 from ridgeline.kernels.op import Op, Overrides, Platform, on_gpu
 from ridgeline.kernels.rotary.op import ROPE, ROPE_KV
+from ridgeline.kernels.route.op import ROUTE
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
 from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST
 from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR
@@ -33,6 +35,9 @@ class Ops:
     norm_linear = NORM_LINEAR
     int8_linear = INT8_LINEAR
     w8a8_linear = W8A8_LINEAR
+    route = ROUTE
+    grouped_gate_up = GROUPED_GATE_UP
+    grouped_down = GROUPED_DOWN
     rms_norm = RMS_NORM
     layer_norm = LAYER_NORM
     rope = ROPE

@@ -18,13 +18,19 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers import kinds
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding
+from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 from ridgeline.quantization.scheme import SchemeOf, everywhere, scheme
 
 
 class LayerStates(Protocol):
-    """The states of all layers, by layer index. Each mixer gets its own, which offers the operation of its kind."""
+    """The states of all layers, by layer index. Each mixer gets its own, which offers the operation of its kind.
+
+    live_T: bool, the tokens that belong to a request; None: all of them.
+    """
+
+    live_T: Tensor | None
 
     def __getitem__(self, layer: int) -> Any: ...
 
@@ -45,15 +51,15 @@ class Layer(nn.Module):
         self.feed_forward_post_norm = Norm(spec.norm, width, build) if after else None
 
     def forward(
-        self, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Any
+        self, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Any, live_T: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return (what this layer adds to the residual, the residual before it)."""
         x_TM, residual_TM = self.mixer(self.mixer_norm, x_TM, residual_TM, positions_T, state)
         x_TM = self._added(x_TM, self.mixer_post_norm)
         if self.spec.parallel:
-            y_TM, _ = self.feed_forward(self.feed_forward_norm, residual_TM, None)
+            y_TM, _ = self.feed_forward(self.feed_forward_norm, residual_TM, None, live_T)
             return x_TM + self._added(y_TM, self.feed_forward_post_norm), residual_TM
-        x_TM, residual_TM = self.feed_forward(self.feed_forward_norm, x_TM, residual_TM)
+        x_TM, residual_TM = self.feed_forward(self.feed_forward_norm, x_TM, residual_TM, live_T)
         return self._added(x_TM, self.feed_forward_post_norm), residual_TM
 
     def _added(self, x_TM: Tensor, norm: Norm | None) -> Tensor:
@@ -120,13 +126,13 @@ class Decoder(nn.Module):
         trained."""
         self.requires_grad_(False)
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, (Linear, ExpertStack)):
                 module.prepare()
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the parameters, including those in another form."""
-        prepared = (module.prepared_bytes for module in self.modules() if isinstance(module, Linear))
+        prepared = (module.prepared_bytes for module in self.modules() if isinstance(module, (Linear, ExpertStack)))
         return sum(p.nbytes for p in self.parameters()) + sum(prepared)
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, states: LayerStates) -> Hidden:
@@ -140,7 +146,7 @@ class Decoder(nn.Module):
             x_TM = x_TM + self.position_embed(positions_T)
         residual_TM: Tensor | None = None
         for index, layer in enumerate(self.layers):
-            x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index])
+            x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index], states.live_T)
         return Hidden(x_TM, residual_TM)
 
     def logits(self, hidden: Hidden) -> Tensor:

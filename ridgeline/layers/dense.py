@@ -24,6 +24,8 @@ class DenseCausal:
     """The states of all layers, without memory: T is `batch` sequences of equal length, run from their beginning. It
     offers every kind's operation, so it can stand for any layer's state."""
 
+    live_T: Tensor | None = None
+
     def __init__(self, batch: int) -> None:
         self.batch = batch
 

@@ -11,8 +11,11 @@ from ridgeline.layers.build import Build
 # Modules are made from (spec, model width, build) and called with (norm, x, residual, positions, the layer's state)
 MIXERS = Registry("mixer", {"attention": "ridgeline.layers.attention:Attention"})
 
-# Modules are made from (spec, model width, build) and called with (norm, x, residual)
-FEED_FORWARDS = Registry("feed-forward", {"mlp": "ridgeline.layers.mlp:feed_forward"})
+# Modules are made from (spec, model width, build) and called with (norm, x, residual, live), where `live` tells which
+# tokens belong to a request
+FEED_FORWARDS = Registry(
+    "feed-forward", {"mlp": "ridgeline.layers.mlp:feed_forward", "experts": "ridgeline.layers.experts:Experts"}
+)
 
 
 def mixer(spec: MixerSpec, width: int, build: Build) -> nn.Module:

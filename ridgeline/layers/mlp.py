@@ -26,7 +26,9 @@ class GatedMLP(nn.Module):
         self.gate_up = Linear(width, both, spec.bias, build.within("gate_up"))
         self.down = Linear(spec.intermediate_size, (width,), spec.bias, build.within("down"))
 
-    def forward(self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         y_TF, residual_TM = self.gate_up.normed(norm, x_TM, residual_TM, gate=self.kind)
         return self.down(y_TF), residual_TM
 
@@ -41,12 +43,14 @@ class MLP(nn.Module):
         self.up = Linear(width, (spec.intermediate_size,), spec.bias, build.within("up"))
         self.down = Linear(spec.intermediate_size, (width,), spec.bias, build.within("down"))
 
-    def forward(self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         y_TF, residual_TM = self.up.normed(norm, x_TM, residual_TM)
         return self.down(self.ops.activation(y_TF, self.kind)), residual_TM
 
 
 def feed_forward(spec: MLPSpec, width: int, build: Build) -> nn.Module:
-    """Return the module for `spec`. It maps (norm, x, residual) to (what it adds to the residual, the residual before
-    it)."""
+    """Return the module for `spec`. It maps (norm, x, residual, live) to (what it adds to the residual, the residual
+    before it)."""
     return (GatedMLP if spec.gated else MLP)(spec, width, build)

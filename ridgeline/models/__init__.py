@@ -17,6 +17,7 @@ ARCHITECTURES = Registry(
         "LlamaForCausalLM": "ridgeline.models.llama:Llama",
         "MistralForCausalLM": "ridgeline.models.mistral:Mistral",
         "Qwen3ForCausalLM": "ridgeline.models.qwen3:Qwen3",
+        "Qwen3MoeForCausalLM": "ridgeline.models.qwen3_moe:Qwen3Moe",
         "GPT2LMHeadModel": "ridgeline.models.gpt2:GPT2",
         "Qwen2ForCausalLM": "ridgeline.models.qwen2:Qwen2",
         "Gemma2ForCausalLM": "ridgeline.models.gemma:Gemma2",

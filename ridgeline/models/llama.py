@@ -37,7 +37,8 @@ class Llama:
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
-        """Return the weight map, with biases and query/key norms if the spec has them."""
+        """Return the weight map, with biases and query/key norms if the spec has them, but without feed-forwards of
+        other kinds."""
         names: WeightMap = {
             "embed.weight": (Source(name="model.embed_tokens.weight"),),
             "final_norm.weight": (Source(name="model.norm.weight"),),
@@ -121,6 +122,7 @@ def _layer_weights(index: int, layer: LayerSpec) -> WeightMap:
 
     fused("mixer.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", layer.attention.qkv_bias)
     fused("mixer.out", "self_attn.o_proj", layer.attention.out_bias)
-    fused("feed_forward.gate_up", "mlp.gate_proj mlp.up_proj", layer.mlp.bias)
-    fused("feed_forward.down", "mlp.down_proj", layer.mlp.bias)
+    if isinstance(layer.feed_forward, MLPSpec):
+        fused("feed_forward.gate_up", "mlp.gate_proj mlp.up_proj", layer.mlp.bias)
+        fused("feed_forward.down", "mlp.down_proj", layer.mlp.bias)
     return names

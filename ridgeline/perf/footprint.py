@@ -33,9 +33,9 @@ def parameters(model: ModelSpec) -> Parameters:
     """Count every parameter once; tied embeddings count under `embed`."""
     width, products, vectors = model.hidden_size, 0, _norm(model.final_norm, model.hidden_size)
     for layer in model.layers:
-        for inputs, outputs, bias in layer.products(width).values():
-            products += inputs * outputs
-            vectors += outputs * bias
+        for product in layer.products(width).values():
+            products += product.copies * product.inputs * product.outputs
+            vectors += product.copies * product.outputs * product.bias
         vectors += (4 if layer.norms == "both" else 2) * _norm(layer.norm, width)
         vectors += sum(_norm(norm, norm_width) for norm, norm_width in layer.mixer.norms)
     if model.embed_norm is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ridgeline.core.cost import Cost, StepShape
+from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import AttentionSpec, MLPSpec
 from ridgeline.core.registry import Registry
 from ridgeline.kernels.activation.cost import activation_cost
@@ -20,7 +21,10 @@ Priced = tuple[str, Cost]
 MIXERS = Registry("mixer with a known cost", {"attention": "ridgeline.perf.parts:attention"})
 
 # Each is called with (spec, tokens, precision)
-FEED_FORWARDS = Registry("feed-forward with a known cost", {"mlp": "ridgeline.perf.parts:mlp"})
+FEED_FORWARDS = Registry(
+    "feed-forward with a known cost",
+    {"mlp": "ridgeline.perf.parts:mlp", "experts": "ridgeline.perf.parts:experts"},
+)
 
 
 def attention(mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision, kv_item: float) -> Iterator[Priced]:
@@ -54,3 +58,11 @@ def mlp(spec: MLPSpec, tokens: int, p: Precision) -> Iterator[Priced]:
     name = "gated_activation" if spec.gated else "activation"
     width, kind = spec.intermediate_size, spec.activation
     yield name, activation_cost(tokens, width, kind=kind, itemsize=p.item, gated=spec.gated)
+
+
+def experts(spec: ExpertsSpec, tokens: int, p: Precision) -> Iterator[Priced]:
+    """Yield the activations between a mixture's products. The choice of experts moves next to nothing."""
+    if spec.shared is not None:
+        yield from (("shared." + name, cost) for name, cost in mlp(spec.shared, tokens, p))
+    pairs, width = tokens * spec.routing.top_k, spec.intermediate_size
+    yield "gated_activation", activation_cost(pairs, width, kind=spec.activation, itemsize=p.item, gated=True)

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from ridgeline.core.cost import Cost, OpCost, StepShape
-from ridgeline.core.model_spec import AttentionSpec, LayerSpec, ModelSpec
+from ridgeline.core.model_spec import AttentionSpec, LayerSpec, ModelSpec, Product
 from ridgeline.kernels.attention.cost import visible
 from ridgeline.kernels.embedding.cost import embedding_cost
 from ridgeline.kernels.gemm.cost import linear_cost
+from ridgeline.kernels.grouped_gemm.cost import grouped_cost
 from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.kernels.sampling.cost import sample_cost
 from ridgeline.perf.hardware import Hardware
@@ -61,10 +62,7 @@ def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
 def _layer(
     layer: LayerSpec, width: int, shape: StepShape, tokens: int, p: Precision, kv_item: float
 ) -> Iterator[Priced]:
-    products = {
-        name: linear_cost(tokens, i, o, itemsize=p.item, weight_itemsize=p.weight, bias=bias)
-        for name, (i, o, bias) in layer.products(width).items()
-    }
+    products = {name: _product(product, tokens, p) for name, product in layer.products(width).items()}
     before, after = layer.norms != "after", layer.norms != "before"
     post_norm = _norm(layer.norm.kind, tokens, width, p, residual=False)
     if before:
@@ -83,6 +81,20 @@ def _layer(
     yield last
     if after:
         yield "feed_forward_post_norm", post_norm
+
+
+def _product(product: Product, tokens: int, p: Precision) -> Cost:
+    size = tokens, product.inputs, product.outputs
+    if product.copies == 1:
+        return linear_cost(*size, itemsize=p.item, weight_itemsize=p.weight, bias=product.bias)
+    return grouped_cost(
+        *size,
+        experts=product.copies,
+        used=product.used,
+        itemsize=p.item,
+        weight_itemsize=p.weight,
+        bias=product.bias,
+    )
 
 
 def _head(model: ModelSpec, tokens: int, sampled: int, p: Precision) -> Iterator[Priced]:

@@ -73,6 +73,6 @@ def training_flops_per_token(spec: ModelSpec, length: int) -> float:
     """
     per_token = 2.0 * spec.vocab_size * spec.hidden_size
     for layer in spec.layers:
-        per_token += 2 * sum(i * o for i, o, _ in layer.products(spec.hidden_size).values())
+        per_token += 2 * sum(p.used * p.inputs * p.outputs for p in layer.products(spec.hidden_size).values())
         per_token += 4 * layer.attention.q_size * min(length, layer.attention.window or length) / 2
     return 3 * per_token

@@ -18,6 +18,7 @@ from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.norm import Norm
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
@@ -146,8 +147,10 @@ def checkpoint_views(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tenso
     """Return the part of a parameter that each checkpoint tensor fills, by the tensor's name, as `stored_view`."""
     views: dict[str, Tensor] = {}
     for parameter_name, sources in weight_map.items():
-        parameter = decoder.get_parameter(parameter_name)
+        parameter: Tensor = decoder.get_parameter(parameter_name)
         owner = decoder.get_submodule(parameter_name.rpartition(".")[0])
+        if len(sources) > 1 and isinstance(owner, ExpertStack):
+            parameter = parameter.flatten(0, 1)  # the experts' rows, one expert below the other
         rows = getattr(owner, "parts", ()) if len(sources) > 1 else (len(parameter),)
         for source, part in zip(sources, parameter.split(rows), strict=True):
             views[source.name] = stored_view(part, source)

@@ -74,7 +74,8 @@ def activation_bytes(model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max
 def weight_bytes(model: ModelSpec, *, dtype_bytes: int, positions: int) -> int:
     """Return the least memory that the parameters and the rotary table take. It is computed in Python integers, which
     hold any size."""
-    matrices = sum(i * o for layer in model.layers for i, o, _ in layer.products(model.hidden_size).values())
+    products = [p for layer in model.layers for p in layer.products(model.hidden_size).values()]
+    matrices = sum(p.copies * p.inputs * p.outputs for p in products)
     embeddings = model.hidden_size * model.vocab_size * (1 if model.tie_word_embeddings else 2)
     ropes = {layer.mixer.rope for layer in model.layers if layer.mixer.rope is not None}
     tables = sum(positions * rope.rotary_dim * 4 for rope in ropes)

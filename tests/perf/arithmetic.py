@@ -67,7 +67,9 @@ class MixtureOfExperts:
     def expert(self) -> int:
         """Parameters of one expert in all layers."""
         width = self.base.hidden_size
-        return sum(i * o for layer in self.base.layers for i, o, _ in layer.feed_forward.products(width).values())
+        return sum(
+            p.inputs * p.outputs for layer in self.base.layers for p in layer.feed_forward.products(width).values()
+        )
 
     @property
     def shared(self) -> int:

@@ -1,7 +1,8 @@
 """Pointwise activations of the feed-forward.
 
 kind: "silu" is x·σ(x), "gelu" is x·Φ(x), and "gelu_tanh" approximates that by tanh (Hendrycks and Gimpel, arXiv
-1606.08415).
+1606.08415). "swiglu_clamped" is gated only: with gate clamped to at most 7 and up to ±7 it is
+gate · σ(1.702 gate) · (up + 1), as in gpt-oss.
 
 Legend:
     T  tokens
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 
+LIMIT, SHARPNESS = 7.0, 1.702  # of swiglu_clamped
+
 
 def activation(x_TF: Tensor, kind: str) -> Tensor:
     """Apply `kind` to every element, in float32: [T, F] in the dtype of `x_TF`."""
@@ -27,6 +30,10 @@ def activation(x_TF: Tensor, kind: str) -> Tensor:
 def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
     """Return activation(first half) * second half, computed in float32: [T, F] in the dtype of `x_T2F`."""
     gate_TF, up_TF = x_T2F.float().chunk(2, dim=-1)
+    if kind == "swiglu_clamped":
+        gate_TF = gate_TF.clamp(max=LIMIT)
+        y_TF = gate_TF * torch.sigmoid(SHARPNESS * gate_TF) * (up_TF.clamp(-LIMIT, LIMIT) + 1)
+        return y_TF.to(x_T2F.dtype)
     return (_activate(gate_TF, kind) * up_TF).to(x_T2F.dtype)
 
 
@@ -62,6 +69,7 @@ CASES = tuple(
     for kind in ("silu", "gelu", "gelu_tanh")
     for tokens, width in ((1, 64), (7, 352), (64, 6144))
 )
+GATED_CASES = (*CASES, Case(7, 352, "swiglu_clamped"))
 
 ACTIVATION = Op(
     "activation",

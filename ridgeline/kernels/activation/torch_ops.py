@@ -8,6 +8,8 @@ from functools import partial
 from torch import Tensor
 from torch.nn import functional as F
 
+from ridgeline.kernels.activation.op import LIMIT, SHARPNESS
+
 _KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -21,4 +23,7 @@ def activation(x_TF: Tensor, kind: str) -> Tensor:
 
 def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
     gate_TF, up_TF = x_T2F.chunk(2, dim=-1)
+    if kind == "swiglu_clamped":
+        gate_TF = gate_TF.clamp(max=LIMIT)
+        return gate_TF * (SHARPNESS * gate_TF).sigmoid() * (up_TF.clamp(-LIMIT, LIMIT) + 1)
     return _KINDS[kind](gate_TF) * up_TF

@@ -13,6 +13,7 @@ from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.launch import launch_options
 
 KINDS = ("silu", "gelu", "gelu_tanh")
+GATED_KINDS = (*KINDS, "swiglu_clamped")
 
 
 @triton.jit
@@ -26,6 +27,17 @@ def activate(x, KIND: tl.constexpr):
         tl.static_assert(KIND == "gelu_tanh")
         # (1 + tanh(u)) / 2 = sigmoid(2u), here with u = sqrt(2 / pi) * (x + 0.044715 x^3)
         y = x * tl.sigmoid(1.5957691216057308 * x * (1 + 0.044715 * x * x))
+    return y
+
+
+@triton.jit
+def gated(gate, up, KIND: tl.constexpr):
+    """Return the gated activation of float32 values, here and in the epilogues of matrix products."""
+    if KIND == "swiglu_clamped":
+        gate = tl.minimum(gate, 7.0)
+        y = gate * tl.sigmoid(1.702 * gate) * (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1)
+    else:
+        y = activate(gate, KIND) * up
     return y
 
 
@@ -44,7 +56,7 @@ def _activation(
     x = tl.load(x_ptr + row * row_stride + column, mask=mask, other=0)
     if GATED:
         up = tl.load(x_ptr + row * row_stride + F + column, mask=mask, other=0)
-        y = activate(x.to(tl.float32), KIND) * up.to(tl.float32)
+        y = gated(x.to(tl.float32), up.to(tl.float32), KIND)
     else:
         y = activate(x.to(tl.float32), KIND)
     tl.store(y_ptr + row * F + column, y.to(x.dtype), mask=mask)
@@ -57,16 +69,16 @@ def config(rows: int, width: int) -> tuple[int, int]:
     return block, max(1, block // 256)
 
 
-def _launch(x: Tensor, kind: str, gated: bool) -> Tensor:
-    if kind not in KINDS:
+def _launch(x: Tensor, kind: str, *, is_gated: bool) -> Tensor:
+    if kind not in (GATED_KINDS if is_gated else KINDS):
         raise ValueError(f"unknown activation {kind!r}")
     columns = x.shape[-1]
-    width = columns // 2 if gated else columns
+    width = columns // 2 if is_gated else columns
     y = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
     rows = x if x.ndim == 2 else x.reshape(-1, columns)
     block, warps = config(rows.shape[0], width)
     _activation[(rows.shape[0] * triton.cdiv(width, block),)](
-        rows, y, rows.stride(0), F=width, BLOCK=block, KIND=kind, GATED=gated,
+        rows, y, rows.stride(0), F=width, BLOCK=block, KIND=kind, GATED=is_gated,
         num_warps=warps, **launch_options(x.device),
     )  # fmt: skip
     return y
@@ -76,21 +88,25 @@ def activation(x_TF: Tensor, kind: str) -> Tensor:
     """Compute `op.activation`. If a gradient is wanted, torch's own kernels run, since these have none."""
     if torch.is_grad_enabled() and x_TF.requires_grad:
         return torch_ops.activation(x_TF, kind)
-    return _launch(x_TF, kind, gated=False)
+    return _launch(x_TF, kind, is_gated=False)
 
 
 def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
     """Compute `op.gated_activation`. If a gradient is wanted, torch's own kernels run, since these have none."""
     if torch.is_grad_enabled() and x_T2F.requires_grad:
         return torch_ops.gated_activation(x_T2F, kind)
-    return _launch(x_T2F, kind, gated=True)
+    return _launch(x_T2F, kind, is_gated=True)
 
 
-def _aot(width: int, kind: str, *, gated: bool) -> AotKernel:
+def _aot(width: int, kind: str, *, is_gated: bool) -> AotKernel:
     block, warps = config(8192, width)
     signature = {"x_ptr": "*bf16", "y_ptr": "*bf16", "row_stride": "i32:16"}
-    constants = {"F": width, "BLOCK": block, "KIND": kind, "GATED": gated}
+    constants = {"F": width, "BLOCK": block, "KIND": kind, "GATED": is_gated}
     return AotKernel(_activation, signature, constants, num_warps=warps, hot=True)
 
 
-AOT = (_aot(8192, "silu", gated=True), _aot(3072, "gelu_tanh", gated=False), _aot(14336, "gelu", gated=True))
+AOT = (
+    _aot(8192, "silu", is_gated=True),
+    _aot(3072, "gelu_tanh", is_gated=False),
+    _aot(14336, "gelu", is_gated=True),
+)

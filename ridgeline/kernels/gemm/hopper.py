@@ -34,7 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ridgeline.kernels.activation.triton import activate
+from ridgeline.kernels.activation.triton import gated
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.gemm.choose import Stream
 from ridgeline.kernels.gluon_names import load_tile, viewed
@@ -199,7 +199,7 @@ def _store(
         up = sums[1]
         if BIAS:
             up = _biased(up, bias_ptr + outputs, row, outputs, AXIS)
-        y = activate(y, GATE) * up
+        y = gated(y, up, GATE)
     y = gl.convert_layout(y.to(y_ptr.dtype.element_ty), layout)
     row_C = row + gl.arange(0, y.shape[1 - AXIS], gl.SliceLayout(AXIS, layout))
     token_T = token + gl.arange(0, y.shape[AXIS], gl.SliceLayout(1 - AXIS, layout))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.activation.triton import activate
+from ridgeline.kernels.activation.triton import gated
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.gemm.blocks import summed
 
@@ -66,7 +66,7 @@ def _finish(
         if BIAS:
             y_CT += tl.load(bias_ptr + row_C, mask=kept_C, other=0.0).to(tl.float32)[:, None]
             up_CT += tl.load(bias_ptr + outputs + row_C, mask=kept_C, other=0.0).to(tl.float32)[:, None]
-        y_CT = activate(y_CT, GATE) * up_CT
+        y_CT = gated(y_CT, up_CT, GATE)
     tl.store(
         y_ptr + token_T[None, :] * outputs.to(tl.int64) + row_C[:, None],
         y_CT.to(y_ptr.dtype.element_ty),

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.activation.triton import activate
+from ridgeline.kernels.activation.triton import gated
 from ridgeline.kernels.aot import AotKernel
 
 LINE = tl.constexpr(64)  # elements of two bytes in a cache line
@@ -136,7 +136,7 @@ def tiles_kernel(
             if BIAS:
                 y_CT += tl.load(bias_ptr + column_C, mask=kept_C, other=0.0).to(tl.float32)[:, None]
                 up_CT += tl.load(bias_ptr + outputs + column_C, mask=kept_C, other=0.0).to(tl.float32)[:, None]
-            y_CT = activate(y_CT, GATE) * up_CT
+            y_CT = gated(y_CT, up_CT, GATE)
         tl.store(
             y_ptr + token_T[None, :] * outputs.to(tl.int64) + column_C[:, None],
             y_CT.to(y_ptr.dtype.element_ty),

@@ -79,6 +79,7 @@ class States:
         self, layout: CacheLayout, model: ModelSpec, dtype: torch.dtype, device: torch.device, ops: Ops
     ) -> None:
         self.memory = StateMemory(layout, device)
+        self.live_T: Tensor | None = None
         kinds = [KINDS[group.spec.kind] for group in layout.groups]
         self.groups: list[GroupState] = [kind(self.memory, g, model, dtype, ops) for g, kind in enumerate(kinds)]
         self._layers = {
@@ -90,8 +91,12 @@ class States:
     def __getitem__(self, layer: int) -> Any:
         return self._layers[layer]
 
-    def begin(self, rows: DeviceRows, block_tables: Sequence[Tensor], places: Sequence[Tensor]) -> None:
-        """Prepare for the next step. block_tables [S, C], places [T]: one for each cache group."""
+    def begin(
+        self, rows: DeviceRows, block_tables: Sequence[Tensor], places: Sequence[Tensor], live_T: Tensor | None = None
+    ) -> None:
+        """Prepare for the next step. block_tables [S, C], places [T]: one for each cache group. live_T: the tokens that
+        belong to a request."""
+        self.live_T = live_T
         for group, table_SC, place_T in zip(self.groups, block_tables, places, strict=True):
             group.begin(rows, table_SC, place_T)
 

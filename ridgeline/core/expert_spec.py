@@ -1,0 +1,76 @@
+"""A mixture of experts as data: how a token chooses its experts, and what an expert is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ridgeline.core.model_spec import MLPSpec, Product, Products
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingSpec:
+    """How a token chooses `top_k` of `experts`, and how much each of them counts.
+
+    The router's products become scores: their softmax over all experts, or the sigmoid of each. The experts with the
+    largest score plus correction are chosen. Their weights are the scores alone.
+
+    score: "softmax" or "sigmoid".
+    renormalize: the weights of a token are divided by their sum.
+    scale: multiplies the weights after that.
+    groups: experts lie in so many groups of equal size, of which a token may use `top_groups`: those with the largest
+        group score. That is the largest score in the group ("max"), or the sum of its two largest ("top2").
+    bias: the router has a bias.
+    correction: a bias that is added to the scores for the choice alone (Wang et al., arXiv 2408.15664).
+    expert_scale: a learned factor on each expert's weight.
+    """
+
+    experts: int
+    top_k: int
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+    bias: bool = False
+    correction: bool = False
+    expert_scale: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsSpec:
+    """A feed-forward of experts, each of which is a gated MLP: down(act(gate(x)) * up(x)). The output is the sum of the
+    chosen experts' outputs, each times its weight, and of the shared expert's.
+
+    intermediate_size: F of one expert.
+    activation: one of the gated activations of `kernels/activation`.
+    bias: gate, up and down have biases.
+    shared: an MLP that every token runs.
+    shared_gate: the shared expert's output is multiplied by the sigmoid of one more product (Qwen2-MoE).
+    """
+
+    kind: ClassVar[str] = "experts"
+    routing: RoutingSpec
+    intermediate_size: int
+    activation: Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped"] = "silu"
+    bias: bool = False
+    shared: MLPSpec | None = None
+    shared_gate: bool = False
+
+    @property
+    def scratch(self) -> int:
+        """The numbers per token between the first product and the last."""
+        pairs = 4 * self.routing.top_k * self.intermediate_size
+        return pairs + 4 * self.routing.experts + (self.shared.scratch if self.shared else 0)
+
+    def products(self, width: int) -> Products:
+        routing, size = self.routing, self.intermediate_size
+        found: Products = {"router": Product(width, routing.experts, routing.bias)}
+        if self.shared is not None:
+            found |= {f"shared.{name}": product for name, product in self.shared.products(width).items()}
+        if self.shared_gate:
+            found["shared_gate"] = Product(width, 1)
+        found["gate_up"] = Product(width, 2 * size, self.bias, copies=routing.experts, used=routing.top_k)
+        found["down"] = Product(size, width, self.bias, copies=routing.experts, used=routing.top_k)
+        return found

@@ -1,0 +1,141 @@
+"""Products of tokens with their own experts' matrices. No token is dropped, whatever the counts.
+
+A mixture's feed-forward is two ops. The first gathers each expert's tokens, multiplies them with gate and up and
+applies the gated activation. The second multiplies with down and adds up each token's experts in the order of its
+choice, so that the sum does not depend on the tokens beside it.
+
+Legend:
+    T  tokens
+    M  model width
+    E  experts
+    K  experts of a token
+    P  pairs of a token and one of its experts, T · K, sorted by expert
+    F  an expert's inner width
+    G  2 F: the rows of gate, then those of up
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.activation.op import gated_activation
+from ridgeline.kernels.op import Implementation, Op
+from ridgeline.kernels.route.op import Routes, in_order
+
+
+def grouped_gate_up(x_TM: Tensor, weight_EGM: Tensor, bias_EG: Tensor | None, routes: Routes, gate: str) -> Tensor:
+    """Return act(gate(x)) * up(x) of every pair, by each pair's own expert: [P, F] in the dtype of `x_TM`. Rows of
+    pairs that nobody computes are undefined."""
+    pairs = len(routes.token_P)
+    y_PF = torch.zeros(pairs, weight_EGM.shape[1] // 2, dtype=x_TM.dtype, device=x_TM.device)
+    for expert, (first, end) in enumerate(_spans(routes)):
+        rows_NM = x_TM[routes.token_P[first:end].long()].float()
+        y_NG = rows_NM @ weight_EGM[expert].float().T
+        if bias_EG is not None:
+            y_NG = y_NG + bias_EG[expert].float()
+        y_PF[first:end] = gated_activation(y_NG, gate).to(x_TM.dtype)
+    return y_PF
+
+
+def grouped_down(
+    h_PF: Tensor, weight_EMF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None
+) -> Tensor:
+    """Return, for every token, the sum over its experts of weight · (down(h) + bias), plus `add_TM` if there is one:
+    [T, M] in the dtype of `h_PF`. Sums are in float32. Tokens that go nowhere get `add_TM` alone, or 0.
+
+    add_TM: another part of the feed-forward's output (a shared expert's).
+    """
+    tokens, used = routes.expert_TK.shape
+    y_PM = torch.zeros(tokens * used, weight_EMF.shape[1], device=h_PF.device)
+    for expert, (first, end) in enumerate(_spans(routes)):
+        y_PM[first:end] = h_PF[first:end].float() @ weight_EMF[expert].float().T
+        if bias_EM is not None:
+            y_PM[first:end] += bias_EM[expert].float()
+    computed_TK = routes.expert_TK < len(weight_EMF)
+    weight_TK = torch.where(computed_TK, routes.weight_TK, 0)
+    y_TKM = torch.where(computed_TK[:, :, None], y_PM[routes.place_TK.long()], 0)
+    y_TM = (weight_TK[:, :, None] * y_TKM).sum(1)
+    return (y_TM if add_TM is None else y_TM + add_TM.float()).to(h_PF.dtype)
+
+
+def _spans(routes: Routes) -> list[tuple[int, int]]:
+    start = routes.start_E1.tolist()
+    return list(pairwise(start))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case of both ops for tests and benchmarks.
+
+    skew: 0 spreads tokens over experts alike; larger numbers send more of them to the first experts.
+    dead: so many of the last tokens go nowhere.
+    """
+
+    tokens: int
+    width: int
+    inner: int
+    experts: int
+    used: int
+    gate: str = "silu"
+    bias: bool = False
+    add: bool = False
+    skew: float = 0.0
+    dead: int = 0
+
+    def routes(self, device: torch.device, seed: int = 0) -> Routes:
+        """Return random routes; each token's experts differ."""
+        generator = torch.Generator(device).manual_seed(seed)
+        score_TE = torch.rand(self.tokens, self.experts, generator=generator, device=device)
+        score_TE += self.skew * torch.linspace(1, 0, self.experts, device=device)
+        weight_TK, expert_TK = score_TE.topk(self.used, dim=1)
+        expert_TK[self.tokens - self.dead :] = self.experts
+        return in_order(expert_TK.int(), weight_TK / weight_TK.sum(1, keepdim=True), self.experts)
+
+    def gate_up_inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
+        """Return random inputs of the first op, with outputs of order one."""
+        x_TM, weight_EGM = self._operands(self.tokens, 2 * self.inner, self.width, dtype, device, seed)
+        bias_EG = self._normal(seed + 1, device, self.experts, 2 * self.inner).to(dtype) if self.bias else None
+        return x_TM, weight_EGM, bias_EG, self.routes(device, seed), self.gate
+
+    def down_inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
+        """Return random inputs of the second op, with outputs of order one."""
+        h_PF, weight_EMF = self._operands(self.tokens * self.used, self.width, self.inner, dtype, device, seed)
+        bias_EM = self._normal(seed + 1, device, self.experts, self.width).to(dtype) if self.bias else None
+        add_TM = self._normal(seed + 2, device, self.tokens, self.width).to(dtype) if self.add else None
+        return h_PF, weight_EMF, bias_EM, self.routes(device, seed), add_TM
+
+    def _operands(
+        self, rows: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        weight = self._normal(seed + 3, device, self.experts, outputs, inputs).mul_(inputs**-0.5).to(dtype)
+        return self._normal(seed + 4, device, rows, inputs).to(dtype), weight
+
+    @staticmethod
+    def _normal(seed: int, device: torch.device, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=torch.Generator(device).manual_seed(seed), device=device)
+
+
+CASES = (
+    Case(1, 64, 48, experts=8, used=2),
+    Case(2, 64, 32, experts=4, used=2, bias=True, gate="swiglu_clamped"),
+    Case(5, 96, 64, experts=16, used=4, add=True, dead=2),
+    Case(8, 256, 96, experts=60, used=4, gate="gelu_tanh"),
+    Case(33, 64, 40, experts=8, used=2, skew=3.0),
+    Case(64, 128, 64, experts=128, used=8, add=True),
+    Case(200, 64, 64, experts=4, used=1, bias=True, skew=1.0),
+)
+
+GROUPED_GATE_UP = Op(
+    "grouped_gate_up",
+    grouped_gate_up,
+    (Implementation("torch", "ridgeline.kernels.grouped_gemm.torch_ops:grouped_gate_up"),),
+)
+GROUPED_DOWN = Op(
+    "grouped_down",
+    grouped_down,
+    (Implementation("torch", "ridgeline.kernels.grouped_gemm.torch_ops:grouped_down"),),
+)

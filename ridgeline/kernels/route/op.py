@@ -1,0 +1,179 @@
+"""Routing of tokens to experts: norm, scores, the choice of the top k, and the order in which experts take tokens.
+
+Nothing here depends on data but the numbers in tensors: shapes are fixed by T, E and K, so a step with experts can be
+captured, and nobody waits for the device.
+
+Legend:
+    T  tokens
+    M  model width
+    E  experts
+    K  experts of a token
+    P  pairs of a token and one of its experts, T · K
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.expert_spec import RoutingSpec
+from ridgeline.kernels.norm.op import rms_norm
+from ridgeline.kernels.op import Implementation, Op
+
+NORMALIZER = 1e-20  # added to a sum of weights before it divides them
+
+
+class Routes(NamedTuple):
+    """Which experts the tokens go to. Pairs are sorted by expert; pairs of one expert keep the order of their tokens.
+
+    expert_TK: int32, a token's experts in falling order of their choice scores (equal ones by index), or E for a token
+        that belongs to no request: its pairs come last, and no expert computes them.
+    weight_TK: float32.
+    token_P: int32, the token of each pair in sorted order.
+    place_TK: int32, the place of each pair in sorted order.
+    start_E1: int32, the first place of each expert's pairs, then the number of pairs that are computed.
+    """
+
+    expert_TK: Tensor
+    weight_TK: Tensor
+    token_P: Tensor
+    place_TK: Tensor
+    start_E1: Tensor
+
+
+def route(
+    x_TM: Tensor,
+    residual_TM: Tensor | None,
+    norm_weight_M: Tensor | None,
+    eps: float,
+    router_EM: Tensor,
+    router_bias_E: Tensor | None,
+    correction_E: Tensor | None,
+    expert_scale_E: Tensor | None,
+    how: RoutingSpec,
+    live_T: Tensor | None,
+    tally_E: Tensor | None,
+) -> tuple[Tensor, Tensor, Routes]:
+    """Return (n, s, routes). s = x + residual rounded to x's dtype, or s = x if there is no residual. n = rms_norm(s),
+    or s if norm_weight is None. Routes follow from router · n, whose products are float32 and are not rounded.
+
+    A token whose scores hold NaN goes to experts 0 … K - 1 with weights NaN.
+
+    norm_weight_M, correction_E and expert_scale_E are float32 or x's dtype.
+    live_T: bool; tokens for which it is False go nowhere. None: there are no such tokens.
+    tally_E: int64; the number of tokens that each expert got is added to it.
+    """
+    s_TM = x_TM if residual_TM is None else x_TM + residual_TM
+    n_TM = s_TM if norm_weight_M is None else rms_norm(s_TM, None, norm_weight_M, eps)[0]
+    logits_TE = n_TM.float() @ router_EM.float().T
+    if router_bias_E is not None:
+        logits_TE = logits_TE + router_bias_E.float()
+    expert_TK, weight_TK = choose(logits_TE, correction_E, expert_scale_E, how)
+    if live_T is not None:
+        expert_TK = torch.where(live_T[:, None], expert_TK, how.experts)
+    routes = in_order(expert_TK.int(), weight_TK, how.experts)
+    if tally_E is not None:
+        tally_E += routes.start_E1.diff()
+    return n_TM, s_TM, routes
+
+
+def choose(
+    logits_TE: Tensor, correction_E: Tensor | None, expert_scale_E: Tensor | None, how: RoutingSpec
+) -> tuple[Tensor, Tensor]:
+    """Return (experts, weights), [T, K] each, of float32 logits."""
+    nan_T = logits_TE.isnan().any(1)
+    score_TE = logits_TE.sigmoid() if how.score == "sigmoid" else logits_TE.softmax(-1)
+    choice_TE = score_TE if correction_E is None else score_TE + correction_E.float()
+    if how.groups > 1:
+        grouped_TGE = choice_TE.unflatten(1, (how.groups, -1))
+        best = grouped_TGE.topk(1 if how.group_score == "max" else 2, dim=-1).values.sum(-1)
+        allowed = torch.zeros_like(best, dtype=torch.bool)
+        allowed.scatter_(1, best.sort(dim=1, descending=True, stable=True).indices[:, : how.top_groups], True)
+        choice_TE = grouped_TGE.masked_fill(~allowed[:, :, None], -torch.inf).flatten(1)
+    # A stable sort takes the first of equal scores, where top-k may take any
+    expert_TK = choice_TE.sort(dim=1, descending=True, stable=True).indices[:, : how.top_k]
+    expert_TK = torch.where(nan_T[:, None], torch.arange(how.top_k, device=expert_TK.device), expert_TK)
+    weight_TK = score_TE.gather(1, expert_TK)
+    if how.renormalize:
+        weight_TK = weight_TK / (weight_TK.sum(1, keepdim=True) + NORMALIZER)
+    weight_TK = weight_TK * how.scale
+    if expert_scale_E is not None:
+        weight_TK = weight_TK * expert_scale_E.float()[expert_TK]
+    return expert_TK, torch.where(nan_T[:, None], torch.nan, weight_TK)
+
+
+def in_order(expert_TK: Tensor, weight_TK: Tensor, experts: int) -> Routes:
+    """Return the routes of tokens whose experts are known."""
+    order_P = expert_TK.flatten().sort(stable=True).indices
+    place_P = torch.empty_like(order_P)
+    place_P[order_P] = torch.arange(len(order_P), device=order_P.device)
+    counts_E = torch.bincount(expert_TK.flatten(), minlength=experts + 1)[:experts]
+    start_E1 = torch.nn.functional.pad(counts_E.cumsum(0), (1, 0))
+    return Routes(
+        expert_TK.int(),
+        weight_TK,
+        (order_P // expert_TK.shape[1]).int(),
+        place_P.view_as(expert_TK).int(),
+        start_E1.int(),
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case for tests and benchmarks.
+
+    dead: so many of the last tokens belong to no request.
+    """
+
+    tokens: int
+    width: int
+    how: RoutingSpec
+    residual: bool = True
+    norm: bool = True
+    dead: int = 0
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
+        """Return random inputs, whose products have a standard deviation of about one, and a tally of zeros."""
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=device)
+
+        experts = self.how.experts
+        live_T = torch.arange(self.tokens, device=device) < self.tokens - self.dead
+        return (
+            normal(self.tokens, self.width).to(dtype),
+            normal(self.tokens, self.width).to(dtype) if self.residual else None,
+            (1 + 0.3 * normal(self.width)).to(dtype) if self.norm else None,
+            1e-6,
+            (normal(experts, self.width) * self.width**-0.5).to(dtype),
+            normal(experts).to(dtype) if self.how.bias else None,
+            0.3 * normal(experts) if self.how.correction else None,
+            (1 + 0.3 * normal(experts)).to(dtype) if self.how.expert_scale else None,
+            self.how,
+            live_T if self.dead else None,
+            torch.zeros(experts, dtype=torch.int64, device=device),
+        )
+
+
+SOFTMAX = RoutingSpec(experts=8, top_k=2, renormalize=True)
+QWEN3 = RoutingSpec(experts=128, top_k=8, renormalize=True)
+GROUPED = RoutingSpec(
+    experts=64, top_k=6, score="sigmoid", renormalize=True, scale=2.5, groups=8, top_groups=3, group_score="top2",
+    correction=True,
+)  # fmt: skip
+
+CASES = (
+    Case(1, 64, SOFTMAX),
+    Case(3, 200, SOFTMAX, residual=False),
+    Case(7, 64, RoutingSpec(experts=60, top_k=4, bias=True), norm=False),
+    Case(8, 256, QWEN3, dead=3),
+    Case(33, 96, GROUPED),
+    Case(64, 64, RoutingSpec(experts=32, top_k=4, renormalize=True, bias=True, expert_scale=True)),
+    Case(300, 64, QWEN3, dead=1),
+)
+
+ROUTE = Op("route", route, (Implementation("torch", "ridgeline.kernels.route.torch_ops:route"),))

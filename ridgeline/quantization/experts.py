@@ -1,0 +1,95 @@
+"""The forms that experts' stacked weights take.
+
+Where the grouped ops multiply a whole stack at once, as on a GPU, the stack stays as it was loaded. Elsewhere, and for
+schemes that hold one matrix at a time, it becomes a list of `Weight`s, which are multiplied one expert after the other.
+
+Legend:
+    T  tokens
+    M  model width
+    E  experts
+    P  pairs of a token and one of its experts, sorted by expert
+    F  an expert's inner width
+    O  outputs of an expert's matrix
+    I  inputs of an expert's matrix
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.grouped_gemm.torch_ops import combined, touched
+from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.route.op import Routes
+from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
+
+
+class ExpertWeights(Protocol):
+    """One matrix of every expert, in any form that can multiply. The operations are those of `kernels/grouped_gemm`."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def gate_up(self, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str) -> Tensor: ...
+
+    def down(self, h_PF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class StackedWeights:
+    """Weights as they were loaded."""
+
+    ops: Ops
+    weight_EOI: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight_EOI.nbytes
+
+    def gate_up(self, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str) -> Tensor:
+        return self.ops.grouped_gate_up(x_TM, self.weight_EOI, bias_EO, routes, gate)
+
+    def down(self, h_PF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None) -> Tensor:
+        return self.ops.grouped_down(h_PF, self.weight_EOI, bias_EM, routes, add_TM)
+
+
+@dataclass(frozen=True)
+class ListedWeights:
+    """One `Weight` for each expert, of any scheme. It reads the counts back to the host, so it is for CPUs."""
+
+    ops: Ops
+    weights: list[Weight]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(weight.nbytes for weight in self.weights)
+
+    def gate_up(self, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str) -> Tensor:
+        parts = []
+        for expert, (first, end) in touched(routes):
+            bias_O = None if bias_EO is None else bias_EO[expert]
+            y = self.weights[expert].linear(x_TM[routes.token_P[first:end].long()], bias_O)
+            parts.append(self.ops.gated_activation(y, gate))
+        return torch.cat(parts) if parts else x_TM[:0]
+
+    def down(self, h_PF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None) -> Tensor:
+        parts = []
+        for expert, (first, end) in touched(routes):
+            parts.append(self.weights[expert].linear(h_PF[first:end], None if bias_EM is None else bias_EM[expert]))
+        if not parts:
+            raise AssertionError("a step without a live token has no experts")
+        y_PM = torch.cat(parts)
+        rest = torch.zeros(len(routes.token_P) - len(y_PM), y_PM.shape[1], dtype=y_PM.dtype)
+        return combined(torch.cat([y_PM, rest]), routes, add_TM, len(self.weights))
+
+
+def prepare_experts(loaded: StackedWeights, scheme: Scheme) -> ExpertWeights:
+    """Return the weights in the form of their scheme, or `loaded` itself where no other form is faster."""
+    matrices = [PlainWeight(loaded.ops, matrix) for matrix in loaded.weight_EOI.detach().unbind()]
+    prepared = [scheme.prepare(matrix) for matrix in matrices]
+    if all(new is old for new, old in zip(prepared, matrices, strict=True)):
+        return loaded
+    return ListedWeights(loaded.ops, prepared)
