@@ -1,0 +1,182 @@
+"""Experts' products for Hopper in 16-bit types: launches. hopper_stream.py streams weights where the memory is the
+bound, hopper_tiles.py multiplies large tiles where the matrix units are, and hopper_plans.py chooses.
+
+`grouped_down` writes every pair's product, and then adds up each token's: with thousands of tokens the second pass
+moves a twelfth of the bytes that fit into the time of the first.
+
+Legend: see op.py
+    O  outputs of an expert (of each half if gated)
+    I  inputs of an expert
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.gemm.hopper import PANEL, _descriptor_layout
+from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, Tiles, choose, stream
+from ridgeline.kernels.grouped_gemm.hopper_stream import grouped_stream_kernel
+from ridgeline.kernels.grouped_gemm.hopper_tiles import grouped_tiles_kernel
+from ridgeline.kernels.launch import compute_capability, launch_options, num_multiprocessors
+from ridgeline.kernels.route.op import Routes
+
+
+def supports(x: Tensor, weight_EOI: Tensor) -> bool:
+    """Return True if both ops can run on these tensors: on Hopper, in 16-bit types, with rows of at least 64 numbers
+    that begin at multiples of 16 bytes, and up to 1024 experts."""
+    experts, outputs, inputs = weight_EOI.shape
+    typed = x.dtype == weight_EOI.dtype and x.dtype in (torch.bfloat16, torch.float16)
+    shaped = inputs >= 64 and inputs % 8 == 0 and outputs % 16 == 0 and experts <= 1024
+    placed = x.is_contiguous() and weight_EOI.is_contiguous()
+    return typed and shaped and placed and compute_capability(x.device) == (9, 0)
+
+
+def grouped_gate_up(
+    x_TM: Tensor, weight_EGM: Tensor, bias_EG: Tensor | None, routes: Routes, gate: str, plan: Stream | Tiles | None = None
+) -> Tensor:
+    """Compute `op.grouped_gate_up`. Rows of pairs that nobody computes stay as the memory was.
+
+    This op and the next one go together: `grouped_down` may read the routes before the kernel ahead of it has ended,
+    and counts on this op to have waited for them.
+    """
+    return _products(x_TM, weight_EGM, bias_EG, routes, gate, plan)
+
+
+def grouped_down(
+    h_PF: Tensor, weight_EMF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None,
+    plan: Stream | Tiles | None = None,
+) -> Tensor:  # fmt: skip
+    """Compute `op.grouped_down`, with every pair's product rounded to the dtype of `h_PF`. It must follow
+    `grouped_gate_up` of this module."""
+    return combine(_products(h_PF, weight_EMF, bias_EM, routes, "", plan), routes, add_TM, len(weight_EMF))
+
+
+def _products(
+    x: Tensor, weight_EOI: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str, plan: Stream | Tiles | None
+) -> Tensor:
+    """Return act(gate) * up if there is a gate, otherwise the products: [P, O]."""
+    (experts, outputs, inputs), device, pairs = weight_EOI.shape, x.device, len(routes.token_P)
+    outputs = outputs // 2 if gate else outputs
+    plan = plan or choose(pairs, experts, inputs, gated=gate != "")
+    y_PO = torch.empty(pairs, outputs, dtype=x.dtype, device=device)
+    weight = weight_EOI.view(-1, inputs)
+    bias = x if bias_EO is None else bias_EO  # any pointer will do where there is no bias
+    processors = num_multiprocessors(device)
+    named = {"E": experts, "INPUTS": inputs, "OUTPUTS": outputs, "GATHER": gate != "", "BIAS": bias_EO is not None}
+    if isinstance(plan, Tiles):
+        grouped_tiles_kernel[(processors,)](
+            x, _descriptor(x, 128), _descriptor(weight, 128), bias, routes.token_P, routes.start_E1, y_PO,
+            _ticket(device), **named, GATE=gate, STAGES=plan.stages, num_warps=4, **launch_options(device),
+        )  # fmt: skip
+        return y_PO
+    programs = processors * plan.resident
+    size = programs * plan.rows * plan.tokens * (2 if gate else 1)
+    sums = torch.empty(size, dtype=torch.float32, device=device)
+    grouped_stream_kernel[(programs,)](
+        x, _descriptor(weight, plan.rows), bias, routes.token_P, routes.start_E1, y_PO, sums, _flags(device),
+        **named, GATE=gate, ROWS=plan.rows, TOKENS=plan.tokens, NARROW=plan.narrow, BLOCK=plan.block,
+        STAGES=plan.stages, num_warps=plan.warps, maxnreg=plan.registers, **launch_options(device),
+    )  # fmt: skip
+    return y_PO
+
+
+def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, PANEL.value], _descriptor_layout())
+
+
+# Both are made by the first eager launch, which comes before any graph is captured.
+
+
+@cache
+def _flags(device: torch.device) -> Tensor:
+    """Return a flag for every program that may run at once. All are 0 between launches."""
+    return torch.zeros(2 * num_multiprocessors(device), dtype=torch.int32, device=device)
+
+
+@cache
+def _ticket(device: torch.device) -> Tensor:
+    """Return the counter of drawn items. It is 0 between launches."""
+    return torch.zeros(1, dtype=torch.int32, device=device)
+
+
+def combine(y_PM: Tensor, routes: Routes, add_TM: Tensor | None, experts: int) -> Tensor:
+    """Return each token's weighted sum over its experts' outputs, in the order of its choice, plus `add_TM`: [T, M]."""
+    (tokens, used), width = routes.expert_TK.shape, y_PM.shape[1]
+    out_TM = torch.empty(tokens, width, dtype=y_PM.dtype, device=y_PM.device)
+    block = min(triton.next_power_of_2(width), 512 if tokens < 256 else 2048)
+    sum_pairs_kernel[(tokens * triton.cdiv(width, block),)](
+        y_PM, routes.expert_TK, routes.weight_TK, routes.place_TK, y_PM if add_TM is None else add_TM, out_TM,
+        M=width, K=used, E=experts, BLOCK=block, ADD=add_TM is not None,
+        num_warps=max(1, block // 256), **launch_options(y_PM.device),
+    )  # fmt: skip
+    return out_TM
+
+
+@triton.jit
+def sum_pairs_kernel(
+    y_ptr, expert_ptr, weight_ptr, place_ptr, add_ptr, out_ptr,
+    M: tl.constexpr, K: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Add up a token's pairs, for BLOCK columns. Rows of pairs that nobody computed are not read."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    BLOCKS: tl.constexpr = (M + BLOCK - 1) // BLOCK
+    token = tl.program_id(0) // BLOCKS
+    column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for k in tl.static_range(K):
+        real = tl.load(expert_ptr + token * K + k) < E
+        place = tl.load(place_ptr + token * K + k).to(tl.int64)
+        weight = tl.load(weight_ptr + token * K + k, mask=real, other=0)
+        y = tl.load(y_ptr + place * M + column, mask=(column < M) & real, other=0)
+        total += weight * y.to(tl.float32)
+    at = token.to(tl.int64) * M + column
+    if ADD:
+        total += tl.load(add_ptr + at, mask=column < M, other=0).to(tl.float32)
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=column < M)
+
+
+def _box(rows: int) -> str:
+    return f"tensordesc<bf16[{rows}, {PANEL.value}],{_descriptor_layout()!r}>"
+
+
+def _aot(plan: Stream | Tiles, experts: int, inputs: int, outputs: int, gate: str, *, bias: bool = False) -> AotKernel:
+    named = {"E": experts, "INPUTS": inputs, "OUTPUTS": outputs, "GATHER": gate != "", "BIAS": bias, "GATE": gate}
+    named["STAGES"] = plan.stages
+    signature = {"x_ptr": "*bf16", "w_desc": _box(128), "bias_ptr": "*bf16", "token_ptr": "*i32", "start_ptr": "*i32"}
+    signature["y_ptr"] = "*bf16"
+    if isinstance(plan, Tiles):
+        kernel, warps = grouped_tiles_kernel, 4
+        signature |= {"x_desc": _box(128), "ticket_ptr": "*i32"}
+    else:
+        kernel, warps = grouped_stream_kernel, plan.warps
+        named |= {"ROWS": plan.rows, "TOKENS": plan.tokens, "NARROW": plan.narrow, "BLOCK": plan.block}
+        signature |= {"w_desc": _box(plan.rows), "sums_ptr": "*fp32", "flag_ptr": "*i32"}
+    return AotKernel(kernel, signature, named, num_warps=warps, hot=True, tensor_cores="HGMMA", archs=("sm_90",))
+
+
+AOT = (
+    _aot(stream(64, 16, 8, 64, 2048, gated=True), 128, 2048, 768, "silu"),
+    _aot(stream(128, 64, 16, 64, 2880, gated=False), 32, 2880, 2880, "", bias=True),
+    _aot(Tiles(), 128, 2048, 768, "silu"),
+    _aot(Tiles(), 32, 2880, 2880, "swiglu_clamped", bias=True),
+    _aot(Tiles(), 128, 768, 2048, ""),
+    AotKernel(
+        sum_pairs_kernel,
+        {
+            **dict.fromkeys(("y_ptr", "add_ptr", "out_ptr"), "*bf16"),
+            **{"expert_ptr": "*i32", "weight_ptr": "*fp32", "place_ptr": "*i32"},
+        },
+        {"M": 2048, "K": 8, "E": 128, "BLOCK": 2048, "ADD": True},
+        num_warps=8,
+        hot=True,
+    ),
+)

@@ -1,0 +1,70 @@
+"""The choice of the Hopper kernel for experts' products, and its cut: plain functions of shapes.
+
+The counts of pairs are on the device, so a cut follows from their average, and kernels deal with any others. This
+module does not import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RING = 217_000  # bytes of shared memory for stages; barriers and turned tiles need a few thousand more
+PANEL = 64  # inputs in one swizzled row of shared memory
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A cut of hopper_stream.py: a tile is `rows` weight rows, 64 or 128 (of each half if gated), by up to `tokens`
+    pairs.
+
+    narrow: tiles with no more pairs than this take fewer columns, a multiple of 8.
+    block: inputs of a stage.
+    resident: programs on a multiprocessor, 1 or 2.
+    """
+
+    rows: int
+    tokens: int
+    narrow: int
+    block: int
+    stages: int
+    resident: int = 1
+
+    @property
+    def warps(self) -> int:
+        """The warps that multiply."""
+        return self.rows // 16
+
+    @property
+    def registers(self) -> int | None:
+        """The registers per thread of all warps on average. None: one program may take all there are."""
+        return None if self.resident == 1 else 65_536 // self.resident // (32 * (self.warps + 8)) // 8 * 8
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A cut of hopper_tiles.py: tiles of 128 pairs by 256 weight rows (128 of each half if gated)."""
+
+    stages: int = 4
+
+
+def choose(pairs: int, experts: int, inputs: int, *, gated: bool) -> Stream | Tiles:
+    """Return the cut for so many pairs."""
+    average = pairs / experts
+    if average > 96:
+        return Tiles()
+    tokens = min(max(16, _power_of_two(2 * average)), 128)
+    return stream(64, tokens, max(8, tokens // 4), 64 if gated else 128, inputs, gated=gated)
+
+
+def stream(
+    rows: int, tokens: int, narrow: int, block: int, inputs: int, *, gated: bool, resident: int = 1
+) -> Stream:
+    """Return a cut with as many stages as fit."""
+    while block > PANEL and inputs <= PANEL:
+        block //= 2
+    stage = (rows * (2 if gated else 1) + tokens) * block * 2
+    return Stream(rows, tokens, narrow, block, min(RING // resident // stage, 16), resident)
+
+
+def _power_of_two(n: float) -> int:
+    return 1 << (max(1, -int(-n // 1)) - 1).bit_length()

@@ -1,0 +1,97 @@
+"""How programs of the Hopper kernels divide the experts' products, from the counts on the device.
+
+An item is a tile of one expert's weight rows times a tile of its pairs. Items are ordered by expert, then by row tile,
+then by token tile, so that those that read the same weights are neighbours. Experts without pairs have none.
+
+Functions here use `gl` alone, so that a test can run them in Python over all programs.
+
+Legend:
+    E  experts
+    S  slots of a vector over experts, a power of two
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.constexpr_function
+def slots(experts):
+    """Return the least power of two that holds so many experts."""
+    return 1 << (int(experts) - 1).bit_length()
+
+
+@gluon.jit
+def _added(a, b):
+    return a + b
+
+
+@gluon.jit
+def share(program, programs, total):
+    """Return (first, end) of a program's blocks. Shares differ by one block at most, and larger ones come first."""
+    each = total // programs
+    rest = total - each * programs
+    begin = program * each + gl.minimum(program, rest)
+    return begin, begin + each + gl.where(program < rest, 1, 0)
+
+
+@gluon.jit
+def begin_share(
+    start_ptr, program, programs,
+    E: gl.constexpr, TOKENS: gl.constexpr, TILES: gl.constexpr, BLOCKS: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Return (first and end block of the program, blocks of all programs, the first block's expert, its item's place
+    among the expert's items, the expert's first pair, how many pairs it has).
+
+    The blocks of all items in order are cut into equal shares. A share may begin and end within an item.
+    """
+    i_S = gl.arange(0, slots(E), layout)
+    start_S = gl.load(start_ptr + i_S, mask=i_S < E, other=0)
+    count_S = gl.load(start_ptr + i_S + 1, mask=i_S < E, other=0) - start_S
+    units_S = (count_S + (TOKENS - 1)) // TOKENS
+    end_S = gl.associative_scan(units_S, 0, _added)
+    total = gl.sum(units_S, 0) * (TILES * BLOCKS)
+    begin, end = share(program, programs, total)
+    item = begin // BLOCKS
+    passed_S = (end_S * TILES <= item) & (i_S < E)
+    expert = gl.sum(gl.where(passed_S, 1, 0), 0)
+    before = gl.max(gl.where(passed_S, end_S, 0), 0)
+    first = gl.sum(gl.where(i_S == expert, start_S, 0), 0)
+    count = gl.sum(gl.where(i_S == expert, count_S, 0), 0)
+    return begin, end, total, expert, item - before * TILES, first, count
+
+
+@gluon.jit
+def next_piece(
+    start_ptr, at, end, expert, place, first, count, TOKENS: gl.constexpr, TILES: gl.constexpr
+):  # fmt: skip
+    """Return (expert, place, first, count) of the item behind this one. at: the next block of the share.
+
+    Behind the last item of an expert comes the next expert that has pairs. There is one if the share has not ended.
+    """
+    place += 1
+    if (at < end) & (place == (count + (TOKENS - 1)) // TOKENS * TILES):
+        place = place * 0
+        first += count
+        count = count * 0
+        while count == 0:
+            expert += 1
+            count = gl.load(start_ptr + expert + 1) - first
+    return expert, place, first, count
+
+
+@gluon.jit
+def find_item(
+    start_ptr, item, before, expert, first, count, E: gl.constexpr, TOKENS: gl.constexpr, TILES: gl.constexpr
+):  # fmt: skip
+    """Return (items before the expert, expert, its first pair, how many pairs it has) for a work item that is no
+    earlier than that expert's. The expert is E behind the last item."""
+    items = (count + (TOKENS - 1)) // TOKENS * TILES
+    while (expert < E) & (item - before >= items):
+        before += items
+        first += count
+        expert += 1
+        count = gl.load(start_ptr + expert + 1, mask=expert < E, other=0) - first
+        items = (count + (TOKENS - 1)) // TOKENS * TILES
+    return before, expert, first, count
