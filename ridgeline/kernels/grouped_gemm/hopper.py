@@ -28,14 +28,14 @@ from ridgeline.kernels.launch import compute_capability, launch_options, num_mul
 from ridgeline.kernels.route.op import Routes
 
 
-def supports(x: Tensor, weight_EOI: Tensor) -> bool:
-    """Return True if both ops can run on these tensors: on Hopper, in 16-bit types, with rows of at least 64 numbers
-    that begin at multiples of 16 bytes, and up to 1024 experts."""
-    experts, outputs, inputs = weight_EOI.shape
-    typed = x.dtype == weight_EOI.dtype and x.dtype in (torch.bfloat16, torch.float16)
-    shaped = inputs >= 64 and inputs % 8 == 0 and outputs % 16 == 0 and experts <= 1024
-    placed = x.is_contiguous() and weight_EOI.is_contiguous()
-    return typed and shaped and placed and compute_capability(x.device) == (9, 0)
+def supports(x_TM: Tensor, weight_EGM: Tensor) -> bool:
+    """Return True if both ops can run for the arguments of the first: on Hopper, in 16-bit types, with widths of at
+    least 64 that are multiples of 8, and up to 1024 experts."""
+    experts, rows, width = weight_EGM.shape
+    typed = x_TM.dtype == weight_EGM.dtype and x_TM.dtype in (torch.bfloat16, torch.float16)
+    shaped = width >= 64 and width % 8 == 0 and rows >= 128 and rows % 16 == 0 and experts <= 1024
+    placed = x_TM.is_contiguous() and weight_EGM.is_contiguous()
+    return typed and shaped and placed and compute_capability(x_TM.device) == (9, 0)
 
 
 def grouped_gate_up(

@@ -26,8 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.gemm.hopper import PANEL, _awaited, _store, barrier
-from ridgeline.kernels.gluon_names import load_tile, viewed
-from ridgeline.kernels.grouped_gemm.hopper_walk import begin_share, next_piece, share
+from ridgeline.kernels.gluon_names import load_rows, load_tile, viewed
+from ridgeline.kernels.grouped_gemm.hopper_walk import begin_share, counts_of, next_piece, share, slots
 
 
 @gluon.jit
@@ -62,14 +62,14 @@ def gather_rows(
             if INPUTS % BLOCK != 0:
                 mask = mask & (column + ((block + i) * BLOCK + panel * PANEL) < INPUTS)
             tile = _top(x.index(here * PANELS + panel), WIDTH)
-            async_copy.async_copy_global_to_shared(tile, pointers + panel * PANEL, mask=mask)
+            load_rows(tile, pointers + panel * PANEL, mask=mask)
         async_copy.mbarrier_arrive(full.index(here), increment_count=False)
         pointers += BLOCK
 
 
 @gluon.jit
 def _gatherer(
-    x_ptr, token_ptr, start_ptr, x, full, empty, at, end, expert, place, first, count,
+    x_ptr, token_ptr, counts, x, full, empty, at, end, expert, place, first, count,
     INPUTS: gl.constexpr, TILES: gl.constexpr, TOKENS: gl.constexpr, NARROW: gl.constexpr, BLOCK: gl.constexpr,
     STAGES: gl.constexpr, GATHER: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -94,12 +94,12 @@ def _gatherer(
             )  # fmt: skip
         step += steps
         at += steps
-        expert, place, first, count = next_piece(start_ptr, at, end, expert, place, first, count, TOKENS, TILES)
+        expert, place, first, count = next_piece(counts, at, end, expert, place, first, count, TOKENS, TILES)
 
 
 @gluon.jit
 def _streamer(
-    w_desc, start_ptr, w, full, empty, at, end, expert, place, first, count,
+    w_desc, counts, w, full, empty, at, end, expert, place, first, count,
     INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, TILES: gl.constexpr,
     TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -122,7 +122,7 @@ def _streamer(
                     load_tile(w_desc, corner, full.index(here), tile)
         step += steps
         at += steps
-        expert, place, first, count = next_piece(start_ptr, at, end, expert, place, first, count, TOKENS, TILES)
+        expert, place, first, count = next_piece(counts, at, end, expert, place, first, count, TOKENS, TILES)
 
 
 @gluon.jit
@@ -222,7 +222,7 @@ def _finish(
 
 @gluon.jit
 def _consumer(
-    w, x, full, empty, start_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, at, end, total, expert, place, first, count,
+    w, x, full, empty, counts, bias_ptr, y_ptr, sums_ptr, flag_ptr, at, end, total, expert, place, first, count,
     INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, TILES: gl.constexpr,
     TOKENS: gl.constexpr, NARROW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr,
     GATE: gl.constexpr,
@@ -251,7 +251,7 @@ def _consumer(
             )  # fmt: skip
         step += steps
         at += steps
-        expert, place, first, count = next_piece(start_ptr, at, end, expert, place, first, count, TOKENS, TILES)
+        expert, place, first, count = next_piece(counts, at, end, expert, place, first, count, TOKENS, TILES)
 
 
 @gluon.jit
@@ -287,28 +287,31 @@ def grouped_stream_kernel(
     layout: gl.constexpr = w_desc.layout
     w = gl.allocate_shared_memory(dtype, [STAGES * PARTS * PANELS, ROWS, PANEL], layout)
     x = gl.allocate_shared_memory(dtype, [STAGES * PANELS, TOKENS, PANEL], layout)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    counts = gl.allocate_shared_memory(gl.int32, [slots(E), 1], flat)
     full, empty = barriers(STAGES, 1 + 4 * 32), barriers(STAGES, 1)
     fence_async_shared()
     if PDL:
         if GATHER:
             gdc_wait()
         gdc_launch_dependents()
+    i_S, start_S, count_S = counts_of(start_ptr, E)
+    viewed(counts, [slots(E)], flat).store(count_S)
     at, end, total, expert, place, first, count = begin_share(
-        start_ptr, gl.program_id(0), gl.num_programs(0), E, TOKENS, TILES, BLOCKS,
-        gl.BlockedLayout([1], [32], [ROWS // 16], [0]),
-    )  # fmt: skip
+        i_S, start_S, count_S, gl.program_id(0), gl.num_programs(0), E, TOKENS, TILES, BLOCKS
+    )
     gl.warp_specialize(
         [
             (_consumer, (
-                w, x, full, empty, start_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, at, end, total, expert, place,
+                w, x, full, empty, counts, bias_ptr, y_ptr, sums_ptr, flag_ptr, at, end, total, expert, place,
                 first, count, INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, NARROW, BLOCK, STAGES, BIAS, GATE,
             )),
             (_gatherer, (
-                x_ptr, token_ptr, start_ptr, x, full, empty, at, end, expert, place, first, count,
+                x_ptr, token_ptr, counts, x, full, empty, at, end, expert, place, first, count,
                 INPUTS, TILES, TOKENS, NARROW, BLOCK, STAGES, GATHER, PDL,
             )),
             (_streamer, (
-                w_desc, start_ptr, w, full, empty, at, end, expert, place, first, count,
+                w_desc, counts, w, full, empty, at, end, expert, place, first, count,
                 INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, BLOCK, STAGES,
             )),
         ],

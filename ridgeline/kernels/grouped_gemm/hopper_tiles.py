@@ -27,22 +27,10 @@ from ridgeline.kernels.activation.triton import gated
 from ridgeline.kernels.gemm.hopper import PANEL
 from ridgeline.kernels.gluon_names import load_tile, viewed
 from ridgeline.kernels.grouped_gemm.hopper_stream import barriers, gather_rows
-from ridgeline.kernels.grouped_gemm.hopper_walk import find_item, slots
+from ridgeline.kernels.grouped_gemm.hopper_walk import counts_of, find_item, hear, tell
 
 PAIRS = gl.constexpr(128)  # pairs of a tile
 ROWS = gl.constexpr(256)  # weight rows of a tile
-
-
-@gluon.jit
-def _tell(news, place, value):
-    """Write an int32 to shared memory, for other warps."""
-    news.index(place).store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
-
-
-@gluon.jit
-def _hear(news, place):
-    """Read an int32 that another warp has written to shared memory."""
-    return gl.max(news.index(place).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0)
 
 
 @gluon.jit
@@ -51,8 +39,7 @@ def _scheduler(
     E: gl.constexpr, TILES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Draw items, always one ahead of the other warps, and pass them on; at the end pass on an item without pairs."""
-    i_S = gl.arange(0, slots(E), gl.BlockedLayout([1], [32], [1], [0]))
-    count_S = gl.load(start_ptr + i_S + 1, mask=i_S < E, other=0) - gl.load(start_ptr + i_S, mask=i_S < E, other=0)
+    _, _, count_S = counts_of(start_ptr, E)
     items = gl.sum((count_S + (PAIRS - 1)) // PAIRS, 0) * TILES
     item = gl.program_id(0)
     before, expert, first = item * 0, item * 0, item * 0
@@ -67,10 +54,10 @@ def _scheduler(
         pair = place % units * PAIRS
         here = turn % 2
         mbarrier.wait(news_empty.index(here), ((turn // 2) & 1) ^ 1)
-        _tell(news, here * 4, first + pair)
-        _tell(news, here * 4 + 1, gl.where(more, gl.minimum(count - pair, PAIRS), 0))
-        _tell(news, here * 4 + 2, expert)
-        _tell(news, here * 4 + 3, place // units)
+        tell(news, here * 4, first + pair)
+        tell(news, here * 4 + 1, gl.where(more, gl.minimum(count - pair, PAIRS), 0))
+        tell(news, here * 4 + 2, expert)
+        tell(news, here * 4 + 3, place // units)
         mbarrier.arrive(news_full.index(here), count=1)
         if more:
             # As many tickets are drawn as there are items; the last one makes the counter ready for the next launch.
@@ -88,10 +75,10 @@ def _news(news, news_full, news_empty, turn):
     """Return the item of a turn: (first pair, pairs, expert, column tile). At the end it has no pairs."""
     here = turn % 2
     mbarrier.wait(news_full.index(here), (turn // 2) & 1)
-    pair = _hear(news, here * 4)
-    pairs = _hear(news, here * 4 + 1)
-    expert = _hear(news, here * 4 + 2)
-    tile = _hear(news, here * 4 + 3)
+    pair = hear(news, here * 4)
+    pairs = hear(news, here * 4 + 1)
+    expert = hear(news, here * 4 + 2)
+    tile = hear(news, here * 4 + 3)
     mbarrier.arrive(news_empty.index(here), count=1)
     return pair, pairs, expert, tile
 

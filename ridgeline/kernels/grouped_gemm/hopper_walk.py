@@ -18,8 +18,20 @@ from triton.experimental.gluon import language as gl
 
 @gluon.constexpr_function
 def slots(experts):
-    """Return the least power of two that holds so many experts."""
-    return 1 << (int(experts) - 1).bit_length()
+    """Return the least power of two that holds so many experts, 32 or more."""
+    return max(32, 1 << (int(experts) - 1).bit_length())
+
+
+@gluon.jit
+def tell(table, place, value):
+    """Write an int32 to shared memory, for other warps."""
+    table.index(place).store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+
+
+@gluon.jit
+def hear(table, place):
+    """Read an int32 that other warps have written to shared memory."""
+    return gl.max(table.index(place).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0)
 
 
 @gluon.jit
@@ -37,18 +49,27 @@ def share(program, programs, total):
 
 
 @gluon.jit
+def counts_of(start_ptr, E: gl.constexpr):
+    """Return (experts, their first pairs, how many pairs each has) as vectors that every warp holds whole.
+
+    They are read from the second-level cache: a kernel may read them before it has waited for the one ahead.
+    """
+    i_S = gl.arange(0, slots(E), gl.BlockedLayout([slots(E) // 32], [32], [gl.num_warps()], [0]))
+    start_S = gl.load(start_ptr + i_S, mask=i_S < E, other=0, cache_modifier=".cg")
+    end_S = gl.load(start_ptr + i_S + 1, mask=i_S < E, other=0, cache_modifier=".cg")
+    return i_S, start_S, end_S - start_S
+
+
+@gluon.jit
 def begin_share(
-    start_ptr, program, programs,
-    E: gl.constexpr, TOKENS: gl.constexpr, TILES: gl.constexpr, BLOCKS: gl.constexpr, layout: gl.constexpr,
+    i_S, start_S, count_S, program, programs,
+    E: gl.constexpr, TOKENS: gl.constexpr, TILES: gl.constexpr, BLOCKS: gl.constexpr,
 ):  # fmt: skip
     """Return (first and end block of the program, blocks of all programs, the first block's expert, its item's place
     among the expert's items, the expert's first pair, how many pairs it has).
 
     The blocks of all items in order are cut into equal shares. A share may begin and end within an item.
     """
-    i_S = gl.arange(0, slots(E), layout)
-    start_S = gl.load(start_ptr + i_S, mask=i_S < E, other=0)
-    count_S = gl.load(start_ptr + i_S + 1, mask=i_S < E, other=0) - start_S
     units_S = (count_S + (TOKENS - 1)) // TOKENS
     end_S = gl.associative_scan(units_S, 0, _added)
     total = gl.sum(units_S, 0) * (TILES * BLOCKS)
@@ -63,10 +84,9 @@ def begin_share(
 
 
 @gluon.jit
-def next_piece(
-    start_ptr, at, end, expert, place, first, count, TOKENS: gl.constexpr, TILES: gl.constexpr
-):  # fmt: skip
-    """Return (expert, place, first, count) of the item behind this one. at: the next block of the share.
+def next_piece(counts, at, end, expert, place, first, count, TOKENS: gl.constexpr, TILES: gl.constexpr):
+    """Return (expert, place, first, count) of the item behind this one. at: the next block of the share. counts: the
+    experts' numbers of pairs, in shared memory.
 
     Behind the last item of an expert comes the next expert that has pairs. There is one if the share has not ended.
     """
@@ -77,7 +97,7 @@ def next_piece(
         count = count * 0
         while count == 0:
             expert += 1
-            count = gl.load(start_ptr + expert + 1) - first
+            count = hear(counts, expert)
     return expert, place, first, count
 
 
