@@ -55,7 +55,16 @@ class Model:
 
     def case(self, tokens: int, skew: float = 0.0, dead: int = 0) -> op.Case:
         return op.Case(
-            tokens, self.width, self.inner, self.experts, self.used, self.gate, self.bias, add=True, skew=skew, dead=dead
+            tokens,
+            self.width,
+            self.inner,
+            self.experts,
+            self.used,
+            self.gate,
+            self.bias,
+            add=True,
+            skew=skew,
+            dead=dead,
         )
 
     def inputs(self, what: str) -> int:
@@ -82,9 +91,7 @@ class Model:
 
 
 MODELS = {
-    "qwen3-30b-a3b": Model(
-        2048, 768, 128, 8, "silu", False, 4, (2, 8, 32, 64, 128, 256, 512, 1024, 2048, 8192)
-    ),
+    "qwen3-30b-a3b": Model(2048, 768, 128, 8, "silu", False, 4, (2, 8, 32, 64, 128, 256, 512, 1024, 2048, 8192)),
     "gpt-oss-20b": Model(2880, 2880, 32, 4, "swiglu_clamped", True, 2, (2, 8, 64, 256, 1024, 8192)),
     "mixtral-8x7b": Model(4096, 14336, 8, 2, "silu", False, 1, (8, 64, 1024, 8192)),
 }
@@ -340,7 +347,9 @@ def show(found: list[Job], answers: list[dict[str, Any]]) -> None:
     """Print the checks' worst error, then the best plan of each case and the others behind it."""
     done = [(job, answer) for job, answer in zip(found, answers, strict=False) if "failed" not in answer]
     errors = [answer["error"] for job, answer in done if not job.tokens]
-    print(f"{len(errors)} of {sum(not job.tokens for job in found)} checks passed, worst error {max(errors, default=0):.4f}")
+    print(
+        f"{len(errors)} of {sum(not job.tokens for job in found)} checks passed, worst error {max(errors, default=0):.4f}"
+    )
     cases: dict[tuple[str, int, str], list[tuple[float, Job, dict[str, Any]]]] = {}
     for job, answer in done:
         if job.tokens:
@@ -380,9 +389,7 @@ def main() -> None:
         return
     started = time.monotonic()
     found = jobs(arguments.model or list(MODELS))
-    kernels = {
-        (job.model, job.what, str(job.plan or job.tokens)): job for job in found if job.what != "dense"
-    }
+    kernels = {(job.model, job.what, str(job.plan or job.tokens)): job for job in found if job.what != "dense"}
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
         compiled = list(pool.map(compile_one, kernels.values()))
     for name, _, error in compiled:

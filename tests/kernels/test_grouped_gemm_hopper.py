@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -29,7 +28,6 @@ from ridgeline.kernels.grouped_gemm import op
 from ridgeline.kernels.grouped_gemm.hopper_plans import RING, Stream, Tiles, choose, stream
 
 pytest.importorskip("triton")
-from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.grouped_gemm import hopper, hopper_stream, hopper_tiles, hopper_walk
 
 # Division of the work
@@ -125,7 +123,7 @@ def test_shares_hold_every_block_of_every_item_once(tokens: int, tiles: int, blo
             shares.append((at, end))
             walk = (at, end, expert, place, first, count)
             walked.run(hopper_stream, language, counts, walk, total, rows, tokens, tiles, inputs, outputs)
-            for number, (step, steps, block, row, pair, last, expert_row, width) in enumerate(walked.consumed):
+            for number, (_, steps, block, row, pair, last, expert_row, width) in enumerate(walked.consumed):
                 done.update((expert_row, row, pair, block + i) for i in range(steps))
                 assert pair < last
                 assert width == 8 if last - pair <= 8 else tokens
@@ -175,7 +173,7 @@ class _Walked:
         self, module: Any, language: Language, counts: list[int], walk: tuple[int, ...], total: int,
         rows: int, tokens: int, tiles: int, inputs: int, outputs: int,
     ) -> None:  # fmt: skip
-        at, end, expert, place, first, count = walk
+        at, end, *expert = walk
 
         def finish(w, x, full, empty, bias, y, sums, flag, step, steps, block, all_, row, pair, last, width, *rest):  # type: ignore[no-untyped-def]
             assert all_ == total
@@ -197,7 +195,7 @@ class _Walked:
         )
         cut = {"TOKENS": tokens, "TILES": tiles, "BLOCK": 64, "STAGES": 4, "INPUTS": inputs}
         consumer(
-            None, None, None, None, counts, 0, 0, 0, 0, at, end, total, *walk[2:],
+            None, None, None, None, counts, 0, 0, 0, 0, at, end, total, *expert,
             OUTPUTS=outputs, ROWS=rows, PARTS=1, NARROW=8, BIAS=False, GATE="", **cut,
         )  # fmt: skip
         gatherer(None, None, counts, None, None, None, *walk, NARROW=8, GATHER=True, PDL=False, **cut)
@@ -223,7 +221,7 @@ def test_tickets_hand_out_every_tile_once_and_the_counter_is_left_at_zero(progra
             def tell(slots: dict[int, int], place: int, value: int) -> None:
                 slots[place % 4] = value
 
-            def arrive(bar: Any, count: int, news: dict[int, int] = news) -> None:
+            def arrive(bar: Any, count: int, news: Any = news, told: Any = told) -> None:
                 if news[1]:
                     told.append(tuple(news[i] for i in range(4)))
 
@@ -249,7 +247,12 @@ def test_tickets_hand_out_every_tile_once_and_the_counter_is_left_at_zero(progra
 
 
 def test_every_cut_chosen_fits_the_device() -> None:
-    for experts, used, width, inner in ((128, 8, 2048, 768), (60, 4, 2048, 1408), (32, 4, 2880, 2880), (8, 2, 4096, 14336)):
+    for experts, used, width, inner in (
+        (128, 8, 2048, 768),
+        (60, 4, 2048, 1408),
+        (32, 4, 2880, 2880),
+        (8, 2, 4096, 14336),
+    ):
         for tokens in (1, 2, 8, 33, 64, 200, 512, 1024, 3000, 8192):
             for gated, inputs in ((True, width), (False, inner)):
                 plan = choose(tokens * used, experts, inputs, gated=gated)

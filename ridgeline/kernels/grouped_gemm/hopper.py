@@ -28,18 +28,22 @@ from ridgeline.kernels.launch import compute_capability, launch_options, num_mul
 from ridgeline.kernels.route.op import Routes
 
 
-def supports(x_TM: Tensor, weight_EGM: Tensor) -> bool:
-    """Return True if both ops can run for the arguments of the first: on Hopper, in 16-bit types, with widths of at
-    least 64 that are multiples of 8, and up to 1024 experts."""
-    experts, rows, width = weight_EGM.shape
-    typed = x_TM.dtype == weight_EGM.dtype and x_TM.dtype in (torch.bfloat16, torch.float16)
-    shaped = width >= 64 and width % 8 == 0 and rows >= 128 and rows % 16 == 0 and experts <= 1024
-    placed = x_TM.is_contiguous() and weight_EGM.is_contiguous()
-    return typed and shaped and placed and compute_capability(x_TM.device) == (9, 0)
+def supports(x: Tensor, weight_EOI: Tensor) -> bool:
+    """Return True if the op of these arguments can run: on Hopper, in 16-bit types, with widths of at least 64 that are
+    multiples of 8, and up to 1024 experts. If the second op can, so can the first."""
+    experts, outputs, inputs = weight_EOI.shape
+    typed = x.dtype == weight_EOI.dtype and x.dtype in (torch.bfloat16, torch.float16)
+    shaped = min(inputs, outputs) >= 64 and inputs % 8 == outputs % 8 == 0 and experts <= 1024
+    return typed and shaped and weight_EOI.is_contiguous() and compute_capability(x.device) == (9, 0)
 
 
 def grouped_gate_up(
-    x_TM: Tensor, weight_EGM: Tensor, bias_EG: Tensor | None, routes: Routes, gate: str, plan: Stream | Tiles | None = None
+    x_TM: Tensor,
+    weight_EGM: Tensor,
+    bias_EG: Tensor | None,
+    routes: Routes,
+    gate: str,
+    plan: Stream | Tiles | None = None,
 ) -> Tensor:
     """Compute `op.grouped_gate_up`. Rows of pairs that nobody computes stay as the memory was.
 
@@ -66,7 +70,7 @@ def _products(
     outputs = outputs // 2 if gate else outputs
     plan = plan or choose(pairs, experts, inputs, gated=gate != "")
     y_PO = torch.empty(pairs, outputs, dtype=x.dtype, device=device)
-    weight = weight_EOI.view(-1, inputs)
+    x, weight = x.contiguous(), weight_EOI.view(-1, inputs)
     bias = x if bias_EO is None else bias_EO  # any pointer will do where there is no bias
     processors = num_multiprocessors(device)
     named = {"E": experts, "INPUTS": inputs, "OUTPUTS": outputs, "GATHER": gate != "", "BIAS": bias_EO is not None}

@@ -56,9 +56,7 @@ def choose(pairs: int, experts: int, inputs: int, *, gated: bool) -> Stream | Ti
     return stream(64, tokens, max(8, tokens // 4), 64 if gated else 128, inputs, gated=gated)
 
 
-def stream(
-    rows: int, tokens: int, narrow: int, block: int, inputs: int, *, gated: bool, resident: int = 1
-) -> Stream:
+def stream(rows: int, tokens: int, narrow: int, block: int, inputs: int, *, gated: bool, resident: int = 1) -> Stream:
     """Return a cut with as many stages as fit."""
     while block > PANEL and inputs <= PANEL:
         block //= 2
