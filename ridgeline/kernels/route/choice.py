@@ -41,8 +41,8 @@ def _allowed(
     choice_TE, column_1E, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIR: tl.constexpr, EXPERTS: tl.constexpr,
     SIZE: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Return which experts lie in the TOP_GROUPS best groups of SIZE experts. PAIR: a group's score is the sum of its two
-    best, otherwise it is its best."""
+    """Return which experts lie in the TOP_GROUPS best groups of SIZE experts. PAIR: a group's score is the sum of its
+    two best, otherwise it is its best."""
     group_1E = column_1E // SIZE
     group_1G = tl.arange(0, PADDED)[None, :]
     score_TG = tl.full((choice_TE.shape[0], PADDED), float("-inf"), tl.float32)

@@ -40,8 +40,8 @@ def scored_kernel(
     GROUPS_PADDED: tl.constexpr, BIAS: tl.constexpr, CORRECTION: tl.constexpr, EXPERT_SCALE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Write each token's experts and weights, for each pair the number of pairs of its expert before it in its tile, and
-    the tiles' counts.
+    """Write each token's experts and weights, how many pairs of its expert are before each pair in its tile, and the
+    tiles' counts.
 
     count: int32 [tiles, EXPERTS], then [tiles] pairs that go nowhere. Those count among themselves.
     """
