@@ -4,6 +4,10 @@ A program computes a few outputs from whole rows, which it asks for at once, as 
 programs share a multiprocessor, and so hide how long each of them waits. In the second op a program takes all experts
 of a token, so their sum needs no other launch.
 
+The routes are known before the first op begins. Its programs (those of tiles.py too) let the next kernel start only
+when they have waited, so every kernel behind it may read the routes at once. The second op asks for its weights before
+it waits for the first.
+
 Legend:
     H  the two halves: gate and up
     C  outputs of a program
@@ -36,8 +40,8 @@ def gate_up_rows_kernel(
 ):  # fmt: skip
     """Compute C outputs of one pair. Grid (tiles of F, pairs in the order of tokens)."""
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()  # after the wait, so that later kernels may read the routes
     pair = tl.program_id(1)
     expert = tl.load(expert_ptr + pair).to(tl.int64)
     place = tl.load(place_ptr + pair).to(tl.int64)
@@ -68,7 +72,6 @@ def down_rows_kernel(
     of two that covers K."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     token = tl.program_id(1)
     choice_K = tl.arange(0, CHOICES)
     expert_K = tl.load(expert_ptr + token * K + choice_K, mask=choice_K < K, other=E).to(tl.int64)
@@ -79,6 +82,8 @@ def down_rows_kernel(
     kept_K1B = computed_K[:, None, None] & (input_11B < F)
     row_KC = expert_K[:, None] * M + tl.minimum(column_C, M - 1)[None, :]
     w_KCB = load_weights(weight_ptr + row_KC[:, :, None] * F + input_11B, kept_K1B)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     h_K1B = tl.load(h_ptr + place_K[:, None, None] * F + input_11B, mask=kept_K1B, other=0.0)
     factor_K = tl.load(weight_of_ptr + token * K + choice_K, mask=computed_K, other=0.0)
     y_KC = tl.sum(w_KCB.to(tl.float32) * h_K1B.to(tl.float32), 2)
@@ -108,9 +113,7 @@ def _aot_down(width: int, inner: int, experts: int, used: int) -> AotKernel:
     signature = {f"{name}_ptr": "*bf16" for name in ("h", "weight", "bias", "add", "y")}
     signature |= {"expert_ptr": "*i32", "weight_of_ptr": "*fp32", "place_ptr": "*i32", "add_stride": "i32:16"}
     shape = {"F": inner, "M": width, "E": experts, "K": used, "CHOICES": used, "ROWS": plan.rows, "BLOCK": plan.block}
-    return AotKernel(
-        down_rows_kernel, signature, shape | {"BIAS": False, "ADD": False}, num_warps=plan.warps, hot=True
-    )
+    return AotKernel(down_rows_kernel, signature, shape | {"BIAS": False, "ADD": False}, num_warps=plan.warps, hot=True)
 
 
 AOT = (

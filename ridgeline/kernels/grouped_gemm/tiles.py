@@ -1,5 +1,5 @@
-"""Experts' products of more tokens on the matrix units. A program owns a tile of weight rows of one expert, and a tile of
-that expert's pairs, which it finds from the counts on the device.
+"""Experts' products of more tokens on the matrix units. A program owns a tile of weight rows of one expert, and a tile
+of that expert's pairs, which it finds from the counts on the device.
 
 The grid has as many programs as the pairs could need at the most, and those that find nothing leave at once. As in the
 dense kernel the weights are the left operand, and a gated pair's tile has its gate rows first, then the up rows of the
@@ -64,8 +64,8 @@ def grouped_tiles_kernel(
     GATE: "" or the activation. With one an expert's rows are O gates, then O ups.
     """
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()  # after the wait, so that later kernels may read the routes
     expert, first, end = _find(start_ptr, tl.program_id(1), E, EXPERTS, TOKENS)
     if expert >= 0:
         COLUMNS: tl.constexpr = ROWS if GATE == "" else ROWS // 2
@@ -141,9 +141,7 @@ def _aot(plan: Tiles, inputs: int, outputs: int, gate: str, unit: str) -> AotKer
     constants = {"I": inputs, "O": outputs, "E": 128, "EXPERTS": 128, "ROWS": plan.rows, "TOKENS": plan.tokens}
     constants |= {"BLOCK": plan.block, "STAGES": plan.stages, "DOT": tl.bfloat16}
     constants |= {"GATHER": gate != "", "BIAS": False, "GATE": gate}
-    return AotKernel(
-        grouped_tiles_kernel, signature, constants, num_warps=plan.warps, hot=True, tensor_cores=unit
-    )
+    return AotKernel(grouped_tiles_kernel, signature, constants, num_warps=plan.warps, hot=True, tensor_cores=unit)
 
 
 def _aot_combine() -> AotKernel:

@@ -3,6 +3,9 @@
 If a gradient is wanted, plain torch runs, since these kernels have none. On Hopper the kernels of hopper.py run where
 they support a product of more than a few tokens.
 
+`down_rows_kernel` reads the routes without waiting, so between `route` and it there must be a kernel of which every
+program has waited before it lets the next one start. All kernels of `grouped_gate_up` here do so.
+
 Legend: see op.py
 """
 

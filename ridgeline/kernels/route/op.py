@@ -126,8 +126,8 @@ class Case:
     """A case for tests and benchmarks.
 
     dead: so many of the last tokens belong to no request.
-    exact: all values are powers of two or small multiples of one, so that in 16 bits the norm is exact and products add
-        up to the same in any order. Among many thousand tokens some would otherwise be torn between two experts.
+    exact: all values are powers of two or small multiples of one, so that the norm is exact and products add up to the
+        same in any order. Among many thousand tokens some would otherwise be torn between two experts.
     """
 
     tokens: int
@@ -157,7 +157,7 @@ class Case:
             x_TM.to(dtype),
             residual_TM.to(dtype) if self.residual else None,
             norm_weight_M.to(dtype) if self.norm else None,
-            1e-6,
+            0.0 if self.exact else 1e-6,
             router_EM.to(dtype),
             normal(experts).to(dtype) if self.how.bias else None,
             0.3 * normal(experts) if self.how.correction else None,
