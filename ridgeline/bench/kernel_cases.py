@@ -9,12 +9,13 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ridgeline.core.cost import Cost
+from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.core.plan import Feature
 from ridgeline.kernels.activation import op as activation
 from ridgeline.kernels.activation.cost import activation_cost
@@ -25,6 +26,8 @@ from ridgeline.kernels.embedding import op as embedding
 from ridgeline.kernels.embedding.cost import embedding_cost
 from ridgeline.kernels.gemm import op as gemm
 from ridgeline.kernels.gemm.cost import linear_cost, norm_linear_cost
+from ridgeline.kernels.grouped_gemm import op as grouped
+from ridgeline.kernels.grouped_gemm.cost import grouped_cost
 from ridgeline.kernels.int8_gemm import op as int8
 from ridgeline.kernels.int8_gemm.cost import int8_linear_cost
 from ridgeline.kernels.norm import op as norm
@@ -32,11 +35,21 @@ from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.kernels.op import Op
 from ridgeline.kernels.rotary import op as rotary
 from ridgeline.kernels.rotary.cost import rope_cost
+from ridgeline.kernels.route import op as route
+from ridgeline.kernels.route.cost import route_cost
 from ridgeline.kernels.sampling import op as sampling
 from ridgeline.kernels.sampling.cost import sample_cost
 
 # These ops are limited by the rate of the matrix units too, and the others by memory alone.
-MATRIX_OPS = ("linear", "norm_linear", "int8_linear", "paged_attention", "decode_attention")
+MATRIX_OPS = (
+    "linear",
+    "norm_linear",
+    "int8_linear",
+    "grouped_gate_up",
+    "grouped_down",
+    "paged_attention",
+    "decode_attention",
+)
 
 
 @dataclass(frozen=True)
@@ -79,12 +92,21 @@ SAMPLE_CASES = (SampleCase(1, 4096), SampleCase(8, 32_000))
 # (inputs, outputs) of qkv, output, gate_up and down projections of an 8B model, gate_up of a 1B model
 PROJECTIONS = ((4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096), (2048, 16_384))
 
+# (width, inner width, experts, used experts) of Qwen3-30B-A3B and Mixtral-8x7B
+MIXTURES = ((2048, 768, 128, 8), (4096, 14_336, 8, 2))
+
 REAL: Mapping[str, Sequence[Any]] = {
     "embedding": (embedding.Case(8192, 128_256, 4096),),
     "linear": [gemm.Case(t, i, o) for i, o in PROJECTIONS for t in (1, 8, 64, 256, 8192)]
     + [gemm.Case(t, 4096, 128_256) for t in (1, 64)],
     "norm_linear": [gemm.NormCase(t, i, o, gate="silu") for i, o in ((4096, 14_336), (1024, 3072)) for t in (1, 8, 64)],
     "int8_linear": [int8.Case(t, i, o) for i, o in PROJECTIONS for t in (1, 8, 64)],
+    "route": [
+        route.Case(t, m, RoutingSpec(experts=e, top_k=k, renormalize=True), exact=True)
+        for m, _, e, k in MIXTURES
+        for t in (1, 8, 64, 256, 8192)
+    ],
+    "grouped": [grouped.Case(t, m, f, experts=e, used=k) for m, f, e, k in MIXTURES for t in (1, 8, 64, 256, 8192)],
     "norm": [norm.Case(t, 4096, residual=True) for t in (1, 64, 256, 8192)],
     "rope": [rotary.Case(t, 32, 8, 128, 128, table_rows=32_768) for t in (1, 64, 256, 8192)],
     "rope_kv": [
@@ -131,6 +153,12 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
     for c in cases("int8_linear", int8.CASES):
         label = f"{c.tokens}x{c.out_width}x{c.in_width}" + (" bias" if c.bias else "")
         yield Subject(int8.INT8_LINEAR, label, c.inputs, _int8_linear(c), slack=c.in_width)
+    for c in cases("route", [replace(c, exact=True) for c in route.CASES]):
+        yield Subject(route.ROUTE, _route_label(c), c.inputs, _route(c), slack=4 * c.width)
+    for c in cases("grouped", [c for c in grouped.CASES if not c.dead]):
+        label = f"{c.tokens}x{c.used} of {c.experts} {c.width}x{c.inner}"
+        yield Subject(grouped.GROUPED_GATE_UP, label, c.gate_up_inputs, _gate_up(c), slack=16 * c.width, epsilons=32)
+        yield Subject(grouped.GROUPED_DOWN, label, c.down_inputs, _down(c), slack=c.inner, epsilons=8)
     for c in cases("norm", norm.CASES):
         yield Subject(norm.RMS_NORM, _norm_label(c), c.inputs, _norm(c, "rms"))
     for c in norm.CASES:
@@ -171,6 +199,37 @@ def _int8_linear(c: int8.Case) -> Callable[[int], Cost]:
 def _norm_linear(c: gemm.NormCase) -> Callable[[int], Cost]:
     shape: Any = {"bias": c.bias, "residual": c.residual, "gate": c.gate}
     return lambda item: norm_linear_cost(c.tokens, c.in_width, c.out_width, itemsize=item, **shape)
+
+
+def _route(c: route.Case) -> Callable[[int], Cost]:
+    shape: Any = {"residual": c.residual, "norm": c.norm}
+    return lambda item: route_cost(c.tokens, c.width, c.how.experts, c.how.top_k, itemsize=item, **shape)
+
+
+def _route_label(c: route.Case) -> str:
+    return f"{c.tokens}x{c.width} to {c.how.top_k} of {c.how.experts} {c.how.score}"
+
+
+def _gate_up(c: grouped.Case) -> Callable[[int], Cost]:
+    shape: Any = {"experts": c.experts, "used": c.used, "bias": c.bias}
+    written = c.tokens * c.used * c.inner  # half of what the product alone would write
+
+    def cost(item: int) -> Cost:
+        products = grouped_cost(c.tokens, c.width, 2 * c.inner, itemsize=item, **shape)
+        return Cost(products.bytes - item * written, products.flops)
+
+    return cost
+
+
+def _down(c: grouped.Case) -> Callable[[int], Cost]:
+    shape: Any = {"experts": c.experts, "used": c.used, "bias": c.bias}
+    passed = c.tokens * (c.used - 1) * c.width  # a token's sum is written, in place of its pairs
+
+    def cost(item: int) -> Cost:
+        products = grouped_cost(c.tokens, c.inner, c.width, itemsize=item, **shape)
+        return Cost(products.bytes - item * passed, products.flops)
+
+    return cost
 
 
 def _norm(c: norm.Case, kind: Any) -> Callable[[int], Cost]:

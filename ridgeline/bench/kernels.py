@@ -121,7 +121,9 @@ def difference(got: Any, wanted: Any, subject: Subject) -> str:
 def _tensors(result: Any) -> tuple[Tensor, ...]:
     if dataclasses.is_dataclass(result):
         return tuple(vars(result).values())
-    return result if isinstance(result, tuple) else (result,)
+    if isinstance(result, tuple):
+        return tuple(tensor for part in result for tensor in _tensors(part))
+    return (result,)
 
 
 def dtype_called(name: str) -> torch.dtype:

@@ -112,7 +112,7 @@ class Segments:
     def forward(self, inputs: DeviceInputs, lengths: HostLengths | None = None) -> Scores:
         """Run the network and score every row's last token."""
         slots = self.slots
-        token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R = self._ops.step_inputs(
+        token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T = self._ops.step_inputs(
             inputs.slots_R,
             inputs.start_R1,
             inputs.override_T,
@@ -133,7 +133,7 @@ class Segments:
             num_tokens_R=lengths.num_tokens_R if lengths else None,
             kv_bound_R=lengths.kv_bound_R if lengths else None,
         )
-        self.states.begin(rows, slots.block_tables_ASC.unbind(), places_AT.unbind())
+        self.states.begin(rows, slots.block_tables_ASC.unbind(), places_AT.unbind(), live_T)
         hidden = self.decoder(token_ids_T, positions_T, self.states)
         last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
         return Scores(active_R, kv_len_R, self.decoder.logits(last), hidden)

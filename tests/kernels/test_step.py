@@ -33,6 +33,7 @@ def by_hand(slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S, ta
     """One token after the other, on the host."""
     tokens = len(override_T)
     ids, positions, places = [0] * tokens, [0] * tokens, [[0] * tokens for _ in tables]
+    live = [False] * tokens
     lengths, last, active = [], [], []
     starts = start_R1.tolist()
     for row, slot in enumerate(slots_R.tolist()):
@@ -45,12 +46,13 @@ def by_hand(slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S, ta
             t, position = starts[row] + i, cached + i if runs else 0
             ids[t] = int(override_T[t]) if override_T[t] >= 0 else int(last_token_S[slot])
             positions[t] = position
+            live[t] = runs
             for group, table in enumerate(tables):
                 block = int(table[slot, position // size]) if runs else 0
                 places[group][t] = block * size + position % size
     return StepInputs(
         torch.tensor(ids), torch.tensor(positions), torch.tensor(places),
-        torch.tensor(lengths), torch.tensor(last), torch.tensor(active),
+        torch.tensor(lengths), torch.tensor(last), torch.tensor(active), torch.tensor(live),
     )  # fmt: skip
 
 

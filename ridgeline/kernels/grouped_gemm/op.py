@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.activation.op import gated_activation
-from ridgeline.kernels.op import Implementation, Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.route.op import Routes, in_order
 
 
@@ -129,13 +129,22 @@ CASES = (
     Case(200, 64, 64, experts=4, used=1, bias=True, skew=1.0),
 )
 
+_HERE = "ridgeline.kernels.grouped_gemm"
 GROUPED_GATE_UP = Op(
     "grouped_gate_up",
     grouped_gate_up,
-    (Implementation("torch", "ridgeline.kernels.grouped_gemm.torch_ops:grouped_gate_up"),),
+    (
+        Implementation("triton", f"{_HERE}.triton:grouped_gate_up", on_gpu),
+        Implementation("torch", f"{_HERE}.torch_ops:grouped_gate_up"),
+        Implementation("batch_invariant", f"{_HERE}.batch_invariant:grouped_gate_up", on_gpu),
+    ),
 )
 GROUPED_DOWN = Op(
     "grouped_down",
     grouped_down,
-    (Implementation("torch", "ridgeline.kernels.grouped_gemm.torch_ops:grouped_down"),),
+    (
+        Implementation("triton", f"{_HERE}.triton:grouped_down", on_gpu),
+        Implementation("torch", f"{_HERE}.torch_ops:grouped_down"),
+        Implementation("batch_invariant", f"{_HERE}.batch_invariant:grouped_down", on_gpu),
+    ),
 )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.kernels.norm.op import rms_norm
-from ridgeline.kernels.op import Implementation, Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 NORMALIZER = 1e-20  # added to a sum of weights before it divides them
 
@@ -126,6 +126,8 @@ class Case:
     """A case for tests and benchmarks.
 
     dead: so many of the last tokens belong to no request.
+    exact: all values are powers of two or small multiples of one, so that the norm is exact and products add up to the
+        same in any order. Among many thousand tokens some would otherwise be torn between two experts.
     """
 
     tokens: int
@@ -134,6 +136,7 @@ class Case:
     residual: bool = True
     norm: bool = True
     dead: int = 0
+    exact: bool = False
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
         """Return random inputs, whose products have a standard deviation of about one, and a tally of zeros."""
@@ -144,12 +147,18 @@ class Case:
 
         experts = self.how.experts
         live_T = torch.arange(self.tokens, device=device) < self.tokens - self.dead
+        x_TM, residual_TM = normal(self.tokens, self.width), normal(self.tokens, self.width)
+        norm_weight_M, router_EM = 1 + 0.3 * normal(self.width), normal(experts, self.width) * self.width**-0.5
+        if self.exact:
+            x_TM = x_TM.sign() * (2 if self.residual else 1)
+            residual_TM, norm_weight_M = -x_TM / 2, norm_weight_M.log2().round().exp2()
+            router_EM = (router_EM * 512).round() / 512
         return (
-            normal(self.tokens, self.width).to(dtype),
-            normal(self.tokens, self.width).to(dtype) if self.residual else None,
-            (1 + 0.3 * normal(self.width)).to(dtype) if self.norm else None,
-            1e-6,
-            (normal(experts, self.width) * self.width**-0.5).to(dtype),
+            x_TM.to(dtype),
+            residual_TM.to(dtype) if self.residual else None,
+            norm_weight_M.to(dtype) if self.norm else None,
+            0.0 if self.exact else 1e-6,
+            router_EM.to(dtype),
             normal(experts).to(dtype) if self.how.bias else None,
             0.3 * normal(experts) if self.how.correction else None,
             (1 + 0.3 * normal(experts)).to(dtype) if self.how.expert_scale else None,
@@ -176,4 +185,12 @@ CASES = (
     Case(300, 64, QWEN3, dead=1),
 )
 
-ROUTE = Op("route", route, (Implementation("torch", "ridgeline.kernels.route.torch_ops:route"),))
+ROUTE = Op(
+    "route",
+    route,
+    (
+        Implementation("triton", "ridgeline.kernels.route.triton:route", on_gpu),
+        Implementation("torch", "ridgeline.kernels.route.torch_ops:route"),
+        Implementation("batch_invariant", "ridgeline.kernels.route.triton:batch_invariant", on_gpu),
+    ),
+)

@@ -34,7 +34,7 @@ HEADER = 8  # bytes before the outcome in a row of the ring, which hold the turn
 
 class StepInputs(NamedTuple):
     """The inputs of the network. token_ids_T, positions_T, places_AT, kv_len_R and last_R are int64;
-    active_R is bool."""
+    active_R and live_T are bool."""
 
     token_ids_T: Tensor
     positions_T: Tensor
@@ -42,6 +42,7 @@ class StepInputs(NamedTuple):
     kv_len_R: Tensor
     last_R: Tensor
     active_R: Tensor
+    live_T: Tensor
 
 
 def step_inputs(
@@ -62,7 +63,8 @@ def step_inputs(
 
     Of the results, kv_len_R is the number of cached tokens after the step and last_R the row's last token; both are 0
     for rows without tokens. Stopped rows write to the null block, from position 0, and have kv_len 1, so that their
-    attention stays defined. Tokens of no row get token 0, position 0 and place 0.
+    attention stays defined. Tokens of no row get token 0, position 0 and place 0. live_T says which tokens belong to a
+    row that is not stopped.
     """
     slots_R = slots_R.long()
     starts_R, counts_R = start_R1[:-1].long(), start_R1.diff().long()
@@ -83,6 +85,7 @@ def step_inputs(
         torch.where(counts_R > 0, kv_len_R, 0),
         torch.where(counts_R > 0, starts_R + counts_R - 1, 0),
         active_R,
+        live_T,
     )
 
 

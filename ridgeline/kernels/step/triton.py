@@ -23,7 +23,7 @@ _PACKED_OUTCOME = ["token_ptr", "samples_ptr", "slots_ptr", "out_token_ptr", "ou
 def _step_inputs(
     slots_ptr, start_ptr, override_ptr, kv_len_ptr, last_token_ptr, stopped_ptr,
     tables_ptr, stride_group, stride_slot,
-    token_ids_ptr, positions_ptr, places_ptr, new_len_ptr, last_ptr, active_ptr,
+    token_ids_ptr, positions_ptr, places_ptr, new_len_ptr, last_ptr, active_ptr, live_ptr,
     num_rows, num_tokens,
     P: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -57,6 +57,7 @@ def _step_inputs(
         given = tl.load(override_ptr + token, mask=token < tl.where(owned, end, start), other=-1).to(tl.int64)
         tl.store(token_ids_ptr + token, tl.where(given >= 0, given, last_token), mask=mask)
         live = token < tl.where(active, end, start)
+        tl.store(live_ptr + token, live, mask=mask)
         position = tl.where(live, length + (token - start), 0)
         tl.store(positions_ptr + token, position, mask=mask)
         entry = slot * stride_slot + position // P
@@ -87,15 +88,16 @@ def step_inputs(
     token_ids_T, positions_T, places_AT = by_token[0], by_token[1], by_token[2:]
     kv_len_R, last_R = torch.empty(2, rows, dtype=torch.int64, device=slots_R.device)
     active_R = torch.empty(rows, dtype=torch.bool, device=slots_R.device)
+    live_T = torch.empty(tokens, dtype=torch.bool, device=slots_R.device)
     block, programs = inputs_config(rows, tokens)
     _step_inputs[(rows + 1, programs)](
         slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S,
         block_tables_ASC, *block_tables_ASC.stride()[:2],
-        token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R,
+        token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T,
         rows, tokens, P=block_size, GROUPS=groups, BLOCK=block,
         num_warps=max(1, block // 128), **launch_options(slots_R.device),
     )  # fmt: skip
-    return StepInputs(token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R)
+    return StepInputs(token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T)
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_PACKED_OUTCOME)
@@ -193,7 +195,7 @@ def _aot_inputs(groups: int, rows: int, tokens: int) -> AotKernel:
     signature |= {"kv_len_ptr": "*i64", "last_token_ptr": "*i64", "stopped_ptr": "*i32"}
     signature |= {"tables_ptr": "*i32", "stride_group": "i32", "stride_slot": "i32"}
     signature |= dict.fromkeys(("token_ids_ptr", "positions_ptr", "places_ptr", "new_len_ptr", "last_ptr"), "*i64")
-    signature |= {"active_ptr": "*i1", "num_rows": "i32", "num_tokens": "i32"}
+    signature |= {"active_ptr": "*i1", "live_ptr": "*i1", "num_rows": "i32", "num_tokens": "i32"}
     constants = {"P": 16, "GROUPS": groups, "BLOCK": block}
     return AotKernel(_step_inputs, signature, constants, num_warps=max(1, block // 128), hot=True)
 

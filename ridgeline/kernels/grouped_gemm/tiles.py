@@ -1,0 +1,160 @@
+"""Experts' products of more tokens on the matrix units. A program owns a tile of weight rows of one expert, and a tile
+of that expert's pairs, which it finds from the counts on the device.
+
+The grid has as many programs as the pairs could need at the most, and those that find nothing leave at once. As in the
+dense kernel the weights are the left operand, and a gated pair's tile has its gate rows first, then the up rows of the
+same outputs.
+
+Legend:
+    R  rows of a tile
+    C  outputs of a tile (half of its rows if gated)
+    T  pairs of a tile
+    B  inputs of a block
+    E  experts, padded to a power of two
+    K  experts of a token, padded to a power of two
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ridgeline.kernels.activation.triton import gated
+from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.grouped_gemm.choose import FIXED, Tiles
+
+
+@triton.jit
+def load_weights(pointers, mask, DOT: tl.constexpr):
+    """Load a block of stored weights as an operand. mask: None where all of them exist. (Narrower types would be
+    widened and scaled here.)"""
+    if mask is None:
+        return tl.load(pointers).to(DOT)
+    else:
+        return tl.load(pointers, mask=mask, other=0.0).to(DOT)
+
+
+@triton.jit
+def _find(start_ptr, tile, E: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr):
+    """Return (expert, first pair, end of the expert's pairs) of a tile of pairs; expert is -1 if there is no such
+    tile."""
+    expert_E = tl.arange(0, EXPERTS)
+    first_E = tl.load(start_ptr + expert_E, mask=expert_E < E, other=0)
+    end_E = tl.load(start_ptr + 1 + expert_E, mask=expert_E < E, other=0)
+    tiles_E = (end_E - first_E + TOKENS - 1) // TOKENS
+    behind_E = tl.cumsum(tiles_E, 0)
+    before_E = behind_E - tiles_E
+    here_E = (before_E <= tile) & (tile < behind_E)
+    expert = tl.max(tl.where(here_E, expert_E, -1), 0)
+    first = tl.max(tl.where(here_E, first_E + (tile - before_E) * TOKENS, 0), 0)
+    return expert, first, tl.max(tl.where(here_E, end_E, 0), 0)
+
+
+@triton.jit
+def grouped_tiles_kernel(
+    x_ptr, weight_ptr, bias_ptr, y_ptr, token_ptr, start_ptr, x_stride,
+    I: tl.constexpr, O: tl.constexpr, E: tl.constexpr, EXPERTS: tl.constexpr,  # noqa: E741
+    ROWS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
+    GATHER: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Compute y [P, O]. Grid (tiles of O, tiles of pairs).
+
+    I, O: inputs and outputs of an expert (of each half if gated).
+    GATHER: x has a row for each token. Otherwise it has one for each pair.
+    GATE: "" or the activation. With one an expert's rows are O gates, then O ups.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()  # after the wait, so that later kernels may read the routes
+    expert, first, end = _find(start_ptr, tl.program_id(1), E, EXPERTS, TOKENS)
+    if expert >= 0:
+        COLUMNS: tl.constexpr = ROWS if GATE == "" else ROWS // 2
+        HEIGHT: tl.constexpr = O if GATE == "" else 2 * O
+        pair_T = first + tl.arange(0, TOKENS)
+        exists_T = pair_T < end
+        x_row_T = pair_T
+        if GATHER:
+            x_row_T = tl.load(token_ptr + pair_T, mask=exists_T, other=0)
+        local_R = tl.arange(0, ROWS)
+        row_R = tl.minimum(tl.program_id(0) * COLUMNS + local_R % COLUMNS, O - 1) + local_R // COLUMNS * O
+        input_B = tl.arange(0, BLOCK)
+        w_RB = weight_ptr + expert.to(tl.int64) * (HEIGHT * I) + row_R.to(tl.int64)[:, None] * I + input_B[None, :]
+        x_BT = x_ptr + x_row_T.to(tl.int64)[None, :] * x_stride + input_B[:, None]
+        acc_RT = tl.zeros((ROWS, TOKENS), tl.float32)
+        for start in tl.range(0, I, BLOCK, num_stages=STAGES):
+            if I % BLOCK == 0:
+                a_RB = load_weights(w_RB + start, None, DOT)
+                b_BT = tl.load(x_BT + start, mask=exists_T[None, :], other=0.0).to(DOT)
+            else:
+                inside_B = start + input_B < I
+                a_RB = load_weights(w_RB + start, inside_B[None, :], DOT)
+                b_BT = tl.load(x_BT + start, mask=inside_B[:, None] & exists_T[None, :], other=0.0).to(DOT)
+            acc_RT = tl.dot(a_RB, b_BT, acc_RT, input_precision="ieee")
+        column_C = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+        kept_C = column_C < O
+        bias_C = bias_ptr + expert.to(tl.int64) * HEIGHT + column_C
+        if GATE == "":
+            y_CT = acc_RT
+            if BIAS:
+                y_CT += tl.load(bias_C, mask=kept_C, other=0.0).to(tl.float32)[:, None]
+        else:
+            y_CT, up_CT = tl.split(acc_RT.reshape(2, COLUMNS, TOKENS).permute(1, 2, 0))
+            if BIAS:
+                y_CT += tl.load(bias_C, mask=kept_C, other=0.0).to(tl.float32)[:, None]
+                up_CT += tl.load(bias_C + O, mask=kept_C, other=0.0).to(tl.float32)[:, None]
+            y_CT = gated(y_CT, up_CT, GATE)
+        tl.store(
+            y_ptr + pair_T.to(tl.int64)[None, :] * O + column_C[:, None],
+            y_CT.to(y_ptr.dtype.element_ty),
+            mask=kept_C[:, None] & exists_T[None, :],
+        )
+
+
+@triton.jit
+def combine_kernel(
+    pairs_ptr, expert_ptr, weight_ptr, place_ptr, add_ptr, y_ptr, add_stride,
+    M: tl.constexpr, E: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr,
+    ADD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Add up the rows of each token's pairs [P, M], with weights. Grid (blocks of M, tokens)."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(1).to(tl.int64)
+    choice_K = tl.arange(0, CHOICES)
+    column_B = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    kept_B = column_B < M
+    computed_K = tl.load(expert_ptr + token * K + choice_K, mask=choice_K < K, other=E) < E
+    place_K = tl.load(place_ptr + token * K + choice_K, mask=computed_K, other=0).to(tl.int64)
+    weight_K = tl.load(weight_ptr + token * K + choice_K, mask=computed_K, other=0.0)
+    mask_KB = computed_K[:, None] & kept_B[None, :]
+    y_KB = tl.load(pairs_ptr + place_K[:, None] * M + column_B[None, :], mask=mask_KB, other=0.0)
+    y_B = tl.sum(y_KB.to(tl.float32) * weight_K[:, None], 0)
+    if ADD:
+        y_B += tl.load(add_ptr + token * add_stride + column_B, mask=kept_B, other=0.0).to(tl.float32)
+    tl.store(y_ptr + token * M + column_B, y_B.to(y_ptr.dtype.element_ty), mask=kept_B)
+
+
+def _aot(plan: Tiles, inputs: int, outputs: int, gate: str, unit: str) -> AotKernel:
+    signature = {f"{name}_ptr": "*bf16" for name in ("x", "weight", "bias", "y")}
+    signature |= {"token_ptr": "*i32", "start_ptr": "*i32", "x_stride": "i32:16"}
+    constants = {"I": inputs, "O": outputs, "E": 128, "EXPERTS": 128, "ROWS": plan.rows, "TOKENS": plan.tokens}
+    constants |= {"BLOCK": plan.block, "STAGES": plan.stages, "DOT": tl.bfloat16}
+    constants |= {"GATHER": gate != "", "BIAS": False, "GATE": gate}
+    return AotKernel(grouped_tiles_kernel, signature, constants, num_warps=plan.warps, hot=True, tensor_cores=unit)
+
+
+def _aot_combine() -> AotKernel:
+    signature = dict.fromkeys(("pairs_ptr", "add_ptr", "y_ptr"), "*bf16")
+    signature |= {"expert_ptr": "*i32", "weight_ptr": "*fp32", "place_ptr": "*i32", "add_stride": "i32:16"}
+    constants = {"M": 2048, "E": 128, "K": 8, "CHOICES": 8, "BLOCK": 1024, "ADD": False}
+    return AotKernel(combine_kernel, signature, constants, num_warps=4, hot=True)
+
+
+AOT = (
+    _aot(Tiles(64, 16, 128, 4, 2), 2048, 768, "silu", "HGMMA"),
+    _aot(Tiles(128, 128, 64, 8, 2), 2048, 768, "silu", "HGMMA"),
+    _aot(Tiles(128, 128, 64, 8, 2), 768, 2048, "", "HGMMA"),
+    _aot(FIXED, 768, 2048, "", "HGMMA"),
+    _aot_combine(),
+)

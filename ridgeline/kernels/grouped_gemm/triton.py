@@ -1,0 +1,156 @@
+"""Experts' products on a GPU: rows of the touched experts for a few tokens, tiles on the matrix units for more.
+
+If a gradient is wanted, plain torch runs, since these kernels have none. On Hopper the kernels of hopper.py run where
+they support a product of more than a few tokens.
+
+`down_rows_kernel` reads the routes without waiting, so between `route` and it there must be a kernel of which every
+program has waited before it lets the next one start. All kernels of `grouped_gate_up` here do so.
+
+Legend: see op.py
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.kernels.grouped_gemm import torch_ops
+from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, choose_down, choose_gate_up, row_tiles
+from ridgeline.kernels.grouped_gemm.rows import down_rows_kernel, gate_up_rows_kernel
+from ridgeline.kernels.grouped_gemm.tiles import combine_kernel, grouped_tiles_kernel
+from ridgeline.kernels.launch import INTERPRETED, compute_capability, launch_options, shared_memory
+from ridgeline.kernels.route.op import Routes
+
+_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+def grouped_gate_up(
+    x_TM: Tensor,
+    weight_EGM: Tensor,
+    bias_EG: Tensor | None,
+    routes: Routes,
+    gate: str,
+    plan: Rows | Tiles | None = None,
+) -> Tensor:
+    """Compute `op.grouped_gate_up`. plan: another cut than the one that would be chosen, for tests and tuning."""
+    if _needs_gradient(x_TM, weight_EGM, bias_EG):
+        return torch_ops.grouped_gate_up(x_TM, weight_EGM, bias_EG, routes, gate)
+    (tokens, used), (experts, height, width) = routes.expert_TK.shape, weight_EGM.shape
+    x_TM = x_TM if x_TM.stride(1) == 1 else x_TM.contiguous()
+    own = plan or choose_gate_up(
+        tokens, width, height // 2, experts=experts, used=used, itemsize=x_TM.itemsize,
+        shared=shared_memory(x_TM.device),
+    )  # fmt: skip
+    if isinstance(own, Rows):
+        return _gate_up_rows(own, x_TM, weight_EGM.contiguous(), bias_EG, routes, gate)
+    hopper = _hopper(x_TM.device) if plan is None else None
+    if hopper is not None and hopper.supports(x_TM, weight_EGM):
+        return hopper.grouped_gate_up(x_TM, weight_EGM, bias_EG, routes, gate)
+    return launch_tiles(own, x_TM, weight_EGM.contiguous(), bias_EG, routes, gate)
+
+
+def grouped_down(
+    h_PF: Tensor,
+    weight_EMF: Tensor,
+    bias_EM: Tensor | None,
+    routes: Routes,
+    add_TM: Tensor | None,
+    plan: Rows | Tiles | None = None,
+) -> Tensor:
+    """Compute `op.grouped_down`. plan: another cut than the one that would be chosen, for tests and tuning."""
+    if _needs_gradient(h_PF, weight_EMF, bias_EM, add_TM, routes.weight_TK):
+        return torch_ops.grouped_down(h_PF, weight_EMF, bias_EM, routes, add_TM)
+    (tokens, used), (experts, width, inner) = routes.expert_TK.shape, weight_EMF.shape
+    h_PF = h_PF.contiguous()
+    add_TM = add_TM if add_TM is None or add_TM.stride(1) == 1 else add_TM.contiguous()
+    own = plan or choose_down(
+        tokens, inner, width, experts=experts, used=used, itemsize=h_PF.itemsize, shared=shared_memory(h_PF.device)
+    )
+    if isinstance(own, Rows):
+        return _down_rows(own, h_PF, weight_EMF.contiguous(), bias_EM, routes, add_TM)
+    hopper = _hopper(h_PF.device) if plan is None else None
+    if hopper is not None and hopper.supports(h_PF, weight_EMF):
+        return hopper.grouped_down(h_PF, weight_EMF, bias_EM, routes, add_TM)
+    y_PM = launch_tiles(own, h_PF, weight_EMF.contiguous(), bias_EM, routes, None)
+    return combine(y_PM, routes, add_TM, experts)
+
+
+def launch_tiles(
+    plan: Tiles, x: Tensor, weight_EOI: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str | None
+) -> Tensor:
+    """Return every pair's product [P, O] with its own expert. With a gate x has a row for each token, and the result
+    is act(first half) * second half. Without one x has a row for each pair."""
+    experts, height, inputs = weight_EOI.shape
+    outputs, pairs = height // 2 if gate else height, len(routes.token_P)
+    y_PO = torch.empty(pairs, outputs, dtype=x.dtype, device=x.device)
+    # Triton's interpreter cannot multiply bfloat16: it would multiply the raw bits
+    operands = torch.float32 if INTERPRETED and x.dtype == torch.bfloat16 else x.dtype
+    columns = plan.rows // 2 if gate else plan.rows
+    grouped_tiles_kernel[(triton.cdiv(outputs, columns), row_tiles(pairs, experts, plan.tokens))](
+        x, weight_EOI, x if bias_EO is None else bias_EO, y_PO, routes.token_P, routes.start_E1, x.stride(0),
+        I=inputs, O=outputs, E=experts, EXPERTS=triton.next_power_of_2(experts), ROWS=plan.rows, TOKENS=plan.tokens,
+        BLOCK=plan.block, STAGES=plan.stages, DOT=_DTYPES[operands], GATHER=gate is not None,
+        BIAS=bias_EO is not None, GATE=gate or "", num_warps=plan.warps, **launch_options(x.device),
+    )  # fmt: skip
+    return y_PO
+
+
+def combine(y_PM: Tensor, routes: Routes, add_TM: Tensor | None, experts: int) -> Tensor:
+    """Return each token's weighted sum over its pairs' rows, plus `add_TM`."""
+    (tokens, used), width = routes.expert_TK.shape, y_PM.shape[1]
+    y_TM = torch.empty(tokens, width, dtype=y_PM.dtype, device=y_PM.device)
+    block = min(1024, triton.next_power_of_2(width))
+    add = y_PM if add_TM is None else add_TM
+    combine_kernel[(triton.cdiv(width, block), tokens)](
+        y_PM, routes.expert_TK, routes.weight_TK, routes.place_TK, add, y_TM, add.stride(0), M=width, E=experts,
+        K=used, CHOICES=triton.next_power_of_2(used), BLOCK=block, ADD=add_TM is not None,
+        num_warps=max(1, block // 256), **launch_options(y_PM.device),
+    )  # fmt: skip
+    return y_TM
+
+
+def _gate_up_rows(
+    plan: Rows, x_TM: Tensor, weight_EGM: Tensor, bias_EG: Tensor | None, routes: Routes, gate: str
+) -> Tensor:
+    experts, height, width = weight_EGM.shape
+    inner, pairs = height // 2, len(routes.token_P)
+    y_PF = torch.empty(pairs, inner, dtype=x_TM.dtype, device=x_TM.device)
+    gate_up_rows_kernel[(triton.cdiv(inner, plan.rows), pairs)](
+        x_TM, weight_EGM, x_TM if bias_EG is None else bias_EG, routes.expert_TK, routes.place_TK, y_PF,
+        x_TM.stride(0), M=width, F=inner, E=experts, K=routes.expert_TK.shape[1], ROWS=plan.rows, BLOCK=plan.block,
+        BIAS=bias_EG is not None, GATE=gate, num_warps=plan.warps, **launch_options(x_TM.device),
+    )  # fmt: skip
+    return y_PF
+
+
+def _down_rows(
+    plan: Rows, h_PF: Tensor, weight_EMF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None
+) -> Tensor:
+    (tokens, used), (experts, width, inner) = routes.expert_TK.shape, weight_EMF.shape
+    y_TM = torch.empty(tokens, width, dtype=h_PF.dtype, device=h_PF.device)
+    add = h_PF if add_TM is None else add_TM
+    down_rows_kernel[(triton.cdiv(width, plan.rows), tokens)](
+        h_PF, weight_EMF, h_PF if bias_EM is None else bias_EM, routes.expert_TK, routes.weight_TK, routes.place_TK,
+        add, y_TM, add.stride(0), F=inner, M=width, E=experts, K=used, CHOICES=triton.next_power_of_2(used),
+        ROWS=plan.rows, BLOCK=plan.block, BIAS=bias_EM is not None, ADD=add_TM is not None, num_warps=plan.warps,
+        **launch_options(h_PF.device),
+    )  # fmt: skip
+    return y_TM
+
+
+@cache
+def _hopper(device: torch.device) -> Any:
+    """Return hopper.py on a Hopper GPU, else None. It is Gluon, which is imported only where it runs."""
+    name = "ridgeline.kernels.grouped_gemm.hopper"
+    return importlib.import_module(name) if compute_capability(device) == (9, 0) and find_spec(name) else None
+
+
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
