@@ -19,6 +19,7 @@ import selectors
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
@@ -287,69 +288,83 @@ def limit(what: str, model: Model, tokens: int, touched: float) -> tuple[float, 
     return seconds[what], {"gate_up": 2, "down": 1, "layer": 3, "dense": 2}[what] * flops
 
 
-def child(path: str, first: int) -> None:
-    """Do the jobs of a file from number `first` on, and print a line for each."""
+def child(path: str) -> None:
+    """Do the jobs of a file, and print a line for each."""
     torch.manual_seed(0)
     bench = Bench()
-    for number, fields in enumerate(json.loads(Path(path).read_text())):
-        if number < first:
-            continue
-        job = Job(**fields)
+    for number, fields in json.loads(Path(path).read_text()):
+        job, broken = Job(**fields), False
         try:
             answer = bench.time(job) if job.tokens else bench.check(job)
-            failed = False
+        except AssertionError as error:
+            answer = {"failed": str(error)}
         except Exception as error:
-            answer, failed = {"failed": f"{type(error).__name__}: {error}"[:600]}, not isinstance(error, AssertionError)
+            answer, broken = {"failed": f"{type(error).__name__}: {error}"[:600], "broken": True}, True
         print(json.dumps({"number": number, **answer}), flush=True)
-        if failed:
+        if broken:
             sys.exit(1)  # after an error on the device nothing works
 
 
 # The parent
 
 
-def work(found: list[Job], path: Path, until: float) -> list[dict[str, Any]]:
-    """Have all jobs done by children, one after the other, and return their answers."""
-    answers: list[dict[str, Any]] = []
-    broken: set[str] = set()
-    path.write_text(json.dumps([asdict(job) for job in found]))
-    while len(answers) < len(found) and time.monotonic() < until:
-        command = [sys.executable, "-W", "ignore", __file__, "--child", str(path), "--first", str(len(answers))]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+def work(found: list[Job], path: Path, until: float) -> dict[int, dict[str, Any]]:
+    """Have all jobs done by children, one after the other, and return their answers. What a hung or broken job
+    launched is not launched again."""
+    answers: dict[int, dict[str, Any]] = {}
+    pending = dict(enumerate(found))
+    while pending and time.monotonic() < until:
+        path.write_text(json.dumps([(number, asdict(job)) for number, job in pending.items()]))
+        for answer in one_child(path, len(pending), until):
+            number = answer.pop("number", next(iter(pending)))
+            job, answers[number] = pending.pop(number), answer
+            if "failed" in answer:
+                print(f"FAILED {job}: {answer['failed']}", flush=True)
+            if "broken" in answer:
+                pending = {i: other for i, other in pending.items() if not alike(job, other)}
+    return answers
+
+
+def alike(a: Job, b: Job) -> bool:
+    """Return True if two jobs launch the same cut, of any model."""
+    if a.plan is None or b.plan is None or a.what != b.what:
+        return False
+    return {**a.plan, "stages": 0} == {**b.plan, "stages": 0}
+
+
+def one_child(path: Path, number: int, until: float) -> Iterator[dict[str, Any]]:
+    """Yield the answers of a child. The last one has no number if the child hung or died over the next job."""
+    command = [sys.executable, "-W", "ignore", __file__, "--child", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         reader = selectors.DefaultSelector()
         reader.register(process.stdout, selectors.EVENT_READ)
         rest, patience = b"", START
-        while len(answers) < len(found) and time.monotonic() < until:
+        while number and time.monotonic() < until:
             if not reader.select(patience):
-                answers.append({"number": len(answers), "failed": f"no answer in {patience:.0f} s"})
+                yield {"failed": f"no answer in {patience:.0f} s", "broken": True}
                 break
             data = os.read(process.stdout.fileno(), 1 << 16)
             if not data:
-                process.wait()
-                if process.returncode and (not answers or "failed" not in answers[-1]):
-                    answers.append({"number": len(answers), "failed": f"child ended with {process.returncode}"})
+                yield {"failed": "the child died", "broken": True}
                 break
-            lines = (rest + data).split(b"\n")
-            rest = lines.pop()
-            answers += [json.loads(line) for line in lines]
+            *lines, rest = (rest + data).split(b"\n")
             patience = SILENCE
+            for line in lines:
+                answer = json.loads(line)
+                number -= 1
+                yield answer
+                if "broken" in answer:
+                    number = 0
         process.kill()
-        process.wait()
-        for job, answer in zip(found, answers, strict=False):
-            if "failed" in answer and str(job) not in broken:
-                broken.add(str(job))
-                print(f"FAILED {job}: {answer['failed']}", flush=True)
-    return answers
 
 
-def show(found: list[Job], answers: list[dict[str, Any]]) -> None:
+def show(found: list[Job], answers: dict[int, dict[str, Any]]) -> None:
     """Print the checks' worst error, then the best plan of each case and the others behind it."""
-    done = [(job, answer) for job, answer in zip(found, answers, strict=False) if "failed" not in answer]
+    done = [(found[number], answer) for number, answer in answers.items() if "failed" not in answer]
     errors = [answer["error"] for job, answer in done if not job.tokens]
-    print(
-        f"{len(errors)} of {sum(not job.tokens for job in found)} checks passed, worst error {max(errors, default=0):.4f}"
-    )
+    checks = sum(not job.tokens for job in found)
+    print(f"{len(errors)} of {checks} checks passed, worst error {max(errors, default=0):.4f}")
     cases: dict[tuple[str, int, str], list[tuple[float, Job, dict[str, Any]]]] = {}
     for job, answer in done:
         if job.tokens:
@@ -381,11 +396,10 @@ def main() -> None:
     parser.add_argument("--compile-only", action="store_true", help="compile all kernels, which needs no GPU, and end")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         settle_cache_keys()
-        child(arguments.child, arguments.first)
+        child(arguments.child)
         return
     started = time.monotonic()
     found = jobs(arguments.model or list(MODELS))
@@ -403,7 +417,7 @@ def main() -> None:
     show(found, answers)
     print(f"{len(answers)} of {len(found)} jobs in {time.monotonic() - started:.0f} s")
     if arguments.json:
-        rows = [asdict(job) | answer for job, answer in zip(found, answers, strict=False)]
+        rows = [asdict(found[number]) | answer for number, answer in answers.items()]
         arguments.json.write_text(json.dumps(rows, indent=0))
 
 
