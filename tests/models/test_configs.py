@@ -17,6 +17,7 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.rotary import cos_sin_table, inverse_frequencies
 from ridgeline.models import ARCHITECTURES, descriptions, model_config
 from ridgeline.models.config import ModelConfig
+from ridgeline.models.experts import COUNTS
 from ridgeline.weights.loader import checkpoint_views, stored_shape
 from tests import tiny_models
 from tests.weights.loading import OPS
@@ -709,6 +710,13 @@ def test_qwen3_windows_start_at_max_window_layers(first_window_layer: int) -> No
         ("mistral", ["num_key_value_heads", "sliding_window", "rope_theta", "rms_norm_eps", "max_position_embeddings"]),
         ("qwen3", ["num_key_value_heads", "head_dim", "rope_theta", "tie_word_embeddings", "max_position_embeddings"]),
         ("gpt2", ["layer_norm_epsilon", "n_positions", "activation_function"]),
+        ("mixtral", ["num_key_value_heads", "rms_norm_eps", "rope_theta", "max_position_embeddings"]),
+        ("qwen2_moe", ["num_key_value_heads", "max_position_embeddings", "use_sliding_window"]),
+        ("qwen3_moe", ["head_dim", "num_key_value_heads", "max_position_embeddings", "sliding_window"]),
+        ("olmoe", ["num_key_value_heads", "rms_norm_eps", "max_position_embeddings"]),
+        ("granite_moe", ["num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings"]),
+        ("glm4_moe", ["num_key_value_heads", "rms_norm_eps", "max_position_embeddings"]),
+        ("minimax_m2", ["num_key_value_heads", "head_dim", "rope_theta", "max_position_embeddings"]),
     ],
 )
 def test_absent_entries_take_transformers_defaults(kind: str, absent: list[str]) -> None:
@@ -717,7 +725,8 @@ def test_absent_entries_take_transformers_defaults(kind: str, absent: list[str])
     oracle = transformers.AutoConfig.for_model(**config)
     spec = model_config(config).spec
     mixer = spec.layers[0].mixer
-    assert mixer.head_dim == getattr(oracle, "head_dim", oracle.hidden_size // oracle.num_attention_heads)
+    width = getattr(oracle, "head_dim", None)
+    assert mixer.head_dim == (width or oracle.hidden_size // oracle.num_attention_heads)
     assert mixer.num_kv_heads == getattr(oracle, "num_key_value_heads", oracle.num_attention_heads)
     assert mixer.window == (oracle.sliding_window if kind == "mistral" else None)
     assert spec.max_position_embeddings == oracle.max_position_embeddings
@@ -804,6 +813,26 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"layer_types": ["sliding_attention"] * 28}, "use_sliding_window is false"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention.*without an encoder"),
     ("gpt2", {"n_head": 7}, "n_embd 768, which its 7 heads"),
+    ("qwen3_moe", {"num_experts": None}, "has no num_experts; the model cannot be built"),
+    ("qwen3_moe", {"num_experts": 0}, "num_experts to 0; it must be a whole number of at least 1"),
+    ("mixtral", {"num_local_experts": 4097}, "num_local_experts to 4097; .* at most 4096"),
+    ("glm4_moe", {"n_routed_experts": "many"}, "n_routed_experts to 'many'; it must be a whole number"),
+    ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok to 9; it must be at most the 8 of num_local_experts"),
+    ("glm4_moe", {"n_group": 3}, "n_group to 3; it must be a divisor of the 128 of n_routed_experts"),
+    ("glm4_moe", {"n_group": 128, "topk_group": 128}, "n_group to 128; .* with 2 or more experts in a group"),
+    ("glm4_moe", {"n_group": 4, "topk_group": 5}, "topk_group to 5; it must be at most the 4 of n_group"),
+    ("glm4_moe", {"n_group": 64, "topk_group": 3}, "per_tok to 8; it must be at most 6, the experts of the 3 of topk_gr"),
+    ("glm4_moe", {"routed_scaling_factor": "2"}, "routed_scaling_factor to '2'; it must be a number above 0"),
+    ("glm4_moe", {"n_shared_experts": -1}, "n_shared_experts to -1; it must be a whole number of at least 0"),
+    ("qwen2_moe", {"mlp_only_layers": "0"}, "mlp_only_layers to '0'; it must be a list of the numbers of layers"),
+    ("qwen2_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step to 0; it must be a whole number of at least 1"),
+    ("deepseek", {"scoring_func": "sigmoid"}, "scoring_func to 'sigmoid'; it must be softmax"),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv to 8.0.*are not clipped"),
+    ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func to 'softmax'; it must be sigmoid"),
+    ("minimax_m2", {"attn_type_list": [0, 1] * 31}, "attn_type_list to .*; it must be 1 .* for each layer"),
+    ("minimax_m2", {"shared_intermediate_size": 64}, "shared_intermediate_size to 64.*no shared expert"),
+    ("qwen3_moe", {"num_hidden_layers": 1000, "num_experts": 4096}, "4096000 experts in all layers; at most 262144"),
+    ("qwen3_moe", {"moe_intermediate_size": 2**24, "hidden_size": 2**24}, "experts of 16777216 x 16777216 in a layer"),
 ]
 
 
@@ -819,6 +848,24 @@ def test_what_we_cannot_run_is_refused_in_one_sentence(kind: str, changes: dict[
 def test_a_generation_config_with_words_for_numbers_is_refused() -> None:
     with pytest.raises(ModelLoadError, match="temperature to 'hot'; it must be a number"):
         model_config(GPT2, {"temperature": "hot"})
+
+
+@pytest.mark.parametrize("spelling", COUNTS)
+def test_the_number_of_experts_has_several_names(spelling: str) -> None:
+    """transformers writes Qwen3-MoE's as `num_local_experts`."""
+    config = {key: value for key, value in QWEN3_30B_A3B.items() if key != "num_experts"}
+    assert model_config({**config, spelling: 128}) == model_config(QWEN3_30B_A3B)
+
+
+def test_layers_that_draft_are_counted_by_the_config() -> None:
+    assert model_config(GLM_4_5_AIR).spec.unused == ("model.layers.46.",)
+    assert model_config(MINIMAX_M2).spec.unused == tuple(f"model.layers.{layer}." for layer in (62, 63, 64))
+    assert model_config({**GLM_4_5_AIR, "num_nextn_predict_layers": 0}).spec.unused == ()
+
+
+def test_minimax_rotates_as_many_dimensions_as_it_says() -> None:
+    assert rope_of(model_config(MINIMAX_M2)).rotary_dim == 64
+    assert rope_of(model_config({**MINIMAX_M2, "rotary_dim": None})).rotary_dim == 128
 
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
