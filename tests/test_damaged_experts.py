@@ -15,7 +15,7 @@ from ridgeline.layers.experts import Experts
 from tests.driving import ask, rig
 from tests.weights.loading import dense_logits, load
 
-FAMILY, LAYER, EXPERT = "qwen3_moe", 1, 2
+FAMILY, LAYER, EXPERT = "qwen3_moe", 0, 2
 PROMPTS = [tuple(range(start, start + length)) for start in (5, 60, 130, 200, 280) for length in (2, 3, 5)]
 TOKENS = 3
 PARTS = ["gate_proj", "down_proj"]
