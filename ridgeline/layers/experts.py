@@ -75,7 +75,7 @@ class Experts(nn.Module):
         self.router_bias = build.parameter(how.experts) if how.bias else None
         self.correction = build.parameter(how.experts, dtype=torch.float32) if how.correction else None
         if self.correction is not None:
-            self.correction.requires_grad_(False)  # a choice has no gradient; what is learned here has a rule of its own
+            self.correction.requires_grad_(False)  # choices have no gradient, so its training has a rule of its own
         self.expert_scale = build.parameter(how.experts) if how.expert_scale else None
         both = (spec.intermediate_size, spec.intermediate_size)
         self.gate_up = ExpertStack(how.experts, width, both, spec.bias, build.within("gate_up"))

@@ -98,7 +98,9 @@ def with_experts(dense: ModelSpec, experts: Mapping[int, ExpertsSpec]) -> ModelS
     """Return the model with mixtures of experts in some of its layers. Raise ModelLoadError if they are too many or
     too large for any machine."""
     if (total := sum(spec.routing.experts for spec in experts.values())) > MAX_MATRICES:
-        raise ModelLoadError(f"config.json asks for {total} experts in all layers; at most {MAX_MATRICES} can be built.")
+        raise ModelLoadError(
+            f"config.json asks for {total} experts in all layers; at most {MAX_MATRICES} can be built."
+        )
     for spec in experts.values():
         if spec.routing.experts * spec.intermediate_size * dense.hidden_size > MAX_STACK:
             raise ModelLoadError(

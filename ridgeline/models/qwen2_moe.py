@@ -37,9 +37,7 @@ class Qwen2Moe:
             routing=routing(values, renormalize=values.boolean("norm_topk_prob")),
             intermediate_size=values.integer("moe_intermediate_size"),
             activation=activation,
-            shared=MLPSpec(
-                intermediate_size=values.integer("shared_expert_intermediate_size"), activation=activation
-            ),
+            shared=MLPSpec(intermediate_size=values.integer("shared_expert_intermediate_size"), activation=activation),
             shared_gate=True,
         )
         return with_experts(replace(dense, layers=tuple(layers)), dict.fromkeys(sparse_layers(values), experts))

@@ -821,7 +821,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("glm4_moe", {"n_group": 3}, "n_group to 3; it must be a divisor of the 128 of n_routed_experts"),
     ("glm4_moe", {"n_group": 128, "topk_group": 128}, "n_group to 128; .* with 2 or more experts in a group"),
     ("glm4_moe", {"n_group": 4, "topk_group": 5}, "topk_group to 5; it must be at most the 4 of n_group"),
-    ("glm4_moe", {"n_group": 64, "topk_group": 3}, "per_tok to 8; it must be at most 6, the experts of the 3 of topk_gr"),
+    (
+        "glm4_moe",
+        {"n_group": 64, "topk_group": 3},
+        "per_tok to 8; it must be at most 6, the experts of the 3 of topk_gr",
+    ),
     ("glm4_moe", {"routed_scaling_factor": "2"}, "routed_scaling_factor to '2'; it must be a number above 0"),
     ("glm4_moe", {"n_shared_experts": -1}, "n_shared_experts to -1; it must be a whole number of at least 0"),
     ("qwen2_moe", {"mlp_only_layers": "0"}, "mlp_only_layers to '0'; it must be a list of the numbers of layers"),

@@ -92,7 +92,7 @@ def test_another_dtype_rounds_as_torch_does(dtype: str, folder: Path, tmp_path: 
     assert oracle.dtype == kind
 
 
-@pytest.mark.parametrize("family", ["llama3", "gemma3", "phi3", "granite"])
+@pytest.mark.parametrize("family", ["llama3", "gemma3", "phi3", "granite", "mixtral", "qwen3_moe"])
 def test_a_gguf_file_becomes_a_folder_that_transformers_loads(family: str, tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     changes = gguf_files.CHANGES.get(family, {})
