@@ -58,8 +58,9 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     for name in names if isinstance(names, list) else ():
         if isinstance(name, str) and name in ARCHITECTURES:
             return ARCHITECTURES[name]
-    known = ", ".join(sorted(ARCHITECTURES))
-    raise ModelLoadError(f"config.json names the architectures {names!r}, none of which we know; known: {known}.")
+    raise ModelLoadError(
+        f"config.json names the architectures {names!r}, none of which we know; `ridgeline models` lists those we do."
+    )
 
 
 def descriptions() -> dict[str, tuple[str, str]]:

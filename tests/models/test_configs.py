@@ -774,7 +774,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "llama",
         {"architectures": ["BertModel"]},
-        "BertModel.*none of which we know; known: BloomForCausalLM, DeepseekForCausalLM",
+        "BertModel.*none of which we know; `ridgeline models` lists",
     ),
     ("llama", {"architectures": None}, "None, none of which we know"),
     ("llama", {"rope_scaling": {"rope_type": "mrope"}}, "scaling 'mrope'.*known: default, linear"),
