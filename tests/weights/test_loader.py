@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -400,9 +401,33 @@ def test_after_an_error_the_rest_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
     assert all(targets[i].tolist() == [1, 1] for i in reads if i != 3), "threads still write after the error"
 
 
+def test_tensors_of_one_thread_do_not_wait_for_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer's experts are hundreds of small tensors, and each wait would leave the bus idle. The one at the end
+    suffices."""
+    waits, sent = [], []
+
+    class Lane:
+        def __init__(self, device: torch.device) -> None:
+            self.stream = SimpleNamespace(synchronize=lambda: waits.append("stream"))
+
+        def send(self, source: Tensor, target: Tensor) -> None:
+            sent.append(len(source))
+            target.copy_(source)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits.append("device"))
+    monkeypatch.setattr(transfer, "_Lane", Lane)
+    monkeypatch.setattr(transfer, "BUFFER_BYTES", 24)
+    targets = [torch.zeros(2, 5) for _ in range(20)]
+    reads = ((target, partial(torch.full, (2, 5), float(index))) for index, target in enumerate(targets))
+    assert sum(transfer.fill(reads, torch.device("cpu"))) == 200
+    assert sorted(sent) == [16] * 20 + [24] * 20
+    assert all((target == index).all() for index, target in enumerate(targets))
+    assert waits == ["device", "device"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("buffer_bytes", [1 << 12, 32 << 20])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "qwen3_moe", "granite_moe", "glm4_moe"])
 def test_a_gpu_gets_the_same_weights(
     tiny_model: TinyModel, family: str, buffer_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
