@@ -596,7 +596,8 @@ def _gguf(rng: random.Random) -> Case:
 
 
 def _damage_value(file: Gguf, rng: random.Random) -> None:
-    extra = ["llama.attention.key_length", "llama.expert_count", "llama.rope.scaling.factor", "llama.rope.scaling.type"]
+    extra = ["llama.expert_count", "llama.expert_used_count", "llama.expert_feed_forward_length"]
+    extra += ["llama.attention.key_length", "llama.rope.scaling.factor", "llama.rope.scaling.type"]
     extra += ["split.count", "llama.attention.sliding_window", "llama.rope.scaling.original_context_length"]
     extra += ["tokenizer.chat_templates", "tokenizer.ggml.precompiled_charsmap", "tokenizer.ggml.add_bos_token"]
     name = rng.choice([*file.values, *extra])
