@@ -162,7 +162,7 @@ def _parts(parameter: Tensor, owner: nn.Module, sources: Sequence[Source]) -> Se
         return parameter.split(getattr(owner, "parts", ()))
     if sources[0].stacked:
         return parameter.split(owner.parts, dim=1)
-    return [part for matrix in parameter.unbind() for part in matrix.split(owner.parts)]
+    return parameter.flatten(0, 1).split(owner.parts * len(parameter))  # in one call, as it may have hundreds of parts
 
 
 def stored_view(part: Tensor, source: Source) -> Tensor:
