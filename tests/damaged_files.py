@@ -53,6 +53,7 @@ _ROPES: list[dict[str, Any]] = [
     },
 ]
 _GPT2 = {"vocab_size": VOCAB, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "eos_token_id": 2}
+_SMALL = {"moe_intermediate_size": 8}
 _WINDOWS = {"sliding_window": 8, "head_dim": 8}
 CONFIGS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"rope_theta": 10000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu", "attention_bias": False},
@@ -68,6 +69,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "GraniteForCausalLM": {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "logits_scaling": 2.5},
     "GPT2LMHeadModel": _GPT2,
     "BloomForCausalLM": {"vocab_size": VOCAB, "hidden_size": 16, "n_layer": 2, "n_head": 2, "seq_length": 64},
+    "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen2MoeForCausalLM": {"num_experts": 4, "shared_expert_intermediate_size": 8, "mlp_only_layers": [0], **_SMALL},
+    "Qwen3MoeForCausalLM": {"num_experts": 4, "head_dim": 8, "num_experts_per_tok": 2, **_SMALL},
+    "DeepseekForCausalLM": {"n_routed_experts": 4, "n_shared_experts": 2, "num_experts_per_tok": 2, **_SMALL},
+    "OlmoeForCausalLM": {"num_experts": 8},
+    "GraniteMoeForCausalLM": {"num_local_experts": 4},
+    "GraniteMoeSharedForCausalLM": {"num_local_experts": 4, "shared_intermediate_size": 8},
+    "Glm4MoeForCausalLM": {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2, **_SMALL},
+    "MiniMaxM2ForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "rotary_dim": 4},
 }
 
 TEMPLATE = (
@@ -276,6 +286,15 @@ def _config(rng: random.Random) -> Case:
         "quantization_config": [{"bits": 4}],
         "dtype": ["float16", "bfloat16", "int8"],
         "tie_word_embeddings": [True, False],
+        **{key: [3, 4096, 4097] for key in ("num_experts", "num_local_experts", "n_routed_experts")},
+        "num_experts_per_tok": [3, 5, 4096],
+        "moe_intermediate_size": [7, 2**24],
+        "mlp_only_layers": [[0, 1], [5, -1], [0.5], ["0"]],
+        **{key: [0, 1, 2, 2**24] for key in ("decoder_sparse_step", "moe_layer_freq", "first_k_dense_replace")},
+        **{key: [2, 3, 8] for key in ("n_group", "topk_group")},
+        **{key: [0, 1000, 4096] for key in ("n_shared_experts", "num_nextn_predict_layers", "num_mtp_modules")},
+        "attn_type_list": [[1, 1], [0, 1]],
+        "clip_qkv": [8.0],
     }
     return Case(architecture, "config.json", damaged_json(config_of(architecture), rng, additions))
 
@@ -577,7 +596,8 @@ def _gguf(rng: random.Random) -> Case:
 
 
 def _damage_value(file: Gguf, rng: random.Random) -> None:
-    extra = ["llama.attention.key_length", "llama.expert_count", "llama.rope.scaling.factor", "llama.rope.scaling.type"]
+    extra = ["llama.expert_count", "llama.expert_used_count", "llama.expert_feed_forward_length"]
+    extra += ["llama.attention.key_length", "llama.rope.scaling.factor", "llama.rope.scaling.type"]
     extra += ["split.count", "llama.attention.sliding_window", "llama.rope.scaling.original_context_length"]
     extra += ["tokenizer.chat_templates", "tokenizer.ggml.precompiled_charsmap", "tokenizer.ggml.add_bos_token"]
     name = rng.choice([*file.values, *extra])

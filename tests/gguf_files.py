@@ -5,6 +5,7 @@ Names come from the package's own map, so that ours are compared with something 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+
+from tests.tiny_models import as_stored
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -23,13 +26,18 @@ ARCHITECTURES = {
     "phi3": "phi3",
     "olmo2": "olmo2",
     "granite": "granite",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "olmoe": "olmoe",
 }
 # What the format cannot say: windows of some layers, scores scaled by something else than the heads' width.
 CHANGES: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False},
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3": {"query_pre_attn_scalar": 32},
+    "mixtral": {"sliding_window": None},
 }
+_OTHERS = {"gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
 PERMUTED = ("llama", "granite")
 _IDS = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
 
@@ -45,14 +53,14 @@ def write(
     import gguf
 
     config = model.config
-    architecture = {"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+    architecture = _OTHERS.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
     _values(writer, config, architecture)
     for name, value in {**_IDS, **(extra or {})}.items():
         add(writer, name, value)
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
-    for theirs, weight in model.state_dict().items():
+    for theirs, weight in _stacked(as_stored(model, model.state_dict())).items():
         if theirs == "lm_head.weight" and config.tie_word_embeddings:
             continue
         base, _, kind = theirs.rpartition(".")
@@ -72,6 +80,14 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _stacked(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, each matrix of all experts in one."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        found.setdefault(re.sub(r"\.experts\.\d+\.", ".experts.", name), []).append(tensor)
+    return {name: torch.stack(parts) if ".experts." in name else parts[0] for name, parts in found.items()}
 
 
 def dequantized(values: torch.Tensor, kind: str) -> torch.Tensor:
@@ -99,6 +115,11 @@ def _values(writer: Any, config: Any, architecture: str) -> None:
     writer.add_vocab_size(config.vocab_size)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if hasattr(config, "num_experts_per_tok"):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if architecture == "qwen3moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)

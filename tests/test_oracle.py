@@ -164,7 +164,7 @@ def check_same(results: Sequence[RequestOutput], expected: Sequence[RequestOutpu
     ],
     ids=str,
 )
-@pytest.mark.parametrize("family", ["llama", "mixed"])
+@pytest.mark.parametrize("family", ["llama", "mixed", "qwen2_moe"])
 def test_settings_and_neighbours_change_nothing(
     family: str, settings: Settings, open_llm, tiny_model: Callable[[str], Path]
 ) -> None:
@@ -174,7 +174,7 @@ def test_settings_and_neighbours_change_nothing(
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2", "olmoe", "deepseek", "glm4_moe"])
 def test_preemption_changes_nothing(family: str, policy: str, open_llm, tiny_model: Callable[[str], Path]) -> None:
     settings: Settings = {"max_num_batched_tokens": 16, "block_size": 4, "max_num_seqs": 6, "max_model_len": 96}
     layout = open_llm(family, **settings).assembly.memory.layout

@@ -6,11 +6,18 @@ outweigh the embedding, so that greedy decoding does not repeat one token.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
+
+from tests import deepseek_oracle
+
+Oracle = Any  # a transformers model, or one of ours with its interface
 
 VOCAB = 320
 WINDOW = 8
@@ -43,6 +50,15 @@ _GEMMA: dict[str, Any] = {
     "head_dim": 32,
     "query_pre_attn_scalar": 20,
     "sliding_window": WINDOW,
+}
+
+_GRANITE: dict[str, Any] = {
+    **_COMMON,
+    "num_hidden_layers": 2,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.5,
 }
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -122,17 +138,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "rotary_pct": 0.5,
         },
     ),
-    "granite": (
-        "Granite",
-        {
-            **_COMMON,
-            "num_hidden_layers": 2,
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.2,
-            "residual_multiplier": 0.7,
-            "logits_scaling": 2.5,
-        },
-    ),
+    "granite": ("Granite", _GRANITE),
     "bloom": (
         "Bloom",
         {
@@ -156,6 +162,73 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "mixtral": ("Mixtral", {**_COMMON, "num_hidden_layers": 2, "sliding_window": WINDOW, "num_local_experts": 4}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            **_COMMON,
+            "num_hidden_layers": 3,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 72,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "deepseek": (
+        "Deepseek",
+        {
+            **_COMMON,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 2,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "olmoe": (
+        "Olmoe",
+        {**_COMMON, "num_hidden_layers": 2, "intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 4},
+    ),
+    "granite_moe": (
+        "GraniteMoe",
+        {**_GRANITE, "intermediate_size": 48, "num_local_experts": 6, "num_experts_per_tok": 2},
+    ),
+    "granite_moe_shared": (
+        "GraniteMoeShared",
+        {**_GRANITE, "intermediate_size": 48, "num_local_experts": 5, "shared_intermediate_size": 40},
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            **_COMMON,
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {
+            **_COMMON,
+            "num_hidden_layers": 2,
+            "head_dim": 32,
+            "intermediate_size": 48,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
     "gpt2": (
         "GPT2",
         {
@@ -171,22 +244,24 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 EMBEDDED = {"gemma2": 1 / 16, "gemma3": 1 / 16, "bloom": 4.0}  # these make their embeddings larger, or norm them
-STORED_NAMES = {"lm_head.weight": "embed_out.weight"}  # of GPT-NeoX, as checkpoints have them
 CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
 FAMILIES = tuple(CONFIGS)
 
+# Classes that transformers lacks: config → model
+OWN: dict[str, Callable[[dict[str, Any]], Oracle]] = {"Deepseek": deepseek_oracle.DeepseekForCausalLM}
 
-def build(family: str, **changes: Any) -> transformers.PreTrainedModel:
+
+def build(family: str, **changes: Any) -> Oracle:
     """The oracle for `family` in float32, `changes` made to its config. The same numbers on every call."""
     kind, values = CONFIGS[family]
-    head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
-    settings = getattr(transformers, CONFIG_CLASSES.get(kind, f"{kind}Config"))
-    config = settings(**{**values, **changes}, attn_implementation="eager")  # the others leave soft caps out
-    model = getattr(transformers, kind + head)(config).eval()
+    model = _empty(kind, {**values, **changes}).eval()
     generator = torch.Generator().manual_seed(sum(family.encode()))
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name.endswith("e_score_correction_bias"):  # a buffer, of digits that half precisions hold
+            tensor.copy_(torch.randint(-32, 33, tensor.shape, generator=generator) / 64)
     for name, parameter in model.named_parameters():
         mean = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0  # a norm's weight
-        std = 0.3 if parameter.ndim == 2 and ("layers." in name or "h." in name) else 0.2
+        std = 0.3 if parameter.ndim >= 2 and ("layers." in name or "h." in name) else 0.2
         if name.endswith(("embed_tokens.weight", "word_embeddings_layernorm.weight")):
             mean, std = mean * EMBEDDED.get(family, 1), std * EMBEDDED.get(family, 1)
         with torch.no_grad():
@@ -194,9 +269,36 @@ def build(family: str, **changes: Any) -> transformers.PreTrainedModel:
     return model
 
 
-def stored_name(model: transformers.PreTrainedModel, name: str) -> str:
-    """A parameter's name in the checkpoint."""
-    return STORED_NAMES.get(name, name) if model.config.model_type == "gpt_neox" else name
+def _empty(kind: str, values: dict[str, Any]) -> Oracle:
+    if kind in OWN:
+        return OWN[kind](values)
+    settings = getattr(transformers, CONFIG_CLASSES.get(kind, f"{kind}Config"))
+    config = settings(**values, attn_implementation="eager")  # the others leave soft caps out
+    return getattr(transformers, kind + ("LMHeadModel" if kind == "GPT2" else "ForCausalLM"))(config)
+
+
+def of_config(config: dict[str, Any]) -> Oracle:
+    """The oracle that a hub's config.json describes."""
+    name = config["architectures"][0]
+    if (kind := name.removesuffix("ForCausalLM")) in OWN:
+        return OWN[kind](config)
+    return getattr(transformers, name)(transformers.AutoConfig.for_model(**config))
+
+
+def tensors(model: Oracle) -> dict[str, Tensor]:
+    """A model's parameters, without those that are tied to others, and the buffers that belong to its state."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers = {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+def as_stored(model: Oracle, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of the model's names and shapes, such as parameters or their gradients, as a checkpoint holds them:
+    transformers keeps experts of one layer together, and hubs keep them apart."""
+    stored = dict(tensors)
+    if isinstance(model, transformers.PreTrainedModel):
+        stored = revert_weight_conversion(model, stored)
+    return stored
 
 
 def save(family: str, folder: Path, **changes: Any) -> Path:
@@ -205,15 +307,10 @@ def save(family: str, folder: Path, **changes: Any) -> Path:
     return folder
 
 
+@torch.no_grad()
 def greedy(family: str, prompt: list[int], num_tokens: int) -> list[int]:
-    """What transformers generates after `prompt` at temperature 0, end-of-sequence ids ignored."""
-    ids = torch.tensor([prompt])
-    output = build(family).generate(
-        ids,
-        attention_mask=torch.ones_like(ids),  # else it takes every pad id of the prompt for padding
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return output[0, len(prompt) :].tolist()
+    """What the oracle finds most likely after `prompt`, token by token."""
+    model, ids = build(family), torch.tensor([prompt])
+    for _ in range(num_tokens):
+        ids = torch.cat((ids, model(ids).logits[:, -1:].argmax(-1)), dim=1)
+    return ids[0, len(prompt) :].tolist()

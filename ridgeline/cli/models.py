@@ -45,6 +45,7 @@ def describe(model: str) -> dict[str, object]:
     return {
         "architecture": spec.architecture,
         "parameters": count_parameters(spec),
+        **describe_experts(spec),
         "dtype": config.dtype,
         "runs in": f"{dtype} on this machine's {device}: {why}",
         "layers": len(spec.layers),
@@ -55,6 +56,23 @@ def describe(model: str) -> dict[str, object]:
         "KV bytes per token": sum(layer.mixer.state.unit_bytes(1, config.dtype) for layer in spec.layers),
         "windows": sorted({layer.attention.window for layer in spec.layers if layer.attention.window is not None}),
         "end-of-sequence ids": list(config.eos_token_ids),
+    }
+
+
+def describe_experts(spec: ModelSpec) -> dict[str, object]:
+    """Return what a mixture of experts is made of; nothing for a dense model."""
+    from ridgeline.core.expert_spec import ExpertsSpec
+
+    found = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
+    if not found:
+        return {}
+    products = [each for layer in spec.layers for each in layer.products(spec.hidden_size).values()]
+    idle = sum((each.copies - each.used) * each.outputs * (each.inputs + each.bias) for each in products)
+    counts = sorted({(each.routing.top_k, each.routing.experts) for each in found})
+    shared = " and a shared one" if any(each.shared for each in found) else ""
+    return {
+        "parameters of a token": count_parameters(spec) - idle,
+        "experts": f"{', '.join(f'{used} of {of}' for used, of in counts)}{shared} in {len(found)} layers",
     }
 
 

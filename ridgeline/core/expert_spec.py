@@ -10,7 +10,7 @@ from ridgeline.core.model_spec import MLPSpec, Product, Products
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingSpec:
-    """How a token chooses `top_k` of `experts`, and how much each of them counts.
+    """The choice of `top_k` of `experts` for a token, and how much each of them counts.
 
     The router's products become scores: their softmax over all experts, or the sigmoid of each. The experts with the
     largest score plus correction are chosen. Their weights are the scores alone.

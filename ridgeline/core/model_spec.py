@@ -223,6 +223,7 @@ class ModelSpec:
     embed_norm: normalizes the embedded tokens before the first layer.
     logits_multiplier: multiplies the scores.
     logits_softcap: bounds the scores after that: x becomes cap · tanh(x / cap).
+    unused: beginnings of the names of tensors that checkpoints hold and this network does not use.
     """
 
     architecture: str
@@ -237,6 +238,7 @@ class ModelSpec:
     embed_norm: NormSpec | None = None
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
+    unused: tuple[str, ...] = ()
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
@@ -252,6 +254,7 @@ class Source:
     interleaved: it has so many heads, in each of which two rows that rotate as a pair are neighbours. We keep all first
         halves, then all second halves.
     complete: it is a norm's weight to which no offset must be added (see NormSpec.offset).
+    stacked: it holds this part of every expert, one after the other. Others hold one expert's.
     """
 
     name: str
@@ -259,7 +262,9 @@ class Source:
     heads: int | None = None
     interleaved: int | None = None
     complete: bool = False
+    stacked: bool = False
 
 
-# Decoder parameter name → checkpoint tensors concatenated along dimension 0 (q, k, v → qkv; gate, up → gate_up).
+# Decoder parameter name → checkpoint tensors, one below the other (q, k, v → qkv; gate, up → gate_up). Of experts, all
+# tensors of the first come before those of the second, unless they are stacked.
 WeightMap = dict[str, tuple[Source, ...]]

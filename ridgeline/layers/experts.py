@@ -38,7 +38,7 @@ class ExpertStack(nn.Module):
 
     def __init__(self, experts: int, inputs: int, parts: tuple[int, ...], bias: bool, build: Build) -> None:
         super().__init__()
-        self.parts = parts * experts  # the rows of all experts, one below the other
+        self.parts = parts
         self.ops, self.scheme = build.ops, build.scheme
         self.weight = weight = build.parameter(experts, sum(parts), inputs)
         self.bias = build.parameter(experts, sum(parts)) if bias else None
@@ -74,6 +74,8 @@ class Experts(nn.Module):
         self.router = build.parameter(how.experts, width)
         self.router_bias = build.parameter(how.experts) if how.bias else None
         self.correction = build.parameter(how.experts, dtype=torch.float32) if how.correction else None
+        if self.correction is not None:
+            self.correction.requires_grad_(False)  # choices have no gradient, so its training has a rule of its own
         self.expert_scale = build.parameter(how.experts) if how.expert_scale else None
         both = (spec.intermediate_size, spec.intermediate_size)
         self.gate_up = ExpertStack(how.experts, width, both, spec.bias, build.within("gate_up"))

@@ -28,6 +28,14 @@ ARCHITECTURES = Registry(
         "GPTNeoXForCausalLM": "ridgeline.models.gpt_neox:GPTNeoX",
         "GraniteForCausalLM": "ridgeline.models.granite:Granite",
         "BloomForCausalLM": "ridgeline.models.bloom:Bloom",
+        "MixtralForCausalLM": "ridgeline.models.mixtral:Mixtral",
+        "Qwen2MoeForCausalLM": "ridgeline.models.qwen2_moe:Qwen2Moe",
+        "DeepseekForCausalLM": "ridgeline.models.deepseek:Deepseek",
+        "OlmoeForCausalLM": "ridgeline.models.olmoe:Olmoe",
+        "GraniteMoeForCausalLM": "ridgeline.models.granite_moe:GraniteMoe",
+        "GraniteMoeSharedForCausalLM": "ridgeline.models.granite_moe:GraniteMoeShared",
+        "Glm4MoeForCausalLM": "ridgeline.models.glm4_moe:Glm4Moe",
+        "MiniMaxM2ForCausalLM": "ridgeline.models.minimax_m2:MiniMaxM2",
     },
 )
 
@@ -50,8 +58,9 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     for name in names if isinstance(names, list) else ():
         if isinstance(name, str) and name in ARCHITECTURES:
             return ARCHITECTURES[name]
-    known = ", ".join(sorted(ARCHITECTURES))
-    raise ModelLoadError(f"config.json names the architectures {names!r}, none of which we know; known: {known}.")
+    raise ModelLoadError(
+        f"config.json names the architectures {names!r}, none of which we know; `ridgeline models` lists those we do."
+    )
 
 
 def descriptions() -> dict[str, tuple[str, str]]:

@@ -28,6 +28,8 @@ MAX_INTEGER = 2**24  # far above any real width, vocabulary or context, and no p
 MAX_COUNTS = {  # things that are built one by one: some ten times as many as any model has
     **dict.fromkeys(("num_hidden_layers", "n_layer"), 1000),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), 4096),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts"), 4096),
+    **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_modules"), 1000),
 }
 
 LAYER_TYPES = ("full_attention", "sliding_attention")

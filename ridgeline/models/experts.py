@@ -2,48 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
-from ridgeline.models.config import Config
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
+from ridgeline.core.model_spec import MLPSpec, ModelSpec, Source, WeightMap
+from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import Llama
 
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+MAX_MATRICES = 2**18  # experts of all layers: ten times as many as any model has
+MAX_STACK = 2**48  # numbers of one layer's experts: far above any real layer, and their bytes do not overflow
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
     """The names that a family's checkpoints give to a layer's experts, below "model.layers.N".
 
-    expert: an expert's name, in which {} stands for its number.
-    gate, up, down: its three maps.
+    expert: an expert's name, in which {} stands for its number. Without {}, every tensor holds all experts.
+    gate_up: gate and up, in two tensors or in one.
     correction: the bias that is added for the choice alone.
     """
 
     router: str = "mlp.gate"
     expert: str = "mlp.experts.{}"
-    gate: str = "gate_proj"
-    up: str = "up_proj"
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     shared: str = "mlp.shared_expert"
     shared_gate: str = "mlp.shared_expert_gate"
     correction: str = "mlp.gate.e_score_correction_bias"
 
 
-def num_experts(config: Config) -> int:
-    """Return how many experts a layer has. Files call it by several names."""
-    return config.integer(next((name for name in COUNTS if name in config), COUNTS[0]))
+def routing(
+    config: Config,
+    *,
+    score: Literal["softmax", "sigmoid"] = "softmax",
+    renormalize: bool = False,
+    correction: bool = False,
+    group_score: Literal["max", "top2"] = "max",
+) -> RoutingSpec:
+    """Return how tokens choose, with the counts that the config has. Raise ModelLoadError if they contradict."""
+    name = next((name for name in COUNTS if name in config), COUNTS[0])
+    experts, top_k = config.integer(name), config.integer("num_experts_per_tok")
+    groups, top_groups = (config.integer(key) if key in config else 1 for key in ("n_group", "topk_group"))
+    if top_k > experts:
+        raise wrong("num_experts_per_tok", top_k, f"at most the {experts} of {name}")
+    least = 2 if group_score == "top2" and groups > 1 else 1
+    if experts % groups or experts // groups < least:
+        raise wrong("n_group", groups, f"a divisor of the {experts} of {name}, with {least} or more experts in a group")
+    if top_groups > groups:
+        raise wrong("topk_group", top_groups, f"at most the {groups} of n_group")
+    if top_k > (usable := experts // groups * top_groups):
+        raise wrong("num_experts_per_tok", top_k, f"at most {usable}, the experts of the {top_groups} of topk_group")
+    return RoutingSpec(
+        experts=experts,
+        top_k=top_k,
+        score=score,
+        renormalize=renormalize,
+        scale=config.number("routed_scaling_factor", 1.0),
+        groups=groups,
+        top_groups=top_groups,
+        group_score=group_score,
+        correction=correction,
+    )
+
+
+def sparse_layers(config: Config) -> list[int]:
+    """Return the layers that have experts, as Qwen's configs say it: every `decoder_sparse_step`-th one, but none of
+    `mlp_only_layers`."""
+    count, step = config.integer("num_hidden_layers"), config.integer("decoder_sparse_step")
+    dense = config.raw("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise wrong("mlp_only_layers", dense, "a list of the numbers of layers")
+    return [layer for layer in range(count) if layer not in dense and (layer + 1) % step == 0]
+
+
+def later_layers(config: Config) -> list[int]:
+    """Return the layers that have experts, as DeepSeek's configs say it: from `first_k_dense_replace` on, those whose
+    number `moe_layer_freq` divides."""
+    count, step = config.integer("num_hidden_layers"), config.integer("moe_layer_freq")
+    return [layer for layer in range(config.integer("first_k_dense_replace", at_least=0), count) if layer % step == 0]
+
+
+def shared_experts(config: Config) -> MLPSpec | None:
+    """Return the MLP that `n_shared_experts` experts of the usual size are together, or None if there are none."""
+    count = config.integer("n_shared_experts", at_least=0) if "n_shared_experts" in config else 0
+    size = count * config.integer("moe_intermediate_size")
+    return MLPSpec(intermediate_size=size, activation=config.activation("hidden_act")) if count else None
 
 
 def with_experts(dense: ModelSpec, experts: Mapping[int, ExpertsSpec]) -> ModelSpec:
-    """Return the model with mixtures of experts in some of its layers."""
+    """Return the model with mixtures of experts in some of its layers. Raise ModelLoadError if they are too many or
+    too large for any machine."""
+    if (total := sum(spec.routing.experts for spec in experts.values())) > MAX_MATRICES:
+        raise ModelLoadError(
+            f"config.json asks for {total} experts in all layers; at most {MAX_MATRICES} can be built."
+        )
+    for spec in experts.values():
+        if spec.routing.experts * spec.intermediate_size * dense.hidden_size > MAX_STACK:
+            raise ModelLoadError(
+                f"config.json asks for {spec.routing.experts} experts of {spec.intermediate_size} x "
+                f"{dense.hidden_size} in a layer, which no memory holds; correct the sizes."
+            )
     layers = (
         replace(layer, feed_forward=experts[index]) if index in experts else layer
         for index, layer in enumerate(dense.layers)
     )
     return replace(dense, layers=tuple(layers))
+
+
+def drafting_layers(config: Config, count: str) -> tuple[str, ...]:
+    """Return the names under which a checkpoint stores `count` layers after the last, which draft further tokens
+    (multi-token prediction). No architecture runs them yet."""
+    first = config.integer("num_hidden_layers")
+    more = config.integer(count, at_least=0) if count in config else 0
+    return tuple(f"model.layers.{layer}." for layer in range(first, first + more))
 
 
 def expert_weights(spec: ModelSpec, names: ExpertNames = ExpertNames()) -> WeightMap:
@@ -56,11 +132,16 @@ def expert_weights(spec: ModelSpec, names: ExpertNames = ExpertNames()) -> Weigh
 
 
 def layer_experts(ours: str, theirs: str, spec: ExpertsSpec, names: ExpertNames) -> WeightMap:
-    """Return the weight map of one layer's experts, each stored as three matrices of its own."""
-    each = range(spec.routing.experts)
+    """Return the weight map of one layer's experts."""
+    each = [names.expert.format(expert) for expert in range(spec.routing.experts)]
 
     def stored(part: str, kind: str = "weight") -> Source:
         return Source(name=f"{theirs}.{part}.{kind}")
+
+    def of_all(parts: Sequence[str], kind: str) -> tuple[Source, ...]:
+        if "{}" not in names.expert:
+            return tuple(replace(stored(f"{names.expert}.{part}", kind), stacked=True) for part in parts)
+        return tuple(stored(f"{expert}.{part}", kind) for expert in each for part in parts)
 
     found: WeightMap = {f"{ours}.router": (stored(names.router),)}
     if spec.routing.bias:
@@ -68,15 +149,10 @@ def layer_experts(ours: str, theirs: str, spec: ExpertsSpec, names: ExpertNames)
     if spec.routing.correction:
         found[f"{ours}.correction"] = (Source(name=f"{theirs}.{names.correction}"),)
     for kind in ("weight", "bias") if spec.bias else ("weight",):
-        found[f"{ours}.gate_up.{kind}"] = tuple(
-            stored(f"{names.expert.format(expert)}.{part}", kind) for expert in each for part in (names.gate, names.up)
-        )
-        found[f"{ours}.down.{kind}"] = tuple(stored(f"{names.expert.format(e)}.{names.down}", kind) for e in each)
+        found[f"{ours}.gate_up.{kind}"] = of_all(names.gate_up, kind)
+        found[f"{ours}.down.{kind}"] = of_all([names.down], kind)
     if spec.shared is not None:
-        found[f"{ours}.shared.gate_up.weight"] = (
-            stored(f"{names.shared}.{names.gate}"),
-            stored(f"{names.shared}.{names.up}"),
-        )
+        found[f"{ours}.shared.gate_up.weight"] = tuple(stored(f"{names.shared}.{part}") for part in names.gate_up)
         found[f"{ours}.shared.down.weight"] = (stored(f"{names.shared}.{names.down}"),)
     if spec.shared_gate:
         found[f"{ours}.shared_gate.weight"] = (stored(names.shared_gate),)

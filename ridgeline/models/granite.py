@@ -24,22 +24,23 @@ class Granite:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         values = Config(config, DEFAULTS)
-        spec = llama_like(
-            "GraniteForCausalLM",
-            values,
-            attention_bias=values.boolean("attention_bias"),
-            mlp_bias=values.boolean("mlp_bias"),
-        )
-        scale, residual = values.number("attention_multiplier"), values.number("residual_multiplier")
-        layers = (
-            replace(layer, mixer=replace(layer.attention, scale=scale), residual_multiplier=residual)
-            for layer in spec.layers
-        )
-        return replace(
-            spec,
-            layers=tuple(layers),
-            embedding_multiplier=values.number("embedding_multiplier"),
-            logits_multiplier=1 / values.number("logits_scaling"),
-        )
+        return granite_like("GraniteForCausalLM", values, mlp_bias=values.boolean("mlp_bias"))
 
     weights = staticmethod(Llama.weights)
+
+
+def granite_like(architecture: str, config: Config, *, mlp_bias: bool = False) -> ModelSpec:
+    """Return a Llama with the config's multipliers."""
+    bias = config.boolean("attention_bias")
+    spec = llama_like(architecture, config, attention_bias=bias, mlp_bias=mlp_bias)
+    scale, residual = config.number("attention_multiplier"), config.number("residual_multiplier")
+    layers = (
+        replace(layer, mixer=replace(layer.attention, scale=scale), residual_multiplier=residual)
+        for layer in spec.layers
+    )
+    return replace(
+        spec,
+        layers=tuple(layers),
+        embedding_multiplier=config.number("embedding_multiplier"),
+        logits_multiplier=1 / config.number("logits_scaling"),
+    )

@@ -5,37 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
+from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.models.config import Config
-from ridgeline.models.experts import expert_weights, num_experts, with_experts
+from ridgeline.models.experts import expert_weights, routing, sparse_layers, with_experts
+from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import llama_like
-from ridgeline.models.qwen3 import DEFAULTS as QWEN3_DEFAULTS
-from ridgeline.models.qwen3 import windows
 
-DEFAULTS = {**QWEN3_DEFAULTS, "num_experts_per_tok": 8, "decoder_sparse_step": 1}
+DEFAULTS = {
+    **LLAMA_DEFAULTS,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "num_experts_per_tok": 8,
+    "decoder_sparse_step": 1,
+    "moe_intermediate_size": 768,
+}
 
 
 class Qwen3Moe:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         values = Config(config, DEFAULTS)
+        windowed = values.boolean("use_sliding_window") and "sliding_window" in values
+        window = values.integer("sliding_window") if windowed else None
         dense = llama_like(
             "Qwen3MoeForCausalLM",
             values,
             attention_bias=values.boolean("attention_bias"),
             qk_norm=True,
-            windows=windows(values),
+            windows=[window] * values.integer("num_hidden_layers"),
         )
         experts = ExpertsSpec(
-            routing=RoutingSpec(
-                experts=num_experts(values),
-                top_k=values.integer("num_experts_per_tok"),
-                renormalize=values.boolean("norm_topk_prob"),
-            ),
+            routing=routing(values, renormalize=values.boolean("norm_topk_prob")),
             intermediate_size=values.integer("moe_intermediate_size"),
             activation=values.activation("hidden_act"),
         )
-        return with_experts(dense, dict.fromkeys(range(len(dense.layers)), experts))
+        return with_experts(dense, dict.fromkeys(sparse_layers(values), experts))
 
     weights = staticmethod(expert_weights)

@@ -36,6 +36,12 @@ _PARTS = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate_up_proj": "ffn_up",
 }
+_EXPERTS = {  # each holds one matrix of all experts
+    **dict.fromkeys(("mlp.experts.gate_proj", "block_sparse_moe.experts.w1"), "ffn_gate_exps"),
+    **dict.fromkeys(("mlp.experts.up_proj", "block_sparse_moe.experts.w3"), "ffn_up_exps"),
+    **dict.fromkeys(("mlp.experts.down_proj", "block_sparse_moe.experts.w2"), "ffn_down_exps"),
+}
+_ROUTERS = dict.fromkeys(("mlp.gate", "block_sparse_moe.gate"), "ffn_gate_inp")
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -43,12 +49,14 @@ _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_hea
 class Dialect:
     """The form of one of llama.cpp's architectures.
 
-    `name` is the architecture's name in config.json. `norms` are those of a layer, by our checkpoints' names. With
-    `interleaved` queries and keys are reordered. `config` returns the entries beyond those of all architectures.
+    `name` is the architecture's name in config.json, and `experts` its name if layers have experts. `norms` are those
+    of a layer, by our checkpoints' names. With `interleaved` queries and keys are reordered. `config` returns the
+    entries beyond those of all architectures.
     """
 
     name: str
     norms: Mapping[str, str]
+    experts: str | None = None
     interleaved: bool = False
     config: Callable[[Values], dict[str, Any]] = lambda values: {}
 
@@ -106,8 +114,8 @@ def gguf_config(gguf: GGUF) -> dict[str, Any]:
     form."""
     values = Values(gguf)
     dialect = _dialect(values)
-    if values.get("expert_count"):
-        raise ModelLoadError(f"{gguf.path} has {values['expert_count']} experts in a layer; only dense models run.")
+    experts = _experts(values, dialect)
+    name = dialect.experts if experts and dialect.experts else dialect.name
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelLoadError(f"{gguf.path} has no token_embd.weight; it holds no language model.")
@@ -116,8 +124,8 @@ def gguf_config(gguf: GGUF) -> dict[str, Any]:
             f"{gguf.path} has heads of {values.head_dim} dimensions, which must rotate in pairs; download it again."
         )
     common = {
-        "architectures": [dialect.name],
-        "model_type": _MODEL_TYPES.get(dialect.name, values.architecture),
+        "architectures": [name],
+        "model_type": _MODEL_TYPES.get(name, values.architecture),
         "vocab_size": embedding.shape[0],
         "hidden_size": values["embedding_length"],
         "intermediate_size": values["feed_forward_length"],
@@ -131,13 +139,13 @@ def gguf_config(gguf: GGUF) -> dict[str, Any]:
         "dtype": _dtype(gguf),
         **_special_ids(gguf),
     }
-    return {**common, **_rope(values), **dialect.config(values)}
+    return {**common, **experts, **_rope(values), **dialect.config(values)}
 
 
 def gguf_weights(gguf: GGUF, weights: WeightMap, spec: ModelSpec) -> WeightMap:
     """Return a checkpoint's `weights` as the file has them."""
     dialect = _dialect(Values(gguf))
-    parts = {**_PARTS, **dialect.norms}
+    parts = {**_PARTS, **_ROUTERS, **_EXPERTS, **dialect.norms}
 
     def renamed(source: Source, heads: int | None) -> Source:
         name, _, kind = source.name.rpartition(".")
@@ -145,7 +153,9 @@ def gguf_weights(gguf: GGUF, weights: WeightMap, spec: ModelSpec) -> WeightMap:
             return replace(source, name=f"{_TOP[name]}.{kind}", complete=True)
         layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
         assert layer is not None, f"no dialect's architecture has {name}"
-        return replace(source, name=f"blk.{layer[1]}.{parts[layer[2]]}.{kind}", complete=True, interleaved=heads)
+        part = re.sub(r"\.experts\.\d+\.", ".experts.", layer[2])
+        stored = f"blk.{layer[1]}.{parts[part]}.{kind}"
+        return replace(source, name=stored, complete=True, interleaved=heads, stacked=part in _EXPERTS)
 
     def heads_of(source: Source) -> int | None:
         mixer = spec.layers[0].attention
@@ -153,8 +163,8 @@ def gguf_weights(gguf: GGUF, weights: WeightMap, spec: ModelSpec) -> WeightMap:
             return None
         return {"q_proj": mixer.num_heads, "k_proj": mixer.num_kv_heads}.get(source.name.split(".")[-2])
 
-    return {
-        parameter: tuple(renamed(source, heads_of(source)) for source in sources)
+    return {  # each stack once, though all of its experts are renamed to it
+        parameter: tuple(dict.fromkeys(renamed(source, heads_of(source)) for source in sources))
         for parameter, sources in weights.items()
     }
 
@@ -166,6 +176,21 @@ def _dialect(values: Values) -> Dialect:
             f"{values.gguf.path} holds the architecture {values.architecture!r}; as GGUF we read {known}."
         )
     return DIALECTS[values.architecture]
+
+
+def _experts(values: Values, dialect: Dialect) -> dict[str, Any]:
+    """Return the entries of a mixture of experts, or none for a dense model."""
+    if not (count := values.get("expert_count")):
+        return {}
+    if dialect.experts is None:
+        raise ModelLoadError(
+            f"{values.gguf.path} has {count} experts in a layer, with which we do not read {values.architecture}."
+        )
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": values["expert_used_count"],
+        "moe_intermediate_size": values.get("expert_feed_forward_length", values["feed_forward_length"]),
+    }
 
 
 def _dtype(gguf: GGUF) -> str:
@@ -269,12 +294,23 @@ def _gemma(values: Values, largest: int) -> dict[str, Any]:
     return config
 
 
-_MODEL_TYPES = {"Gemma3ForCausalLM": "gemma3_text"}
+_MODEL_TYPES = {
+    "Gemma3ForCausalLM": "gemma3_text",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+}
 
 DIALECTS = {
-    "llama": Dialect("LlamaForCausalLM", _NORMS_BEFORE, interleaved=True, config=_biases),
+    "llama": Dialect("LlamaForCausalLM", _NORMS_BEFORE, experts="MixtralForCausalLM", interleaved=True, config=_biases),
     "qwen2": Dialect("Qwen2ForCausalLM", _NORMS_BEFORE),
     "qwen3": Dialect("Qwen3ForCausalLM", _NORMS_BEFORE),
+    "qwen3moe": Dialect(
+        "Qwen3MoeForCausalLM",
+        _NORMS_BEFORE,
+        experts="Qwen3MoeForCausalLM",
+        config=lambda values: {"norm_topk_prob": True},  # which llama.cpp does, and the file does not say
+    ),
+    "olmoe": Dialect("OlmoeForCausalLM", _NORMS_BEFORE, experts="OlmoeForCausalLM"),
     "gemma2": Dialect("Gemma2ForCausalLM", _NORMS_BOTH, config=_gemma2),
     "gemma3": Dialect("Gemma3ForCausalLM", _NORMS_BOTH, config=_gemma3),
     "phi3": Dialect(

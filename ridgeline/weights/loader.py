@@ -5,13 +5,13 @@ Checkpoint tensors are copied and cast straight into their part of the (fused) p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
@@ -116,18 +116,18 @@ def _fill(targets: Mapping[str, tuple[Tensor, Callable[[], Tensor]]]) -> Iterato
 
 
 def fill_dummy(decoder: Decoder, seed: int) -> None:
-    """Set norm weights to 1, biases to 0, and the rest to normal(0, DUMMY_STD). Equal seeds on equal devices give equal
-    numbers."""
+    """Set the weights of norms and the factors of experts to 1, biases and corrections to 0, and the rest to normal(0,
+    DUMMY_STD). Equal seeds on equal devices give equal numbers."""
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in decoder.named_parameters():
-        if name.endswith(".bias"):
-            torch.nn.init.zeros_(parameter)
-        elif name.endswith("norm.weight"):
-            torch.nn.init.ones_(parameter)
+        if name.endswith(("bias", ".correction")):
+            nn.init.zeros_(parameter)
+        elif name.endswith(("norm.weight", ".expert_scale")):
+            nn.init.ones_(parameter)
         else:
             device = parameter.device
             generator = generators.setdefault(device, torch.Generator(device).manual_seed(seed))
-            torch.nn.init.normal_(parameter, std=DUMMY_STD, generator=generator)
+            nn.init.normal_(parameter, std=DUMMY_STD, generator=generator)
 
 
 def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:
@@ -149,27 +149,35 @@ def checkpoint_views(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tenso
     for parameter_name, sources in weight_map.items():
         parameter: Tensor = decoder.get_parameter(parameter_name)
         owner = decoder.get_submodule(parameter_name.rpartition(".")[0])
-        if len(sources) > 1 and isinstance(owner, ExpertStack):
-            parameter = parameter.flatten(0, 1)  # the experts' rows, one expert below the other
-        rows = getattr(owner, "parts", ()) if len(sources) > 1 else (len(parameter),)
-        for source, part in zip(sources, parameter.split(rows), strict=True):
+        for source, part in zip(sources, _parts(parameter, owner, sources), strict=True):
             views[source.name] = stored_view(part, source)
     return views
 
 
+def _parts(parameter: Tensor, owner: nn.Module, sources: Sequence[Source]) -> Sequence[Tensor]:
+    """Return the part of a parameter that each of its sources fills."""
+    if len(sources) == 1:
+        return [parameter]
+    if not isinstance(owner, ExpertStack):
+        return parameter.split(getattr(owner, "parts", ()))
+    if sources[0].stacked:
+        return parameter.split(owner.parts, dim=1)
+    return parameter.flatten(0, 1).split(owner.parts * len(parameter))  # in one call, as it may have hundreds of parts
+
+
 def stored_view(part: Tensor, source: Source) -> Tensor:
-    """Return our part of a parameter in the order and shape of the checkpoint's tensor. One stored by heads is [heads,
-    …, …, columns]."""
+    """Return our part of a parameter in the order and shape of the checkpoint's tensor. One stored by heads is [1,
+    heads, …, …, columns], and no other has so many dimensions."""
     if source.heads is not None:  # [q | k | v by head, …] seen as [head, q | k | v, …]
-        return part.unflatten(0, (3, source.heads, -1)).transpose(0, 1)
+        return part.unflatten(0, (1, 3, source.heads, -1)).transpose(1, 2)
     if source.interleaved is not None:  # [head by half, …] seen as [head, pair, half, …]
-        return part.unflatten(0, (source.interleaved, 2, -1)).transpose(1, 2)
-    return part.t() if source.transpose else part
+        return part.unflatten(0, (1, source.interleaved, 2, -1)).transpose(2, 3)
+    return part.mT if source.transpose and part.ndim > 1 else part
 
 
 def stored_shape(view: Tensor) -> list[int]:
     """Return the shape of the checkpoint's tensor. Heads, parts and rows of a view by heads are its first dimension."""
-    return list(view.shape) if view.ndim <= 2 else [view.shape[:3].numel(), *view.shape[3:]]
+    return list(view.shape) if view.ndim <= 3 else [view.shape[:4].numel(), *view.shape[4:]]
 
 
 def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder: Path, spec: ModelSpec) -> WeightMap:
@@ -211,9 +219,11 @@ def _config_of(model: Path) -> str:
 
 
 def redundant(name: str, decoder: Decoder, stored: Mapping[str, StoredTensor]) -> bool:
-    """Return True for a buffer that follows from the config, or a copy of the tied embedding."""
+    """Return True for a buffer that follows from the config, a copy of the tied embedding, or what the architecture
+    does not use."""
     tied = name == "lm_head.weight" and decoder.spec.tie_word_embeddings
-    return name.endswith(_HARMLESS) or (tied and stored[name].shape == list(decoder.embed.weight.shape))
+    copy = tied and stored[name].shape == list(decoder.embed.weight.shape)
+    return copy or name.endswith(_HARMLESS) or name.startswith(decoder.spec.unused)
 
 
 def _some(names: list[str], shown: int = 4) -> str:

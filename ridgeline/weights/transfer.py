@@ -40,8 +40,8 @@ class _Lane:
 
 
 def fill(targets: Iterable[tuple[Tensor, Callable[[], Tensor]]], device: torch.device) -> Iterator[int]:
-    """Copy every tensor that a callable returns into its target on `device`. Yield each one's elements when it is
-    there.
+    """Copy every tensor that a callable returns into its target on `device`. Yield each one's elements when it is on
+    its way; all are there when the iterator ends.
 
     Tensors that cannot be sent as bytes (another dtype, a target that is not contiguous) are copied by torch.
     """
@@ -62,7 +62,6 @@ def fill(targets: Iterable[tuple[Tensor, Callable[[], Tensor]]], device: torch.d
             for start in range(0, len(here), BUFFER_BYTES):
                 part = slice(start, start + BUFFER_BYTES)
                 lane.send(here[part], there[part])
-            lane.stream.synchronize()
         else:
             target.copy_(source)
 

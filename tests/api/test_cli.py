@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,17 @@ def test_models_lists_and_describes(text_model: Path) -> None:
 
     oracle = tiny_models.build("llama")
     assert described["parameters"] == sum(p.numel() for p in oracle.parameters())
+
+
+def test_models_tells_what_of_a_mixture_a_token_uses(tiny_model: Callable[[str], Path]) -> None:
+    from tests import tiny_models
+
+    described = json.loads(run_here("models", tiny_model("qwen2_moe"), "--json").stdout)
+    sizes = {name: tensor.numel() for name, tensor in tiny_models.build("qwen2_moe").named_parameters()}
+    of_experts = sum(size for name, size in sizes.items() if ".mlp.experts." in name)
+    assert described["parameters"] == sum(sizes.values())
+    assert described["parameters of a token"] == sum(sizes.values()) - of_experts // 2  # 3 of 6
+    assert described["experts"] == "3 of 6 and a shared one in 2 layers"
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.rotary import cos_sin_table, inverse_frequencies
 from ridgeline.models import ARCHITECTURES, descriptions, model_config
 from ridgeline.models.config import ModelConfig
+from ridgeline.models.experts import COUNTS
 from ridgeline.weights.loader import checkpoint_views, stored_shape
-from tests.tiny_models import stored_name
+from tests import tiny_models
 from tests.weights.loading import OPS
 
 LLAMA_3_1_8B: dict[str, Any] = {
@@ -318,6 +319,242 @@ BLOOM_560M: dict[str, Any] = {
     "vocab_size": 250880,
 }
 
+MIXTRAL_8X7B: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mixtral",
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32000,
+}
+
+QWEN1_5_MOE_A2_7B: dict[str, Any] = {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "bos_token_id": 151643,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151643,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "max_position_embeddings": 8192,
+    "max_window_layers": 21,
+    "model_type": "qwen2_moe",
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 16,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "shared_expert_intermediate_size": 5632,
+    "sliding_window": 32768,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+QWEN3_30B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 151643,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+DEEPSEEK_MOE_16B: dict[str, Any] = {
+    "architectures": ["DeepseekForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 100000,
+    "eos_token_id": 100001,
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "max_position_embeddings": 4096,
+    "model_type": "deepseek",
+    "moe_intermediate_size": 1408,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 16,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 10000,
+    "scoring_func": "softmax",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 102400,
+}
+
+OLMOE_1B_7B: dict[str, Any] = {
+    "architectures": ["OlmoeForCausalLM"],
+    "attention_bias": False,
+    "clip_qkv": None,
+    "eos_token_id": 50279,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 4096,
+    "model_type": "olmoe",
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 16,
+    "pad_token_id": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 50304,
+}
+
+GRANITE_3_1_3B_A800M: dict[str, Any] = {
+    "architectures": ["GraniteMoeForCausalLM"],
+    "attention_bias": False,
+    "attention_multiplier": 0.015625,
+    "bos_token_id": 0,
+    "embedding_multiplier": 12.0,
+    "eos_token_id": 0,
+    "hidden_act": "silu",
+    "hidden_size": 1536,
+    "intermediate_size": 512,
+    "logits_scaling": 6.0,
+    "max_position_embeddings": 131072,
+    "model_type": "granitemoe",
+    "num_attention_heads": 24,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 40,
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 10000000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 49155,
+}
+
+GRANITE_MOE_SHARED: dict[str, Any] = {
+    **GRANITE_3_1_3B_A800M,
+    "architectures": ["GraniteMoeSharedForCausalLM"],
+    "model_type": "granitemoeshared",
+    "num_local_experts": 62,
+    "num_experts_per_tok": 6,
+    "shared_intermediate_size": 1024,
+}
+
+GLM_4_5_AIR: dict[str, Any] = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "attention_bias": True,
+    "eos_token_id": [151329, 151336, 151338],
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "max_position_embeddings": 131072,
+    "model_type": "glm4_moe",
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 96,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.0,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "torch_dtype": "bfloat16",
+    "use_qk_norm": False,
+    "vocab_size": 151552,
+}
+
+MINIMAX_M2: dict[str, Any] = {  # without its fp8
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "attn_type_list": [1] * 62,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 196608,
+    "model_type": "minimax_m2",
+    "mtp_transformer_layers": 1,
+    "num_attention_heads": 48,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 8,
+    "num_local_experts": 256,
+    "num_mtp_modules": 3,
+    "qk_norm_type": "per_layer",
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 5000000,
+    "rotary_dim": 64,
+    "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0,
+    "tie_word_embeddings": False,
+    "use_mtp": True,
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+    "vocab_size": 200064,
+}
+
 PUBLISHED = {
     "llama": LLAMA_3_1_8B,
     "qwen3": QWEN3_0_6B,
@@ -332,6 +569,15 @@ PUBLISHED = {
     "neox": PYTHIA_160M,
     "granite": GRANITE_3_3_2B,
     "bloom": BLOOM_560M,
+    "mixtral": MIXTRAL_8X7B,
+    "qwen2_moe": QWEN1_5_MOE_A2_7B,
+    "qwen3_moe": QWEN3_30B_A3B,
+    "deepseek": DEEPSEEK_MOE_16B,
+    "olmoe": OLMOE_1B_7B,
+    "granite_moe": GRANITE_3_1_3B_A800M,
+    "granite_moe_shared": GRANITE_MOE_SHARED,
+    "glm4_moe": GLM_4_5_AIR,
+    "minimax_m2": MINIMAX_M2,
 }
 
 
@@ -348,8 +594,9 @@ def test_published_sizes_hold_exactly_the_tensors_transformers_would(config: dic
     decoder = Decoder(ours.spec, OPS, dtype=torch.bfloat16, device=meta, max_positions=1)
     views = checkpoint_views(decoder, ours.weights)
     with meta:
-        oracle = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(**config))
-    wanted = {stored_name(oracle, name): list(parameter.shape) for name, parameter in oracle.named_parameters()}
+        oracle = tiny_models.of_config(config)
+    tensors = tiny_models.as_stored(oracle, tiny_models.tensors(oracle))
+    wanted = {name: list(tensor.shape) for name, tensor in tensors.items()}
     assert {name: stored_shape(view) for name, view in views.items()} == wanted
     assert ours.weights.keys() == dict(decoder.named_parameters()).keys()
 
@@ -463,6 +710,13 @@ def test_qwen3_windows_start_at_max_window_layers(first_window_layer: int) -> No
         ("mistral", ["num_key_value_heads", "sliding_window", "rope_theta", "rms_norm_eps", "max_position_embeddings"]),
         ("qwen3", ["num_key_value_heads", "head_dim", "rope_theta", "tie_word_embeddings", "max_position_embeddings"]),
         ("gpt2", ["layer_norm_epsilon", "n_positions", "activation_function"]),
+        ("mixtral", ["num_key_value_heads", "rms_norm_eps", "rope_theta", "max_position_embeddings"]),
+        ("qwen2_moe", ["num_key_value_heads", "max_position_embeddings", "use_sliding_window"]),
+        ("qwen3_moe", ["head_dim", "num_key_value_heads", "max_position_embeddings", "sliding_window"]),
+        ("olmoe", ["num_key_value_heads", "rms_norm_eps", "max_position_embeddings"]),
+        ("granite_moe", ["num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings"]),
+        ("glm4_moe", ["num_key_value_heads", "rms_norm_eps", "max_position_embeddings"]),
+        ("minimax_m2", ["num_key_value_heads", "head_dim", "rope_theta", "max_position_embeddings"]),
     ],
 )
 def test_absent_entries_take_transformers_defaults(kind: str, absent: list[str]) -> None:
@@ -471,7 +725,8 @@ def test_absent_entries_take_transformers_defaults(kind: str, absent: list[str])
     oracle = transformers.AutoConfig.for_model(**config)
     spec = model_config(config).spec
     mixer = spec.layers[0].mixer
-    assert mixer.head_dim == getattr(oracle, "head_dim", oracle.hidden_size // oracle.num_attention_heads)
+    width = getattr(oracle, "head_dim", None)
+    assert mixer.head_dim == (width or oracle.hidden_size // oracle.num_attention_heads)
     assert mixer.num_kv_heads == getattr(oracle, "num_key_value_heads", oracle.num_attention_heads)
     assert mixer.window == (oracle.sliding_window if kind == "mistral" else None)
     assert spec.max_position_embeddings == oracle.max_position_embeddings
@@ -519,7 +774,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "llama",
         {"architectures": ["BertModel"]},
-        "BertModel.*none of which we know; known: BloomForCausalLM, GPT2LMHeadModel",
+        "BertModel.*none of which we know; `ridgeline models` lists",
     ),
     ("llama", {"architectures": None}, "None, none of which we know"),
     ("llama", {"rope_scaling": {"rope_type": "mrope"}}, "scaling 'mrope'.*known: default, linear"),
@@ -558,6 +813,30 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"layer_types": ["sliding_attention"] * 28}, "use_sliding_window is false"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention.*without an encoder"),
     ("gpt2", {"n_head": 7}, "n_embd 768, which its 7 heads"),
+    ("qwen3_moe", {"num_experts": None}, "has no num_experts; the model cannot be built"),
+    ("qwen3_moe", {"num_experts": 0}, "num_experts to 0; it must be a whole number of at least 1"),
+    ("mixtral", {"num_local_experts": 4097}, "num_local_experts to 4097; .* at most 4096"),
+    ("glm4_moe", {"n_routed_experts": "many"}, "n_routed_experts to 'many'; it must be a whole number"),
+    ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok to 9; it must be at most the 8 of num_local_experts"),
+    ("glm4_moe", {"n_group": 3}, "n_group to 3; it must be a divisor of the 128 of n_routed_experts"),
+    ("glm4_moe", {"n_group": 128, "topk_group": 128}, "n_group to 128; .* with 2 or more experts in a group"),
+    ("glm4_moe", {"n_group": 4, "topk_group": 5}, "topk_group to 5; it must be at most the 4 of n_group"),
+    (
+        "glm4_moe",
+        {"n_group": 64, "topk_group": 3},
+        "per_tok to 8; it must be at most 6, the experts of the 3 of topk_gr",
+    ),
+    ("glm4_moe", {"routed_scaling_factor": "2"}, "routed_scaling_factor to '2'; it must be a number above 0"),
+    ("glm4_moe", {"n_shared_experts": -1}, "n_shared_experts to -1; it must be a whole number of at least 0"),
+    ("qwen2_moe", {"mlp_only_layers": "0"}, "mlp_only_layers to '0'; it must be a list of the numbers of layers"),
+    ("qwen2_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step to 0; it must be a whole number of at least 1"),
+    ("deepseek", {"scoring_func": "sigmoid"}, "scoring_func to 'sigmoid'; it must be softmax"),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv to 8.0.*are not clipped"),
+    ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func to 'softmax'; it must be sigmoid"),
+    ("minimax_m2", {"attn_type_list": [0, 1] * 31}, "attn_type_list to .*; it must be 1 .* for each layer"),
+    ("minimax_m2", {"shared_intermediate_size": 64}, "shared_intermediate_size to 64.*no shared expert"),
+    ("qwen3_moe", {"num_hidden_layers": 1000, "num_experts": 4096}, "4096000 experts in all layers; at most 262144"),
+    ("qwen3_moe", {"moe_intermediate_size": 2**24, "hidden_size": 2**24}, "experts of 16777216 x 16777216 in a layer"),
 ]
 
 
@@ -573,6 +852,24 @@ def test_what_we_cannot_run_is_refused_in_one_sentence(kind: str, changes: dict[
 def test_a_generation_config_with_words_for_numbers_is_refused() -> None:
     with pytest.raises(ModelLoadError, match="temperature to 'hot'; it must be a number"):
         model_config(GPT2, {"temperature": "hot"})
+
+
+@pytest.mark.parametrize("spelling", COUNTS)
+def test_the_number_of_experts_has_several_names(spelling: str) -> None:
+    """transformers writes Qwen3-MoE's as `num_local_experts`."""
+    config = {key: value for key, value in QWEN3_30B_A3B.items() if key != "num_experts"}
+    assert model_config({**config, spelling: 128}) == model_config(QWEN3_30B_A3B)
+
+
+def test_layers_that_draft_are_counted_by_the_config() -> None:
+    assert model_config(GLM_4_5_AIR).spec.unused == ("model.layers.46.",)
+    assert model_config(MINIMAX_M2).spec.unused == tuple(f"model.layers.{layer}." for layer in (62, 63, 64))
+    assert model_config({**GLM_4_5_AIR, "num_nextn_predict_layers": 0}).spec.unused == ()
+
+
+def test_minimax_rotates_as_many_dimensions_as_it_says() -> None:
+    assert rope_of(model_config(MINIMAX_M2)).rotary_dim == 64
+    assert rope_of(model_config({**MINIMAX_M2, "rotary_dim": None})).rotary_dim == 128
 
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))

@@ -49,6 +49,22 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}),
     ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
     ("gemma3", {"attn_logit_softcapping": 5.0}),
+    ("qwen3_moe", {"norm_topk_prob": False, "decoder_sparse_step": 2, "attention_bias": True}),
+    ("qwen3_moe", {"mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 5}),
+    ("qwen3_moe", {"num_experts": 5, "num_experts_per_tok": 5}),
+    ("mixtral", {"sliding_window": None, "head_dim": 24, "num_local_experts": 3, "num_experts_per_tok": 1}),
+    ("qwen2_moe", {"norm_topk_prob": True, "qkv_bias": False, "mlp_only_layers": None, "decoder_sparse_step": 3}),
+    ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
+    ("deepseek", {"norm_topk_prob": True, "n_shared_experts": None, "num_key_value_heads": 2}),
+    ("deepseek", {"norm_topk_prob": True, "num_experts_per_tok": 1, "attention_bias": True}),
+    ("deepseek", {"num_hidden_layers": 3, "first_k_dense_replace": 0, "moe_layer_freq": 2}),
+    ("deepseek", {"n_routed_experts": None}),
+    ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
+    ("granite_moe", {"attention_bias": True, "tie_word_embeddings": True}),
+    ("granite_moe_shared", {"shared_intermediate_size": 0}),
+    ("glm4_moe", {"norm_topk_prob": False, "use_qk_norm": False, "attention_bias": False, "n_shared_experts": 1}),
+    ("glm4_moe", {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "num_experts_per_tok": 8}),
+    ("minimax_m2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "num_local_experts": 3}),
 ]
 
 # docs/formats.md lists these. Equal with the context of pretraining as the longest; otherwise they differ where a
@@ -121,7 +137,8 @@ def test_config_variants_equal_transformers(family: str, changes: dict[str, Any]
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 @torch.no_grad()
 def test_half_precision_is_no_worse_than_transformers(family: str, dtype: torch.dtype, tiny_model: TinyModel) -> None:
-    """Error: root mean square against float32 arithmetic on the same, rounded, weights."""
+    """Error: that of the median position, root mean square against float32 arithmetic on the same, rounded, weights. Of
+    all positions it would tell who was luckier where two experts score alike."""
     ids_BS = some_ids()
     theirs = tiny_models.build(family).to(dtype)
     exact = tiny_models.build(family).to(dtype).float()(ids_BS).logits
@@ -129,7 +146,7 @@ def test_half_precision_is_no_worse_than_transformers(family: str, dtype: torch.
     assert ours.dtype == dtype
 
     def error(logits: Tensor) -> float:
-        return (logits.float() - exact).square().mean().sqrt().item()
+        return (logits.float() - exact).square().mean(-1).sqrt().median().item()
 
     assert error(ours) < 1.2 * error(theirs(ids_BS).logits)
 
@@ -149,26 +166,29 @@ def test_greedy_continuations_are_varied_and_equal(family: str, tiny_model: Tiny
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 def test_gradients_equal_transformers(family: str, tiny_model: TinyModel) -> None:
-    """For the trainer: every parameter gets transformers' gradient, through the fused weights."""
+    """For the trainer: every parameter gets transformers' gradient, through the fused weights. A correction of scores,
+    which is a buffer there, gets none."""
     ids_BS = some_ids()
     decoder, oracle = load(tiny_model(family)), tiny_models.build(family)
     targets = ids_BS[:, 1:].flatten()
     for logits in (dense_logits(decoder, ids_BS), oracle(ids_BS).logits):
         torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets).backward()
-    wanted = {tiny_models.stored_name(oracle, name): parameter for name, parameter in oracle.named_parameters()}
+    unlearned = {name: torch.zeros_like(tensor) for name, tensor in tiny_models.tensors(oracle).items()}
+    gradients = {name: parameter.grad for name, parameter in oracle.named_parameters()}
+    wanted = tiny_models.as_stored(oracle, unlearned | gradients)
     got = export_gradients(decoder, read_model_config(tiny_model(family)).weights)
     assert got.keys() == wanted.keys()
     for name, gradient in got.items():
         scale = gradient.abs().max().item()
-        torch.testing.assert_close(gradient, wanted[name].grad, rtol=1e-3, atol=1e-4 * scale)
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-3, atol=1e-4 * scale)
 
 
 def export_gradients(decoder: Decoder, weights: WeightMap) -> dict[str, Tensor]:
     """Gradients under the checkpoint's names and shapes."""
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
-            assert parameter.grad is not None, name
-            parameter.copy_(parameter.grad)
+            assert (parameter.grad is not None) is parameter.requires_grad, name
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
         for module in decoder.modules():
             if isinstance(module, Norm):
                 module.weight += module.offset  # which exporting takes off

@@ -56,7 +56,7 @@ def folder(tiny_model: TinyModel, tmp_path: Path) -> Path:
     return write_folder(copy, byte_level(), chat_template="{{ messages[0].content }}")
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "mixtral", "granite_moe_shared"])
 def test_a_folder_is_the_same_again_in_shards(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
     source = tiny_model(family)
     target = converted(source, tmp_path / "out", shard_size=150_000)
@@ -92,7 +92,7 @@ def test_another_dtype_rounds_as_torch_does(dtype: str, folder: Path, tmp_path: 
     assert oracle.dtype == kind
 
 
-@pytest.mark.parametrize("family", ["llama3", "gemma3", "phi3", "granite"])
+@pytest.mark.parametrize("family", ["llama3", "gemma3", "phi3", "granite", "mixtral", "qwen3_moe"])
 def test_a_gguf_file_becomes_a_folder_that_transformers_loads(family: str, tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     changes = gguf_files.CHANGES.get(family, {})

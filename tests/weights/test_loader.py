@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ def test_export_gives_back_the_checkpoint_bit_for_bit(family: str, tiny_model: T
             assert torch.equal(tensor, stored[name]), name
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2_moe", "granite_moe"])
 def test_an_export_is_a_copy_that_loads_into_the_same_parameters(
     family: str, tiny_model: TinyModel, tmp_path: Path
 ) -> None:
@@ -92,7 +93,7 @@ def test_an_export_is_a_copy_that_loads_into_the_same_parameters(
     assert_same(decoder, load(tiny_model(family)))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "granite_moe"])
 def test_shards_load_like_a_single_file(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
     tiny_models.build(family).save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
@@ -100,7 +101,7 @@ def test_shards_load_like_a_single_file(family: str, tiny_model: TinyModel, tmp_
     assert_same(load(tmp_path), load(tiny_model(family)))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+@pytest.mark.parametrize("family", ["gpt2", "qwen3", "qwen3_moe"])
 def test_the_base_models_prefix_may_be_absent(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
     """As in the hub's own gpt2, which was saved from the model without its head."""
     shutil.copy(tiny_model(family) / "config.json", tmp_path)
@@ -152,8 +153,9 @@ def test_loading_leaves_parameters_trainable(tiny_model: TinyModel) -> None:
     assert all(parameter.requires_grad and parameter.is_leaf for parameter in load(tiny_model("llama")).parameters())
 
 
-def test_dummy_weights_need_no_files_and_follow_the_seed(tiny_model: TinyModel, tmp_path: Path) -> None:
-    config = read_model_config(tiny_model("gpt2"))
+@pytest.mark.parametrize("family", ["gpt2", "qwen2_moe", "glm4_moe"])
+def test_dummy_weights_need_no_files_and_follow_the_seed(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    config = read_model_config(tiny_model(family))
 
     def dummy(seed: int) -> Decoder:
         decoder = empty_decoder(config, torch.bfloat16)
@@ -166,7 +168,7 @@ def test_dummy_weights_need_no_files_and_follow_the_seed(tiny_model: TinyModel, 
     for name, parameter in decoder.named_parameters():
         if name.endswith("norm.weight"):
             assert (parameter == 1).all()
-        elif name.endswith("bias"):
+        elif name.endswith(("bias", "correction")):
             assert (parameter == 0).all()
         else:  # the standard deviation of n draws is known to about 1 / sqrt(2 n)
             assert parameter.float().std().item() == pytest.approx(0.02, rel=5 / (2 * parameter.numel()) ** 0.5)
@@ -190,6 +192,41 @@ def test_many_missing_tensors_are_counted(folder: Path) -> None:
 def test_an_extra_tensor_is_named(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
     assert "has no place for: model.layers.0.self_attn.q_proj.bias." in refusal(folder)
+
+
+def test_missing_experts_are_named_and_counted(tiny_model: TinyModel, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model("mixtral"), tmp_path / "mixtral"))
+    gone = "model.layers.1.block_sparse_moe.experts.3"
+    rewrite(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if gone in name])
+    assert f"asks for: {gone}.w1.weight, {gone}.w3.weight, {gone}.w2.weight." in refusal(folder)
+    edit_config(folder, num_local_experts=9)
+    assert "asks for: model.layers.0.block_sparse_moe.experts.4.w1.weight, " in refusal(folder)
+    edit_config(folder, num_local_experts=3)
+    assert "has no place for: model.layers.0.block_sparse_moe.experts.3.w1.weight, " in refusal(folder)
+
+
+def test_experts_of_another_shape_are_named(tiny_model: TinyModel, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model("granite_moe"), tmp_path / "granite"))
+    name = "model.layers.0.block_sparse_moe.input_linear.weight"
+    edit_config(folder, num_local_experts=7)
+    assert f"{name} is [6, 96, 64], wanted [7, 96, 64]" in refusal(folder)
+    edit_config(folder, num_local_experts=6, intermediate_size=40)
+    assert f"{name} is [6, 96, 64], wanted [6, 80, 64]" in refusal(folder)
+
+
+def test_layers_that_draft_are_passed_over_and_no_others(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """GLM-4.5's files end with a layer of multi-token prediction, which its config counts."""
+    folder = Path(shutil.copytree(tiny_model("glm4_moe"), tmp_path / "glm"))
+    names = ("model.layers.3.eh_proj.weight", "model.layers.3.mlp.experts.0.up_proj.weight")
+    rewrite(folder, lambda tensors: tensors.update({name: torch.ones(2, 2) for name in names}))
+    assert_same(load(folder), load(tiny_model("glm4_moe")))
+    edit_config(folder, num_nextn_predict_layers=0, num_mtp_layers=0)
+    assert f"has no place for: {names[0]}, {names[1]}." in refusal(folder)
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def test_a_tied_head_of_another_shape_is_an_extra_tensor(tiny_model: TinyModel, tmp_path: Path) -> None:
@@ -364,9 +401,33 @@ def test_after_an_error_the_rest_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
     assert all(targets[i].tolist() == [1, 1] for i in reads if i != 3), "threads still write after the error"
 
 
+def test_tensors_of_one_thread_do_not_wait_for_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer's experts are hundreds of small tensors, and each wait would leave the bus idle. The one at the end
+    suffices."""
+    waits, sent = [], []
+
+    class Lane:
+        def __init__(self, device: torch.device) -> None:
+            self.stream = SimpleNamespace(synchronize=lambda: waits.append("stream"))
+
+        def send(self, source: Tensor, target: Tensor) -> None:
+            sent.append(len(source))
+            target.copy_(source)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits.append("device"))
+    monkeypatch.setattr(transfer, "_Lane", Lane)
+    monkeypatch.setattr(transfer, "BUFFER_BYTES", 24)
+    targets = [torch.zeros(2, 5) for _ in range(20)]
+    reads = ((target, partial(torch.full, (2, 5), float(index))) for index, target in enumerate(targets))
+    assert sum(transfer.fill(reads, torch.device("cpu"))) == 200
+    assert sorted(sent) == [16] * 20 + [24] * 20
+    assert all((target == index).all() for index, target in enumerate(targets))
+    assert waits == ["device", "device"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("buffer_bytes", [1 << 12, 32 << 20])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "qwen3_moe", "granite_moe", "glm4_moe"])
 def test_a_gpu_gets_the_same_weights(
     tiny_model: TinyModel, family: str, buffer_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

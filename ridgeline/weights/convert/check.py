@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -23,6 +24,8 @@ from ridgeline.weights.loader import (
     missing_offset,
     read_model_config,
 )
+
+Read = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True)
@@ -95,22 +98,45 @@ def open_model(path: Path) -> Iterator[OpenModel]:
     with open_checkpoint(path) as stored:
         weights = as_stored(config.weights, stored, path, config.spec)
         views = checkpoint_views(decoder, weights)
-        parts = checkpoint_views(
-            decoder, {name: tuple(Source(name=each.name) for each in sources) for name, sources in weights.items()}
-        )
+        plain = {
+            name: tuple(Source(name=each.name, stacked=each.stacked) for each in sources)
+            for name, sources in config.weights.items()
+        }
+        parts = checkpoint_views(decoder, plain)
+        # Of a layer's gate, up and down stacks, whose experts are asked for in turns
+        read = lru_cache(maxsize=3)(lambda name: stored[name].read())
         tensors = [
             OpenTensor(
-                stored[theirs.name],
+                tensor,
                 theirs,
                 ours,
-                parts[theirs.name],
+                parts[ours.name],
                 missing_offset(decoder, name, ours) if theirs.complete else 0.0,
             )
             for name, sources in config.weights.items()
-            for ours, theirs in zip(sources, weights[name], strict=True)
+            for ours, theirs, tensor in _pairs(sources, weights[name], stored, read)
         ]
         copies = {name: each for name, each in stored.items() if name not in views}
         yield OpenModel(path, config, tensors, copies)
+
+
+def _pairs(
+    ours: Sequence[Source], theirs: Sequence[Source], stored: Mapping[str, StoredTensor], read: Read
+) -> Iterator[tuple[Source, Source, StoredTensor]]:
+    """Yield the tensors of our checkpoints with those of this one. One of theirs may hold what ours hold expert by
+    expert."""
+    if ours[0].stacked is theirs[0].stacked:
+        yield from ((mine, other, stored[other.name]) for mine, other in zip(ours, theirs, strict=True))
+        return
+    for number, mine in enumerate(ours):
+        expert, part = divmod(number, len(theirs))
+        name = theirs[part].name
+        one = StoredTensor(stored[name].shape[1:], stored[name].dtype, partial(_of_stack, read, name, expert))
+        yield mine, theirs[part], one
+
+
+def _of_stack(read: Read, name: str, expert: int) -> Tensor:
+    return read(name)[expert]
 
 
 def check_copies(model: OpenModel, report: Report) -> None:
