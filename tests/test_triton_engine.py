@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from ridgeline.core.plan import StepPlan
 from ridgeline.kernels.ops import OPS
+from ridgeline.worker.inputs import Shape
 from tests.driving import Rig, ask, rig
 
 PROMPTS = {"a": tuple(range(5, 24)), "b": (7, 8, 9), "c": tuple(range(40, 90)), "d": (3,)}
@@ -37,6 +39,40 @@ def test_tokens_equal_those_of_the_plain_ops(tiny_model: Callable[[str], Path], 
         outcomes = own.run(*requests())
         assert not own.errors
     assert {name: outcome.tokens for name, outcome in outcomes.items()} == plain(folder)
+
+
+MIXED = ((range(5, 22), 2), ((7, 8, 9), 4), ((3,), 3))  # prompts, and how many tokens to generate
+
+
+def mixture() -> list:
+    return [ask(f"m{i}", tuple(ids), max_tokens=length) for i, (ids, length) in enumerate(MIXED)]
+
+
+def tallies(own: Rig) -> Tensor:
+    """How many tokens each layer's experts got: [layers, experts]."""
+    return torch.stack([layer.feed_forward.tally_E for layer in own.runner.segments.decoder.layers])
+
+
+def test_experts_get_the_tokens_of_requests_and_no_others(tiny_model: Callable[[str], Path]) -> None:
+    """Rows that have stopped run on for a step or two. Steps are padded with rows and tokens, as captured ones are."""
+    folder = tiny_model("qwen3_moe")
+    with rig(folder) as own:
+        expected = {name: outcome.tokens for name, outcome in own.run(*mixture()).items()}
+        plain_tally = tallies(own)
+    with rig(folder, kernels=TRITON, max_num_seqs=8) as own:
+        segments = own.runner.segments
+        forward = segments.forward
+        own.runner.inputs = lambda plan: segments.inputs(  # type: ignore[method-assign]
+            Shape(len(plan.rows) + 2, plan.num_tokens + 2, plan.rows.tokens_each), own.runner.device, plan
+        )
+        segments.forward = lambda inputs, lengths: forward(inputs)  # type: ignore[assignment,method-assign,misc]
+        outcomes = own.run(*mixture())
+        assert not own.errors
+        tally = tallies(own)
+    assert {name: outcome.tokens for name, outcome in outcomes.items()} == expected
+    tokens = sum(len(ids) + length - 1 for ids, length in MIXED)  # the last token of each is never run
+    assert tally.sum(1).tolist() == [2 * tokens] * len(tally)  # two experts each
+    assert torch.equal(tally, plain_tally)
 
 
 COMMON = tuple(range(100, 148))  # 12 blocks
@@ -97,7 +133,9 @@ def test_on_a_gpu_shared_prefixes_change_no_token(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "mixed", "gpt2", "bloom", "gemma2", "neox"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "mistral", "mixed", "gpt2", "bloom", "gemma2", "neox", "qwen3_moe"]
+)
 def test_on_a_gpu_graphs_change_nothing(tiny_model: Callable[[str], Path], family: str, enforce_eager: bool) -> None:
     folder = tiny_model(family)
     with rig(folder, device="cuda", enforce_eager=enforce_eager, kv_cache_memory=1 << 26) as own:

@@ -16,6 +16,8 @@ Legend:
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -138,7 +140,14 @@ def combine_kernel(
 def _aot(plan: Tiles, inputs: int, outputs: int, gate: str, unit: str) -> AotKernel:
     signature = {f"{name}_ptr": "*bf16" for name in ("x", "weight", "bias", "y")}
     signature |= {"token_ptr": "*i32", "start_ptr": "*i32", "x_stride": "i32:16"}
-    constants = {"I": inputs, "O": outputs, "E": 128, "EXPERTS": 128, "ROWS": plan.rows, "TOKENS": plan.tokens}
+    constants: dict[str, Any] = {
+        "I": inputs,
+        "O": outputs,
+        "E": 128,
+        "EXPERTS": 128,
+        "ROWS": plan.rows,
+        "TOKENS": plan.tokens,
+    }
     constants |= {"BLOCK": plan.block, "STAGES": plan.stages, "DOT": tl.bfloat16}
     constants |= {"GATHER": gate != "", "BIAS": False, "GATE": gate}
     return AotKernel(grouped_tiles_kernel, signature, constants, num_warps=plan.warps, hot=True, tensor_cores=unit)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ridgeline.core.cost import Cost
-from ridgeline.kernels.gemm.cost import linear_cost
 from ridgeline.kernels.norm.cost import norm_cost
 
 
@@ -11,15 +10,10 @@ def route_cost(
     tokens: int, width: int, experts: int, used: int, *, itemsize: float, residual: bool = True, norm: bool = True
 ) -> Cost:
     """Count the norm and the router's product, without what passes between them on the chip: the normalised x is
-    written but not read again, and the scores are not written. Of the routes, each pair's four numbers of 4 bytes are
-    written."""
+    written but not read again, and the scores are not written. Each pair's four numbers of 4 bytes are."""
     if not tokens:
         return Cost(0.0, 0.0)
-    product = linear_cost(tokens, width, experts, itemsize=itemsize)
-    passed = itemsize * tokens * experts
-    before = Cost(0.0, 0.0)
-    if norm:
-        before = norm_cost(tokens, width, itemsize=itemsize, residual=residual)
-        passed += itemsize * tokens * width
-    routes = Cost(16.0 * tokens * used + 4.0 * (experts + 1), 0.0)
-    return Cost(before.bytes + product.bytes + routes.bytes - passed, before.flops + product.flops)
+    read = itemsize * width * (experts if norm else experts + tokens)
+    written = 16.0 * tokens * used + 4.0 * (experts + 1)
+    product = Cost(read + written, 2.0 * tokens * width * experts)
+    return product + norm_cost(tokens, width, itemsize=itemsize, residual=residual) if norm else product
