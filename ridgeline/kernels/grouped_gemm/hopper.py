@@ -164,7 +164,9 @@ def _aot(plan: Stream | Tiles, experts: int, inputs: int, outputs: int, gate: st
         kernel, warps = grouped_stream_kernel, plan.warps
         named |= {"ROWS": plan.rows, "TOKENS": plan.tokens, "NARROW": plan.narrow, "BLOCK": plan.block}
         signature |= {"w_desc": _box(plan.rows), "sums_ptr": "*fp32", "flag_ptr": "*i32"}
-    return AotKernel(kernel, signature, named, num_warps=warps, hot=True, tensor_cores="HGMMA", archs=("sm_90",))
+    # A tile's roles keep a few of their arguments on the stack
+    hot = isinstance(plan, Stream)
+    return AotKernel(kernel, signature, named, num_warps=warps, hot=hot, tensor_cores="HGMMA", archs=("sm_90",))
 
 
 AOT = (

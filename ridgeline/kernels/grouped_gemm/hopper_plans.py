@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RING = 217_000  # bytes of shared memory for stages; barriers and turned tiles need a few thousand more
+# Pairs per expert up to which weights are streamed. At 32 of them tiles were 3 % faster, at 16 they were slower
+# (Qwen3-30B-A3B on an H200, docs/log.md).
+STREAMED = 24
 PANEL = 64  # inputs in one swizzled row of shared memory
 
 
@@ -50,10 +53,11 @@ class Tiles:
 def choose(pairs: int, experts: int, inputs: int, *, gated: bool) -> Stream | Tiles:
     """Return the cut for so many pairs."""
     average = pairs / experts
-    if average > 96:
+    if average > STREAMED:
         return Tiles()
-    tokens = min(max(16, _power_of_two(2 * average)), 128)
-    return stream(64, tokens, max(8, tokens // 4), 64 if gated else 128, inputs, gated=gated)
+    tokens = max(16, _power_of_two(2 * average))
+    resident = 2 if tokens == 16 and not gated else 1
+    return stream(64, tokens, max(8, tokens // 4), 64 if gated else 128, inputs, gated=gated, resident=resident)
 
 
 def stream(rows: int, tokens: int, narrow: int, block: int, inputs: int, *, gated: bool, resident: int = 1) -> Stream:
