@@ -58,9 +58,9 @@ def choose_down(
     """Return the cut of the second op. A program of rows.py reads the rows of all experts of a token at once."""
     block, choices = max(256, _power_of_two(inner)), _power_of_two(used)
     if tokens <= ROWS_TOKENS and choices * block <= CELLS:
-        # Of cuts with 1 to 4 rows and 1 to 8 warps these were the fastest for 1, 2 and 4 tokens (docs/log.md)
-        rows = max(1, min(2 if tokens == 1 else 1, CELLS // (choices * block), _power_of_two(outputs)))
-        return Rows(rows, block, max(1, min(8, choices * rows * block // (4096 if tokens == 1 else 8192))))
+        # Of 1, 2 and 4 rows two were the fastest for 1, 2 and 4 tokens (docs/log.md)
+        rows = max(1, min(2, CELLS // (choices * block), _power_of_two(outputs)))
+        return Rows(rows, block, max(1, min(8, choices * rows * block // 4096)))
     return _tiles(tokens, experts, used, itemsize, shared)
 
 
