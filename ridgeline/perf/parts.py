@@ -1,9 +1,10 @@
-"""The ops between the matrix products of each kind of mixer, and all ops of each kind of feed-forward, with their costs.
-A new kind is one line."""
+"""The ops between the two matrix products of each kind of mixer, and all ops of each kind of feed-forward, with their
+costs. A new kind is one line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ridgeline.core.cost import Cost, StepShape
 from ridgeline.core.expert_spec import ExpertsSpec
@@ -20,10 +21,27 @@ from ridgeline.perf.precision import Precision
 
 Priced = tuple[str, Cost]
 
+
+class Reach(NamedTuple):
+    """What tells how many of a device's experts have tokens.
+
+    share: `StepShape.reach`.
+    devices: so many devices share the experts, and each brings as many tokens.
+    """
+
+    share: float = 1.0
+    devices: int = 1
+
+    def experts(self, tokens: float, spec: ExpertsSpec) -> float:
+        """Return how many of a device's experts have tokens, if each device brings so many."""
+        how, devices = spec.routing, self.devices
+        return touched(devices * tokens, how.experts, how.top_k, self.share) / devices
+
+
 # Each is called with (spec, step, its tokens, precision, bytes of a number in the cache)
 MIXERS = Registry("mixer with a known cost", {"attention": "ridgeline.perf.parts:attention"})
 
-# Each is called with (spec, model width, norm before it if it is fused, tokens, precision, StepShape.reach)
+# Each is called with (spec, model width, cost of the norm before it or None, tokens, precision, `Reach`)
 FEED_FORWARDS = Registry(
     "feed-forward with a known cost",
     {"mlp": "ridgeline.perf.parts:mlp", "experts": "ridgeline.perf.parts:experts"},
@@ -64,7 +82,7 @@ def attention(mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision,
 
 
 def mlp(
-    spec: MLPSpec, width: int, norm: Cost | None, tokens: int, p: Precision, reach: float = 1.0
+    spec: MLPSpec, width: int, norm: Cost | None, tokens: int, p: Precision, reach: Reach = Reach()
 ) -> Iterator[Priced]:
     """Yield a feed-forward's norm, its two products, and the activation between them."""
     if norm is not None:
@@ -78,17 +96,17 @@ def mlp(
 
 
 def experts(
-    spec: ExpertsSpec, width: int, norm: Cost | None, tokens: int, p: Precision, reach: float = 1.0
+    spec: ExpertsSpec, width: int, norm: Cost | None, tokens: int, p: Precision, reach: Reach = Reach()
 ) -> Iterator[Priced]:
     """Yield the ops of a mixture: the choice of experts with the norm before it, the shared expert, and the experts'
-    two products."""
+    two products. Where several devices share the experts, each takes as many pairs as its tokens make."""
     how, products = spec.routing, spec.products(width)
     yield "route", route_cost(tokens, width, how.experts, how.top_k, itemsize=p.item, norm=norm, bias=how.bias)
     if spec.shared is not None:
         yield from (("shared." + name, cost) for name, cost in mlp(spec.shared, width, None, tokens, p))
     if spec.shared_gate:
         yield "shared_gate", product_cost(products["shared_gate"], tokens, p)
-    yield from grouped(spec, width, tokens, p, touched(tokens, how.experts, how.top_k, reach))
+    yield from grouped(spec, width, tokens, p, reach.experts(tokens, spec))
 
 
 def grouped(spec: ExpertsSpec, width: int, tokens: int, p: Precision, reached: float) -> Iterator[Priced]:

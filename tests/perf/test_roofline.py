@@ -72,8 +72,8 @@ def test_the_coarse_limit_has_the_printed_digits(name: str) -> None:
     assert tuple(f"{ms:.{d}f}" for ms, d in zip(found, digits, strict=True)) == PRINTED[name]
 
 
-# The same for Qwen3-30B-A3B, with uniform routing, ms. "first" is a prompt of 128 tokens. At 1x1024 the experts' weights
-# alone are printed: the 0.55 ms of attention are left out there.
+# The same for Qwen3-30B-A3B, with uniform routing, ms. "first" is a prompt of 128 tokens. At 1x1024 the weights alone
+# are printed: the 0.55 ms of attention are left out there.
 MIXTURE = "qwen3-30b-a3b"
 EXPERTS_PRINTED = {
     "1": 1.37,
