@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import Headroom
@@ -183,6 +185,12 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raise InvalidRequest if there is none."""
         return self._jobs.tokenizer
+
+    def expert_load(self) -> np.ndarray:
+        """Return how many tokens each expert got since the model was loaded: int64 [layers with experts, experts].
+        While prompts run the counts may be some steps old. A model without experts has no rows."""
+        load = self.assembly.worker.expert_load()
+        return np.zeros((0, 0), np.int64) if load is None else load.total_LE
 
     @property
     def last_run(self) -> Headroom:
