@@ -103,7 +103,8 @@ def experts(
     how, products = spec.routing, spec.products(width)
     yield "route", route_cost(tokens, width, how.experts, how.top_k, itemsize=p.item, norm=norm, bias=how.bias)
     if spec.shared is not None:
-        yield from (("shared." + name, cost) for name, cost in mlp(spec.shared, width, None, tokens, p))
+        for name, cost in mlp(spec.shared, width, None, tokens, p):
+            yield f"shared.{name}" if f"shared.{name}" in products else name, cost
     if spec.shared_gate:
         yield "shared_gate", product_cost(products["shared_gate"], tokens, p)
     yield from grouped(spec, width, tokens, p, reach.experts(tokens, spec))

@@ -195,7 +195,7 @@ def test_how_many_experts_uniform_routing_reaches() -> None:
 
 ORDER = {
     "shared experts": "embed mixer_norm qkv q_norm k_norm rope write_kv attention out feed_forward_norm gate_up "
-    "gated_activation down route shared.gate_up shared.gated_activation shared.down shared_gate grouped_gate_up "
+    "gated_activation down route shared.gate_up shared.down shared_gate grouped_gate_up "
     "grouped_down final_norm unembed sample",
     "qwen3-0.6b": "embed mixer_norm qkv q_norm k_norm rope write_kv attention out feed_forward_norm gate_up "
     "gated_activation down final_norm unembed sample",
