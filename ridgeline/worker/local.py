@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ParamSpec, TypeVar
 
@@ -92,7 +93,8 @@ class LocalWorker:
         self._waiting_for_masks: dict[int, Ticket] = {}
         self._failed_plan: int | None = None
         self._load: ExpertLoad | None = None  # by the newest look
-        self._tallies_due = 0.0
+        self._tallies_period, self._tallies_due = TALLIES_PERIOD, 0.0
+        self._listener: Callable[[ExpertLoad], None] | None = None
         self._thread = ThreadPoolExecutor(1, "ridgeline-cpu") if runner.device.type == "cpu" else None
 
     @property
@@ -120,6 +122,8 @@ class LocalWorker:
             result = self._guard(ticket, ticket.outcome.result, self._runner, ticket.watch)
         if result is not None and len(ticket.tallies) == 2:
             self._load = self._runner.tallies.load(*ticket.tallies)
+            if self._listener is not None:
+                self._listener(self._load)
             return replace(result, experts=self._load)
         if result is not None:
             return result
@@ -138,6 +142,15 @@ class LocalWorker:
             now = self._read_tallies()
             self._load = now if self._load is None else self._load._replace(total_LE=now.total_LE)
         return self._load
+
+    @contextmanager
+    def watching_experts(self, listener: Callable[[ExpertLoad], None]) -> Iterator[None]:
+        """Look at the experts' tallies with every plan of the body, and call `listener` with each look."""
+        self._tallies_period, self._tallies_due, self._listener = 0.0, 0.0, listener
+        try:
+            yield
+        finally:
+            self._tallies_period, self._listener = TALLIES_PERIOD, None
 
     def _read_tallies(self) -> ExpertLoad:
         copies: list[Download] = []
@@ -180,7 +193,7 @@ class LocalWorker:
         if not ticket.tallies:
             if (now := time.monotonic()) < self._tallies_due:
                 return
-            self._tallies_due = now + TALLIES_PERIOD
+            self._tallies_due = now + self._tallies_period
         ticket.tallies.append(self._runner.tallies.copy())
 
     def _sample(self, ticket: Ticket, masks: Mapping[int, np.ndarray]) -> None:

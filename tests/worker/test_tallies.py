@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
+from ridgeline import LLM, SamplingParams
 from ridgeline.core.cost import StepShape
 from ridgeline.core.token_bits import packed
 from ridgeline.perf.experts import reach
@@ -125,3 +127,15 @@ def test_the_live_limit_counts_the_experts_that_had_tokens(folder: Path, monkeyp
         specs = own.runner.tallies.specs
         assert looks[0].reach == reach(specs, looks[0].step_LE)[1] < 1
         assert asked[3].reach in {look.reach for look in looks if look is not None and look.step_tokens == 24}
+
+
+def test_the_offline_api_tells_the_load(folder: Path, tiny_model: Callable[[str], Path]) -> None:
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "skip_tokenizer_init": True}
+    with LLM(folder, **options) as llm:
+        assert llm.expert_load().tolist() == [[0] * EXPERTS] * 2
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        outputs = llm.generate([{"prompt_token_ids": list(p)} for p in PROMPTS.values()], params, use_tqdm=False)
+        texts = [[*output.prompt_token_ids, *output.outputs[0].token_ids[:-1]] for output in outputs]
+        assert llm.expert_load().tolist() == chosen(folder, texts).tolist()
+    with LLM(tiny_model("llama"), **options) as llm:
+        assert llm.expert_load().shape == (0, 0)
