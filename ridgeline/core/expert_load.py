@@ -1,4 +1,4 @@
-"""How many tokens the experts of a model got."""
+"""A count of the tokens that the experts of a model got."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What follows from how many tokens each expert gets: imbalance, tiles that are filled, tokens that a capacity would
+"""Conclusions from how many tokens each expert gets: imbalance, tiles that are filled, tokens that a capacity would
 drop, and what experts that lie on several devices would send.
 
 Legend:
     L  layers
     E  experts
+    K  experts of a token
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from ridgeline.kernels.grouped_gemm.cost import touched
 
 
 def imbalance(tokens_E: ArrayLike) -> float:
-    """Return how many tokens the busiest expert got, divided by the mean: 1 is balanced, E is collapse to one expert. 0
-    if nobody got any."""
+    """Return how many tokens the busiest expert got, divided by the mean: 1 is balanced; E / K, where all tokens choose
+    the same K experts, is collapse. 0 if nobody got any."""
     counts_E = np.asarray(tokens_E, np.float64)
     return float(counts_E.max() / counts_E.mean()) if counts_E.any() else 0.0
 

@@ -23,7 +23,7 @@ Priced = tuple[str, Cost]
 
 
 class Reach(NamedTuple):
-    """What tells how many of a device's experts have tokens.
+    """The reach of a step's tokens: it tells how many of a device's experts have some.
 
     share: `StepShape.reach`.
     devices: so many devices share the experts, and each brings as many tokens.

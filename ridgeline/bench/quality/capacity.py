@@ -1,4 +1,4 @@
-"""What a mixture whose experts have a capacity would have dropped of a text, by the routes that this model really took.
+"""The share of a text that a mixture would have dropped if its experts had a capacity, by the routes really taken.
 
 GShard and the Switch Transformer let each expert take at most ceil(factor · tokens · K / E) of a batch's tokens. Pairs
 beyond that are not computed. Here nothing is dropped: each step's counts say what a capacity would have cost. A batch
@@ -33,7 +33,7 @@ TILE = 128  # rows of a tile of the products
 
 @dataclass(frozen=True)
 class LayerCapacity:
-    """What one layer's experts got of a text.
+    """The load of one layer's experts over a text.
 
     imbalance: of all tokens together.
     filled: share of the rows of tiles of TILE rows that hold pairs, over all batches.
