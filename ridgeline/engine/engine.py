@@ -148,10 +148,14 @@ class Engine:
         """Seconds the plan takes at the least; 0 without a cost model."""
         if self._cost_model is None:
             return 0.0
+        return self._cost_model.step_limit(self.shape_of(plan))
+
+    def shape_of(self, plan: StepPlan) -> StepShape:
+        """Return what decides the plan's cost, with the experts that steps of about this size reach as far as a step
+        was looked at."""
         rows = plan.rows
         reach = self._reach.get(plan.num_tokens.bit_length(), 1.0) if self._reach else 1.0
-        shape = StepShape(rows.num_tokens_R, plan.kv_bound_R, int(rows.num_logits_R.sum()), reach=reach)
-        return self._cost_model.step_limit(shape)
+        return StepShape(rows.num_tokens_R, plan.kv_bound_R, int(rows.num_logits_R.sum()), reach=reach)
 
     def _provide_masks(self) -> None:
         """A plan's masks follow from all tokens before it, so they are due when it is the oldest in flight."""

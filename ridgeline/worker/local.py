@@ -143,6 +143,11 @@ class LocalWorker:
             self._load = now if self._load is None else self._load._replace(total_LE=now.total_LE)
         return self._load
 
+    def forget_expert_load(self) -> None:
+        """Count from here on. No plan may be under way."""
+        self._runner.tallies.reset()
+        self._load, self._tallies_due = None, 0.0
+
     @contextmanager
     def watching_experts(self, listener: Callable[[ExpertLoad], None]) -> Iterator[None]:
         """Look at the experts' tallies with every plan of the body, and call `listener` with each look."""

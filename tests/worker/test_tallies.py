@@ -101,6 +101,21 @@ def test_while_plans_are_under_way_nobody_waits(folder: Path, monkeypatch: pytes
             own.step()
 
 
+def test_a_rehearsal_is_not_counted(folder: Path) -> None:
+    with rig(folder) as own:
+        own.engine.rehearse()
+        own.worker.forget_expert_load()
+        load = own.worker.expert_load()
+        assert load is not None
+        assert not load.total_LE.any()
+        assert not load.step_LE.any()
+        assert load.reach == 1.0
+        own.run(ask("a", list(PROMPTS["a"])))
+        again = own.worker.expert_load()
+        assert again is not None
+        assert again.total_LE.tolist() == chosen(folder, everything(own)).tolist()
+
+
 def test_a_model_without_experts_has_no_load(tiny_model: Callable[[str], Path]) -> None:
     with rig(tiny_model("llama")) as own:
         own.run(ask("a", [5, 6, 7]))

@@ -61,7 +61,7 @@ def named_ranges(engine: Engine, worker: LocalWorker) -> Iterator[list[StepShape
         ):
             _replace(undo, owner, name, _ranged(getattr(owner, name), label, cuda))
         _replace(undo, runner, "_graphs", None)
-        _replace(undo, runner, "forward", _noting(runner.forward, shapes))
+        _replace(undo, runner, "forward", _noting(runner.forward, engine, shapes))
         for index, layer in enumerate(runner.decoder.layers):
             _replace(undo, layer, "forward", _ranged(layer.forward, f"{LAYER}{index}", cuda))
         named = _OpRanges({id(parameter): name for name, parameter in runner.decoder.named_parameters()})
@@ -180,10 +180,9 @@ class _NamedExperts:
             return self.experts.down(h_PF, bias_EM, routes, add_TM)
 
 
-def _noting(forward: Callable[..., Any], shapes: list[StepShape]) -> Callable[..., Any]:
+def _noting(forward: Callable[..., Any], engine: Engine, shapes: list[StepShape]) -> Callable[..., Any]:
     def call(plan: StepPlan) -> Any:
-        rows = plan.rows
-        shapes.append(StepShape(rows.num_tokens_R, plan.kv_bound_R, int(rows.num_logits_R.sum())))
+        shapes.append(engine.shape_of(plan))
         return forward(plan)
 
     return call
