@@ -13,6 +13,7 @@ import transformers
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.cost import StepShape
+from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.token_bits import packed
 from ridgeline.perf.experts import reach
 from ridgeline.perf.roofline import Roofline
@@ -154,3 +155,5 @@ def test_the_offline_api_tells_the_load(folder: Path, tiny_model: Callable[[str]
         assert llm.expert_load().tolist() == chosen(folder, texts).tolist()
     with LLM(tiny_model("llama"), **options) as llm:
         assert llm.expert_load().shape == (0, 0)
+    with pytest.raises(InvalidRequest, match="shut down"):
+        llm.expert_load()
