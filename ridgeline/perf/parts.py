@@ -4,7 +4,7 @@ costs. A new kind is one line."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ridgeline.core.cost import Cost, StepShape
 from ridgeline.core.expert_spec import ExpertsSpec
@@ -20,6 +20,16 @@ from ridgeline.kernels.route.cost import route_cost
 from ridgeline.perf.precision import Precision
 
 Priced = tuple[str, Cost]
+
+
+class NormBefore(NamedTuple):
+    """The norm in front of a feed-forward. residual: it adds the residual first."""
+
+    kind: Literal["rms", "layer"]
+    residual: bool
+
+    def cost(self, tokens: int, width: int, p: Precision) -> Cost:
+        return norm_cost(tokens, width, itemsize=p.item, kind=self.kind, residual=self.residual)
 
 
 class Reach(NamedTuple):
@@ -41,7 +51,7 @@ class Reach(NamedTuple):
 # Each is called with (spec, step, its tokens, precision, bytes of a number in the cache)
 MIXERS = Registry("mixer with a known cost", {"attention": "ridgeline.perf.parts:attention"})
 
-# Each is called with (spec, model width, cost of the norm before it or None, tokens, precision, `Reach`)
+# Each is called with (spec, model width, norm before it or None, tokens, precision, `Reach`)
 FEED_FORWARDS = Registry(
     "feed-forward with a known cost",
     {"mlp": "ridgeline.perf.parts:mlp", "experts": "ridgeline.perf.parts:experts"},
@@ -82,11 +92,11 @@ def attention(mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision,
 
 
 def mlp(
-    spec: MLPSpec, width: int, norm: Cost | None, tokens: int, p: Precision, reach: Reach = Reach()
+    spec: MLPSpec, width: int, norm: NormBefore | None, tokens: int, p: Precision, reach: Reach = Reach()
 ) -> Iterator[Priced]:
     """Yield a feed-forward's norm, its two products, and the activation between them."""
     if norm is not None:
-        yield "feed_forward_norm", norm
+        yield "feed_forward_norm", norm.cost(tokens, width, p)
     first, last = ((name, product_cost(product, tokens, p)) for name, product in spec.products(width).items())
     yield first
     size, kind = spec.intermediate_size, spec.activation
@@ -96,12 +106,19 @@ def mlp(
 
 
 def experts(
-    spec: ExpertsSpec, width: int, norm: Cost | None, tokens: int, p: Precision, reach: Reach = Reach()
+    spec: ExpertsSpec, width: int, norm: NormBefore | None, tokens: int, p: Precision, reach: Reach = Reach()
 ) -> Iterator[Priced]:
     """Yield the ops of a mixture: the choice of experts with the norm before it, the shared expert, and the experts'
     two products. Where several devices share the experts, each takes as many pairs as its tokens make."""
     how, products = spec.routing, spec.products(width)
-    yield "route", route_cost(tokens, width, how.experts, how.top_k, itemsize=p.item, norm=norm, bias=how.bias)
+    fused = norm is not None and norm.kind == "rms"
+    if norm is not None and not fused:
+        yield "feed_forward_norm", norm.cost(tokens, width, p)
+    residual = norm is not None and norm.residual
+    yield (
+        "route",
+        route_cost(tokens, width, how.experts, how.top_k, itemsize=p.item, residual=residual, norm=fused),
+    )
     if spec.shared is not None:
         for name, cost in mlp(spec.shared, width, None, tokens, p):
             yield f"shared.{name}" if f"shared.{name}" in products else name, cost

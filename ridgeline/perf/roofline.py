@@ -20,7 +20,7 @@ from ridgeline.kernels.gemm.cost import linear_cost
 from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.kernels.sampling.cost import sample_cost
 from ridgeline.perf.hardware import Hardware
-from ridgeline.perf.parts import FEED_FORWARDS, MIXERS, Priced, Reach, grouped, product_cost
+from ridgeline.perf.parts import FEED_FORWARDS, MIXERS, NormBefore, Priced, Reach, grouped, product_cost
 from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name, precision
 
 EXPERTS = ("grouped_gate_up", "grouped_down")
@@ -76,7 +76,7 @@ def _layer(
     yield last
     if after:
         yield "mixer_post_norm", post_norm
-    norm = _norm(layer.norm.kind, tokens, width, p, residual=not layer.parallel) if before else None
+    norm = NormBefore(layer.norm.kind, residual=not layer.parallel) if before else None
     yield from FEED_FORWARDS[layer.feed_forward.kind](layer.feed_forward, width, norm, tokens, p, reach)
     if after:
         yield "feed_forward_post_norm", post_norm

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ridgeline.core.cost import Cost, StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
-from ridgeline.core.model_spec import MLPSpec, ModelSpec
+from ridgeline.core.model_spec import MLPSpec, ModelSpec, NormSpec
 from ridgeline.kernels.grouped_gemm.cost import touched
 from ridgeline.perf.footprint import kv_bytes_per_token, parameters
 from ridgeline.perf.hardware import find
@@ -181,6 +181,23 @@ def test_of_experts_only_those_with_tokens_are_read() -> None:
         assert gate_up.flops == pytest.approx(2 * pairs * 2 * matrix, rel=2e-3)
         assert down.flops == pytest.approx(2 * pairs * matrix, rel=2e-3)
     assert products(0) == (Cost(0, 0), Cost(0, 0))
+
+
+def test_routing_has_the_norm_before_it_unless_that_is_a_layer_norm() -> None:
+    """Bytes for 3 tokens of width 1024 and 60 experts: the norm reads x and residual and writes both; four numbers of 4
+    bytes for each of 12 pairs; where each expert's begin."""
+
+    def ops(norm: NormSpec) -> dict[str, Cost]:
+        layers = tuple(replace(layer, norm=norm) for layer in MODELS["shared experts"].layers[1:3])
+        found = step_ops(replace(spec("qwen3-0.6b"), layers=layers), shape(3, 1, 10), dtype="bfloat16")
+        return {op.name: op.cost for op in found}
+
+    fused, apart = ops(NormSpec()), ops(NormSpec(kind="layer"))
+    rows, pairs = 2 * 3 * 1024, 16 * 12 + 4 * 61
+    assert fused["route"].bytes == 4 * rows + 2 * 1024 + 2 * 60 * 1024 + pairs
+    assert apart["route"].bytes == rows + 2 * 60 * 1024 + pairs
+    assert apart["feed_forward_norm"].bytes == 4 * rows + 2 * 2 * 1024
+    assert "feed_forward_norm" not in fused
 
 
 def test_how_many_experts_uniform_routing_reaches() -> None:

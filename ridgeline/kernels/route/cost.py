@@ -1,21 +1,19 @@
-"""The least work of routing: a norm, the router's products, and what tells the pairs of tokens and experts."""
+"""The least work of routing tokens to experts."""
 
 from __future__ import annotations
 
 from ridgeline.core.cost import Cost
-
-PAIR = 16  # bytes of a pair: its expert, weight, token and place, 4 each
+from ridgeline.kernels.norm.cost import norm_cost
 
 
 def route_cost(
-    tokens: int, width: int, experts: int, used: int, *, itemsize: float, norm: Cost | None = None, bias: bool = False
+    tokens: int, width: int, experts: int, used: int, *, itemsize: float, residual: bool = True, norm: bool = True
 ) -> Cost:
-    """Count the router as read once, and every pair as written once. Scores stay on the chip.
-
-    norm: the cost of the norm before it. Without one the tokens' rows are read here.
-    """
+    """Count the norm and the router's product, without what passes between them on the chip: the normalised x is
+    written but not read again, and the scores are not written. Each pair's four numbers of 4 bytes are."""
     if not tokens:
         return Cost(0.0, 0.0)
-    rows = tokens * width if norm is None else 0
-    moved = itemsize * (rows + experts * (width + bias)) + PAIR * tokens * used + 4 * (experts + 1)
-    return Cost(moved, tokens * experts * (2.0 * width + bias)) + (norm or Cost(0.0, 0.0))
+    read = itemsize * width * (experts if norm else experts + tokens)
+    written = 16.0 * tokens * used + 4.0 * (experts + 1)
+    product = Cost(read + written, 2.0 * tokens * width * experts)
+    return product + norm_cost(tokens, width, itemsize=itemsize, residual=residual) if norm else product
