@@ -8,9 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.perf.footprint import active_parameters
 
 
 def models(
@@ -47,7 +45,6 @@ def describe(model: str) -> dict[str, object]:
     return {
         "architecture": spec.architecture,
         "parameters": count_parameters(spec),
-        **_experts(spec),
         "dtype": config.dtype,
         "runs in": f"{dtype} on this machine's {device}: {why}",
         "layers": len(spec.layers),
@@ -58,19 +55,6 @@ def describe(model: str) -> dict[str, object]:
         "KV bytes per token": sum(layer.mixer.state.unit_bytes(1, config.dtype) for layer in spec.layers),
         "windows": sorted({layer.attention.window for layer in spec.layers if layer.attention.window is not None}),
         "end-of-sequence ids": list(config.eos_token_ids),
-    }
-
-
-def _experts(spec: ModelSpec) -> dict[str, object]:
-    """Return what there is to say of a mixture of experts: nothing for other models."""
-    mixtures = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
-    if not mixtures:
-        return {}
-    how = mixtures[0].routing
-    shared = ", and one that all tokens share" if mixtures[0].shared else ""
-    return {
-        "active parameters": active_parameters(spec),
-        "experts": f"{how.experts} in each of {len(mixtures)} layers, {how.top_k} for each token{shared}",
     }
 
 
