@@ -137,6 +137,7 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     engine = _engine(worker, memory, choices, interactive=interactive)
     if choices.captured:
         engine.rehearse()
+        worker.forget_expert_load()
     logger.info("computing in %s on %s: %s", choices.dtype, device, choices.why)
     return Assembly(
         engine=engine,

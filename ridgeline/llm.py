@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import Headroom
@@ -184,6 +186,14 @@ class LLM:
         """Return the tokenizer. Raise InvalidRequest if there is none."""
         return self._jobs.tokenizer
 
+    def expert_load(self) -> np.ndarray:
+        """Return how many tokens each expert got since the model was loaded: int64 [layers with experts, experts].
+        While prompts run the counts may be some steps old. A model without experts has no rows. Raise InvalidRequest
+        after `shutdown`."""
+        self._check_running()
+        load = self.assembly.worker.expert_load()
+        return np.zeros((0, 0), np.int64) if load is None else load.total_LE
+
     @property
     def last_run(self) -> Headroom:
         """The step time of the newest generate or stream that ended, beside its limit."""
@@ -209,9 +219,12 @@ class LLM:
     def _params_for(self, num_prompts: int, params: Params) -> Sequence[SamplingParams]:
         return listed_params(self._default_params if params is None else params, num_prompts)
 
-    def _make(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Job:
+    def _check_running(self) -> None:
         if self._is_shut_down:
             raise InvalidRequest("this LLM has been shut down; build a new one.")
+
+    def _make(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Job:
+        self._check_running()
         return self._jobs.make(prompt, params, priority=priority, cache_salt=cache_salt)
 
 

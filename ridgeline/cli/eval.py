@@ -22,6 +22,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.request import MAX_LOGPROBS
 
 if TYPE_CHECKING:
+    from ridgeline.bench.quality.capacity import Capacity
     from ridgeline.bench.quality.compare import Comparison
     from ridgeline.bench.quality.perplexity import TextScore
 
@@ -154,6 +155,52 @@ def compare(
         return
     Console().print(_comparison_table(f"{baseline} against {candidate}, top {top}", found))
     print(f"ridgeline: appended to {out}", file=sys.stderr)
+
+
+@app.command()
+def capacity(
+    files: Files,
+    model: Model = "",
+    factor: Annotated[
+        list[float] | None, typer.Option(help="A capacity factor, several times (default: 1, 1.25, 1.5 and 2).")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Tokens of a batch at most (default: of a step).")] = None,
+    window: Annotated[int, typer.Option(min=1, help="Tokens of a piece of text.")] = 1024,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    extra: Extra = "",
+    as_json: Json = False,
+) -> None:
+    """Measure what capacity-limited routing (GShard, Switch) would have dropped of a mixture's tokens. We drop none."""
+    options = _llm_options(extra, model=model, dtype=dtype, device=device)
+    if batch is not None:
+        options["max_num_batched_tokens"] = batch
+    from ridgeline.bench.quality.capacity import FACTORS, measure_capacity
+    from ridgeline.bench.quality.documents import read_file
+    from ridgeline.bench.quality.results import model_name
+    from ridgeline.llm import LLM
+
+    texts = [read_file(path) for path in files]
+    with LLM(**options, enable_prefix_caching=False) as llm:
+        found = measure_capacity(llm, texts, factor or FACTORS, window)
+        about = {"model": model_name(llm), "dtype": llm.assembly.dtype}
+    if as_json:
+        print(json.dumps({**about, **found.as_dict()}))
+    else:
+        Console().print(_capacity_table(about, found))
+
+
+def _capacity_table(about: dict[str, Any], found: Capacity) -> Table:
+    factors = list(found.layers[0].dropped)
+    named = ", ".join(f"{name} {value}" for name, value in about.items())
+    title = f"{named}: share of pairs dropped at capacity factor, {found.tokens:,} tokens in {found.batches:,} batches"
+    table = _columns(title, ("layer", *(f"{factor:g}" for factor in factors), "busiest ÷ mean", "tiles filled"))
+    for layer in found.layers:
+        shares = (f"{layer.dropped[factor]:.2%}" for factor in factors)
+        table.add_row(str(layer.layer), *shares, f"{layer.imbalance:.2f}", f"{layer.filled:.1%}")
+    table.add_section()
+    table.add_row("together", *(f"{found.mean(factor):.2%}" for factor in factors), "", "")
+    return table
 
 
 def _llm_options(text: str, **defaults: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ridgeline.core.config import DTYPES
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.perf.explain import ExplainRow, explain_table, step_shape
+from ridgeline.perf.explain import ExplainRow, explain_table, reached_experts, step_shape, with_reached
 
 
 def explain(
@@ -24,6 +24,11 @@ def explain(
     batch: int = typer.Option(1, help="Requests that decode one token each."),
     context: int = typer.Option(1024, help="Cached tokens of each of them, the new one included."),
     prefill: int = typer.Option(0, help="Tokens of a prompt that runs in the same step."),
+    reached: float = typer.Option(
+        None,
+        min=0,
+        help="Experts of a layer that have tokens, if measured (default: as many as uniform routing reaches).",
+    ),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16, fp8, int8 or int4."),
     kv_dtype: str = typer.Option(None, help="Type of the KV cache (default: the activations')."),
     datasheet: bool = typer.Option(False, "--datasheet", help="Use the maker's rates even if measured ones are known."),
@@ -34,13 +39,15 @@ def explain(
     """Explain a step's limit: bytes, FLOPs and time of every op. For a prefill alone give --batch 0."""
     config, hardware = read_config(model), read_hardware(gpu, datasheet)
     resolved = read_dtype(dtype, config)
-    shape = step_shape(batch, context, prefill)
+    shape = with_reached(config.spec, step_shape(batch, context, prefill), reached)
     measured = _measure(config.spec, shape, device, resolved) if measure else None
     rows = explain_table(config.spec, shape, hardware, measured, dtype=resolved, kv_dtype=kv_dtype)
     if as_json:
         print_json({"hardware": hardware.name, "rates": hardware.source, "dtype": resolved, "ops": _records(rows)})
         return
     print(basis(hardware, resolved))
+    for count, of in reached_experts(config.spec, shape):
+        print(f"{count:.1f} of {of} experts in each layer have tokens ({'measured' if reached else 'uniform routing'})")
     Console().print(table(rows))
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ridgeline.cli.sizes import basis, print_json, read_config, read_dtype, read_hardware, short
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.perf.footprint import active_parameters, parameters
 from ridgeline.perf.planner import Deployment, Plan, Point
 
 
@@ -20,6 +21,7 @@ def plan(
     model: str = typer.Argument(..., help="Folder, config.json or hub id."),
     gpu: str = typer.Option(..., "--gpu", help="Device, or several to compare: H200,A100."),
     tp: int = typer.Option(1, help="Devices that share each layer (tensor parallelism)."),
+    ep: int = typer.Option(1, help="Devices that divide the experts; each serves requests of its own."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16, fp8, int8 or int4."),
     kv_dtype: str = typer.Option(None, help="Type of the KV cache (default: the activations')."),
     input_tokens: int = typer.Option(1024, "--input", help="Tokens of a prompt."),
@@ -42,6 +44,7 @@ def plan(
                 input=input_tokens,
                 output=output_tokens,
                 tp=tp,
+                ep=ep,
                 dtype=read_dtype(dtype, config),
                 kv_dtype=kv_dtype,
                 utilization=utilization,
@@ -67,6 +70,10 @@ def record(one: Plan) -> dict[str, Any]:
         "hardware": one.deployment.hardware.name,
         "rates": one.deployment.hardware.source,
         "tp": one.deployment.tp,
+        "ep": one.deployment.ep,
+        "parameters": parameters(one.deployment.model).total,
+        "active_parameters": active_parameters(one.deployment.model),
+        "exchanged_bytes_per_token": 2 * one.exchanged,
         "dtype": one.precision.name,
         "kv_dtype": one.kv_dtype,
         "weight_bytes": one.weights,
@@ -84,7 +91,9 @@ def record(one: Plan) -> dict[str, Any]:
 
 def _print(one: Plan) -> None:
     d = one.deployment
-    print(f"{d.tp} x {basis(d.hardware, d.dtype)}")
+    print(f"{d.devices} x {basis(d.hardware, d.dtype)}")
+    if (total := parameters(d.model).total) != (active := active_parameters(d.model)):
+        print(f"{total / 1e9:.3g} billion parameters, of which a token uses {active / 1e9:.3g} billion")
     print(
         f"per device: weights {short(one.weights, 'B')}, KV {short(one.kv_per_token, 'B', 6)} per token, room for "
         f"{one.blocks:,} blocks of {d.block_size} tokens: {one.max_requests:,} requests of {d.context:,} tokens"
@@ -96,7 +105,20 @@ def _print(one: Plan) -> None:
             f"the layers' products become compute-bound at {one.crossover} tokens a step; "
             f"chunks of at least {one.chunk} tokens{_chunk_limit(one)}"
         )
+    if d.ep > 1:
+        print(_exchange(one))
     _print_points(one.points(), one.best)
+
+
+def _exchange(one: Plan) -> str:
+    """Say what dispatch and combine move between the devices that divide the experts."""
+    link, batch = one.deployment.hardware.interconnect, one.best.batch if one.best else 1
+    step = batch * one.exchanged
+    return (
+        f"each token is sent to its experts with {short(one.exchanged, 'B')} and comes back with as many; in a step of "
+        f"{batch} requests a device sends {short(step, 'B')} and gets {short(step, 'B')} back, "
+        f"{2e3 * step / link:.3g} ms at {short(link, 'B/s')}"
+    )
 
 
 def _chunk_limit(one: Plan) -> str:
@@ -130,7 +152,7 @@ def draw(plans: Sequence[Plan], path: Path) -> None:
     for one in plans:
         points = one.points()
         x, y = [p.itl * 1e3 for p in points], [p.tokens_per_second for p in points]
-        axes.plot(x, y, marker="o", label=f"{one.deployment.tp} x {one.deployment.hardware.name}")
+        axes.plot(x, y, marker="o", label=f"{one.deployment.devices} x {one.deployment.hardware.name}")
         for p, at in zip(points, zip(x, y, strict=True), strict=True):
             axes.annotate(str(p.batch), at, textcoords="offset points", xytext=(4, -10), fontsize=7)
     axes.set(xscale="log", yscale="log", title="Limit by batch size (numbers at the points)")

@@ -48,12 +48,15 @@ class StepShape(NamedTuple):
     num_sampled: how many rows draw a token.
     shared: how many cached tokens all rows have in common at their beginning. One read could serve their keys and
         values.
+    reach: how many experts of a mixture the tokens reach, divided by how many uniform routing would reach. 1 where
+        nobody has measured it.
     """
 
     num_tokens_R: np.ndarray | Sequence[int]
     kv_len_R: np.ndarray | Sequence[int]
     num_sampled: int
     shared: int = 0
+    reach: float = 1.0
 
 
 class CostModel(Protocol):

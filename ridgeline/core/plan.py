@@ -27,6 +27,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.request import SamplingParams
 
 
@@ -221,6 +222,7 @@ class StepResult:
     prompt_logprobs: row → StepLogprobs of the prompt tokens that this chunk predicts (those at its start + 1 … its
         end), from the params' `scored_from` on.
     elapsed: the seconds that the device spent on the segments.
+    experts: what the experts of a mixture got until then, where the worker looked.
     error: the plan failed with this message.
     out_of_memory: it failed because the device had too little memory.
     device_lost: it failed because the device has stopped working. No later plan will run either.
@@ -234,6 +236,7 @@ class StepResult:
     logprobs: StepLogprobs | None = None
     prompt_logprobs: Mapping[int, StepLogprobs] = field(default_factory=dict)
     elapsed: float = 0.0
+    experts: ExpertLoad | None = None
     error: str | None = None
     out_of_memory: bool = False
     device_lost: bool = False

@@ -46,6 +46,7 @@ class Engine:
         self._cost_model = cost_model
         self.headroom = Headroom()
         self.last_plan: StepPlan | None = None
+        self._reach: dict[int, float] = {}  # bits of a step's number of tokens → `ExpertLoad.reach` of the newest one
         self._submitted: deque[tuple[StepPlan, float]] = deque()  # plans in flight, with their limits
         self._failed_in_a_row, self._failing_since = 0, 0.0
         self._lost: str | None = None  # why nothing runs any more
@@ -104,6 +105,7 @@ class Engine:
             while self.has_work:
                 self.step()
         self.headroom = Headroom()
+        self._reach.clear()
         self.scheduler.cache.forget_all()
 
     def shutdown(self) -> None:
@@ -123,6 +125,8 @@ class Engine:
         self.last_plan, limit = self._submitted.popleft()
         if result.elapsed > 0:  # it ran
             self.headroom = self.headroom.plus(result.elapsed, limit)
+        if result.experts is not None:
+            self._reach[result.experts.step_tokens.bit_length()] = result.experts.reach
         if result.error is None:
             self._failed_in_a_row *= result.dropped
             return
@@ -144,9 +148,14 @@ class Engine:
         """Seconds the plan takes at the least; 0 without a cost model."""
         if self._cost_model is None:
             return 0.0
+        return self._cost_model.step_limit(self.shape_of(plan))
+
+    def shape_of(self, plan: StepPlan) -> StepShape:
+        """Return what decides the plan's cost, with the experts that steps of about this size reach as far as a step
+        was looked at."""
         rows = plan.rows
-        shape = StepShape(rows.num_tokens_R, plan.kv_bound_R, int(rows.num_logits_R.sum()))
-        return self._cost_model.step_limit(shape)
+        reach = self._reach.get(plan.num_tokens.bit_length(), 1.0) if self._reach else 1.0
+        return StepShape(rows.num_tokens_R, plan.kv_bound_R, int(rows.num_logits_R.sum()), reach=reach)
 
     def _provide_masks(self) -> None:
         """A plan's masks follow from all tokens before it, so they are due when it is the oldest in flight."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ridgeline.core.cost import Cost, StepShape
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.perf.hardware import Hardware
+from ridgeline.perf.parts import Reach
 from ridgeline.perf.precision import precision
 from ridgeline.perf.roofline import bound, op_rate, seconds, step_ops
 
@@ -118,3 +122,26 @@ def step_shape(batch: int, context: int, prefill: int = 0) -> StepShape:
         )
     extra = [prefill] if prefill else []
     return StepShape([1] * batch + extra, [context] * batch + extra, batch + len(extra))
+
+
+def reached_experts(model: ModelSpec, shape: StepShape) -> list[tuple[float, int]]:
+    """Return (how many experts of a layer have tokens, how many it has) for every kind of mixture in the model."""
+    mixtures = dict.fromkeys(
+        layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertsSpec)
+    )
+    tokens = float(np.sum(shape.num_tokens_R))
+    return [(Reach(shape.reach).experts(tokens, spec), spec.routing.experts) for spec in mixtures]
+
+
+def with_reached(model: ModelSpec, shape: StepShape, reached: float | None) -> StepShape:
+    """Return the step if so many experts of a layer had tokens (None: as many as uniform routing reaches).
+
+    Raises InvalidConfig for a model without experts, or for more experts than there are.
+    """
+    if reached is None:
+        return shape
+    uniform = reached_experts(model, shape)
+    if not uniform or not 0 < reached <= uniform[0][1]:
+        limit = f"from 1 to {uniform[0][1]}" if uniform else "left out: the model has no experts"
+        raise InvalidConfig(f"the number of experts that have tokens is {reached:g}; it must be {limit}.")
+    return shape._replace(reach=reached / uniform[0][0])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import ModelSpec, NormSpec
+from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.core.model_spec import FeedForwardSpec, ModelSpec, NormSpec, Product
 from ridgeline.core.state_spec import DTYPE_BYTES, StateSpec
 from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name
 
@@ -38,6 +40,7 @@ def parameters(model: ModelSpec) -> Parameters:
             vectors += product.copies * product.outputs * product.bias
         vectors += (4 if layer.norms == "both" else 2) * _norm(layer.norm, width)
         vectors += sum(_norm(norm, norm_width) for norm, norm_width in layer.mixer.norms)
+        vectors += _routing_vectors(layer.feed_forward)
     if model.embed_norm is not None:
         vectors += _norm(model.embed_norm, width)
     table = model.vocab_size * width
@@ -47,6 +50,33 @@ def parameters(model: ModelSpec) -> Parameters:
         embed=table + model.learned_positions * width,
         vectors=vectors,
     )
+
+
+def expert_parameters(model: ModelSpec) -> int:
+    """Return how many parameters lie in experts, of which a token uses some."""
+    return sum(product.copies * _copy(product) for product in _chosen(model))
+
+
+def active_parameters(model: ModelSpec) -> int:
+    """Return how many parameters one token uses: all of them but those of experts that it did not choose."""
+    return parameters(model).total - sum((product.copies - product.used) * _copy(product) for product in _chosen(model))
+
+
+def _chosen(model: ModelSpec) -> Iterator[Product]:
+    """Yield the products of which a token uses some copies."""
+    for layer in model.layers:
+        yield from (product for product in layer.products(model.hidden_size).values() if product.copies > 1)
+
+
+def _copy(product: Product) -> int:
+    return product.outputs * (product.inputs + product.bias)
+
+
+def _routing_vectors(feed_forward: FeedForwardSpec) -> int:
+    if not isinstance(feed_forward, ExpertsSpec):
+        return 0
+    how = feed_forward.routing
+    return how.experts * (how.correction + how.expert_scale)
 
 
 def weight_bytes(model: ModelSpec, precision: Precision) -> float:

@@ -1,30 +1,68 @@
-"""The ops between the matrix products of each kind of mixer and feed-forward, with their costs. A new kind
-is one line."""
+"""The ops between the two matrix products of each kind of mixer, and all ops of each kind of feed-forward, with their
+costs. A new kind is one line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 from ridgeline.core.cost import Cost, StepShape
 from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import AttentionSpec, MLPSpec
+from ridgeline.core.model_spec import AttentionSpec, MLPSpec, Product
 from ridgeline.core.registry import Registry
 from ridgeline.kernels.activation.cost import activation_cost
 from ridgeline.kernels.attention.cost import attention_cost, write_kv_cost
+from ridgeline.kernels.gemm.cost import linear_cost
+from ridgeline.kernels.grouped_gemm.cost import grouped_down_cost, grouped_gate_up_cost, touched
 from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.kernels.rotary.cost import rope_cost
+from ridgeline.kernels.route.cost import route_cost
 from ridgeline.perf.precision import Precision
 
 Priced = tuple[str, Cost]
 
+
+class NormBefore(NamedTuple):
+    """The norm in front of a feed-forward. residual: it adds the residual first."""
+
+    kind: Literal["rms", "layer"]
+    residual: bool
+
+    def cost(self, tokens: int, width: int, p: Precision) -> Cost:
+        return norm_cost(tokens, width, itemsize=p.item, kind=self.kind, residual=self.residual)
+
+
+class Reach(NamedTuple):
+    """The reach of a step's tokens: it tells how many of a device's experts have some.
+
+    share: `StepShape.reach`.
+    devices: so many devices share the experts, and each brings as many tokens.
+    """
+
+    share: float = 1.0
+    devices: int = 1
+
+    def experts(self, tokens: float, spec: ExpertsSpec) -> float:
+        """Return how many of a device's experts have tokens, if each device brings so many."""
+        how, devices = spec.routing, self.devices
+        return touched(devices * tokens, how.experts, how.top_k, self.share) / devices
+
+
 # Each is called with (spec, step, its tokens, precision, bytes of a number in the cache)
 MIXERS = Registry("mixer with a known cost", {"attention": "ridgeline.perf.parts:attention"})
 
-# Each is called with (spec, tokens, precision)
+# Each is called with (spec, model width, norm before it or None, tokens, precision, `Reach`)
 FEED_FORWARDS = Registry(
     "feed-forward with a known cost",
     {"mlp": "ridgeline.perf.parts:mlp", "experts": "ridgeline.perf.parts:experts"},
 )
+
+
+def product_cost(product: Product, tokens: int, p: Precision) -> Cost:
+    """Return the cost of a matrix product of all tokens."""
+    return linear_cost(
+        tokens, product.inputs, product.outputs, itemsize=p.item, weight_itemsize=p.weight, bias=product.bias
+    )
 
 
 def attention(mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision, kv_item: float) -> Iterator[Priced]:
@@ -53,16 +91,70 @@ def attention(mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision,
     )
 
 
-def mlp(spec: MLPSpec, tokens: int, p: Precision) -> Iterator[Priced]:
-    """Yield the activation between a feed-forward's two products."""
+def mlp(
+    spec: MLPSpec, width: int, norm: NormBefore | None, tokens: int, p: Precision, reach: Reach = Reach()
+) -> Iterator[Priced]:
+    """Yield a feed-forward's norm, its two products, and the activation between them."""
+    if norm is not None:
+        yield "feed_forward_norm", norm.cost(tokens, width, p)
+    first, last = ((name, product_cost(product, tokens, p)) for name, product in spec.products(width).items())
+    yield first
+    size, kind = spec.intermediate_size, spec.activation
     name = "gated_activation" if spec.gated else "activation"
-    width, kind = spec.intermediate_size, spec.activation
-    yield name, activation_cost(tokens, width, kind=kind, itemsize=p.item, gated=spec.gated)
+    yield name, activation_cost(tokens, size, kind=kind, itemsize=p.item, gated=spec.gated)
+    yield last
 
 
-def experts(spec: ExpertsSpec, tokens: int, p: Precision) -> Iterator[Priced]:
-    """Yield the activations between a mixture's products. The choice of experts moves next to nothing."""
+def experts(
+    spec: ExpertsSpec, width: int, norm: NormBefore | None, tokens: int, p: Precision, reach: Reach = Reach()
+) -> Iterator[Priced]:
+    """Yield the ops of a mixture: the choice of experts with the norm before it, the shared expert, and the experts'
+    two products. Where several devices share the experts, each takes as many pairs as its tokens make."""
+    how, products = spec.routing, spec.products(width)
+    fused = norm is not None and norm.kind == "rms"
+    if norm is not None and not fused:
+        yield "feed_forward_norm", norm.cost(tokens, width, p)
+    residual = norm is not None and norm.residual
+    yield (
+        "route",
+        route_cost(tokens, width, how.experts, how.top_k, itemsize=p.item, residual=residual, norm=fused),
+    )
     if spec.shared is not None:
-        yield from (("shared." + name, cost) for name, cost in mlp(spec.shared, tokens, p))
-    pairs, width = tokens * spec.routing.top_k, spec.intermediate_size
-    yield "gated_activation", activation_cost(pairs, width, kind=spec.activation, itemsize=p.item, gated=True)
+        for name, cost in mlp(spec.shared, width, None, tokens, p):
+            yield f"shared.{name}" if f"shared.{name}" in products else name, cost
+    if spec.shared_gate:
+        yield "shared_gate", product_cost(products["shared_gate"], tokens, p)
+    yield from grouped(spec, width, tokens, p, reach.experts(tokens, spec))
+
+
+def grouped(spec: ExpertsSpec, width: int, tokens: int, p: Precision, reached: float) -> Iterator[Priced]:
+    """Yield the experts' two products, if so many experts have tokens."""
+    size, how = spec.intermediate_size, spec.routing
+    yield (
+        "grouped_gate_up",
+        grouped_gate_up_cost(
+            tokens,
+            width,
+            size,
+            used=how.top_k,
+            reached=reached,
+            kind=spec.activation,
+            itemsize=p.item,
+            weight_itemsize=p.weight,
+            bias=spec.bias,
+        ),
+    )
+    yield (
+        "grouped_down",
+        grouped_down_cost(
+            tokens,
+            size,
+            width,
+            used=how.top_k,
+            reached=reached,
+            itemsize=p.item,
+            weight_itemsize=p.weight,
+            bias=spec.bias,
+            add=spec.shared is not None,
+        ),
+    )

@@ -17,8 +17,10 @@ import numpy as np
 
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import LayerSpec, ModelSpec
-from ridgeline.perf.footprint import check_shape, kv_bytes, kv_bytes_per_token, weight_bytes
+from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec
+from ridgeline.perf.experts import exchanged_bytes
+from ridgeline.perf.footprint import check_shape, expert_parameters, kv_bytes, kv_bytes_per_token, weight_bytes
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.precision import precision
 from ridgeline.perf.roofline import PRODUCTS, Roofline, op_rate, step_ops
@@ -32,6 +34,7 @@ class Deployment:
 
     input, output: tokens of a request's prompt and output.
     tp: how many devices share each layer.
+    ep: how many devices divide the experts among them. Each serves requests of its own and holds the rest of the model.
     utilization: the share of the memory to use.
     slo_ttft, slo_itl: bounds on the time to the first token and between tokens, in seconds.
     """
@@ -41,6 +44,7 @@ class Deployment:
     input: int
     output: int
     tp: int = 1
+    ep: int = 1
     dtype: str = "bfloat16"
     kv_dtype: str | None = None
     block_size: int = 16
@@ -50,7 +54,10 @@ class Deployment:
     price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
-        check_shape(input=self.input, output=self.output, tp=self.tp, block_size=self.block_size)
+        check_shape(input=self.input, output=self.output, tp=self.tp, ep=self.ep, block_size=self.block_size)
+        if self.tp > 1 and self.ep > 1:
+            raise InvalidConfig(f"tp {self.tp} and ep {self.ep} cannot be planned together; leave one of them at 1.")
+        check_experts(self.model, self.ep)
         if not 0 < self.utilization <= 1:
             raise InvalidConfig(f"utilization must be above 0 and at most 1, got {self.utilization!r}.")
         for name in ("slo_ttft", "slo_itl", "price_per_hour"):
@@ -62,10 +69,14 @@ class Deployment:
     def context(self) -> int:
         return self.input + self.output
 
+    @property
+    def devices(self) -> int:
+        return self.tp * self.ep
+
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The figures at `batch` requests.
+    """The figures at `batch` requests (with ep on each device).
 
     ttft: seconds to the first token.
     step: seconds of a decode step.
@@ -83,8 +94,8 @@ class Point:
 
 
 def shard(model: ModelSpec, tp: int) -> ModelSpec:
-    """Return the part of the model that one of `tp` devices computes. Heads, feed-forward and vocabulary are divided;
-    key/value heads fewer than `tp` are repeated (Megatron-LM, arXiv 1909.08053).
+    """Return the part of the model that one of `tp` devices computes. Heads, feed-forward (of every expert) and
+    vocabulary are divided; key/value heads fewer than `tp` are repeated (Megatron-LM, arXiv 1909.08053).
 
     Raises InvalidConfig if the shape does not divide.
     """
@@ -99,12 +110,30 @@ def shard(model: ModelSpec, tp: int) -> ModelSpec:
         kv_heads = 1 if tp % kv_heads == 0 else part("key/value heads", kv_heads)
         heads = part("attention heads", spec.attention.num_heads)
         mixer = replace(spec.attention, num_heads=heads, num_kv_heads=kv_heads)
-        width = part("feed-forward columns", spec.mlp.intermediate_size)
-        return replace(spec, mixer=mixer, feed_forward=replace(spec.mlp, intermediate_size=width))
+        if isinstance(spec.feed_forward, ExpertsSpec):
+            return replace(spec, mixer=mixer, feed_forward=narrow_experts(spec.feed_forward))
+        return replace(spec, mixer=mixer, feed_forward=narrow(spec.mlp))
+
+    def narrow(spec: MLPSpec) -> MLPSpec:
+        return replace(spec, intermediate_size=part("feed-forward columns", spec.intermediate_size))
+
+    def narrow_experts(spec: ExpertsSpec) -> ExpertsSpec:
+        shared = None if spec.shared is None else narrow(spec.shared)
+        return replace(spec, intermediate_size=part("columns of an expert", spec.intermediate_size), shared=shared)
 
     if tp == 1:
         return model
     return replace(model, vocab_size=-(-model.vocab_size // tp), layers=tuple(layer(spec) for spec in model.layers))
+
+
+def check_experts(model: ModelSpec, ep: int) -> None:
+    """Raise InvalidConfig if `ep` devices cannot divide the experts of every mixture equally."""
+    mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertsSpec)]
+    if ep > 1 and not mixtures:
+        raise InvalidConfig(f"ep {ep} divides experts, and the model has none; use tp.")
+    for count in {spec.routing.experts for spec in mixtures}:
+        if count % ep:
+            raise InvalidConfig(f"ep {ep} does not divide the model's {count} experts; choose another ep.")
 
 
 class Plan:
@@ -115,8 +144,9 @@ class Plan:
         self.precision = precision(d.dtype)
         self.kv_dtype = d.kv_dtype or self.precision.other_rate
         self.part = shard(d.model, d.tp)
-        self._cost = Roofline(self.part, d.hardware, d.dtype, self.kv_dtype)
-        self.weights = weight_bytes(self.part, self.precision)
+        self._cost = Roofline(self.part, d.hardware, d.dtype, self.kv_dtype, d.ep)
+        elsewhere = expert_parameters(self.part) * (d.ep - 1) // d.ep
+        self.weights = weight_bytes(self.part, self.precision) - elsewhere * self.precision.weight
         self.activations = self._activations()
         self.kv_per_token = kv_bytes_per_token(self.part, self.kv_dtype)
         self.kv_per_request = kv_bytes(
@@ -125,11 +155,18 @@ class Plan:
         self.kv_budget = d.hardware.memory * d.utilization - self.weights - self.activations
         self.max_requests = int(max(0.0, self.kv_budget) // self.kv_per_request)
         if not self.max_requests:
+            more = "--tp or --ep" if expert_parameters(d.model) else "--tp"
             raise InvalidConfig(
-                f"on {d.tp} x {d.hardware.name} {max(0.0, self.kv_budget) / 1e9:.1f} GB per device remain for the KV "
-                f"cache after {self.weights / 1e9:.1f} GB of weights, and one request of {d.context} tokens needs "
-                f"{self.kv_per_request / 1e9:.2f} GB; raise --tp, or use a smaller --dtype or --kv-dtype."
+                f"on {d.devices} x {d.hardware.name} {max(0.0, self.kv_budget) / 1e9:.1f} GB per device remain for the "
+                f"KV cache after {self.weights / 1e9:.1f} GB of weights, and one request of {d.context} tokens needs "
+                f"{self.kv_per_request / 1e9:.2f} GB; raise {more}, or use a smaller --dtype or --kv-dtype."
             )
+
+    @property
+    def exchanged(self) -> float:
+        """The bytes that a token makes its device send to experts on other devices in one forward pass (dispatch). As
+        many come back (combine)."""
+        return exchanged_bytes(self.deployment.model, self.deployment.ep, self.precision.item)
 
     @property
     def blocks(self) -> int:
@@ -186,8 +223,8 @@ class Plan:
         step = self._seconds(StepShape(np.ones(batch), np.full(batch, d.input + d.output // 2), batch))
         prefill = self._seconds(StepShape([d.input], [d.input], 1))
         cycle = batch * prefill + (d.output - 1) * step
-        rate = batch * d.output / cycle
-        cost = None if d.price_per_hour is None else d.price_per_hour * d.tp / 3600 / rate * 1e6
+        rate = d.ep * batch * d.output / cycle
+        cost = None if d.price_per_hour is None else d.price_per_hour * d.devices / 3600 / rate * 1e6
         others = (batch - 1) * prefill
         return Point(
             batch=batch,
@@ -204,15 +241,18 @@ class Plan:
         return self._seconds(StepShape([1] * batch + [chunk], [*context, max(chunk, d.input)], batch))
 
     def _seconds(self, shape: StepShape) -> float:
-        """Return the roofline of one device's part, plus two all-reduces per layer that nothing hides."""
+        """Return the roofline of one device's part, plus what it sends and nothing hides: with tp two all-reduces per
+        layer, with ep the rows of tokens to their experts and back."""
         d, tokens = self.deployment, float(np.sum(shape.num_tokens_R))
         message = tokens * d.model.hidden_size * self.precision.item
         ring = 2 * (d.tp - 1) / d.tp * message / d.hardware.interconnect
-        return self._cost.step_limit(shape) + 2 * len(d.model.layers) * ring
+        exchange = 2 * tokens * self.exchanged / d.hardware.interconnect
+        return self._cost.step_limit(shape) + 2 * len(d.model.layers) * ring + exchange
 
     def _products_compute_bound(self, tokens: int) -> bool:
         d = self.deployment
-        ops = step_ops(self.part, StepShape([tokens], [tokens], 1), dtype=d.dtype, kv_dtype=self.kv_dtype)
+        shape = StepShape([tokens], [tokens], 1)
+        ops = step_ops(self.part, shape, dtype=d.dtype, kv_dtype=self.kv_dtype, expert_devices=d.ep)
         products = [op for op in ops if op.name in PRODUCTS]
         reading = sum(op.count * op.cost.bytes for op in products) / d.hardware.bandwidth
         return reading < sum(op.count * op.cost.flops / op_rate(op.name, d.hardware, self.precision) for op in products)

@@ -12,32 +12,36 @@ from collections.abc import Iterator
 import numpy as np
 
 from ridgeline.core.cost import Cost, OpCost, StepShape
-from ridgeline.core.model_spec import AttentionSpec, LayerSpec, ModelSpec, Product
+from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.core.model_spec import AttentionSpec, LayerSpec, ModelSpec
 from ridgeline.kernels.attention.cost import visible
 from ridgeline.kernels.embedding.cost import embedding_cost
 from ridgeline.kernels.gemm.cost import linear_cost
-from ridgeline.kernels.grouped_gemm.cost import grouped_cost
 from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.kernels.sampling.cost import sample_cost
 from ridgeline.perf.hardware import Hardware
-from ridgeline.perf.parts import FEED_FORWARDS, MIXERS, Priced
+from ridgeline.perf.parts import FEED_FORWARDS, MIXERS, NormBefore, Priced, Reach, grouped, product_cost
 from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name, precision
 
-PRODUCTS = ("qkv", "out", "gate_up", "up", "down")
+EXPERTS = ("grouped_gate_up", "grouped_down")
+PRODUCTS = ("qkv", "out", "gate_up", "up", "down", "shared.gate_up", "shared.up", "shared.down", *EXPERTS)
 SAMPLED = ("unembed", "sample")  # these ops run for sampled rows only, the others for every token
 
 
-def step_ops(model: ModelSpec, shape: StepShape, *, dtype: str, kv_dtype: str | None = None) -> list[OpCost]:
+def step_ops(
+    model: ModelSpec, shape: StepShape, *, dtype: str, kv_dtype: str | None = None, expert_devices: int = 1
+) -> list[OpCost]:
     """Return every op of one step, in the order of first appearance. Equal ops are counted instead of repeated.
 
     dtype: the name of a `Precision`.
     kv_dtype: the cache's dtype (default: the activations').
+    expert_devices: so many devices run such a step each, and every one of them has a part of the experts.
     """
     p, kv_item = _sizes(dtype, kv_dtype)
-    tokens, width = int(np.sum(shape.num_tokens_R)), model.hidden_size
+    tokens, width, reach = int(np.sum(shape.num_tokens_R)), model.hidden_size, Reach(shape.reach, expert_devices)
     found: Counter[Priced] = Counter(_embed(model, tokens, p))
     for layer, times in Counter(model.layers).items():
-        for op in _layer(layer, width, shape, tokens, p, kv_item):
+        for op in _layer(layer, width, shape, tokens, p, kv_item, reach):
             found[op] += times
     if model.layers[0].norms != "after":
         first = ("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p, residual=False))
@@ -60,41 +64,22 @@ def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
 
 
 def _layer(
-    layer: LayerSpec, width: int, shape: StepShape, tokens: int, p: Precision, kv_item: float
+    layer: LayerSpec, width: int, shape: StepShape, tokens: int, p: Precision, kv_item: float, reach: Reach
 ) -> Iterator[Priced]:
-    products = {name: _product(product, tokens, p) for name, product in layer.products(width).items()}
+    *first, last = ((name, product_cost(product, tokens, p)) for name, product in layer.mixer.products(width).items())
     before, after = layer.norms != "after", layer.norms != "before"
     post_norm = _norm(layer.norm.kind, tokens, width, p, residual=False)
     if before:
         yield "mixer_norm", _norm(layer.norm.kind, tokens, width, p)
-    *first, last = ((name, products[name]) for name in layer.mixer.products(width))
     yield from first
     yield from MIXERS[layer.mixer.kind](layer.mixer, shape, tokens, p, kv_item)
     yield last
     if after:
         yield "mixer_post_norm", post_norm
-    if before:
-        yield "feed_forward_norm", _norm(layer.norm.kind, tokens, width, p, residual=not layer.parallel)
-    *first, last = ((name, products[name]) for name in layer.feed_forward.products(width))
-    yield from first
-    yield from FEED_FORWARDS[layer.feed_forward.kind](layer.feed_forward, tokens, p)
-    yield last
+    norm = NormBefore(layer.norm.kind, residual=not layer.parallel) if before else None
+    yield from FEED_FORWARDS[layer.feed_forward.kind](layer.feed_forward, width, norm, tokens, p, reach)
     if after:
         yield "feed_forward_post_norm", post_norm
-
-
-def _product(product: Product, tokens: int, p: Precision) -> Cost:
-    size = tokens, product.inputs, product.outputs
-    if product.copies == 1:
-        return linear_cost(*size, itemsize=p.item, weight_itemsize=p.weight, bias=product.bias)
-    return grouped_cost(
-        *size,
-        experts=product.copies,
-        used=product.used,
-        itemsize=p.item,
-        weight_itemsize=p.weight,
-        bias=product.bias,
-    )
 
 
 def _head(model: ModelSpec, tokens: int, sampled: int, p: Precision) -> Iterator[Priced]:
@@ -136,19 +121,30 @@ def step_limit(ops: list[OpCost], hardware: Hardware, dtype: str) -> float:
 
 class Roofline:
     """A `core.cost.CostModel` that is fast enough for every step: it takes microseconds, since all ops but attention
-    are linear in two numbers.
+    are linear in two numbers, or for experts in three.
+
+    expert_devices: as in `step_ops`.
 
     Legend:
         R  rows
         K  ops whose cost is a line in the number of tokens (or of sampled rows)
     """
 
-    def __init__(self, model: ModelSpec, hardware: Hardware, dtype: str, kv_dtype: str | None = None) -> None:
+    def __init__(
+        self, model: ModelSpec, hardware: Hardware, dtype: str, kv_dtype: str | None = None, expert_devices: int = 1
+    ) -> None:
         p, kv_item = _sizes(dtype, kv_dtype)
         one, two = (step_ops(model, StepShape([n], [n], n), dtype=dtype, kv_dtype=kv_dtype) for n in (1, 2))
-        pairs = [pair for pair in zip(one, two, strict=True) if pair[0].name != "attention"]
+        pairs = [pair for pair in zip(one, two, strict=True) if pair[0].name not in ("attention", *EXPERTS)]
         self._per_token = _Lines([pair for pair in pairs if pair[0].name not in SAMPLED], hardware, p)
         self._per_sample = _Lines([pair for pair in pairs if pair[0].name in SAMPLED], hardware, p)
+        feed_forwards = Counter(layer.feed_forward for layer in model.layers)
+        self._expert_devices = expert_devices
+        self._experts = [
+            _Experts(spec, times, model.hidden_size, hardware, p)
+            for spec, times in feed_forwards.items()
+            if isinstance(spec, ExpertsSpec)
+        ]
         attention = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionSpec)]
         mixers = Counter((m.window, m.num_heads, m.num_kv_heads, m.head_dim) for m in attention)
         self._attention = [
@@ -169,6 +165,9 @@ class Roofline:
         for window, per_token, per_key, per_pair in self._attention:
             pairs, keys = visible(new_R, length_R, window, shape.shared)
             total += max(per_token * tokens + per_key * keys, per_pair * pairs)
+        if self._experts:
+            reach = Reach(shape.reach, self._expert_devices)
+            total += sum(experts.seconds(tokens, reach) for experts in self._experts)
         return total
 
 
@@ -186,3 +185,24 @@ class _Lines:
     def seconds(self, n: float) -> float:
         """Return the sum of the ops' limits. For n = 0 nothing runs, and no weight is read."""
         return float(np.maximum(self._fixed_K + self._slope_K * n, self._flops_K * n).sum()) if n else 0.0
+
+
+class _Experts:
+    """The two products of equal mixtures: a · (experts reached) + b · tokens bytes and c · tokens FLOPs each."""
+
+    def __init__(self, spec: ExpertsSpec, times: int, width: int, hardware: Hardware, p: Precision) -> None:
+        self._spec = spec
+        rate = hardware.rate(p.product_rate)
+        self._ops = [
+            (
+                times * (one.bytes - none.bytes) / hardware.bandwidth,
+                times * none.bytes / hardware.bandwidth,
+                times * none.flops / rate,
+            )
+            for (_, none), (_, one) in zip(*(grouped(spec, width, 1, p, reached) for reached in (0, 1)), strict=True)
+        ]
+
+    def seconds(self, tokens: float, reach: Reach) -> float:
+        """Return the sum of both ops' limits."""
+        reached = reach.experts(tokens, self._spec)
+        return sum(max(a * reached + b * tokens, c * tokens) for a, b, c in self._ops)

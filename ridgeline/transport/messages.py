@@ -196,6 +196,16 @@ class Gpu(Message, frozen=True):
     temperature: float | None
 
 
+class ExpertFigures(Message, frozen=True):
+    """The load of a mixture's experts, as `core.expert_load.ExpertLoad`. `tokens` are its totals as bytes, int64, row
+    by row. `reached` is how many experts of each layer had tokens in one recent step."""
+
+    layers: list[int]
+    experts: list[int]
+    tokens: bytes
+    reached: list[int]
+
+
 class Stats(Message, frozen=True, tag="stats"):
     """The engine's figures: gauges as they are now, counters and histograms since the engine started.
 
@@ -217,6 +227,7 @@ class Stats(Message, frozen=True, tag="stats"):
     histograms: dict[str, Distribution]
     recent: list[StepFigures]
     gpus: list[Gpu]
+    experts: ExpertFigures | None = None
 
 
 FromFace = Hello | Submit | Cancel | Ask | Look

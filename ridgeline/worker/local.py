@@ -6,15 +6,18 @@ follows its step. On a CPU one thread plays the device, so plans overlap with sc
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
+from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
 from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
@@ -24,6 +27,7 @@ from ridgeline.worker.upload import Download
 
 P = ParamSpec("P")
 T = TypeVar("T")
+TALLIES_PERIOD = 1.0  # seconds from one look at the experts' tallies to the next
 # The beginnings of device errors for which torch has no type.
 LOST = ("CUDA error", "HIP error", "Triton Error [CUDA]", "Triton Error [HIP]")
 
@@ -33,6 +37,7 @@ class Ticket:
     """A submitted plan on its way.
 
     launched: resolves once the thread has run the plan; None where there is no thread.
+    tallies: copies of the experts' tallies in front of the plan and behind it, where it was its turn to bring them.
     """
 
     plan: StepPlan
@@ -44,6 +49,7 @@ class Ticket:
     device_lost: bool = False
     dropped: bool = False
     launched: Future | None = None
+    tallies: list[Download] = field(default_factory=list)
 
 
 class Expected:
@@ -86,6 +92,9 @@ class LocalWorker:
         self._pending: deque[Ticket] = deque()
         self._waiting_for_masks: dict[int, Ticket] = {}
         self._failed_plan: int | None = None
+        self._load: ExpertLoad | None = None  # by the newest look
+        self._tallies_period, self._tallies_due = TALLIES_PERIOD, 0.0
+        self._listener: Callable[[ExpertLoad], None] | None = None
         self._thread = ThreadPoolExecutor(1, "ridgeline-cpu") if runner.device.type == "cpu" else None
 
     @property
@@ -111,6 +120,11 @@ class LocalWorker:
         result: StepResult | None = None
         if ticket.outcome is not None and not ticket.dropped:
             result = self._guard(ticket, ticket.outcome.result, self._runner, ticket.watch)
+        if result is not None and len(ticket.tallies) == 2:
+            self._load = self._runner.tallies.load(*ticket.tallies)
+            if self._listener is not None:
+                self._listener(self._load)
+            return replace(result, experts=self._load)
         if result is not None:
             return result
         return StepResult(
@@ -120,6 +134,37 @@ class LocalWorker:
             device_lost=ticket.device_lost,
             dropped=ticket.dropped,
         )
+
+    def expert_load(self) -> ExpertLoad | None:
+        """Return what the experts of a mixture got so far, or None for a model without experts. While plans are under
+        way the counts are those of the newest look, so that nobody waits."""
+        if not self._pending and self._runner.tallies:
+            now = self._read_tallies()
+            self._load = now if self._load is None else self._load._replace(total_LE=now.total_LE)
+        return self._load
+
+    def forget_expert_load(self) -> None:
+        """Count from here on. No plan may be under way."""
+        self._runner.tallies.reset()
+        self._load, self._tallies_due = None, 0.0
+
+    @contextmanager
+    def watching_experts(self, listener: Callable[[ExpertLoad], None]) -> Iterator[None]:
+        """Look at the experts' tallies with every plan of the body, and call `listener` with each look."""
+        self._tallies_period, self._tallies_due, self._listener = 0.0, 0.0, listener
+        try:
+            yield
+        finally:
+            self._tallies_period, self._listener = TALLIES_PERIOD, None
+
+    def _read_tallies(self) -> ExpertLoad:
+        copies: list[Download] = []
+        read = self._run(lambda: copies.append(self._runner.tallies.copy()))
+        if read is not None:
+            read.result()
+        else:
+            torch.cuda.synchronize(self._runner.device)  # it has nothing to do but this copy
+        return self._runner.tallies.load(copies[0], copies[0])
 
     def shutdown(self) -> None:
         """Finish the submitted plans, then let go of weights and cache. The worker cannot be used afterwards."""
@@ -134,13 +179,27 @@ class LocalWorker:
         self._guard(ticket, self._forward if ticket.plan.rows.features & Feature.MASK else self._both, ticket)
 
     def _both(self, ticket: Ticket) -> None:
+        self._look(ticket)
         with ticket.watch:  # around both segments, since on CUDA every mark costs some microseconds
             sampled = self._runner.sample(self._runner.forward(ticket.plan), {})
+        self._look(ticket)
         ticket.outcome = Expected(sampled)
 
     def _forward(self, ticket: Ticket) -> None:
+        self._look(ticket)
         with ticket.watch:
             ticket.forwarded = self._runner.forward(ticket.plan)
+        self._look(ticket)
+
+    def _look(self, ticket: Ticket) -> None:
+        """Copy the tallies, if it is this plan's turn. This is called in front of the plan and behind it."""
+        if not self._runner.tallies:
+            return
+        if not ticket.tallies:
+            if (now := time.monotonic()) < self._tallies_due:
+                return
+            self._tallies_due = now + self._tallies_period
+        ticket.tallies.append(self._runner.tallies.copy())
 
     def _sample(self, ticket: Ticket, masks: Mapping[int, np.ndarray]) -> None:
         assert ticket.forwarded is not None

@@ -11,18 +11,21 @@ import numpy as np
 from ridgeline.core.cost import Cost, StepShape
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.kernels.attention.cost import visible
-from ridgeline.perf.footprint import parameters
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.precision import ITEM_BYTES, dtype_name, precision
 from ridgeline.perf.roofline import seconds
 
 
 def products_cost(model: ModelSpec, shape: StepShape, dtype: str) -> Cost:
-    """All weights multiplied with, read once; two FLOPs per weight and token, in the output layer per sampled row."""
-    p, count = precision(dtype), parameters(model)
-    table = model.vocab_size * model.hidden_size
-    flops = 2.0 * (count.products * float(np.sum(shape.num_tokens_R)) + table * shape.num_sampled)
-    return Cost(count.products * p.weight + table * p.item, flops)
+    """All weights multiplied with, read once; two FLOPs per weight and token, in the output layer per sampled row. Of
+    experts those that a uniform choice reaches."""
+    p, tokens, table = precision(dtype), float(np.sum(shape.num_tokens_R)), model.vocab_size * model.hidden_size
+    moved, flops = table * p.item, 2.0 * table * shape.num_sampled
+    for product in (product for layer in model.layers for product in layer.products(model.hidden_size).values()):
+        matrix, idle = product.inputs * product.outputs, (1 - product.used / product.copies) ** tokens
+        moved += matrix * p.weight * product.copies * (1 - idle)
+        flops += 2.0 * matrix * product.used * tokens
+    return Cost(moved, flops)
 
 
 def attention_cost(model: ModelSpec, shape: StepShape, kv_dtype: str) -> Cost:

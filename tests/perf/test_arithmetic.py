@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.core.cost import StepShape
+from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
 from ridgeline.kernels.attention.cost import attention_cost
 from ridgeline.kernels.gemm.cost import linear_cost
-from ridgeline.perf.footprint import kv_bytes, kv_bytes_per_token, parameters, weight_bytes
+from ridgeline.models.experts import with_experts
+from ridgeline.perf.footprint import active_parameters, kv_bytes, kv_bytes_per_token, parameters, weight_bytes
 from ridgeline.perf.hardware import find
 from ridgeline.perf.planner import Deployment, Plan
 from ridgeline.perf.precision import precision
 from ridgeline.perf.roofline import bound, seconds, step_ops
 from tests.perf.arithmetic import (
-    MixtureOfExperts,
     chinchilla_tokens,
     forward_flops,
     mha_cache_bytes,
@@ -29,7 +30,9 @@ A100 = find("A100-80GB")
 FP16 = precision("float16")
 LLAMA2 = spec("llama-2-7b")
 LLAMA3_70B = spec("llama-3-70b")
-MIXTRAL = MixtureOfExperts(base=spec("mixtral-8x7b-one-expert"), experts=8, active=2)
+ONE_EXPERT = spec("mixtral-8x7b-one-expert")
+EXPERTS = ExpertsSpec(routing=RoutingSpec(experts=8, top_k=2), intermediate_size=14336)
+MIXTRAL = with_experts(ONE_EXPERT, dict.fromkeys(range(len(ONE_EXPERT.layers)), EXPERTS))
 
 
 def test_a_square_product_on_an_a100() -> None:
@@ -89,10 +92,12 @@ def test_llava_users() -> None:
 
 
 def test_mixtral() -> None:
-    assert MIXTRAL.total == pytest.approx(46.7e9, rel=1e-3)
-    assert MIXTRAL.active_parameters == pytest.approx(12.88e9, rel=1e-3)
-    assert 2 * MIXTRAL.parameters_per_device(8) == pytest.approx(14.5e9, rel=1e-2)
-    assert MIXTRAL.all_to_all_bytes(1, 8, 2) == 917_504
+    assert parameters(MIXTRAL).total == pytest.approx(46.7e9, rel=1e-3)
+    assert active_parameters(MIXTRAL) == pytest.approx(12.88e9, rel=1e-3)
+    plan = Plan(Deployment(model=MIXTRAL, hardware=A100, input=1024, output=256, ep=8))
+    assert plan.weights == pytest.approx(14.5e9, rel=1e-2)
+    assert 2 * plan.exchanged == 917_504
+    assert 4096 * 917_504 / find("H100").interconnect == pytest.approx(8e-3, rel=0.05)
 
 
 def test_llama_3_70b_at_32k_on_four_a100() -> None:

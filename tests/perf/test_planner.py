@@ -6,24 +6,31 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from ridgeline.cli import app
 from ridgeline.cli.sizes import read_hardware
+from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.core.model_spec import LayerSpec, ModelSpec
+from ridgeline.kernels.grouped_gemm.cost import touched
 from ridgeline.perf.calibration import Calibration, GemmRate, save
 from ridgeline.perf.explain import explain_table, step_shape
-from ridgeline.perf.footprint import kv_bytes, parameters
+from ridgeline.perf.footprint import active_parameters, kv_bytes, parameters
 from ridgeline.perf.hardware import find
+from ridgeline.perf.parts import Reach
 from ridgeline.perf.planner import Deployment, Plan, shard
-from ridgeline.perf.roofline import Roofline
+from ridgeline.perf.roofline import Roofline, step_limit, step_ops
 from ridgeline.worker.machine import device_name
 from tests.perf.models import CONFIGS, spec
 
 H200 = find("H200").attained()
 BASE = Deployment(model=spec("llama-8b"), hardware=H200, input=1024, output=256)
+MIXTURE = replace(BASE, model=spec("qwen3-30b-a3b"))
 CONFIG = str(CONFIGS / "llama-8b.json")
 
 
@@ -76,6 +83,82 @@ def test_shards_hold_the_whole_model() -> None:
     for tp in (3, 64):
         with pytest.raises(InvalidConfig, match=f"tp {tp} does not divide"):
             shard(BASE.model, tp)
+
+
+def test_of_experts_every_matrix_is_divided() -> None:
+    whole, part = (parameters(model) for model in (MIXTURE.model, shard(MIXTURE.model, 4)))
+    routers = 48 * 2048 * 128  # every device chooses by itself
+    assert 4 * (part.products - routers) == whole.products - routers
+    with pytest.raises(InvalidConfig, match="does not divide the model's 768 columns of an expert"):
+        shard(replace(MIXTURE.model, layers=_with_heads(MIXTURE.model, 5)), 5)
+
+
+def _with_heads(model: ModelSpec, count: int) -> tuple[LayerSpec, ...]:
+    mixer = replace(model.layers[0].attention, num_heads=count, num_kv_heads=count)
+    return tuple(replace(layer, mixer=mixer) for layer in model.layers)
+
+
+def test_experts_on_several_devices() -> None:
+    """Qwen3-30B-A3B: 128 experts of 3 x 768 x 2048 in 48 layers, 30.5 billion parameters of which a token uses 3.3."""
+    experts = 48 * 128 * 3 * 768 * 2048
+    one, eight = Plan(replace(MIXTURE, ep=1)), Plan(replace(MIXTURE, ep=8))
+    assert one.weights == 2 * parameters(MIXTURE.model).total == 2 * 30_532_122_624
+    assert eight.weights == one.weights - 2 * experts * 7 // 8
+    assert active_parameters(MIXTURE.model) == 30_532_122_624 - experts * 120 // 128
+    assert active_parameters(MIXTURE.model) == pytest.approx(3.3e9, rel=0.02)
+    # A token's row goes once to each other device that has one of its experts; drawn 100,000 times.
+    chosen = np.random.default_rng(0).random((100_000, 128)).argpartition(8, axis=1)[:, :8]
+    others = np.mean([len({expert // 16 for expert in token} - {0}) for token in chosen])
+    assert eight.exchanged == pytest.approx(48 * 2048 * 2 * others, rel=5e-3)
+    assert one.exchanged == 0
+    # Nothing hides the exchange, and eight devices, which serve eight times the requests, reach most experts of all.
+    shape = StepShape([1], [1152], 1)
+    ops = step_ops(MIXTURE.model, shape, dtype="bfloat16", expert_devices=8)
+    assert eight.point(1).step == pytest.approx(
+        step_limit(ops, H200, "bfloat16") + 2 * eight.exchanged / H200.interconnect, rel=1e-6
+    )
+    assert eight.point(1).tokens_per_second > 4 * one.point(1).tokens_per_second
+    for ep, model, sentence in (
+        (3, MIXTURE.model, "ep 3 does not divide the model's 128 experts"),
+        (2, BASE.model, "the model has none; use tp"),
+    ):
+        with pytest.raises(InvalidConfig, match=sentence):
+            replace(MIXTURE, ep=ep, model=model)
+    with pytest.raises(InvalidConfig, match="cannot be planned together"):
+        replace(MIXTURE, ep=2, tp=2)
+
+
+def test_experts_on_devices_that_share_them() -> None:
+    """Against drawing: 5 tokens on each of 8 devices, which choose 8 of 128 experts. The first device has 16."""
+    chosen = np.random.default_rng(0).random((4000, 40, 128)).argpartition(8, axis=-1)[..., :8].reshape(4000, -1)
+    drawn = np.mean([len({expert for expert in step if expert < 16}) for step in chosen])
+    mixture = MIXTURE.model.layers[0].feed_forward
+    assert isinstance(mixture, ExpertsSpec)
+    assert Reach(devices=8).experts(5, mixture) == pytest.approx(drawn, rel=5e-3)
+
+
+def test_the_verbs_know_experts() -> None:
+    path = str(CONFIGS / "qwen3-30b-a3b.json")
+    explained = CliRunner().invoke(app, ["explain", path, "--gpu", "H200", "--batch", "8"]).stdout
+    assert "51.6 of 128 experts in each layer have tokens (uniform routing)" in explained
+    for name in ("route", "grouped_gate_up", "grouped_down"):
+        assert name in explained
+
+    def limit(*more: str) -> float:
+        found = CliRunner().invoke(app, ["explain", path, "--gpu", "H200", "--batch", "8", "--json", *more])
+        return json.loads(found.stdout)["ops"][-1]["limit"]
+
+    matrices = 48 * 3 * 768 * 2048 * 2 / 4.42e12  # one expert of each layer, read
+    assert limit() - limit("--reached", "40") == pytest.approx((touched(8, 128, 8) - 40) * matrices)
+    with pytest.raises(InvalidConfig, match="from 1 to 128"):
+        app(["explain", path, "--gpu", "H200", "--reached", "200"], standalone_mode=False)
+    with pytest.raises(InvalidConfig, match="has no experts"):
+        app(["explain", CONFIG, "--gpu", "H200", "--reached", "2"], standalone_mode=False)
+    planned = CliRunner().invoke(app, ["plan", path, "--gpu", "H200", "--ep", "8"]).stdout
+    assert "30.5 billion parameters, of which a token uses 3.35 billion" in planned
+    assert "each token is sent to its experts with 919 kB and comes back with as many" in planned
+    record = json.loads(CliRunner().invoke(app, ["plan", path, "--gpu", "H200", "--ep", "8", "--json"]).stdout)[0]
+    assert record["exchanged_bytes_per_token"] == pytest.approx(2 * 919e3, rel=1e-3)
 
 
 def test_communication_makes_two_devices_less_than_twice_as_fast() -> None:

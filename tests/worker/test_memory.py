@@ -14,11 +14,13 @@ from ridgeline.assembly import Assembly
 from ridgeline.core.cache_layout import CacheLayout, group_layers
 from ridgeline.core.config import EngineConfig, LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import AttentionSpec
+from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
+from ridgeline.core.model_spec import AttentionSpec, MLPSpec
 from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StateSpec
 from ridgeline.defaults import choose_dtype
 from ridgeline.models import model_config
 from ridgeline.serving.processes.engine_process import facts_of
+from ridgeline.weights.loader import empty_decoder
 from ridgeline.worker import memory
 from tests.damaged_files import config_of
 
@@ -134,6 +136,37 @@ def test_tables_of_every_rotation_are_counted() -> None:
         two, dtype_bytes=4, positions=1
     )
     assert more == 1000 * 2 * 8 * 4
+
+
+SHARED = ExpertsSpec(
+    routing=RoutingSpec(experts=6, top_k=2, bias=True, correction=True, expert_scale=True),
+    intermediate_size=24,
+    bias=True,
+    shared=MLPSpec(intermediate_size=40),
+    shared_gate=True,
+)
+
+
+@pytest.mark.parametrize(
+    "feed_forward", [SPEC.layers[0].feed_forward, SHARED, replace(SHARED, shared=None, shared_gate=False)]
+)
+def test_every_parameter_is_counted(feed_forward: MLPSpec | ExpertsSpec) -> None:
+    model = replace(SPEC, layers=tuple(replace(layer, feed_forward=feed_forward) for layer in SPEC.layers))
+    tables = memory.weight_bytes(model, dtype_bytes=0, positions=1)
+    assert memory.weight_bytes(model, dtype_bytes=4, positions=1) - tables == empty_decoder(model).weight_bytes
+
+
+def test_the_rows_of_every_pair_have_room() -> None:
+    """One float32 row for each of the two experts of a token, on top of what lies between the products."""
+
+    def room(spec: ExpertsSpec, tokens: int) -> int:
+        layers = tuple(replace(layer, feed_forward=spec) for layer in SPEC.layers)
+        return memory.activation_bytes(replace(SPEC, layers=layers), dtype_bytes=2, max_tokens=tokens, max_seqs=1)
+
+    wide = replace(SHARED, intermediate_size=4096)  # so that experts, and not attention, need most
+    each = room(wide, 101) - room(wide, 100)
+    assert each == 2 * (4 * SPEC.hidden_size + wide.scratch) + 4 * 2 * SPEC.hidden_size
+    assert wide.scratch >= 2 * 2 * 4096  # gate and up of both pairs
 
 
 @pytest.mark.parametrize("has", [False, True])

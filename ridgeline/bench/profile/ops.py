@@ -37,6 +37,7 @@ from ridgeline.worker.runner import Runner
 
 # Bookkeeping of some hundred bytes. An embedding that is no parameter picks the hidden states to score.
 UNPRICED = ("step_inputs", "attention_schedule", "step_advance", "embedding")
+MIXTURE_OPS = ("route", "grouped_gate_up", "grouped_down")  # they are not called after their parameters
 EFFORT = Effort(seconds=0.1, repeats=7)
 
 
@@ -136,7 +137,9 @@ def step_name(op: str, arguments: tuple, names: Mapping[int, str]) -> str:
 
     `names` maps the id of a decoder's parameter to its name.
     """
-    modules = [names[id(a)].split(".")[-2] for a in arguments if id(a) in names]
+    if op in MIXTURE_OPS:
+        return op
+    modules = [module_name(names[id(a)].rpartition(".")[0]) for a in arguments if id(a) in names]
     if op == "norm_linear":
         norm, product = modules
         gate = arguments[6] if len(arguments) > 6 else None
@@ -148,6 +151,12 @@ def step_name(op: str, arguments: tuple, names: Mapping[int, str]) -> str:
     if op == "linear" and modules == ["embed"]:
         return "unembed"
     return modules[0] if modules else {"paged_attention": "attention"}.get(op, op)
+
+
+def module_name(path: str) -> str:
+    """Return the cost model's name for the decoder's module at this path. A shared expert's keep that word."""
+    *_, above, name = f".{path}".split(".")
+    return f"{above}.{name}" if above == "shared" else name
 
 
 def _weight_names(decoder: nn.Module) -> dict[int, str]:

@@ -25,7 +25,7 @@ from ridgeline.core.model_spec import ModelSpec
 from ridgeline.engine.engine import Engine
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.precision import precision
-from ridgeline.perf.roofline import op_rate, seconds, step_ops
+from ridgeline.perf.roofline import EXPERTS, op_rate, seconds, step_ops
 from ridgeline.worker.local import LocalWorker
 
 # A step's shape → the least seconds of each of its ops, all its calls together.
@@ -118,6 +118,7 @@ def summary(report: Report, title: str) -> str:
         f"{report.wall:.3f} s for {report.steps} steps, of which the device's steps {report.headroom.elapsed:.3f} s"
         + (f": {100 * share:.0f} % of the hardware limit" if share is not None else "; the hardware limit is unknown"),
         *_table("ops (by name in the cost model)", report.ops, 24),
+        *_mixture(report.ops),
         *_table("kernels", report.kernels, 16),
         *_table(f"device idle {100 * busy / max(report.span, 1e-9):.0f} % of {report.span:.3f} s", report.idle, 8),
         "",
@@ -125,6 +126,19 @@ def summary(report: Report, title: str) -> str:
         *(f"  {t['bytes'] / 1e6:10.1f} MB  {t['count']:4} x {t['dtype']} {t['shape']}" for t in _largest(report)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _mixture(rows: list[Row]) -> list[str]:
+    """Return a line about a mixture of experts, or nothing for other models."""
+    spent = {row.name: row.seconds for row in rows}
+    if "route" not in spent:
+        return []
+    total = sum(spent.values())
+    products = sum(spent.get(name, 0.0) for name in EXPERTS)
+    return [
+        f"  routing and permutation (route) {100 * spent['route'] / total:.1f} %, experts' products "
+        f"{100 * products / total:.1f} %"
+    ]
 
 
 def _table(title: str, rows: list[Row], most: int) -> list[str]:

@@ -5,6 +5,11 @@ Legend:
     T  tokens of the step
     I  inputs of a linear map
     O  outputs of a linear map
+    M  model width
+    E  experts
+    K  experts of a token
+    P  pairs of a token and one of its experts
+    F  an expert's inner width
 """
 
 from __future__ import annotations
@@ -18,13 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.bench.profile.ops import step_name
+from ridgeline.bench.profile.ops import module_name, step_name
 from ridgeline.core.cost import StepShape
 from ridgeline.core.plan import StepPlan
 from ridgeline.engine.engine import Engine
 from ridgeline.kernels.ops import OPS
+from ridgeline.kernels.route.op import Routes
+from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.perf.explain import JOINT
+from ridgeline.quantization.experts import ExpertWeights
 from ridgeline.quantization.scheme import Weight
 from ridgeline.worker.local import LocalWorker
 
@@ -53,7 +61,7 @@ def named_ranges(engine: Engine, worker: LocalWorker) -> Iterator[list[StepShape
         ):
             _replace(undo, owner, name, _ranged(getattr(owner, name), label, cuda))
         _replace(undo, runner, "_graphs", None)
-        _replace(undo, runner, "forward", _noting(runner.forward, shapes))
+        _replace(undo, runner, "forward", _noting(runner.forward, engine, shapes))
         for index, layer in enumerate(runner.decoder.layers):
             _replace(undo, layer, "forward", _ranged(layer.forward, f"{LAYER}{index}", cuda))
         named = _OpRanges({id(parameter): name for name, parameter in runner.decoder.named_parameters()})
@@ -61,7 +69,9 @@ def named_ranges(engine: Engine, worker: LocalWorker) -> Iterator[list[StepShape
             _replace(undo, runner.decoder.ops, op, named.op(getattr(runner.decoder.ops, op), op))
         for name, module in runner.decoder.named_modules():
             if isinstance(module, Linear):
-                _replace(undo, module, "matrix", _NamedWeight(module.matrix, name.rpartition(".")[2], named))
+                _replace(undo, module, "matrix", _NamedWeight(module.matrix, module_name(name), named))
+            if isinstance(module, ExpertStack):
+                _replace(undo, module, "matrices", _NamedExperts(module.matrices, named))
         yield shapes
 
 
@@ -150,10 +160,29 @@ class _NamedWeight:
             return self.weight.norm_linear(x_TI, residual_TI, norm_weight_I, eps, bias_O, gate)
 
 
-def _noting(forward: Callable[..., Any], shapes: list[StepShape]) -> Callable[..., Any]:
+@dataclass(frozen=True)
+class _NamedExperts:
+    """One matrix of every expert, in whatever form, whose products are ranges under the names of the grouped ops."""
+
+    experts: ExpertWeights
+    ranges: _OpRanges
+
+    @property
+    def nbytes(self) -> int:
+        return self.experts.nbytes
+
+    def gate_up(self, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str) -> Tensor:
+        with self.ranges.around(lambda: "grouped_gate_up"):
+            return self.experts.gate_up(x_TM, bias_EO, routes, gate)
+
+    def down(self, h_PF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None) -> Tensor:
+        with self.ranges.around(lambda: "grouped_down"):
+            return self.experts.down(h_PF, bias_EM, routes, add_TM)
+
+
+def _noting(forward: Callable[..., Any], engine: Engine, shapes: list[StepShape]) -> Callable[..., Any]:
     def call(plan: StepPlan) -> Any:
-        rows = plan.rows
-        shapes.append(StepShape(rows.num_tokens_R, plan.kv_bound_R, int(rows.num_logits_R.sum())))
+        shapes.append(engine.shape_of(plan))
         return forward(plan)
 
     return call

@@ -16,6 +16,7 @@ from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Unavailable
 from ridgeline.serving.observed import metrics
 from ridgeline.serving.observed.breakdown import breakdowns
+from ridgeline.serving.observed.expert_figures import shown
 from ridgeline.serving.observed.histograms import BOUNDS
 from ridgeline.serving.observed.recent import KEPT
 from ridgeline.transport.messages import Stats
@@ -154,6 +155,7 @@ def _of_engine(stats: Stats, started: float, since: float) -> dict[str, Any]:
             }
             for gpu in stats.gpus
         ],
+        "experts": None if stats.experts is None else shown(stats.experts),
     }
 
 

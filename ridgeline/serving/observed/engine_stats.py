@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ridgeline.core.cost import Headroom
+from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import RowKind, StepPlan
 from ridgeline.core.request import Preemption, Request, RequestStats
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.serving.observed.histograms import BOUNDS
-from ridgeline.transport.messages import Distribution, Gpu, Stats, StepFigures
+from ridgeline.transport.messages import Distribution, ExpertFigures, Gpu, Stats, StepFigures
 
 KEPT_STEPS = 1024  # the most shapes of steps in one `Stats`
 KEPT_MARKS = 100_000  # steps to look back for the device's work while a request ran
@@ -119,7 +120,9 @@ class EngineStats:
         _, elapsed_now, limit_now = self._marks[-1]
         return Headroom(elapsed_now - elapsed, limit_now - limit)
 
-    def message(self, scheduler: Scheduler, headroom: Headroom, gpus: list[Gpu]) -> Stats:
+    def message(
+        self, scheduler: Scheduler, headroom: Headroom, gpus: list[Gpu], experts: ExpertLoad | None = None
+    ) -> Stats:
         cache = scheduler.cache
         others = {
             "prefix_cache_queries": cache.queried_tokens,
@@ -142,4 +145,14 @@ class EngineStats:
             histograms={name: histogram.message() for name, histogram in self._histograms.items()},
             recent=list(self._recent),
             gpus=gpus,
+            experts=None if experts is None else _figures(experts),
         )
+
+
+def _figures(load: ExpertLoad) -> ExpertFigures:
+    return ExpertFigures(
+        layers=list(load.layers),
+        experts=list(load.experts),
+        tokens=load.total_LE.tobytes(),
+        reached=np.count_nonzero(load.step_LE, axis=1).tolist(),
+    )

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from ridgeline.core.cost import Headroom
 from ridgeline.core.request import Preemption
+from ridgeline.serving.observed.expert_figures import load_of, metric_lines
 from ridgeline.serving.observed.histograms import BOUNDS
 from ridgeline.transport.messages import Distribution, EngineFacts, Gpu, Stats, StepFigures
 from ridgeline.version import __version__
@@ -81,12 +82,20 @@ def render(snapshot: Snapshot) -> bytes:
     """Return the metrics in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(families(snapshot)))
-    return generate_latest(registry)
+    figures = snapshot.stats.experts if snapshot.stats else None
+    lines = metric_lines(figures, dict(zip(ENGINE, snapshot.labels, strict=True))) if figures else ()
+    return generate_latest(registry) + "".join(f"{line}\n" for line in lines).encode()
 
 
 def families(snapshot: Snapshot) -> list[Metric]:
-    """Return every metric there is. One that has no value now has no samples."""
-    return [*_server(snapshot), *_engine(snapshot), *_histograms(snapshot), *_device(snapshot)]
+    """Return every metric there is but the tokens of each expert. One that has no value now has no samples."""
+    return [
+        *_server(snapshot),
+        *_engine(snapshot),
+        *_experts(snapshot),
+        *_histograms(snapshot),
+        *_device(snapshot),
+    ]
 
 
 def headroom(steps: Sequence[StepFigures]) -> float | None:
@@ -167,6 +176,25 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     yield counter("ridgeline:limit_seconds", "The least it could have.", stats.limit_seconds if stats else None)
     share = headroom(stats.recent[-NEWEST_STEPS:]) if stats else None
     yield gauge("ridgeline:headroom", f"Limit divided by time over the newest {NEWEST_STEPS} steps; 1 is best.", share)
+
+
+def _experts(snapshot: Snapshot) -> Iterable[Metric]:
+    """Yield what only a mixture of experts shows. The tokens of each expert come from `metric_lines`."""
+    if snapshot.stats is None or snapshot.stats.experts is None:
+        return
+    load = load_of(snapshot.stats.experts)
+    layers = [[*snapshot.labels, str(layer)] for layer in load.layers]
+    busiest, reached = zip(layers, load.imbalance, strict=True), zip(layers, load.reached, strict=True)
+    labels = (*ENGINE, "layer")
+    yield _gauge(
+        "ridgeline:experts_imbalance", "Tokens of a layer's busiest expert ÷ their mean; 1 is best.", labels, busiest
+    )
+    yield _gauge("ridgeline:experts_reached", "Experts of a layer that had tokens in one recent step.", labels, reached)
+    dropped = CounterMetricFamily(
+        "ridgeline:expert_dropped_tokens", "Always 0: no expert has a capacity, so none drops a token.", labels=ENGINE
+    )
+    dropped.add_metric(snapshot.labels, 0)
+    yield dropped
 
 
 def _histograms(snapshot: Snapshot) -> Iterable[Metric]:

@@ -78,7 +78,7 @@ class EngineHost:
     """An engine and the API servers it works for."""
 
     def __init__(self, assembly: Assembly, socket: EngineSocket, settings: EngineSettings) -> None:
-        self._engine, self._socket = assembly.engine, socket
+        self._engine, self._worker, self._socket = assembly.engine, assembly.worker, socket
         self._facts = facts_of(assembly, settings.served_name, settings.life)
         self._grammars = Grammars(
             assembly.folder, self._facts.vocab_size, self._facts.eos_ids, settings.grammar_timeout
@@ -251,7 +251,8 @@ class EngineHost:
                 self._forget(connection)
 
     def _message(self) -> Stats:
-        return self._stats.message(self._engine.scheduler, self._engine.headroom, self._gpus.read())
+        load = self._worker.expert_load()
+        return self._stats.message(self._engine.scheduler, self._engine.headroom, self._gpus.read(), load)
 
 
 def facts_of(assembly: Assembly, served_name: str, life: int) -> EngineFacts:

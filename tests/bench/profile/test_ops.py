@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from ridgeline.bench.machine.probes import cpu_threads
 from ridgeline.bench.profile.ops import Recorded, measure_step_ops, record_step
 from ridgeline.core.cost import StepShape
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
+from ridgeline.core.model_spec import MLPSpec, ModelSpec
 from ridgeline.perf.explain import JOINT
 from ridgeline.perf.roofline import step_ops
 from ridgeline.weights.loader import read_model_config
@@ -23,7 +25,24 @@ DECODE = StepShape([1, 1], [33, 5], 2)
 
 @pytest.fixture
 def spec(tiny_model: Callable[[str], Path]) -> Callable[[str], ModelSpec]:
-    return lambda family: read_model_config(tiny_model(family)).spec
+    def found(family: str) -> ModelSpec:
+        if family == "shared experts":
+            return with_shared_experts(found("qwen3"))
+        return read_model_config(tiny_model(family)).spec
+
+    return found
+
+
+def with_shared_experts(dense: ModelSpec) -> ModelSpec:
+    """The model with a mixture in its last layer: experts, one that all tokens share, and its gate."""
+    mixture = ExpertsSpec(
+        routing=RoutingSpec(experts=6, top_k=2),
+        intermediate_size=40,
+        shared=MLPSpec(intermediate_size=56),
+        shared_gate=True,
+    )
+    *first, last = dense.layers
+    return replace(dense, layers=(*first, replace(last, feed_forward=mixture)))
 
 
 def one(calls: list[Recorded], name: str) -> Recorded:
@@ -87,7 +106,7 @@ def test_more_tokens_take_more_time(spec: Callable[[str], ModelSpec]) -> None:
 
 
 @pytest.mark.parametrize("shape", [MIXED, DECODE], ids=["mixed", "decode"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "mistral", "mixed"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "mistral", "mixed", "qwen3_moe", "shared experts"])
 def test_ops_are_named_as_in_the_cost_model(spec: Callable[[str], ModelSpec], family: str, shape: StepShape) -> None:
     calls = record_step(spec(family), shape, CPU, "float32")
     parts = {part for call in calls for part in call.name.split(JOINT)}

@@ -97,6 +97,24 @@ def test_products_have_their_names_and_weights_their_memory_in_every_form(
         assert sum(entry["bytes"] for entry in alive) > own.runner.decoder.weight_bytes
 
 
+@pytest.mark.parametrize("quantization", ["plain", "int8"])
+def test_a_mixtures_profile_says_what_routing_takes(
+    tiny_model: Callable[[str], Path], tmp_path: Path, quantization: str
+) -> None:
+    with rig(tiny_model("qwen3_moe"), debug_checks=False, quantization=quantization) as own:
+        layers = dict(own.runner.decoder.named_modules())
+        before = layers["layers.0.feed_forward.gate_up"].matrices
+        report = profile(own.engine, own.worker, lambda: run(own), tmp_path)
+        assert not own.errors
+        assert layers["layers.0.feed_forward.gate_up"].matrices is before
+    calls = {row.name: row.calls for row in report.ops}
+    assert calls["route"] == calls["grouped_gate_up"] == calls["grouped_down"] == 2 * report.steps
+    assert not {"linear", "rms_norm", "gated_activation", "feed_forward_norm"} & set(calls)
+    spent = {row.name: row.seconds for row in report.ops}
+    share = 100 * spent["route"] / sum(spent.values())
+    assert f"routing and permutation (route) {share:.1f} %, experts' products" in summary(report, "a run")
+
+
 def test_the_sampler_sees_where_time_goes() -> None:
     def busy_one() -> None:
         end = time.perf_counter() + 0.3

@@ -232,6 +232,7 @@ def answer(at: float, **changes: Any) -> dict[str, Any]:
         "histograms": {name: [0] * (len(BOUNDS[name]) + 1) for name in (TTFT, ITL)},
         "steps": [],
         "gpus": [],
+        "experts": None,
     }
     outer = {"up": True, "healthy": True, "draining": False, "requests": []} | {
         name: changes.pop(name) for name in ("up", "healthy", "draining", "requests") if name in changes
@@ -327,6 +328,64 @@ PAINTED = """() => {
 }"""
 
 
+def experts(tokens: list[list[int]], each: int = 1) -> dict[str, Any]:
+    """Three mixtures of four experts (or groups of them) behind a layer without any."""
+    return {
+        "layers": [1, 2, 3],
+        "each": each,
+        "experts": [4 * each] * 3,
+        "tokens": tokens,
+        "imbalance": [1.0, 3.25, 2.0],
+        "reached": [4, 2, 3],
+    }
+
+
+# In the two seconds between them the first layer was balanced, of the second one expert got all, the third had nothing.
+LOADS = experts([[9, 1, 1, 1], [0, 0, 0, 0], [8, 4, 4, 0]]), experts([[10, 2, 2, 2], [0, 8, 0, 0], [8, 4, 4, 0]])
+HEAT = """() => {
+  const canvas = document.getElementById("heat");
+  const context = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
+  context.drawImage(canvas, 0, 0);
+  const [wide, high] = [canvas.width / 4, canvas.height / 3];
+  const at = (i, e) => [...context.getImageData((e + 0.5) * wide, (i + 0.5) * high, 1, 1).data].slice(0, 3);
+  return [[0, 1, 2].map(i => [0, 1, 2, 3].map(e => at(i, e))), rgb("--card"), rgb("--one")];
+}"""
+
+
+@SCHEMES
+def test_a_mixtures_experts_are_a_map_of_heat(server: Server, open_page: OpenPage, scheme: str) -> None:
+    """A cell's colour goes from the card's to the first line's, which it has at 4 times the mean of the layer."""
+    told = [answer(100.0, experts=LOADS[0]), answer(102.0, **BUSY, experts=LOADS[1])]
+    page = open_page(f"{server.url}/dashboard", scheme=scheme, answers=told)
+    wait_for(page, "history.length === 2 && heat !== null")
+    assert page.locator("#experts").is_visible()
+    cells, cold, hot = page.evaluate(HEAT)
+    times = [[1, 1, 1, 1], [0, 4, 0, 0], [2, 1, 1, 0]]  # of the third since the start
+    expected = [[[a + (b - a) * n / 4 for a, b in zip(cold, hot, strict=True)] for n in row] for row in times]
+    for row, wanted in zip(cells, expected, strict=True):
+        for cell, colour in zip(row, wanted, strict=True):
+            assert cell == pytest.approx(colour, abs=1)
+    assert page.locator("#heat").get_attribute("aria-label") == (
+        "Tokens by layer and expert. Busiest: expert 1 of layer 2, 4 times the mean. Without tokens: 4 of 12."
+    )
+    assert tile(page, "Experts") == ("3.25", "busiest ÷ mean, worst layer")
+    assert tile(page, "Reached") == ("3", "of 4 experts a layer in one step, 0 tokens dropped")
+    page.locator("#heat").scroll_into_view_if_needed()
+    box = page.locator("#heat").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.5)
+    assert page.locator("#heat-at").text_content() == "layer 2, expert 1: 4"
+    page.mouse.move(0, 0)
+    assert page.locator("#heat-at").text_content() == ""
+
+
+def test_without_experts_there_is_no_map(server: Server, open_page: OpenPage) -> None:
+    page = open_page(f"{server.url}/dashboard", answers=[answer(100.0), answer(102.0, **BUSY)])
+    wait_for(page, "history.length === 2")
+    assert not page.locator("#experts").is_visible()
+    assert page.locator("#tiles dt").filter(has_text="Experts").count() == 0
+
+
 def test_another_engine_begins_anew(server: Server, open_page: OpenPage) -> None:
     new = answer(103.0, started=1.8e9, running=1)
     page = open_page(f"{server.url}/dashboard", answers=[answer(100.0), answer(102.0, **BUSY), new])
@@ -395,7 +454,8 @@ def test_text_stands_out_from_what_is_behind_it(
     server: Server, open_page: OpenPage, scheme: str, told: dict[str, Any]
 ) -> None:
     """WCAG 2.2 AA: 4.5 for text, 3 for lines."""
-    page = open_page(f"{server.url}/dashboard", scheme=scheme, answers=[answer(100.0), answer(102.0, **BUSY, **told)])
+    last = answer(102.0, **BUSY, **told, experts=LOADS[1])
+    page = open_page(f"{server.url}/dashboard", scheme=scheme, answers=[answer(100.0, experts=LOADS[0]), last])
     wait_for(page, "history.length === 2")
     texts, drawn = page.evaluate(CONTRASTS)
     assert len(texts) > 60
@@ -417,8 +477,10 @@ def test_it_follows_the_system_when_that_turns_dark(server: Server, open_page: O
 @pytest.mark.parametrize("width", [WIDE, WIDE // 2, NARROW])
 def test_nothing_is_cut_at_any_width_or_zoom(server: Server, open_page: OpenPage, width: int) -> None:
     """Zooming to 200 % halves the width that a page has."""
-    page = open_page(f"{server.url}/dashboard", width=width, answers=[answer(100.0), answer(102.0, **BUSY)])
-    wait_for(page, "history.length === 2")
+    told = [answer(100.0, experts=LOADS[0]), answer(102.0, **BUSY, experts=experts(LOADS[1]["tokens"], each=32))]
+    page = open_page(f"{server.url}/dashboard", width=width, answers=told)
+    wait_for(page, "history.length === 2 && heat !== null")
+    assert "experts 32 to 63 of layer 2" in (page.locator("#heat").get_attribute("aria-label") or "")
     cut = page.evaluate("""() => [...document.querySelectorAll("body, header *, main *")]
         .filter(e => e.getClientRects().length && !e.closest(".scroll") && !e.closest(".u-wrap"))
         .filter(e => e.getBoundingClientRect().right > innerWidth + 1 || e.scrollWidth > e.clientWidth + 1 &&

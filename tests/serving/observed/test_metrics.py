@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,10 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from ridgeline.core.request import Preemption, SamplingParams
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation.service import GenerationRequest, Run
+from ridgeline.serving.http.operator import figures as dashboard_figures
 from ridgeline.serving.http.operator import page_of_metrics, snapshot
 from ridgeline.serving.observed import metrics
+from ridgeline.serving.observed.expert_figures import MOST_SERIES, metric_lines
 from ridgeline.serving.observed.histograms import BOUNDS
-from ridgeline.transport.messages import Gpu, Stats, StepFigures
+from ridgeline.transport.messages import ExpertFigures, Gpu, Stats, StepFigures
+from tests.api.conftest import write_tokenizer
 from tests.serving.conftest import MODEL, PATIENCE, open_api_server, start_engine, stop_engine, until_idle
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
@@ -220,7 +226,62 @@ def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
         index=0, name="H", utilization=0.5, memory_used=1 << 30, memory_total=2 << 30, power=300.0, temperature=50.0
     )
     step = StepFigures(at=1.0, seconds=0.002, limit=0.001, decode_rows=1, prefill_rows=0, tokens=1)
-    return snapshot(api, Stats(**{**fields, "gpus": [gpu], "recent": [step] * 3}))
+    return snapshot(api, Stats(**{**fields, "gpus": [gpu], "recent": [step] * 3, "experts": told([[3, 1], [2, 2]])}))
+
+
+def told(tokens: list[list[int]], reached: int = 1) -> ExpertFigures:
+    rows = np.array(tokens, np.int64)
+    layers, experts = rows.shape
+    return ExpertFigures(
+        layers=[2 * layer + 1 for layer in range(layers)],
+        experts=[experts] * layers,
+        tokens=rows.tobytes(),
+        reached=[reached] * layers,
+    )
+
+
+def test_of_a_mixture_every_layer_and_expert_is_told(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """3 requests of 20 prompt tokens and 5 output tokens each: 24 tokens run, each with 2 of 8 experts in 2 layers."""
+    folder = tmp_path / "mixture"
+    shutil.copytree(tiny_model("qwen3_moe"), folder)
+    write_tokenizer(folder)
+
+    async def main() -> tuple[str, dict[str, Any]]:
+        process = start_engine(tmp_path / "engine", model=str(folder))
+        try:
+            async with open_api_server(tmp_path / "engine") as api:
+                await asyncio.gather(*(run(api, [n + 5] * 20, max_tokens=5) for n in range(3)))
+                assert await until_idle(api, PATIENCE)
+                return (await page_of_metrics(api)).decode(), await dashboard_figures(api, 0.0, 0.0)
+        finally:
+            stop_engine(process)
+
+    text, shown = asyncio.run(main())
+    page, load = parsed(text), shown["figures"]["experts"]
+    samples = page["ridgeline:expert_tokens"].samples
+    assert [(s.labels["layer"], s.labels["expert"]) for s in samples] == [
+        (str(i), str(e)) for i in (0, 1) for e in range(8)
+    ]
+    counts = np.array([s.value for s in samples]).reshape(2, 8)
+    assert counts.sum(1).tolist() == [2 * 3 * 24] * 2
+    assert load["tokens"] == counts.tolist()
+    for layer, row in enumerate(counts):
+        imbalance = value(page, "ridgeline:experts_imbalance", layer=str(layer))
+        assert imbalance == load["imbalance"][layer] == pytest.approx(row.max() / row.mean())
+        assert 2 <= value(page, "ridgeline:experts_reached", layer=str(layer)) <= 8
+    assert value(page, "ridgeline:expert_dropped_tokens", "ridgeline:expert_dropped_tokens_total") == 0
+
+
+def test_neighbours_are_one_series_where_there_are_too_many() -> None:
+    random = np.random.default_rng(0)
+    tokens = random.integers(1000, size=(100, 1000)).tolist()
+    lines = list(metric_lines(told(tokens), {"model_name": 'a "b"\\', "engine": "0"}))
+    [family] = text_string_to_metric_families("\n".join(lines) + "\n")
+    assert len(family.samples) == 100 * 250 <= MOST_SERIES
+    [found] = [s for s in family.samples if s.labels["layer"] == "7" and s.labels["expert"] == "8-11"]
+    assert found.value == sum(tokens[3][8:12])
+    assert found.labels["model_name"] == 'a "b"\\'
+    assert sum(s.value for s in family.samples) == sum(map(sum, tokens))
 
 
 def test_names_types_and_labels_are_those_of_the_golden_file(socket: Path) -> None:
@@ -231,6 +292,7 @@ def test_names_types_and_labels_are_those_of_the_golden_file(socket: Path) -> No
             return real, metrics.render(complete(api, await figures(api))).decode()
 
     real, full = asyncio.run(main())
+    assert "expert" not in real, "the embedded model has none"
     assert shape(parsed(full)) == GOLDEN.read_text(), "names that others read have changed"
     golden = dict(line.split(" ", 1) for line in GOLDEN.read_text().splitlines())
     assert [name for name in re.findall(r"^# TYPE (\S+)", real, re.M) if name not in golden] == []

@@ -213,6 +213,80 @@ function makeCharts() {
   };
 }
 
+// ---- experts ---------------------------------------------------------------------------------------------------------
+
+const HOT = 4; // times the mean of a layer, from which on a cell has the full colour
+const CELL = 14; // the most pixels of a row
+let heat = null; // {layers, ratios: a row for each layer, each: experts of a cell}
+
+// Tokens of each cell since `before`, or since the start where nobody ran in between, divided by the mean of the layer.
+function ratios(now, before) {
+  return now.tokens.map((row, i) => {
+    const since = row.map((count, e) => count - (before?.tokens[i]?.[e] ?? 0));
+    const counts = since.some((count) => count > 0) ? since : row;
+    const cells = Math.ceil(now.experts[i] / now.each);
+    const mean = counts.reduce((a, b) => a + b, 0) / cells;
+    return counts.slice(0, cells).map((count) => (mean > 0 ? count / mean : 0));
+  });
+}
+
+function expertName(e) {
+  return heat.each === 1 ? `expert ${e}` : `experts ${e * heat.each} to ${(e + 1) * heat.each - 1}`;
+}
+
+function showExperts(now, before) {
+  $("experts").hidden = !now;
+  if (!now) return;
+  heat = { layers: now.layers, each: now.each, ratios: ratios(now, before) };
+  paintHeat();
+  const cells = heat.ratios.flatMap((row, i) => row.map((ratio, e) => [ratio, i, e]));
+  const [most, i, e] = cells.reduce((a, b) => (b[0] > a[0] ? b : a));
+  const idle = cells.filter(([ratio]) => ratio === 0).length;
+  const busiest = most > 0 ? `${expertName(e)} of layer ${heat.layers[i]}, ${say(most)} times the mean` : "none yet";
+  $("heat").setAttribute("aria-label", `Tokens by layer and expert. Busiest: ${busiest}. Without tokens: ${say(idle)} of ${say(cells.length)}.`);
+  tile("Experts", say(Math.max(...now.imbalance)), "busiest ÷ mean, worst layer");
+  const reached = now.reached.reduce((a, b) => a + b, 0) / now.reached.length;
+  tile("Reached", say(reached), `of ${say(Math.max(...now.experts))} experts a layer in one step, 0 tokens dropped`);
+}
+
+const rgb = (name) => [1, 3, 5].map((i) => parseInt(color(name).slice(i, i + 2), 16));
+
+// From the card's own colour to the first line's.
+function shade(ratio, from, to) {
+  const part = Math.min(ratio / HOT, 1);
+  return `rgb(${from.map((low, i) => Math.round(low + (to[i] - low) * part)).join(" ")})`;
+}
+
+function paintHeat() {
+  if (!heat) return;
+  const canvas = $("heat");
+  const columns = Math.max(...heat.ratios.map((row) => row.length));
+  const wide = Math.max(1, Math.floor((canvas.clientWidth * devicePixelRatio) / columns));
+  const high = Math.max(2, Math.min(CELL, Math.floor(420 / heat.ratios.length)));
+  [canvas.width, canvas.height] = [columns * wide, heat.ratios.length * high];
+  canvas.style.height = `${canvas.height}px`;
+  const [context, from, to] = [canvas.getContext("2d"), rgb("--card"), rgb("--one")];
+  heat.ratios.forEach((row, i) => {
+    row.forEach((ratio, e) => {
+      context.fillStyle = shade(ratio, from, to);
+      context.fillRect(e * wide, i * high, wide, high);
+    });
+  });
+  const key = $("heat-key").getContext("2d");
+  for (let x = 0; x < 120; x++) {
+    key.fillStyle = shade((HOT * x) / 119, from, to);
+    key.fillRect(x, 0, 1, 12);
+  }
+}
+
+function pointAt(event) {
+  const box = $("heat").getBoundingClientRect();
+  const i = Math.floor(((event.clientY - box.top) / box.height) * heat.ratios.length);
+  const e = Math.floor(((event.clientX - box.left) / box.width) * Math.max(...heat.ratios.map((row) => row.length)));
+  const ratio = heat.ratios[i]?.[e];
+  $("heat-at").textContent = ratio === undefined ? "" : `layer ${heat.layers[i]}, ${expertName(e)}: ${say(ratio)}`;
+}
+
 // ---- tiles and table -------------------------------------------------------------------------------------------------
 
 function tile(name, value, more = "") {
@@ -300,6 +374,7 @@ function take(now, answer) {
   steps = [...steps, ...now.steps].slice(-4096);
   addToCharts(now);
   showTiles(now, answer);
+  showExperts(now.experts, earlier(now, WINDOW).experts);
   for (const chart of Object.values(charts)) chart.draw(now.at);
 }
 
@@ -383,7 +458,11 @@ async function ask() {
 document.addEventListener("visibilitychange", ask);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const chart of Object.values(charts)) chart.plot.redraw();
+  paintHeat();
 });
+$("heat").addEventListener("pointermove", pointAt);
+$("heat").addEventListener("pointerleave", () => ($("heat-at").textContent = ""));
+new ResizeObserver(paintHeat).observe($("experts"));
 makeCharts();
 ask();
 setInterval(ask, PERIOD);

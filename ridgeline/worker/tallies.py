@@ -1,0 +1,57 @@
+"""The tallies of all mixtures of a network, and how the host gets them without waiting for the device.
+
+Once a second the tallies are copied to page-locked memory in front of a step and behind it. Both copies lie in the
+step's stream, so they have arrived when the step's result has. Their difference is what the experts got in that step.
+
+Legend:
+    L  mixtures
+    E  experts
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ridgeline.core.expert_load import ExpertLoad
+from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.experts import Experts
+from ridgeline.perf.experts import reach
+from ridgeline.worker.upload import Download
+
+
+class Tallies:
+    """The tallies of a network's mixtures, by layer."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        parts = {index: layer.feed_forward for index, layer in enumerate(decoder.layers)}
+        mixtures = {index: part for index, part in parts.items() if isinstance(part, Experts)}
+        self.layers = tuple(mixtures)
+        self.specs = [mixture.spec for mixture in mixtures.values()]
+        self._tallies = [mixture.tally_E for mixture in mixtures.values()]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def copy(self) -> Download:
+        """Return a copy of the tallies that is on its way to the host."""
+        on_gpu = self._tallies[0].is_cuda
+        return Download(self._tallies if on_gpu else [tally_E.clone() for tally_E in self._tallies])
+
+    def reset(self) -> None:
+        """Forget what was counted."""
+        for tally_E in self._tallies:
+            tally_E.zero_()
+
+    def load(self, before: Download, after: Download) -> ExpertLoad:
+        """Return the load from copies in front of a step and behind it. Both must have arrived."""
+        total_LE, step_LE = self._matrix(after), self._matrix(after) - self._matrix(before)
+        tokens, share = reach(self.specs, step_LE)
+        experts = tuple(spec.routing.experts for spec in self.specs)
+        return ExpertLoad(self.layers, experts, total_LE, step_LE, tokens, share)
+
+    def _matrix(self, copy: Download) -> np.ndarray:
+        rows = copy.arrays()
+        tokens_LE = np.zeros((len(rows), max(map(len, rows), default=0)), np.int64)
+        for into_E, row_E in zip(tokens_LE, rows, strict=True):
+            into_E[: len(row_E)] = row_E
+        return tokens_LE
