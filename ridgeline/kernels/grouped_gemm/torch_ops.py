@@ -10,7 +10,8 @@ Legend: see op.py
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from ridgeline.kernels.activation.torch_ops import gated_activation
 from ridgeline.kernels.route.op import Routes
 
+Span = tuple[int, int, int]  # (expert, its first pair, the one behind its last)
 Linear = Callable[[int, Tensor, Tensor | None], Tensor]  # (expert, rows, bias) → the expert's linear map of the rows
 
 
@@ -37,22 +39,22 @@ def grouped_down(
 def gate_up(linear: Linear, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str) -> Tensor:
     """Compute the op `grouped_gate_up` with any experts' linear maps. Rows of pairs that nobody computes are left out,
     so the result may be shorter."""
-    counts = _counts(routes)
-    x_CM = x_TM.index_select(0, routes.token_P[: sum(counts)])
-    return gated_activation(_each(linear, x_CM, bias_EO, counts), gate) if len(x_CM) else x_CM
+    computed, spans = _spans(routes)
+    x_CM = x_TM.index_select(0, routes.token_P[:computed])
+    return gated_activation(_each(linear, x_CM, bias_EO, spans), gate) if computed else x_CM
 
 
 def down(
     linear: Linear, outputs: int, h_PF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None
 ) -> Tensor:
     """Compute the op `grouped_down` with any experts' linear maps to `outputs`."""
-    counts = _counts(routes)
-    computed, (tokens, used) = sum(counts), routes.expert_TK.shape
-    y_CM = _each(linear, h_PF[:computed], bias_EM, counts) if computed else h_PF.new_zeros(0, outputs)
+    computed, spans = _spans(routes)
+    tokens, used = routes.expert_TK.shape
+    y_CM = _each(linear, h_PF, bias_EM, spans) if computed else h_PF.new_zeros(0, outputs)
     weight_TK = routes.weight_TK
     if computed < tokens * used:  # some tokens go nowhere
         y_CM = torch.cat([y_CM, y_CM.new_zeros(tokens * used - computed, outputs)])
-        weight_TK = weight_TK.masked_fill(routes.expert_TK >= len(counts), 0)
+        weight_TK = weight_TK.masked_fill(routes.expert_TK == len(routes.start_E1) - 1, 0)
     y_TKM = y_CM.index_select(0, routes.place_TK.flatten()).view(tokens, used, outputs)
     # In the order of a token's choice, so that the sum does not depend on the tokens beside it
     y_TM = (weight_TK[:, :, None] * y_TKM).sum(1)
@@ -60,20 +62,17 @@ def down(
 
 
 def _linear(weight_EOI: Tensor) -> Linear:
-    # One view of every expert, whose gradient is made in one piece
-    weights = weight_EOI.unbind()
+    weights = weight_EOI.unbind()  # the gradient of all views is made in one piece
     return lambda expert, rows_NI, bias_O: F.linear(rows_NI, weights[expert], bias_O)
 
 
-def _each(linear: Linear, x_CI: Tensor, bias_EO: Tensor | None, counts: list[int]) -> Tensor:
+def _each(linear: Linear, x_CI: Tensor, bias_EO: Tensor | None, spans: Sequence[Span]) -> Tensor:
     """Return each pair's linear map, by the expert that it belongs to: [C, O]."""
-    parts = []
-    for expert, rows_NI in enumerate(x_CI.split(counts)):
-        if len(rows_NI):
-            parts.append(linear(expert, rows_NI, None if bias_EO is None else bias_EO[expert]))
-    return torch.cat(parts)
+    parts = [linear(e, x_CI[first:end], None if bias_EO is None else bias_EO[e]) for e, first, end in spans]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _counts(routes: Routes) -> list[int]:
+def _spans(routes: Routes) -> tuple[int, list[Span]]:
+    """Return (the number of pairs that are computed, the spans of the experts that have some)."""
     start = routes.start_E1.tolist()
-    return [end - first for first, end in zip(start, start[1:], strict=False)]
+    return start[-1], [(expert, *span) for expert, span in enumerate(pairwise(start)) if span[0] < span[1]]
