@@ -45,6 +45,9 @@ class Balance:
     rate: float = 0.002
 
 
+NO_BALANCE = Balance()
+
+
 class Balancer:
     """The balancing of one decoder while it is trained. It takes the place of the decoder's op `route`, so that it sees
     all scores and choices. Raise InvalidConfig if corrections are to be moved that the model does not have.
@@ -82,7 +85,7 @@ class Balancer:
                 error_LE = count_LE.mean(1, keepdim=True, dtype=torch.float32) - count_LE
                 for layer, error_E in zip(self.layers, error_LE, strict=True):
                     assert layer.correction is not None
-                    layer.correction += self.balance.rate * error_E.sign()
+                    layer.correction.add_(error_E.sign(), alpha=self.balance.rate)
         self._losses, self._counts = [], []
 
     def read(self) -> Tensor:

@@ -81,5 +81,7 @@ def training_flops_per_token(spec: ModelSpec, length: int) -> float:
 def active_parameters(spec: ModelSpec) -> int:
     """Return the parameters of products that one token computes with: those of its experts alone, where a layer has
     more."""
-    used = sum(p.used * p.inputs * p.outputs for l in spec.layers for p in l.products(spec.hidden_size).values())
+    used = sum(
+        p.used * p.inputs * p.outputs for layer in spec.layers for p in layer.products(spec.hidden_size).values()
+    )
     return used + spec.vocab_size * spec.hidden_size

@@ -44,7 +44,8 @@ def prepare(
 ) -> Prepared:
     """Build the corpus, learn the tokenizer and write `folder`/tokens.bin. Equal machines and seeds give equal bytes.
 
-    `tokenizer` is a model folder whose tokenizer is taken, instead of learning one. `max_train_bytes` and `max_held_out_bytes` keep about this much of each part, for a trial run.
+    tokenizer: the folder of a model whose tokenizer is taken instead of a new one.
+    max_train_bytes, max_held_out_bytes: keep about this much of each part, for a trial run.
     """
     packages = [standard_library(), *installed_packages()]
     corpus = build_corpus(packages, config)

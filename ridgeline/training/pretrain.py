@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
-from ridgeline.training.balance import Balance, Balancer, load_figures
+from ridgeline.training.balance import NO_BALANCE, Balance, Balancer, load_figures
 from ridgeline.training.checkpoint import State, load_checkpoint, save_checkpoint
 from ridgeline.training.data import PackedTokens
 from ridgeline.training.objective import NextTokenLoss, training_flops_per_token
@@ -34,9 +34,12 @@ PEAK_BF16 = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "L40S": 362e12,
 class TrainConfig:
     """The settings of a run. Exactly one of `steps` and `seconds` ends it, and seconds include compilation.
 
-    `lr` is the peak learning rate, `warmup` the share of the run during which it rises, and `clip` the largest gradient
-    norm. `balance` says how experts are kept equally busy, if there are any. `loss_chunk` is the number of tokens whose logits exist at once. `log_every` and `checkpoint_every` are in
-    steps (0: no checkpoints but the last).
+    lr: the peak learning rate.
+    warmup: the share of the run during which it rises.
+    clip: the largest gradient norm.
+    loss_chunk: the number of tokens whose logits exist at once.
+    balance: how experts are kept equally busy, if there are any.
+    log_every, checkpoint_every: in steps (0: no checkpoints but the last).
     """
 
     lr: float
@@ -49,7 +52,7 @@ class TrainConfig:
     loss_chunk: int = 32768
     bf16: bool = True
     compile: bool = False
-    balance: Balance = Balance()
+    balance: Balance = NO_BALANCE
     log_every: int = 10
     checkpoint_every: int = 0
 

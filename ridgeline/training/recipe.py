@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.models import model_config
-from ridgeline.training.balance import Balance, experts_of, load_figures
+from ridgeline.training.balance import NO_BALANCE, Balance, experts_of, load_figures
 from ridgeline.training.card import PLOT, model_card, plot_loss
 from ridgeline.training.corpus import CorpusConfig
 from ridgeline.training.data import PackedTokens
@@ -46,7 +46,7 @@ class ModelRecipe:
     config: Mapping[str, Any]
     lr: float
     share: float
-    balance: Balance = Balance()
+    balance: Balance = NO_BALANCE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +67,13 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeConfig:
-    """The settings of a run of the recipe.
+    """The settings of a run of a recipe.
 
-    `recipe` says what is made. `out` gets <model>.tar, <model>.jsonl and report.json; `work` gets everything in between, checkpoints too.
-    `time_budget` is in seconds for the whole run; `steps` for each model replaces it. `batch_tokens` is the tokens per
-    step. `command` and `commit` go into the card.
+    out: gets <model>.tar, <model>.jsonl and report.json.
+    work: gets everything in between, checkpoints too.
+    time_budget: seconds for the whole run. `steps` for each model replaces it.
+    batch_tokens: tokens per step.
+    command, commit: go into the card.
     """
 
     recipe: Recipe
