@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -26,6 +26,10 @@ def train() -> None:
 @app.command()
 def pretrain(
     out: Annotated[Path, typer.Option(help="Folder for the finished models, their logs and report.json.")],
+    recipe: Annotated[
+        Literal["embedded", "mixture"],
+        typer.Option(help="embedded: the embedded model and its draft. mixture: three mixtures of experts."),
+    ] = "embedded",
     work: Annotated[
         Path | None, typer.Option(help="Folder for tokens and checkpoints; a run goes on from what lies there.")
     ] = None,
@@ -41,12 +45,14 @@ def pretrain(
     max_held_out_mb: Annotated[float | None, typer.Option(help="Evaluate about this much per held-out set.")] = None,
     commit: Annotated[str | None, typer.Option(help="Recorded in the card; default: what git says.")] = None,
 ) -> None:
-    """Train the embedded model and its draft from the Python source on this machine."""
+    """Train the models that ship with Ridgeline from the Python source on this machine."""
     if (time_budget is None) == (steps is None):
         raise InvalidConfig("give either --time-budget or --steps.")
-    embedded = _recipe()
+    modules = _recipes()
     where = _device(device)
-    config = embedded.RecipeConfig(
+    named = "" if recipe == "embedded" else f" --recipe {recipe}"
+    config = modules["recipe"].RecipeConfig(
+        recipe=modules["embedded"].EMBEDDED if recipe == "embedded" else modules["mixture"].MIXTURE,
         out=out,
         work=work or out / "work",
         device=where,
@@ -57,19 +63,21 @@ def pretrain(
         seed=seed,
         max_train_bytes=_bytes(max_train_mb),
         max_held_out_bytes=_bytes(max_held_out_mb),
-        command="ridgeline train pretrain" + (f" --steps {steps}" if steps else f" --time-budget {time_budget:g}"),
+        command=f"ridgeline train pretrain{named}"
+        + (f" --steps {steps}" if steps else f" --time-budget {time_budget:g}"),
         commit=commit,
     )
-    embedded.run(config, Console())
+    modules["mixture" if recipe == "mixture" else "recipe"].run(config, Console())
 
 
-def _recipe() -> ModuleType:
-    """Return the recipe's module, imported when it is needed: torch takes seconds, and matplotlib is an extra.
+def _recipes() -> dict[str, ModuleType]:
+    """Return the recipes' modules, imported when they are needed: torch takes seconds, and matplotlib is an extra.
 
     Raise InvalidConfig if that extra is not installed.
     """
     try:
-        return importlib.import_module("ridgeline.training.embedded")
+        names = ("recipe", "embedded", "mixture")
+        return {name: importlib.import_module(f"ridgeline.training.{name}") for name in names}
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise

@@ -18,10 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from ridgeline.kernels.grouped_gemm.torch_ops import combined, touched
+from ridgeline.kernels.grouped_gemm.torch_ops import down, gate_up
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.route.op import Routes
 from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
@@ -60,30 +59,21 @@ class StackedWeights:
 class ListedWeights:
     """One `Weight` for each expert, of any scheme. It reads the counts back to the host, so it is for CPUs."""
 
-    ops: Ops
     weights: list[Weight]
+    outputs: int
 
     @property
     def nbytes(self) -> int:
         return sum(weight.nbytes for weight in self.weights)
 
     def gate_up(self, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str) -> Tensor:
-        parts = []
-        for expert, (first, end) in touched(routes):
-            bias_O = None if bias_EO is None else bias_EO[expert]
-            y = self.weights[expert].linear(x_TM[routes.token_P[first:end].long()], bias_O)
-            parts.append(self.ops.gated_activation(y, gate))
-        return torch.cat(parts) if parts else x_TM[:0]
+        return gate_up(self._linear, x_TM, bias_EO, routes, gate)
 
     def down(self, h_PF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None) -> Tensor:
-        parts = []
-        for expert, (first, end) in touched(routes):
-            parts.append(self.weights[expert].linear(h_PF[first:end], None if bias_EM is None else bias_EM[expert]))
-        if not parts:
-            raise AssertionError("a step without a live token has no experts")
-        y_PM = torch.cat(parts)
-        rest = torch.zeros(len(routes.token_P) - len(y_PM), y_PM.shape[1], dtype=y_PM.dtype)
-        return combined(torch.cat([y_PM, rest]), routes, add_TM, len(self.weights))
+        return down(self._linear, self.outputs, h_PF, bias_EM, routes, add_TM)
+
+    def _linear(self, expert: int, rows_NI: Tensor, bias_O: Tensor | None) -> Tensor:
+        return self.weights[expert].linear(rows_NI, bias_O)
 
 
 def prepare_experts(loaded: StackedWeights, scheme: Scheme) -> ExpertWeights:
@@ -92,4 +82,4 @@ def prepare_experts(loaded: StackedWeights, scheme: Scheme) -> ExpertWeights:
     prepared = [scheme.prepare(matrix) for matrix in matrices]
     if all(new is old for new, old in zip(prepared, matrices, strict=True)):
         return loaded
-    return ListedWeights(loaded.ops, prepared)
+    return ListedWeights(prepared, loaded.weight_EOI.shape[1])

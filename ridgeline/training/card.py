@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +48,27 @@ def plot_loss(log: Path, target: Path, title: str) -> None:
 def model_card(report: Mapping[str, Any], sources: list[Source]) -> str:
     """Return Markdown with Hugging Face's front matter. `report` is what `embedded.run` returns for one model."""
     return "\n\n".join(
-        (_FRONT_MATTER, _introduction(report), _scores(report), _training(report), _data(report, sources), _LIMITS)
+        part
+        for part in (
+            _FRONT_MATTER.format(family=report["config"]["model_type"]),
+            _introduction(report),
+            _scores(report),
+            _experts(report),
+            _training(report),
+            _data(report, sources),
+            _LIMITS,
+        )
+        if part
     )
 
+
+_FAMILIES = {"llama": "Llama", "qwen3_moe": "Qwen3-MoE", "glm4_moe": "GLM-4.5-MoE"}
+_BALANCING = {
+    "none": "Nothing balanced the experts.",
+    "loss": "An auxiliary loss of weight {weight} a layer balanced the experts (Fedus et al., arXiv 2101.03961).",
+    "correction": "A correction of the scores for the choice, which moves by {rate} a step, balanced the experts (Wang "
+    "et al., arXiv 2408.15664).",
+}
 
 _FRONT_MATTER = """\
 ---
@@ -59,7 +78,7 @@ language:
 library_name: ridgeline
 pipeline_tag: text-generation
 tags:
-- llama
+- {family}
 - python
 ---"""
 
@@ -72,10 +91,16 @@ instructions, knows no facts and its code should not be run unread. It can repea
 
 def _introduction(report: Mapping[str, Any]) -> str:
     config = report["config"]
+    inner, active = f"feed-forward {config['intermediate_size']}", ""
+    if "experts" in report:
+        count = len(report["experts"]["share"][0])
+        used = config["num_experts_per_tok"]
+        inner = f"{count} experts of {config['moe_intermediate_size']}, of which a token runs {used}"
+        active = f" ({report['active_parameters']:,} of them active for a token)"
     return (
         f"# {report['name']}\n\n{report['purpose']}\n\n"
-        f"{report['parameters']:,} parameters, Llama architecture, bfloat16: {config['num_hidden_layers']} layers of "
-        f"width {config['hidden_size']} (feed-forward {config['intermediate_size']}), "
+        f"{report['parameters']:,} parameters{active}, {_FAMILIES[config['model_type']]} architecture, bfloat16: "
+        f"{config['num_hidden_layers']} layers of width {config['hidden_size']} ({inner}), "
         f"{config['num_attention_heads']} query and {config['num_key_value_heads']} key/value heads of "
         f"{config['head_dim']}, tied embeddings, context {config['max_position_embeddings']} tokens. "
         f"Byte-level BPE with {config['vocab_size']} tokens; `<|endoftext|>` begins every text and ends it."
@@ -100,6 +125,26 @@ def _scores(report: Mapping[str, Any]) -> str:
         "UTF-8 bytes of the text. `xz -9e` compresses the same files as one stream."
     )
     return "\n\n".join(lines)
+
+
+def _experts(report: Mapping[str, Any]) -> str:
+    """Return how tokens are spread over experts, or nothing for a dense model."""
+    if "experts" not in report:
+        return ""
+    figures, balance = report["experts"], report["balance"]
+    rows = "\n".join(
+        f"| {layer} | " + " | ".join(f"{share * len(shares):.2f}" for share in shares) + " |"
+        for layer, shares in enumerate(figures["share"])
+    )
+    count = len(figures["share"][0])
+    head = "| layer | " + " | ".join(map(str, range(count))) + " |\n|--:|" + "--:|" * count
+    return (
+        f"## Experts\n\n{_BALANCING[balance['method']].format(**balance)} On the held-out text the entropy of "
+        f"their loads is **{figures['load_entropy']:.3f}** bits of {math.log2(count):.3f} (mean over layers), the "
+        f"busiest has {figures['max_over_mean']:.2f} times the mean load (mean over layers), and {figures['starved']} "
+        f"of {count * len(figures['share'])} have less than a tenth of it. Load of each expert over the mean:\n\n"
+        f"{head}\n{rows}"
+    )
 
 
 def _training(report: Mapping[str, Any]) -> str:

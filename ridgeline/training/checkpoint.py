@@ -46,6 +46,8 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
+            if not parameter.requires_grad:
+                continue
             keys = ("step", "exp_avg", "exp_avg_sq")
             optimizer.state[parameter] = {key: slots[f"{name}/{key}"].to(parameter.device) for key in keys}
     return json.loads((folder / "state.json").read_text())

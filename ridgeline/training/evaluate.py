@@ -89,7 +89,10 @@ def _nats(decoder: Decoder, batch: Sequence[ScoredWindow], device: torch.device)
         inputs_BS[row, : len(w.inputs)] = torch.from_numpy(w.inputs)
         targets_BS[row, w.first : len(w.targets)] = torch.from_numpy(w.targets[w.first :])
     positions_N = torch.arange(length, device=device).repeat(len(batch))
-    hidden_NM = decoder(inputs_BS.flatten().to(device), positions_N, DenseCausal(len(batch)))
+    state = DenseCausal(len(batch))
+    ends_B = torch.tensor([len(w.inputs) for w in batch], device=device)
+    state.live_T = positions_N < ends_B.repeat_interleave(length)  # so that experts do not count padding
+    hidden_NM = decoder(inputs_BS.flatten().to(device), positions_N, state)
     targets_N = targets_BS.flatten().to(device)
     return float(_cross_entropy(decoder.logits(hidden_NM), targets_N))
 

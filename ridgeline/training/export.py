@@ -15,17 +15,20 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.models import model_config
 from ridgeline.training.objective import training_decoder
 from ridgeline.training.tokenizer import save_tokenizer
-from ridgeline.weights.loader import export_checkpoint, load_weights, read_model_config
+from ridgeline.weights.loader import checkpoint_views, export_checkpoint, load_weights, read_model_config
 
 # Without these a small model repeats itself: a mild penalty and some temperature keep it going.
 SAMPLING = {"do_sample": True, "temperature": 0.4, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
 def write_model(folder: Path, decoder: Decoder, config: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-    """Write config.json, generation_config.json, the tokenizer's files and the weights in bfloat16."""
+    """Write config.json, generation_config.json, the tokenizer's files and the weights in bfloat16, but for those that
+    a bfloat16 model holds in float32 (a router's correction)."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = export_checkpoint(decoder, model_config(config).weights)
-    bf16 = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    model = model_config(config)
+    dtypes = checkpoint_views(training_decoder(model.spec, torch.bfloat16, torch.device("meta")), model.weights)
+    tensors = export_checkpoint(decoder, model.weights)
+    bf16 = {name: tensor.to("cpu", dtypes[name].dtype).contiguous() for name, tensor in tensors.items()}
     save_file(bf16, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # safetensors makes the file private
     generation = {key: config[key] for key in ("bos_token_id", "eos_token_id")} | SAMPLING

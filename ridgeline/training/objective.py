@@ -24,7 +24,7 @@ from ridgeline.layers.dense import DenseCausal
 
 # Plain torch throughout, because our fast kernels are made for inference and have no backward pass.
 _TRAINING_OPS = dict.fromkeys(OPS, "reference") | dict.fromkeys(
-    ("linear", "norm_linear", "embedding", "activation", "gated_activation"), "torch"
+    ("linear", "norm_linear", "embedding", "activation", "gated_activation", "grouped_gate_up", "grouped_down"), "torch"
 )
 
 
@@ -76,3 +76,12 @@ def training_flops_per_token(spec: ModelSpec, length: int) -> float:
         per_token += 2 * sum(p.used * p.inputs * p.outputs for p in layer.products(spec.hidden_size).values())
         per_token += 4 * layer.attention.q_size * min(length, layer.attention.window or length) / 2
     return 3 * per_token
+
+
+def active_parameters(spec: ModelSpec) -> int:
+    """Return the parameters of products that one token computes with: those of its experts alone, where a layer has
+    more."""
+    used = sum(
+        p.used * p.inputs * p.outputs for layer in spec.layers for p in layer.products(spec.hidden_size).values()
+    )
+    return used + spec.vocab_size * spec.hidden_size

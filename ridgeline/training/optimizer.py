@@ -14,11 +14,11 @@ _RESIDUAL_OUTPUTS = ("mixer.out.weight", "feed_forward.down.weight")
 @torch.no_grad()
 def initialize(decoder: nn.Module, num_layers: int, seed: int) -> None:
     """Fill the weights with normal numbers, those that feed the residual stream narrower by sqrt(2 · layers) (GPT-2);
-    set norms to 1 and biases to 0."""
+    set norms to 1, biases and corrections to 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in decoder.named_parameters():
         if parameter.ndim == 1:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            parameter.fill_(0.0 if name.endswith(("bias", "correction")) else 1.0)
             continue
         std = INIT_STD / math.sqrt(2 * num_layers) if name.endswith(_RESIDUAL_OUTPUTS) else INIT_STD
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
@@ -28,8 +28,8 @@ def adamw(
     decoder: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float], device: torch.device
 ) -> torch.optim.AdamW:
     """Return AdamW with weight decay on matrices alone, not on norms, biases and embeddings (Loshchilov and Hutter,
-    arXiv 1711.05101)."""
-    named = list(decoder.named_parameters())
+    arXiv 1711.05101). Experts' stacked matrices count as matrices."""
+    named = [(name, p) for name, p in decoder.named_parameters() if p.requires_grad]
     decayed = [p for name, p in named if p.ndim >= 2 and "embed" not in name]
     plain = [p for name, p in named if p.ndim < 2 or "embed" in name]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]

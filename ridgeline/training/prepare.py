@@ -38,12 +38,14 @@ def prepare(
     *,
     vocab_size: int,
     seed: int,
+    tokenizer: Path | None = None,
     max_train_bytes: int | None = None,
     max_held_out_bytes: int | None = None,
 ) -> Prepared:
     """Build the corpus, learn the tokenizer and write `folder`/tokens.bin. Equal machines and seeds give equal bytes.
 
-    `max_train_bytes` and `max_held_out_bytes` keep about this much of each part, for a trial run.
+    tokenizer: the folder of a model whose tokenizer is taken instead of a new one.
+    max_train_bytes, max_held_out_bytes: keep about this much of each part, for a trial run.
     """
     packages = [standard_library(), *installed_packages()]
     corpus = build_corpus(packages, config)
@@ -51,11 +53,14 @@ def prepare(
     corpus.train = _first(corpus.train, max_train_bytes)
     corpus.held_out = {name: _first(part, max_held_out_bytes) for name, part in corpus.held_out.items()}
     texts = [document.text for document in corpus.train]
-    tokenizer = train_tokenizer(texts, vocab_size, sample_bytes=TOKENIZER_SAMPLE_BYTES, seed=seed)
+    if tokenizer is None:
+        made = train_tokenizer(texts, vocab_size, sample_bytes=TOKENIZER_SAMPLE_BYTES, seed=seed)
+    else:
+        made = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     folder.mkdir(parents=True, exist_ok=True)
-    write_tokens(folder / "tokens.bin", encode_documents(tokenizer, texts), SEPARATOR_ID)
+    write_tokens(folder / "tokens.bin", encode_documents(made, texts), SEPARATOR_ID)
     return Prepared(
-        tokenizer=tokenizer,
+        tokenizer=made,
         tokens=folder / "tokens.bin",
         held_out={name: [document.text for document in part] for name, part in corpus.held_out.items() if part},
         sources=_sources(packages, corpus),

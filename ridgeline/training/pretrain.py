@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
+from ridgeline.training.balance import NO_BALANCE, Balance, Balancer, load_figures
 from ridgeline.training.checkpoint import State, load_checkpoint, save_checkpoint
 from ridgeline.training.data import PackedTokens
 from ridgeline.training.objective import NextTokenLoss, training_flops_per_token
@@ -33,9 +34,12 @@ PEAK_BF16 = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "L40S": 362e12,
 class TrainConfig:
     """The settings of a run. Exactly one of `steps` and `seconds` ends it, and seconds include compilation.
 
-    `lr` is the peak learning rate, `warmup` the share of the run during which it rises, and `clip` the largest gradient
-    norm. `loss_chunk` is the number of tokens whose logits exist at once. `log_every` and `checkpoint_every` are in
-    steps (0: no checkpoints but the last).
+    lr: the peak learning rate.
+    warmup: the share of the run during which it rises.
+    clip: the largest gradient norm.
+    loss_chunk: the number of tokens whose logits exist at once.
+    balance: how experts are kept equally busy, if there are any.
+    log_every, checkpoint_every: in steps (0: no checkpoints but the last).
     """
 
     lr: float
@@ -48,6 +52,7 @@ class TrainConfig:
     loss_chunk: int = 32768
     bf16: bool = True
     compile: bool = False
+    balance: Balance = NO_BALANCE
     log_every: int = 10
     checkpoint_every: int = 0
 
@@ -72,6 +77,7 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         self.decoder, self.data, self.config, self.folder, self.console = decoder, data, config, folder, console
         self.device = next(decoder.parameters()).device
+        self.balancer = Balancer(decoder, config.balance)
         self.optimizer = adamw(
             decoder, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, device=self.device
         )
@@ -108,10 +114,11 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         loss = loss_of(self._batch(self.step))
-        loss.backward()
+        (loss + self.balancer.loss()).backward()
         norm = torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self.balancer.step()
         return loss.detach(), norm
 
     def _fraction(self) -> float:
@@ -169,6 +176,8 @@ class Trainer:
             "tokens_per_s": rate,
             "mfu": rate * flops / peak if peak else None,
         }
+        if self.balancer.layers:
+            row |= load_figures(self.balancer.read().cpu())
         log.write(row, self._fraction())
 
     def _identity(self) -> State:
@@ -176,7 +185,8 @@ class Trainer:
         tokens = hashlib.sha256(self.data.tokens.data).hexdigest()
         shape = {"seq_len": self.data.seq_len, "batch_size": self.data.batch_size, "seed": self.data.seed}
         names = ("lr", "steps", "seconds", "warmup", "weight_decay", "clip", "bf16")
-        return {"tokens": tokens, **shape, **{name: getattr(self.config, name) for name in names}}
+        settings = {name: getattr(self.config, name) for name in names} | {"balance": asdict(self.config.balance)}
+        return {"tokens": tokens, **shape, **settings}
 
     def _resume(self) -> None:
         state = load_checkpoint(self.folder / "checkpoint", self.decoder, self.optimizer)

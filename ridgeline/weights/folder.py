@@ -8,15 +8,16 @@ from pathlib import Path
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.weights.formats.gguf_file import is_gguf
 
-EMBEDDED_MODEL = Path(__file__).parents[1] / "assets" / "embedded"
+ASSETS = Path(__file__).parents[1] / "assets"
+EMBEDDED_MODEL = ASSETS / "embedded"
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt"]
 _HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]  # the same weights again in other layouts
 
 
 def resolve_model(model: str | Path, revision: str | None = None) -> Path:
-    """Return the folder or GGUF file of `model`: itself if it exists, else the hub id's snapshot, downloaded if it is
-    not cached.
+    """Return the folder or GGUF file of `model`: itself if it exists, else the model of that name that ships with
+    Ridgeline, else the hub id's snapshot, downloaded if it is not cached.
 
     Raise ModelLoadError if it is none of these, or a hub id that cannot be reached.
     """
@@ -35,6 +36,8 @@ def resolve_model(model: str | Path, revision: str | None = None) -> Path:
         )
     if is_gguf(folder):
         raise ModelLoadError(f"the file {str(model)!r} does not exist.")
+    if any(asset.name == str(model) for asset in ASSETS.iterdir()):
+        return ASSETS / model
     from huggingface_hub import snapshot_download  # costs 0.3 s, and folders do not need it
 
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from rich.console import Console
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.models import model_config
-from ridgeline.training import embedded, prepare
+from ridgeline.training import embedded, mixture, prepare, recipe
 from ridgeline.training.corpus import CorpusConfig
 from ridgeline.training.objective import training_decoder
 from ridgeline.training.packages import Package, standard_library
+from ridgeline.weights.folder import EMBEDDED_MODEL
 
 MODEL_FILES = {
     *("README.md", "config.json", "generation_config.json", "loss.png"),
@@ -25,19 +27,19 @@ MODEL_FILES = {
 HELD_OUT = ("json/decoder.py", "json/encoder.py")
 
 
-def parameters(recipe: embedded.ModelRecipe) -> int:
-    meta = training_decoder(model_config(recipe.config).spec, torch.bfloat16, torch.device("meta"))
+def parameters(of: recipe.ModelRecipe) -> int:
+    meta = training_decoder(model_config(of.config).spec, torch.bfloat16, torch.device("meta"))
     return sum(p.numel() for p in meta.parameters())
 
 
 def test_the_embedded_model_fits_16_mb_and_its_draft_is_a_tenth() -> None:
-    large, small = map(parameters, embedded.MODELS)
+    large, small = map(parameters, embedded.EMBEDDED.models)
     assert large < 8.0e6
     assert small / large == pytest.approx(0.1, abs=0.01)
 
 
 @pytest.fixture
-def few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_files(monkeypatch: pytest.MonkeyPatch) -> CorpusConfig:
     """Train on a few modules of the standard library; hold one out."""
     wanted = ("queue.py", "heapq.py", "bisect.py", "shlex.py", "textwrap.py", *HELD_OUT)
     library = standard_library()
@@ -49,18 +51,21 @@ def few_files(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(prepare, "standard_library", lambda: few)
     monkeypatch.setattr(prepare, "installed_packages", lambda: [])
-    monkeypatch.setattr(embedded, "CORPUS", CorpusConfig(held_out_modules=("json",)))
+    return CorpusConfig(held_out_modules=("json",))
+
+
+def test_one_run_makes_a_model_folder_a_log_and_a_report(tmp_path: Path, few_files: CorpusConfig) -> None:
     tiny = embedded.llama_config(hidden=64, intermediate=64, layers=1, heads=1, kv_heads=1)
-    recipe = embedded.ModelRecipe(name="tiny", purpose="A test.", config=tiny, lr=1e-3, share=1.0)
-    monkeypatch.setattr(embedded, "MODELS", (recipe,))
-
-
-@pytest.mark.usefixtures("few_files")
-def test_one_run_makes_a_model_folder_a_log_and_a_report(tmp_path: Path) -> None:
-    config = embedded.RecipeConfig(
-        out=tmp_path / "out", work=tmp_path / "work", device=torch.device("cpu"), steps=2, batch_tokens=2048
+    model = recipe.ModelRecipe(name="tiny", purpose="A test.", config=tiny, lr=1e-3, share=1.0)
+    config = recipe.RecipeConfig(
+        recipe=replace(embedded.EMBEDDED, models=(model,), corpus=few_files),
+        out=tmp_path / "out",
+        work=tmp_path / "work",
+        device=torch.device("cpu"),
+        steps=2,
+        batch_tokens=2048,
     )
-    embedded.run(config, Console(quiet=True))
+    recipe.run(config, Console(quiet=True))
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"tiny.tar", "tiny.jsonl", "report.json"}
     with tarfile.open(tmp_path / "out" / "tiny.tar") as tar:
         assert set(tar.getnames()) == {"tiny", *(f"tiny/{name}" for name in MODEL_FILES)}
@@ -73,6 +78,36 @@ def test_one_run_makes_a_model_folder_a_log_and_a_report(tmp_path: Path) -> None
     assert "license: apache-2.0" in card
 
 
+def test_a_recipe_of_mixtures_says_how_busy_their_experts_are(tmp_path: Path, few_files: CorpusConfig) -> None:
+    config = recipe.RecipeConfig(
+        recipe=replace(mixture.MIXTURE, models=mixture.MIXTURE.models[:2], corpus=few_files),
+        out=tmp_path / "out",
+        work=tmp_path / "work",
+        device=torch.device("cpu"),
+        steps=1,
+        batch_tokens=1024,
+    )
+    reports = mixture.run(config, Console(quiet=True))
+    assert (tmp_path / "out" / mixture.PLOT).stat().st_size > 10_000
+    for name, report in reports.items():
+        figures = report["experts"]
+        assert all(sum(layer) == pytest.approx(1, abs=1e-5) for layer in figures["share"])
+        card = (tmp_path / "work" / "models" / name / "README.md").read_text()
+        assert f"**{figures['load_entropy']:.3f}** bits of 4.000" in card
+        assert "Qwen3-MoE" in card
+        row = json.loads((tmp_path / "out" / f"{name}.jsonl").read_text())
+        assert 1 <= row["max_over_mean"] <= mixture.EXPERTS / mixture.USED
+    ours = (tmp_path / "work" / "models" / "moe-none" / "tokenizer.json").read_bytes()
+    assert ours == (EMBEDDED_MODEL / "tokenizer.json").read_bytes()
+
+
 def test_a_step_must_hold_a_sequence(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="at least one sequence"):
-        embedded.RecipeConfig(out=tmp_path, work=tmp_path, device=torch.device("cpu"), steps=1, batch_tokens=100)
+        recipe.RecipeConfig(
+            recipe=embedded.EMBEDDED,
+            out=tmp_path,
+            work=tmp_path,
+            device=torch.device("cpu"),
+            steps=1,
+            batch_tokens=100,
+        )

@@ -3,51 +3,76 @@ back to the host, so it cannot be captured.
 
 Legend: see op.py
     N  pairs of one expert
+    C  pairs that are computed
+    O  outputs of an expert's matrix
+    I  inputs of an expert's matrix
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ridgeline.kernels.activation.torch_ops import gated_activation
 from ridgeline.kernels.route.op import Routes
 
+Span = tuple[int, int, int]  # (expert, its first pair, the one behind its last)
+Linear = Callable[[int, Tensor, Tensor | None], Tensor]  # (expert, rows, bias) → the expert's linear map of the rows
+
 
 def grouped_gate_up(x_TM: Tensor, weight_EGM: Tensor, bias_EG: Tensor | None, routes: Routes, gate: str) -> Tensor:
     """Compute what the reference does, with products in the dtype of the weights."""
-    parts = []
-    for expert, (first, end) in touched(routes):
-        rows_NM = x_TM[routes.token_P[first:end].long()]
-        bias_G = None if bias_EG is None else bias_EG[expert]
-        parts.append(gated_activation(torch.nn.functional.linear(rows_NM, weight_EGM[expert], bias_G), gate))
-    rest = len(routes.token_P) - sum(map(len, parts))
-    return torch.cat([*parts, x_TM.new_zeros(rest, weight_EGM.shape[1] // 2)])
+    return gate_up(_linear(weight_EGM), x_TM, bias_EG, routes, gate)
 
 
 def grouped_down(
     h_PF: Tensor, weight_EMF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None
 ) -> Tensor:
     """Compute what the reference does, with products in the dtype of the weights."""
-    parts = []
-    for expert, (first, end) in touched(routes):
-        bias_M = None if bias_EM is None else bias_EM[expert]
-        parts.append(torch.nn.functional.linear(h_PF[first:end], weight_EMF[expert], bias_M))
-    rest = len(routes.token_P) - sum(map(len, parts))
-    y_PM = torch.cat([*parts, h_PF.new_zeros(rest, weight_EMF.shape[1])])
-    return combined(y_PM, routes, add_TM, len(weight_EMF))
+    return down(_linear(weight_EMF), weight_EMF.shape[1], h_PF, bias_EM, routes, add_TM)
 
 
-def touched(routes: Routes) -> list[tuple[int, tuple[int, int]]]:
-    """Return (expert, (its first pair, the one behind its last)) of the experts that have pairs."""
+def gate_up(linear: Linear, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str) -> Tensor:
+    """Compute the op `grouped_gate_up` with any experts' linear maps. Rows of pairs that nobody computes are left out,
+    so the result may be shorter."""
+    computed, spans = _spans(routes)
+    x_CM = x_TM.index_select(0, routes.token_P[:computed])
+    return gated_activation(_each(linear, x_CM, bias_EO, spans), gate) if computed else x_CM
+
+
+def down(
+    linear: Linear, outputs: int, h_PF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None
+) -> Tensor:
+    """Compute the op `grouped_down` with any experts' linear maps to `outputs`."""
+    computed, spans = _spans(routes)
+    tokens, used = routes.expert_TK.shape
+    y_CM = _each(linear, h_PF, bias_EM, spans) if computed else h_PF.new_zeros(0, outputs)
+    weight_TK = routes.weight_TK
+    if computed < tokens * used:  # some tokens go nowhere
+        y_CM = torch.cat([y_CM, y_CM.new_zeros(tokens * used - computed, outputs)])
+        weight_TK = weight_TK.masked_fill(routes.expert_TK == len(routes.start_E1) - 1, 0)
+    y_TKM = y_CM.index_select(0, routes.place_TK.flatten()).view(tokens, used, outputs)
+    # In the order of a token's choice, so that the sum does not depend on the tokens beside it
+    y_TM = (weight_TK[:, :, None] * y_TKM).sum(1)
+    return (y_TM if add_TM is None else y_TM + add_TM).to(h_PF.dtype)
+
+
+def _linear(weight_EOI: Tensor) -> Linear:
+    weights = weight_EOI.unbind()  # the gradient of all views is made in one piece
+    return lambda expert, rows_NI, bias_O: F.linear(rows_NI, weights[expert], bias_O)
+
+
+def _each(linear: Linear, x_CI: Tensor, bias_EO: Tensor | None, spans: Sequence[Span]) -> Tensor:
+    """Return each pair's linear map, by the expert that it belongs to: [C, O]."""
+    parts = [linear(e, x_CI[first:end], None if bias_EO is None else bias_EO[e]) for e, first, end in spans]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _spans(routes: Routes) -> tuple[int, list[Span]]:
+    """Return (the number of pairs that are computed, the spans of the experts that have some)."""
     start = routes.start_E1.tolist()
-    return [(expert, span) for expert, span in enumerate(pairwise(start)) if span[1] > span[0]]
-
-
-def combined(y_PM: Tensor, routes: Routes, add_TM: Tensor | None, experts: int) -> Tensor:
-    """Return each token's weighted sum over its experts' outputs, in a fixed order, plus `add_TM`."""
-    weight_TK = routes.weight_TK.masked_fill(routes.expert_TK >= experts, 0)
-    y_TM = (weight_TK[:, :, None] * y_PM[routes.place_TK.long()]).sum(1)
-    return (y_TM if add_TM is None else y_TM + add_TM).to(y_PM.dtype)
+    return start[-1], [(expert, *span) for expert, span in enumerate(pairwise(start)) if span[0] < span[1]]
