@@ -14,7 +14,14 @@ from ridgeline.core.config import LLMConfig
 
 PROMPTS = ["def read_json(path):", "class LRUCache:", "import os\n"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-SMALL = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory": 1 << 26, "max_model_len": 256}
+# A prompt that is found in the cache is computed in other shapes, and a bfloat16 model may then choose otherwise
+SMALL = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "kv_cache_memory": 1 << 26,
+    "max_model_len": 256,
+    "enable_prefix_caching": False,
+}
 
 
 def tokens(llm: LLM) -> list[list[int]]:
