@@ -157,3 +157,24 @@ def test_the_offline_api_tells_the_load(folder: Path, tiny_model: Callable[[str]
         assert llm.expert_load().shape == (0, 0)
     with pytest.raises(InvalidRequest, match="shut down"):
         llm.expert_load()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("eager", [False, True])
+def test_on_a_gpu_every_step_is_looked_at_in_its_own_stream(
+    folder: Path, eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two plans are under way at once, padded where they are captured: no token is counted twice, and no padding."""
+    monkeypatch.setattr(local, "TALLIES_PERIOD", 0.0)
+    with rig(folder, device="cuda", dtype="bfloat16", block_size=16, enforce_eager=eager, debug_checks=False) as own:
+        before = own.worker.expert_load()
+        assert before is not None
+        assert not before.total_LE.any(), "rehearsals count for nothing"
+        own.run(*(ask(name, list(prompt), max_tokens=4 + len(name)) for name, prompt in PROMPTS.items()))
+        load = own.worker.expert_load()
+        assert load is not None
+        looks = [result.experts for result in own.results if result.experts is not None]
+        assert len(looks) == len(own.results)
+        ran = sum(map(len, everything(own)))
+        assert load.total_LE.sum(1).tolist() == [USED * ran] * 2
+        assert sum(look.step_LE for look in looks).tolist() == load.total_LE.tolist()
