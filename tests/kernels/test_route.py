@@ -16,6 +16,7 @@ from torch import Tensor
 from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.route.choose import Few, Many, choose
+from ridgeline.kernels.route.cost import route_cost
 from ridgeline.kernels.route.op import CASES, GROUPED, QWEN3, ROUTE, Case, Routes
 
 pytest.importorskip("triton")
@@ -229,3 +230,13 @@ def test_a_captured_graph_routes_other_data(tokens: int) -> None:
         wanted = ROUTE.reference(n_TM, None, None, 0.0, *arguments[4:-1], want_E)[2]
         assert_routes(routes, wanted, case.width)
         assert torch.equal(arguments[-1], want_E)
+
+
+def test_a_route_moves_less_than_a_norm_and_a_product() -> None:
+    """x, the residual, their sum and n, the norm's weight, the router, and four numbers for each pair."""
+    fused = route_cost(3, 64, 16, 2, itemsize=2)
+    assert fused.bytes == 2 * (4 * 3 * 64 + 64 + 16 * 64) + 4 * (4 * 3 * 2 + 17)
+    plain = route_cost(3, 64, 16, 2, itemsize=2, norm=False)
+    assert plain.bytes == 2 * (3 * 64 + 16 * 64) + 4 * (4 * 3 * 2 + 17)
+    assert plain.flops == 2 * 3 * 64 * 16
+    assert route_cost(0, 64, 16, 2, itemsize=2).bytes == 0

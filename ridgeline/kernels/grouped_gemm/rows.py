@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.activation.triton import gated
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.grouped_gemm.choose import Rows, choose_down, choose_gate_up
 
 
@@ -96,29 +96,35 @@ def down_rows_kernel(
     tl.store(y_ptr + token.to(tl.int64) * M + column_C, y_C.to(y_ptr.dtype.element_ty), mask=kept_C)
 
 
-def _aot_gate_up(width: int, inner: int, experts: int, used: int) -> AotKernel:
+def _aot_gate_up(width: int, inner: int, experts: int, used: int, *archs: str) -> AotKernel:
     plan = choose_gate_up(1, width, inner, experts=experts, used=used)
     assert isinstance(plan, Rows)
     signature = {f"{name}_ptr": "*bf16" for name in ("x", "weight", "bias", "y")}
     signature |= {"expert_ptr": "*i32", "place_ptr": "*i32", "x_stride": "i32:16"}
     shape = {"M": width, "F": inner, "E": experts, "K": used, "ROWS": plan.rows, "BLOCK": plan.block}
     return AotKernel(
-        gate_up_rows_kernel, signature, shape | {"BIAS": False, "GATE": "silu"}, num_warps=plan.warps, hot=True
+        gate_up_rows_kernel,
+        signature,
+        shape | {"BIAS": False, "GATE": "silu"},
+        num_warps=plan.warps,
+        hot=True,
+        archs=archs,
     )
 
 
-def _aot_down(width: int, inner: int, experts: int, used: int) -> AotKernel:
+def _aot_down(width: int, inner: int, experts: int, used: int, *archs: str) -> AotKernel:
     plan = choose_down(1, inner, width, experts=experts, used=used)
     assert isinstance(plan, Rows)
     signature = {f"{name}_ptr": "*bf16" for name in ("h", "weight", "bias", "add", "y")}
     signature |= {"expert_ptr": "*i32", "weight_of_ptr": "*fp32", "place_ptr": "*i32", "add_stride": "i32:16"}
     shape = {"F": inner, "M": width, "E": experts, "K": used, "CHOICES": used, "ROWS": plan.rows, "BLOCK": plan.block}
-    return AotKernel(down_rows_kernel, signature, shape | {"BIAS": False, "ADD": False}, num_warps=plan.warps, hot=True)
+    return AotKernel(
+        down_rows_kernel, signature, shape | {"BIAS": False, "ADD": False}, num_warps=plan.warps, hot=True, archs=archs
+    )
 
 
 AOT = (
-    _aot_gate_up(2048, 768, 128, 8),
-    _aot_gate_up(4096, 14_336, 8, 2),
-    _aot_down(2048, 768, 128, 8),
-    _aot_down(4096, 14_336, 8, 2),
+    _aot_gate_up(2048, 768, 128, 8, *ONE_OF_EACH),
+    _aot_down(2048, 768, 128, 8, *ONE_OF_EACH),
+    _aot_down(4096, 14_336, 8, 2, "sm_90"),
 )

@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.activation.triton import gated
-from ridgeline.kernels.aot import AotKernel
-from ridgeline.kernels.grouped_gemm.choose import FIXED, Tiles
+from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.grouped_gemm.choose import Tiles
 
 
 @triton.jit
@@ -137,7 +137,7 @@ def combine_kernel(
     tl.store(y_ptr + token * M + column_B, y_B.to(y_ptr.dtype.element_ty), mask=kept_B)
 
 
-def _aot(plan: Tiles, inputs: int, outputs: int, gate: str, unit: str) -> AotKernel:
+def _aot(plan: Tiles, inputs: int, outputs: int, gate: str, *archs: str) -> AotKernel:
     signature = {f"{name}_ptr": "*bf16" for name in ("x", "weight", "bias", "y")}
     signature |= {"token_ptr": "*i32", "start_ptr": "*i32", "x_stride": "i32:16"}
     constants: dict[str, Any] = {
@@ -150,20 +150,20 @@ def _aot(plan: Tiles, inputs: int, outputs: int, gate: str, unit: str) -> AotKer
     }
     constants |= {"BLOCK": plan.block, "STAGES": plan.stages, "DOT": tl.bfloat16}
     constants |= {"GATHER": gate != "", "BIAS": False, "GATE": gate}
-    return AotKernel(grouped_tiles_kernel, signature, constants, num_warps=plan.warps, hot=True, tensor_cores=unit)
+    return AotKernel(
+        grouped_tiles_kernel, signature, constants, num_warps=plan.warps, hot=True, tensor_cores="HGMMA", archs=archs
+    )
 
 
 def _aot_combine() -> AotKernel:
     signature = dict.fromkeys(("pairs_ptr", "add_ptr", "y_ptr"), "*bf16")
     signature |= {"expert_ptr": "*i32", "weight_ptr": "*fp32", "place_ptr": "*i32", "add_stride": "i32:16"}
     constants = {"M": 2048, "E": 128, "K": 8, "CHOICES": 8, "BLOCK": 1024, "ADD": False}
-    return AotKernel(combine_kernel, signature, constants, num_warps=4, hot=True)
+    return AotKernel(combine_kernel, signature, constants, num_warps=4, hot=True, archs=("sm_90",))
 
 
 AOT = (
-    _aot(Tiles(64, 16, 128, 4, 2), 2048, 768, "silu", "HGMMA"),
-    _aot(Tiles(128, 128, 64, 8, 2), 2048, 768, "silu", "HGMMA"),
-    _aot(Tiles(128, 128, 64, 8, 2), 768, 2048, "", "HGMMA"),
-    _aot(FIXED, 768, 2048, "", "HGMMA"),
+    _aot(Tiles(64, 16, 128, 4, 4), 2048, 768, "silu", *ONE_OF_EACH),
+    _aot(Tiles(128, 128, 64, 8, 4), 768, 2048, "", "sm_90"),
     _aot_combine(),
 )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.route.choice import (
     aot_rules,
     choose_experts,
@@ -127,7 +127,7 @@ def few_kernel(
             tl.store(tally_ptr + column_E, tally_E + count_E, mask=column_E < E)
 
 
-def _aot(tokens: int, width: int, experts: int, used: int, *, grouped: bool = False) -> AotKernel:
+def _aot(tokens: int, width: int, experts: int, used: int, *archs: str, grouped: bool = False) -> AotKernel:
     plan = choose(tokens, width, experts)
     assert isinstance(plan, Few)
     pointers = ("x", "residual", "norm", "router", "bias", "expert_scale", "n", "s")
@@ -139,13 +139,11 @@ def _aot(tokens: int, width: int, experts: int, used: int, *, grouped: bool = Fa
     constants = {"M": width, "BLOCK": plan.block, "ROWS": plan.rows, "EACH": plan.each, "TOKENS": plan.tokens}
     constants |= dict.fromkeys(("NORM", "RESIDUAL", "LIVE", "TALLY"), True)
     constants |= aot_rules(experts, plan.experts, used, grouped=grouped)
-    return AotKernel(few_kernel, signature, constants, num_warps=plan.warps, hot=True)
+    return AotKernel(few_kernel, signature, constants, num_warps=plan.warps, hot=True, archs=archs)
 
 
 AOT = (
-    _aot(1, 2048, 128, 8),
-    _aot(8, 2048, 128, 8),
-    _aot(64, 2048, 128, 8),
-    _aot(4, 4096, 8, 2),
-    _aot(1, 7168, 256, 8, grouped=True),
+    _aot(1, 2048, 128, 8, *ONE_OF_EACH),
+    _aot(64, 2048, 128, 8, "sm_90"),
+    _aot(1, 7168, 256, 8, "sm_90", grouped=True),
 )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.route.choice import (
     aot_rules,
     choose_experts,
@@ -130,7 +130,9 @@ def order_kernel(
         idle += tl.load(count_ptr + tiles * EXPERTS + tile)
 
 
-def _aot_scored(tokens: int, width: int, experts: int, used: int, unit: str, *, grouped: bool = False) -> AotKernel:
+def _aot_scored(
+    tokens: int, width: int, experts: int, used: int, unit: str, *archs: str, grouped: bool = False
+) -> AotKernel:
     plan = choose(tokens, width, experts)
     assert isinstance(plan, Many)
     signature = {f"{name}_ptr": "*bf16" for name in ("n", "router", "bias", "expert_scale")}
@@ -140,7 +142,7 @@ def _aot_scored(tokens: int, width: int, experts: int, used: int, unit: str, *, 
     constants = {"M": width, "BLOCK": plan.block, "TOKENS": plan.tokens, "DOT": tl.bfloat16, "LIVE": True}
     constants |= aot_rules(experts, plan.experts, used, grouped=grouped)
     shape = {"num_warps": plan.warps, "num_stages": plan.stages}
-    return AotKernel(scored_kernel, signature, constants, **shape, hot=True, tensor_cores=unit)
+    return AotKernel(scored_kernel, signature, constants, **shape, hot=True, tensor_cores=unit, archs=archs)
 
 
 def _aot_order(tokens: int, experts: int, used: int) -> AotKernel:
@@ -150,7 +152,7 @@ def _aot_order(tokens: int, experts: int, used: int) -> AotKernel:
     signature |= {"tally_ptr": "*i64"} | dict.fromkeys(("tokens", "tiles", "each"), "i32")
     constants = {"TOKENS": plan.tokens, "E": experts, "EXPERTS": plan.experts, "K": used, "CHOICES": 8}
     constants |= {"CHUNK": chunk(plan), "TALLY": True}
-    return AotKernel(order_kernel, signature, constants, num_warps=4, hot=True)
+    return AotKernel(order_kernel, signature, constants, num_warps=4, hot=True, archs=ONE_OF_EACH)
 
 
 def chunk(plan: Many) -> int:
@@ -159,8 +161,7 @@ def chunk(plan: Many) -> int:
 
 
 AOT = (
-    _aot_scored(256, 2048, 128, 8, "MMA"),
-    _aot_scored(8192, 2048, 128, 8, "HGMMA"),
-    _aot_scored(8192, 7168, 256, 8, "MMA", grouped=True),
+    _aot_scored(8192, 2048, 128, 8, "HGMMA", *ONE_OF_EACH),
+    _aot_scored(256, 7168, 256, 8, "MMA", "sm_90", grouped=True),
     _aot_order(8192, 128, 8),
 )
