@@ -1,7 +1,9 @@
-"""The CPU path, plain and quantized, beside transformers and llama.cpp: Qwen3 0.6B's shape, random weights, bfloat16.
+"""The CPU path, plain and quantized, beside transformers and llama.cpp: random weights, bfloat16.
 
-    python benchmarks/cpu.py [--rounds 3] [--threads 2] [--scale 4] [--output benchmarks/results/cpu.jsonl]
-                             [--gguf BF16.gguf] [--gguf-int8 Q8_0.gguf] [--only 'batch 16']
+    python benchmarks/cpu.py [--model qwen3-0.6b] [--rounds 3] [--threads 2] [--scale 4] [--only 'batch 16']
+                             [--output benchmarks/results/cpu.jsonl] [--gguf BF16.gguf] [--gguf-int8 Q8_0.gguf]
+
+--model is a folder of `benchmarks/models`; moe-tiny and qwen3-30b-a3b-2-layers are mixtures of experts.
 
 `benchmarks/random_gguf.py` writes the files that llama.cpp reads. Each engine has a process of its own, since OpenMP's
 threads wait actively for work only if there are no more of them than cores. The engines take turns, so that other work
@@ -32,8 +34,8 @@ import torch
 from ridgeline.bench.engines import ENGINES, LoadOptions
 from ridgeline.bench.results import host
 
-MODEL = str(Path(__file__).parent / "models" / "qwen3-0.6b")
-VOCABULARY = 150_000
+MODELS = Path(__file__).parent / "models"
+VOCABULARY = 30_000  # ids of prompts, which every model has
 OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "device": "cpu", "dummy": True, "max_model_len": 1024}
 ALONE = {"enable_prefix_caching": False, "max_num_seqs": 16}  # a round must not find the last round's prompts
 Requests = tuple[list[list[int]], list[int]]
@@ -95,6 +97,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="qwen3-0.6b", choices=sorted(path.name for path in MODELS.iterdir()))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--scale", type=int, default=4)
@@ -106,11 +109,12 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     bandwidth = read_bandwidth(asked.rounds)
     print(f"read bandwidth {bandwidth / 1e9:.1f} GB/s, load {os.getloadavg()[0]:.1f}", flush=True)
+    model = str(MODELS / asked.model)
     engines = {
-        "ridgeline": Engine("ridgeline", MODEL, asked.threads, ALONE),
-        "ridgeline int8": Engine("ridgeline", MODEL, asked.threads, {**ALONE, "quantization": "int8"}),
-        "ridgeline w8a8": Engine("ridgeline", MODEL, asked.threads, {**ALONE, "quantization": "w8a8"}),
-        "transformers": Engine("transformers", MODEL, asked.threads, {}),
+        "ridgeline": Engine("ridgeline", model, asked.threads, ALONE),
+        "ridgeline int8": Engine("ridgeline", model, asked.threads, {**ALONE, "quantization": "int8"}),
+        "ridgeline w8a8": Engine("ridgeline", model, asked.threads, {**ALONE, "quantization": "w8a8"}),
+        "transformers": Engine("transformers", model, asked.threads, {}),
     }
     threads = {"n_threads": asked.threads, "n_threads_batch": asked.threads, "parallel": 8}
     for name, path in (("llama.cpp", asked.gguf), ("llama.cpp Q8_0", asked.gguf_int8)):
@@ -137,6 +141,7 @@ def main() -> None:
                 times[name].append(engine.seconds(requests))
         for name, taken in times.items():
             row = {
+                "model": asked.model,
                 "workload": load,
                 "engine": name,
                 "tokens_per_s_median": sum(requests[1]) / statistics.median(taken),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -27,12 +28,29 @@ def address(x: Tensor) -> int:
 def in_large_pages(packed: Tensor) -> Tensor:
     """Ask Linux to move a packed matrix into pages of 2 MiB. Every step reads all weights from end to end, and looking
     up pages of 4 KiB takes a twentieth of that. If the system refuses, nothing is lost."""
-    first = -(-address(packed) // LARGE_PAGE) * LARGE_PAGE
-    length = address(packed) + num_bytes(packed) - first
-    if length >= LARGE_PAGE and sys.platform == "linux":
-        for advice in (MADV_HUGEPAGE, MADV_COLLAPSE):
-            _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), advice)
+    _ask_for_large_pages(address(packed), address(packed) + num_bytes(packed))
     return packed
+
+
+def together_in_large_pages(packed: Sequence[Tensor]) -> None:
+    """Do the same for matrices that are smaller than such a page, but lie one behind the other in memory."""
+    spans = sorted((address(x), address(x) + num_bytes(x)) for x in packed)
+    first, end = spans[0]
+    for start, stop in spans[1:]:
+        if start - end >= LARGE_PAGE:
+            _ask_for_large_pages(first, end)
+            first = start
+        end = stop
+    _ask_for_large_pages(first, end)
+
+
+def _ask_for_large_pages(first: int, end: int) -> None:
+    """Ask for them for all that fills them between two addresses."""
+    start = -(-first // LARGE_PAGE) * LARGE_PAGE
+    length = (end - start) // LARGE_PAGE * LARGE_PAGE
+    if length > 0 and sys.platform == "linux":
+        for advice in (MADV_HUGEPAGE, MADV_COLLAPSE):
+            _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice)
 
 
 @cache

@@ -21,6 +21,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ridgeline.kernels.grouped_gemm.torch_ops import down, gate_up
+from ridgeline.kernels.onednn import together_in_large_pages
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.route.op import Routes
 from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
@@ -82,4 +83,5 @@ def prepare_experts(loaded: StackedWeights, scheme: Scheme) -> ExpertWeights:
     prepared = [scheme.prepare(matrix) for matrix in matrices]
     if all(new is old for new, old in zip(prepared, matrices, strict=True)):
         return loaded
+    together_in_large_pages([weight.stored for weight in prepared])
     return ListedWeights(prepared, loaded.weight_EOI.shape[1])

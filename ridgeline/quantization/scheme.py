@@ -25,10 +25,14 @@ class Weight(Protocol):
     """The matrix of a linear map, in any form that can multiply.
 
     nbytes: the memory that it takes.
+    stored: the tensor that holds its numbers.
     """
 
     @property
     def nbytes(self) -> int: ...
+
+    @property
+    def stored(self) -> Tensor: ...
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         """Return x · weightᵀ + bias: [T, O] in the dtype of `x_TI`."""
@@ -57,6 +61,10 @@ class PlainWeight:
     @property
     def nbytes(self) -> int:
         return num_bytes(self.weight_OI)
+
+    @property
+    def stored(self) -> Tensor:
+        return self.weight_OI
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         return self.ops.linear(x_TI, self.weight_OI, bias_O)
@@ -88,6 +96,10 @@ class ScaledWeight:
     @property
     def nbytes(self) -> int:
         return num_bytes(self.level_OI) + self.scale_O.nbytes
+
+    @property
+    def stored(self) -> Tensor:
+        return self.level_OI
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         return self.product(x_TI, self.level_OI, self.scale_O, bias_O)

@@ -165,7 +165,7 @@ def _training(report: Mapping[str, Any]) -> str:
         f"in sequences of {run['seq_len']}: {run['steps']:,} steps, {run['tokens'] / 1e6:,.0f} M tokens "
         f"({run['epochs']:.1f} passes over {run['unique_tokens'] / 1e6:,.1f} M), final loss {run['loss']:.3f} nats per "
         f"token. {precision.capitalize()}, on one {run['device']} (torch {run['torch']}): "
-        f"{run['seconds']:,.0f} s at {run['tokens_per_s'] / 1e6:.2f} M tokens/s{mfu}.\n\n"
+        f"{run['seconds']:,.0f} s at {run['tokens_per_s']:,.0f} tokens/s{mfu}.\n\n"
         f"Made by `{run['command']}` at commit {run['commit']}, seed {run['seed']}."
     )
 
