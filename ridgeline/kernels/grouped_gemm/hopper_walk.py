@@ -1,4 +1,4 @@
-"""How programs of the Hopper kernels divide the experts' products, from the counts on the device.
+"""The division of the experts' products among the programs of the Hopper kernels, from the counts on the device.
 
 An item is a tile of one expert's weight rows times a tile of its pairs. Items are ordered by expert, then by row tile,
 then by token tile, so that those that read the same weights are neighbours. Experts without pairs have none.
