@@ -9,7 +9,6 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil, comb
 
 import numpy as np
@@ -17,7 +16,6 @@ from numpy.typing import ArrayLike
 
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.kernels.grouped_gemm.cost import touched
 
 
 def imbalance(tokens_E: ArrayLike) -> float:
@@ -25,17 +23,6 @@ def imbalance(tokens_E: ArrayLike) -> float:
     the same K experts, is collapse. 0 if nobody got any."""
     counts_E = np.asarray(tokens_E, np.float64)
     return float(counts_E.max() / counts_E.mean()) if counts_E.any() else 0.0
-
-
-def reach(specs: Sequence[ExpertsSpec], tokens_LE: np.ndarray) -> tuple[int, float]:
-    """Return (the tokens of a step, how many experts of a layer had some divided by how many uniform routing would
-    reach), where `tokens_LE` says how many tokens the experts of each layer got in it. The share is 1 where there were
-    no tokens."""
-    tokens = [counts_E.sum() / spec.routing.top_k for spec, counts_E in zip(specs, tokens_LE, strict=True)]
-    uniform = sum(
-        touched(count, spec.routing.experts, spec.routing.top_k) for spec, count in zip(specs, tokens, strict=True)
-    )
-    return round(max(tokens, default=0)), float(np.count_nonzero(tokens_LE)) / uniform if uniform else 1.0
 
 
 def utilization(tokens_E: ArrayLike, tile: int) -> float:

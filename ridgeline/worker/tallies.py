@@ -10,12 +10,15 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ridgeline.core.expert_load import ExpertLoad
+from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.kernels.grouped_gemm.cost import touched
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import Experts
-from ridgeline.perf.experts import reach
 from ridgeline.worker.upload import Download
 
 
@@ -55,3 +58,14 @@ class Tallies:
         for into_E, row_E in zip(tokens_LE, rows, strict=True):
             into_E[: len(row_E)] = row_E
         return tokens_LE
+
+
+def reach(specs: Sequence[ExpertsSpec], tokens_LE: np.ndarray) -> tuple[int, float]:
+    """Return (the tokens of a step, how many experts of a layer had some divided by how many uniform routing would
+    reach), where `tokens_LE` says how many tokens the experts of each layer got in it. The share is 1 where there were
+    no tokens."""
+    tokens = [counts_E.sum() / spec.routing.top_k for spec, counts_E in zip(specs, tokens_LE, strict=True)]
+    uniform = sum(
+        touched(count, spec.routing.experts, spec.routing.top_k) for spec, count in zip(specs, tokens, strict=True)
+    )
+    return round(max(tokens, default=0)), float(np.count_nonzero(tokens_LE)) / uniform if uniform else 1.0

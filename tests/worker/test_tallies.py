@@ -15,9 +15,9 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.token_bits import packed
-from ridgeline.perf.experts import reach
 from ridgeline.perf.roofline import Roofline
 from ridgeline.worker import local
+from ridgeline.worker.tallies import reach
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
 
