@@ -71,6 +71,7 @@ def assert_routes(got: Routes, want: Routes, width: int) -> None:
 
 
 def check(name: str, case: Case, dtype: torch.dtype, device: str, **options: object) -> None:
+    case = replace(case, exact=case.exact or case.tokens > 64)
     arguments = case.inputs(dtype, torch.device(device))
     tally_E, want_E = arguments[-1], torch.full_like(arguments[-1], 1 << 40)
     tally_E += 1 << 40

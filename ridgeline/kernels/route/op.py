@@ -27,7 +27,7 @@ NORMALIZER = 1e-20  # added to a sum of weights before it divides them
 
 
 class Routes(NamedTuple):
-    """The experts of the tokens. Pairs are sorted by expert; pairs of one expert keep the order of their tokens.
+    """The experts that tokens go to. Pairs are sorted by expert; pairs of one expert keep the order of their tokens.
 
     expert_TK: int32, a token's experts in falling order of their choice scores (equal ones by index), or E for a token
         that belongs to no request: its pairs come last, and no expert computes them.
