@@ -107,6 +107,9 @@ class AttentionSpec:
     window: how many tokens a query sees, itself included; None: all before it.
     softcap: scores x become softcap · tanh(x / softcap).
     alibi: each head's scores fall linearly with distance (Press et al., arXiv 2108.12409).
+    sinks: each head has a learned logit that takes part in the softmax and carries no value.
+    v_norm: values are divided by their root mean square head by head, as queries and keys are, but without a weight.
+    values_are_keys: there is no projection to values. They are the keys' projection, before its norm and rotation.
     """
 
     kind: ClassVar[str] = "attention"
@@ -122,6 +125,9 @@ class AttentionSpec:
     window: int | None = None
     softcap: float | None = None
     alibi: bool = False
+    sinks: bool = False
+    v_norm: bool = False
+    values_are_keys: bool = False
 
     @property
     def state(self) -> KVSpec:
@@ -136,13 +142,18 @@ class AttentionSpec:
 
     @property
     def scratch(self) -> int:
-        return 2 * self.q_size + 2 * self.kv_size
+        return self.q_size + sum(self.projected)
 
     def products(self, width: int) -> Products:
         return {
-            "qkv": Product(width, self.q_size + 2 * self.kv_size, self.qkv_bias),
+            "qkv": Product(width, sum(self.projected), self.qkv_bias),
             "out": Product(self.q_size, width, self.out_bias),
         }
+
+    @property
+    def projected(self) -> tuple[int, ...]:
+        """The widths of the parts of the fused projection: queries, keys, and values unless they are the keys."""
+        return (self.q_size, self.kv_size) if self.values_are_keys else (self.q_size, self.kv_size, self.kv_size)
 
     @property
     def q_size(self) -> int:

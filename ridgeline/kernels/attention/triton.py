@@ -86,7 +86,7 @@ def paged_attention(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             window=window,
-            cache_NGPD=k_cache_NGPD if sinks_H is None and softcap is None and slopes_H is None else None,
+            cache_NGPD=k_cache_NGPD if softcap is None and slopes_H is None else None,
         )
     elif schedule.window != window:
         raise ValueError(f"paged attention: window {window}, schedule made for {schedule.window}")
@@ -114,15 +114,14 @@ def paged_attention(
     if counts_R is not None and not (counts_R > schedule.few).any():
         return out_THD
     if schedule.hopper is not None:
-        if sinks_H is not None or softcap is not None or slopes_H is not None:
-            raise ValueError(
-                "paged attention: make schedules without cache_NGPD for layers with sinks, softcap or slopes"
-            )
+        if softcap is not None or slopes_H is not None:
+            raise ValueError("paged attention: make schedules without cache_NGPD for layers with softcap or slopes")
         from ridgeline.kernels.attention.hopper import prefill_attention
 
         prefill_attention(
-            q_THD, k_cache_NGPD, v_cache_NGPD, batch, schedule.hopper, scale=scale, out_THD=out_THD, window=window
-        )
+            q_THD, k_cache_NGPD, v_cache_NGPD, batch, schedule.hopper,
+            scale=scale, out_THD=out_THD, window=window, sinks_H=sinks_H,
+        )  # fmt: skip
     elif len(schedule.tiles_J4):
         _prefill(schedule, tensors, per_head, numbers, shared)
     return out_THD

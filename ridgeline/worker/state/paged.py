@@ -8,7 +8,7 @@ Legend:
     T  tokens of the step
     R  rows
     H  query heads
-    X  (H + 2 G) D, columns of the fused projection
+    X  (H + 2 G) D, columns of the fused projection; (H + G) D if values are the keys' projection
     S  slots
     C  columns of a block table
 """
@@ -123,14 +123,17 @@ class PagedLayer:
             spec.num_heads,
             spec.num_kv_heads,
         )
-        scale, window, softcap, slopes_H = spec.scale, spec.window, spec.softcap, heads.slopes_H
+        scale, window, softcap = spec.scale, spec.window, spec.softcap
+        sinks_H, slopes_H = heads.sinks_H, heads.slopes_H
         if batch.tokens_each == 1:
             out_THD = ops.decode_attention(
-                *projected, batch, scale=scale, window=window, softcap=softcap, slopes_H=slopes_H
-            )
+                *projected, batch, scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
+                v_norm=spec.v_norm,
+            )  # fmt: skip
         else:
-            q_THD = ops.rope_kv(*projected)
+            q_THD = ops.rope_kv(*projected, spec.v_norm)
             out_THD = ops.paged_attention(
-                q_THD, self._k, self._v, batch, scale=scale, window=window, softcap=softcap, slopes_H=slopes_H
-            )
+                q_THD, self._k, self._v, batch,
+                scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
+            )  # fmt: skip
         return out_THD.flatten(1)
