@@ -45,6 +45,18 @@ _GEMMA: dict[str, Any] = {
     "sliding_window": WINDOW,
 }
 
+_GEMMA4: dict[str, Any] = {
+    **_COMMON,
+    "pad_token_id": None,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": WINDOW,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+}
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**_COMMON, "num_hidden_layers": 2}),
     "llama3": ("Llama", {**_COMMON, "num_hidden_layers": 2, "rope_parameters": _LLAMA3_ROPE, "head_dim": 32}),
@@ -156,6 +168,38 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **_COMMON,
+            "num_hidden_layers": 2,
+            "head_dim": 16,
+            "intermediate_size": 32,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+        },
+    ),
+    "gemma4": ("Gemma4", {**_GEMMA4, "final_logit_softcapping": 8.0}),
+    "gemma4_moe": (
+        "Gemma4",
+        {
+            **_GEMMA4,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 48,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
     "gpt2": (
         "GPT2",
         {
@@ -170,9 +214,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-EMBEDDED = {"gemma2": 1 / 16, "gemma3": 1 / 16, "bloom": 4.0}  # these make their embeddings larger, or norm them
+EMBEDDED = {"gemma2": 1 / 16, "gemma3": 1 / 16, "gemma4": 1 / 2, "gemma4_moe": 1 / 2, "bloom": 4.0}  # these make their embeddings larger, or norm them
 STORED_NAMES = {"lm_head.weight": "embed_out.weight"}  # of GPT-NeoX, as checkpoints have them
-CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
+CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
 FAMILIES = tuple(CONFIGS)
 
 
@@ -191,7 +235,14 @@ def build(family: str, **changes: Any) -> transformers.PreTrainedModel:
             mean, std = mean * EMBEDDED.get(family, 1), std * EMBEDDED.get(family, 1)
         with torch.no_grad():
             parameter.normal_(mean, std, generator=generator)
+    for name, scalar in scalars(model).items():
+        scalar.fill_(0.75 + 0.5 * torch.rand((), generator=generator))
     return model
+
+
+def scalars(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Numbers of a checkpoint that are no parameters of the oracle."""
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar")}
 
 
 def stored_name(model: transformers.PreTrainedModel, name: str) -> str:

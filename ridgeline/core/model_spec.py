@@ -193,6 +193,7 @@ class LayerSpec:
     norms: the place of the norms. "before" means x += f(norm(x)), "after" means x += norm(f(x)), "both" means both.
     parallel: the feed-forward sees the same x as the mixer.
     residual_multiplier: multiplies what either part adds.
+    scalar: a learned number multiplies the residual after both parts.
     """
 
     mixer: MixerSpec
@@ -201,6 +202,7 @@ class LayerSpec:
     norms: Literal["before", "after", "both"] = "before"
     parallel: bool = False
     residual_multiplier: float = 1.0
+    scalar: bool = False
 
     @property
     def attention(self) -> AttentionSpec:
@@ -234,6 +236,8 @@ class ModelSpec:
     embed_norm: normalizes the embedded tokens before the first layer.
     logits_multiplier: multiplies the scores.
     logits_softcap: bounds the scores after that: x becomes cap · tanh(x / cap).
+    towers: how the names of those tensors begin that belong to other parts of a checkpoint (encoders of images and
+        sounds). They are not loaded.
     """
 
     architecture: str
@@ -248,6 +252,7 @@ class ModelSpec:
     embed_norm: NormSpec | None = None
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
+    towers: tuple[str, ...] = ()
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
@@ -258,10 +263,12 @@ class ModelSpec:
 class Source:
     """A checkpoint tensor that becomes a parameter of the decoder, or a part of one.
 
-    transpose: it is stored as [in, out] (GPT-2's Conv1D), and we keep [out, in].
+    transpose: it is stored as [in, out] (GPT-2's Conv1D), or as a stack of such, and we keep [out, in].
     heads: it is stored head by head, so many heads, each with its rows of q, k and v. We keep all of q, then k, then v.
     interleaved: it has so many heads, in each of which two rows that rotate as a pair are neighbours. We keep all first
         halves, then all second halves.
+    alternating: it is a stack of fused pairs whose outputs alternate (gate, up, gate, up, …). We keep all gates of a
+        pair, then all ups.
     complete: it is a norm's weight to which no offset must be added (see NormSpec.offset).
     """
 
@@ -269,6 +276,7 @@ class Source:
     transpose: bool = False
     heads: int | None = None
     interleaved: int | None = None
+    alternating: bool = False
     complete: bool = False
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.weights.dequantize import dequantize
 from ridgeline.weights.formats.gguf_file import TENSOR_TYPES, TensorInfo, is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.mxfp4 import MXFP4, dequantized, fits
 
-LOADABLE = frozenset({"F64", "F32", "BF16", "F16"} | {type.name for type in TENSOR_TYPES.values()})
+LOADABLE = frozenset({"F64", "F32", "BF16", "F16", MXFP4} | {type.name for type in TENSOR_TYPES.values()})
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -29,11 +30,12 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor in a file. `dtype` is the name in the file's format. `read` returns the tensor, dequantized if it was
-    quantized."""
+    quantized. `part` returns one index of its first dimension, if it is better read so."""
 
     shape: list[int]
     dtype: str
     read: Callable[[], Tensor]
+    part: Callable[[int], Tensor] | None = None
 
 
 @contextmanager
@@ -73,8 +75,33 @@ def _by_name(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:
                 )
             holders[name] = path
             part = file.get_slice(name)
-            found[name] = StoredTensor(part.get_shape(), part.get_dtype(), partial(file.get_tensor, name))
-    return found
+            found[name] = StoredTensor(
+                part.get_shape(), part.get_dtype(), partial(file.get_tensor, name), part.__getitem__
+            )
+    return _dequantized(found)
+
+
+def _dequantized(found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the tensors, in which each pair of MXFP4 blocks and scales is the one tensor that they stand for, with the
+    shape that it has in an unquantized checkpoint: [stack, inputs, outputs]."""
+    tensors = {name: replace(tensor, part=None) for name, tensor in found.items()}
+    for name in found:
+        blocks, scales = found[name], found.get(f"{name.removesuffix('_blocks')}_scales")
+        if not name.endswith("_blocks") or scales is None or not fits(blocks.shape, scales.shape):
+            continue
+        stack, outputs, groups, size = blocks.shape
+        tensors[name.removesuffix("_blocks")] = StoredTensor(
+            [stack, groups * 2 * size, outputs],
+            MXFP4 if blocks.dtype == scales.dtype == "U8" else f"{blocks.dtype} with scales in {scales.dtype}",
+            partial(_read_mxfp4, blocks.read, scales.read),
+            partial(_read_mxfp4, blocks.part, scales.part),
+        )
+        del tensors[name], tensors[f"{name.removesuffix('_blocks')}_scales"]
+    return tensors
+
+
+def _read_mxfp4(blocks: Callable[..., Tensor], scales: Callable[..., Tensor], *index: int) -> Tensor:
+    return dequantized(blocks(*index), scales(*index)).transpose(-1, -2)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -103,7 +103,7 @@ def open_model(path: Path) -> Iterator[OpenModel]:
                 stored[theirs.name],
                 theirs,
                 ours,
-                parts[theirs.name],
+                parts[theirs.name].tensor,
                 missing_offset(decoder, name, ours) if theirs.complete else 0.0,
             )
             for name, sources in config.weights.items()

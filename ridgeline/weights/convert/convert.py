@@ -94,7 +94,7 @@ def _counter(model: OpenModel, progress: Progress) -> Callable[[Planned], None]:
 
 def _planned(tensor: OpenTensor, dtype: str | None, report: Report) -> Planned:
     kind = _DTYPES.get(tensor.stored.dtype, torch.float32) if dtype is None else getattr(torch, dtype)
-    shape = stored_shape(stored_view(tensor.part, tensor.ours))
+    shape = stored_shape(tensor.part, tensor.ours)
     return Planned(tensor.ours.name, shape, kind, partial(_made, tensor, kind, shape, report))
 
 
