@@ -214,7 +214,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-EMBEDDED = {"gemma2": 1 / 16, "gemma3": 1 / 16, "gemma4": 1 / 2, "gemma4_moe": 1 / 2, "bloom": 4.0}  # these make their embeddings larger, or norm them
+EMBEDDED = {"gemma2": 1 / 16, "gemma3": 1 / 16, "gemma4": 1 / 8, "gemma4_moe": 1 / 8, "bloom": 4.0}  # these make their embeddings larger, or norm them
 STORED_NAMES = {"lm_head.weight": "embed_out.weight"}  # of GPT-NeoX, as checkpoints have them
 CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
 FAMILIES = tuple(CONFIGS)

@@ -53,8 +53,8 @@ class Gemma4Multimodal:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        text = {"tie_word_embeddings": config.get("tie_word_embeddings"), **(config.get("text_config") or {})}
         Config(config).section("text_config", required=True)
+        text = {"tie_word_embeddings": config.get("tie_word_embeddings", True), **config["text_config"]}
         return replace(_spec("Gemma4ForConditionalGeneration", text), towers=_TOWERS)
 
     @staticmethod

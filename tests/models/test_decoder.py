@@ -49,6 +49,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}),
     ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
     ("gemma3", {"attn_logit_softcapping": 5.0}),
+    ("gemma4", {"attention_bias": True, "layer_types": ["full_attention", "full_attention", "sliding_attention"]}),
+    ("gpt_oss", {"attention_bias": False, "layer_types": ["full_attention", "sliding_attention"]}),
 ]
 
 # docs/formats.md lists these. Equal with the context of pretraining as the longest; otherwise they differ where a
@@ -157,6 +159,8 @@ def test_gradients_equal_transformers(family: str, tiny_model: TinyModel) -> Non
         torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets).backward()
     wanted = {tiny_models.stored_name(oracle, name): parameter for name, parameter in oracle.named_parameters()}
     got = export_gradients(decoder, read_model_config(tiny_model(family)).weights)
+    for name in tiny_models.scalars(oracle):  # which transformers does not train
+        del got[name]
     assert got.keys() == wanted.keys()
     for name, gradient in got.items():
         scale = gradient.abs().max().item()
