@@ -71,8 +71,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Gemma4ForCausalLM": {**_WINDOWS, "hidden_size_per_layer_input": 0, "global_head_dim": 16},
     "Gemma4ForConditionalGeneration": {
         "text_config": {
-            **_SIZES, **_WINDOWS, "hidden_size_per_layer_input": 0, "global_head_dim": 16, "enable_moe_block": True,
-            "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8, "attention_k_eq_v": True,
+            **_SIZES,
+            **_WINDOWS,
+            "hidden_size_per_layer_input": 0,
+            "global_head_dim": 16,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 8,
+            "attention_k_eq_v": True,
         }
     },
     "BloomForCausalLM": {"vocab_size": VOCAB, "hidden_size": 16, "n_layer": 2, "n_head": 2, "seq_length": 64},

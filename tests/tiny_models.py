@@ -214,7 +214,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-EMBEDDED = {"gemma2": 1 / 16, "gemma3": 1 / 16, "gemma4": 1 / 8, "gemma4_moe": 1 / 8, "bloom": 4.0}  # these make their embeddings larger, or norm them
+EMBEDDED = {
+    "gemma2": 1 / 16,
+    "gemma3": 1 / 16,
+    "gemma4": 1 / 8,
+    "gemma4_moe": 1 / 8,
+    "bloom": 4.0,
+}  # these make their embeddings larger, or norm them
 STORED_NAMES = {"lm_head.weight": "embed_out.weight"}  # of GPT-NeoX, as checkpoints have them
 CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
 FAMILIES = tuple(CONFIGS)
@@ -235,7 +241,7 @@ def build(family: str, **changes: Any) -> transformers.PreTrainedModel:
             mean, std = mean * EMBEDDED.get(family, 1), std * EMBEDDED.get(family, 1)
         with torch.no_grad():
             parameter.normal_(mean, std, generator=generator)
-    for name, scalar in scalars(model).items():
+    for scalar in scalars(model).values():
         scalar.fill_(0.75 + 0.5 * torch.rand((), generator=generator))
     return model
 

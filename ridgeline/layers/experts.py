@@ -71,9 +71,7 @@ class OwnNorms(nn.Module):
 
     def __init__(self, spec: NormSpec, width: int, build: Build) -> None:
         super().__init__()
-        self.router_norm, self.pre_norm, self.post_norm, self.shared_norm = (
-            Norm(spec, width, build) for _ in range(4)
-        )
+        self.router_norm, self.pre_norm, self.post_norm, self.shared_norm = (Norm(spec, width, build) for _ in range(4))
         self.scaled_M = None
 
     def router_weight(self) -> Tensor:

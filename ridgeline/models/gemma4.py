@@ -1,4 +1,4 @@
-"""Gemma 4 (text): Gemma 3 with wider heads on its full layers, which share keys and values, and with or without experts."""
+"""Gemma 4 (text): Gemma 3 with wider heads on its full layers, where values are keys, with or without experts."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ def rope(config: Config, head_dim: int, layer_type: str = "full_attention") -> R
         )
     kind = _kind(parameters)
     if kind == "proportional":  # the share counts pairs, and those that do not rotate keep their places
-        share, rotary_dim = 2 * int(head_dim * partial.number("partial_rotary_factor", 1.0) // 2), head_dim
-        scaling = ("rope_type", kind), ("factor", parameters.number("factor", 1.0)), ("rotated", float(share))
-        return RopeSpec(theta=theta, rotary_dim=rotary_dim, scaling=scaling)
+        share = 2 * int(head_dim * partial.number("partial_rotary_factor", 1.0) // 2)
+        numbers: Scaling = {"rope_type": kind, "factor": parameters.number("factor", 1.0), "rotated": float(share)}
+        return RopeSpec(theta=theta, rotary_dim=head_dim, scaling=tuple(numbers.items()))
     if kind == "yarn" and theta <= 1:
         raise wrong("rope_theta", theta, "above 1 for rotary scaling yarn")
     if kind == "dynamic" and rotary_dim == 2:

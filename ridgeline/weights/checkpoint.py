@@ -85,22 +85,19 @@ def _dequantized(found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the tensors, in which each pair of MXFP4 blocks and scales is the one tensor that they stand for, with the
     shape that it has in an unquantized checkpoint: [stack, inputs, outputs]."""
     tensors = {name: replace(tensor, part=None) for name, tensor in found.items()}
-    for name in found:
-        blocks, scales = found[name], found.get(f"{name.removesuffix('_blocks')}_scales")
-        if not name.endswith("_blocks") or scales is None or not fits(blocks.shape, scales.shape):
+    for name in (name.removesuffix("_blocks") for name in found if name.endswith("_blocks")):
+        blocks, scales = found[f"{name}_blocks"], found.get(f"{name}_scales")
+        if scales is None or not fits(blocks.shape, scales.shape):
             continue
         stack, outputs, groups, size = blocks.shape
-        tensors[name.removesuffix("_blocks")] = StoredTensor(
-            [stack, groups * 2 * size, outputs],
-            MXFP4 if blocks.dtype == scales.dtype == "U8" else f"{blocks.dtype} with scales in {scales.dtype}",
-            partial(_read_mxfp4, blocks.read, scales.read),
-            partial(_read_mxfp4, blocks.part, scales.part),
-        )
-        del tensors[name], tensors[f"{name.removesuffix('_blocks')}_scales"]
+        kind = MXFP4 if blocks.dtype == scales.dtype == "U8" else f"{blocks.dtype} with scales in {scales.dtype}"
+        whole, one = partial(_read_mxfp4, blocks.read, scales.read), partial(_read_mxfp4, blocks.part, scales.part)
+        tensors[name] = StoredTensor([stack, groups * 2 * size, outputs], kind, whole, one)
+        del tensors[f"{name}_blocks"], tensors[f"{name}_scales"]
     return tensors
 
 
-def _read_mxfp4(blocks: Callable[..., Tensor], scales: Callable[..., Tensor], *index: int) -> Tensor:
+def _read_mxfp4(blocks: Any, scales: Any, *index: int) -> Tensor:
     return dequantized(blocks(*index), scales(*index)).transpose(-1, -2)
 
 

@@ -128,8 +128,8 @@ def _fill(targets: list[Target]) -> Iterator[int]:
 
 
 def fill_dummy(decoder: Decoder, seed: int) -> None:
-    """Set norm weights and scales to 1, biases to 0, and the rest to normal(0, DUMMY_STD). Equal seeds on equal devices give equal
-    numbers."""
+    """Set norm weights and scales to 1, biases to 0, and the rest to normal(0, DUMMY_STD). Equal seeds on equal devices
+    give equal numbers."""
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in decoder.named_parameters():
         if name.endswith(".bias"):
@@ -233,7 +233,8 @@ def _config_of(model: Path) -> str:
 
 
 def redundant(name: str, decoder: Decoder, stored: Mapping[str, StoredTensor]) -> bool:
-    """Return True for a buffer that follows from the config, a copy of the tied embedding, or a part that is not run."""
+    """Return True for a buffer that follows from the config, a copy of the tied embedding, or a part that is not
+    run."""
     if name.startswith(decoder.spec.towers):
         return True
     tied = name == "lm_head.weight" and decoder.spec.tie_word_embeddings

@@ -152,12 +152,19 @@ def machine_code(head_dim: int, queries: int, window: int, sinks: int) -> dict[s
     config = hopper.choose(head_dim, queries)
     constants = {
         "UNITS": 8, "PER_KV": 4, "PACK": 4, "P": 16, "BOX": 16, "D": head_dim,
-        "KEYS": config.KEYS, "STAGES": config.STAGES, "WINDOW": window, "SINKS": bool(sinks), "CONSUMERS": queries // 64, "PDL": True,
+        "KEYS": config.KEYS, "STAGES": config.STAGES, "WINDOW": window, "SINKS": bool(sinks),
+        "CONSUMERS": queries // 64, "PDL": True,
         "CONSUMER_REGS": config.CONSUMER_REGS, "PRODUCER_REGS": config.PRODUCER_REGS,
     }  # fmt: skip
     if not sinks:
         constants["sinks_ptr"] = None
-    types = {**descriptors, "out_ptr": "*bf16", "sinks_ptr": "*bf16", "scale_log2": "fp32", **dict.fromkeys(constants, "constexpr")}
+    types = {
+        **descriptors,
+        "out_ptr": "*bf16",
+        "sinks_ptr": "*bf16",
+        "scale_log2": "fp32",
+        **dict.fromkeys(constants, "constexpr"),
+    }
     names = prefill_kernel.arg_names
     signature = {name: types.get(name, "*i32" if name.endswith("_ptr") else "i32") for name in names}
     attributes = {

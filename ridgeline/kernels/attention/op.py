@@ -299,6 +299,7 @@ def no_schedule(
     cache_NGPD: Tensor | None = None,
     prefix_4R: Tensor | None = None,
     alibi: bool = False,
+    head_bytes: int = 0,
 ) -> Schedule | None:
     """Cut the step's attention into pieces of work. This reference returns None, for implementations that need no
     schedule.
@@ -308,6 +309,7 @@ def no_schedule(
     cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
     prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py.
     alibi: the layers have slopes.
+    head_bytes: the bytes of a key's head, by which tiles are made small enough for wide heads; 0 for the usual ones.
     """
     return None
 

@@ -42,9 +42,9 @@ def decode_attention(
     """Do everything between the projection and the output product, for a step in which row r has token r and no other
     (tokens_each is 1). Returns [T, H, D].
 
-    The arguments are those of `rope_kv` (but for v_norm, which is the last), then those of `paged_attention`. Token r is at position kv_len_R[r] - 1. Its
-    place holds the row's newest key afterwards, and is not read before. No row reads what another row of the step
-    writes.
+    The arguments are those of `rope_kv`, of which v_norm comes last, and those of `paged_attention`. Token r is at
+    position kv_len_R[r] - 1. Its place holds the row's newest key afterwards, and is not read before. No row reads what
+    another row of the step writes.
     """
     return _plain(
         qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ARCHS, AotKernel
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.attention.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.triton import COMBINED, decode_config, paged_attention
@@ -164,8 +164,9 @@ def decode_attention(
 
 
 def _aot(
-    rows: int, heads: int, kv_heads: int, head_dim: int, *, norm: bool = False, rotate: bool = True, alibi: bool = False,
-    sinks: bool = False, v_norm: bool = False, window: bool = False,
+    rows: int, heads: int, kv_heads: int, head_dim: int, *,
+    norm: bool = False, rotate: bool = True, alibi: bool = False,
+    sinks: bool = False, v_norm: bool = False, window: bool = False, archs: tuple[str, ...] = ARCHS,
 ) -> AotKernel:  # fmt: skip
     pointers = (
         "qkv", "q_norm", "k_norm", "cos_sin", "place", "k", "v", "out", "table", "items",
@@ -191,7 +192,7 @@ def _aot(
         constants[name] = None
     return AotKernel(
         fused_kernel, signature, constants,
-        num_warps=cut.num_warps, num_stages=cut.num_stages, hot=True,
+        num_warps=cut.num_warps, num_stages=cut.num_stages, hot=True, archs=archs,
         tensor_cores="MMA" if cut.queries < 16 else "HGMMA",  # later compilers use warpgroups for 8 columns too
     )  # fmt: skip
 
@@ -203,6 +204,5 @@ AOT = (
     _aot(1, 16, 8, 128, norm=True),
     _aot(64, 16, 8, 128, norm=True),
     _aot(64, 32, 32, 128, rotate=False, alibi=True),
-    _aot(1, 64, 8, 64, sinks=True, window=True),
-    _aot(64, 64, 8, 64, sinks=True),
+    _aot(64, 64, 8, 64, sinks=True, window=True, archs=("sm_90", "gfx942")),
 )

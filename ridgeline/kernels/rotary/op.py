@@ -117,9 +117,7 @@ def write_kv(k_TGD: Tensor, v_TGD: Tensor, k_cache_NGPD: Tensor, v_cache_NGPD: T
     v_cache_NGPD[block_T, :, offset_T] = v_TGD
 
 
-def split_heads(
-    qkv_TX: Tensor, num_heads: int, num_kv_heads: int, head_dim: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(qkv_TX: Tensor, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return views q [T, H, D], k [T, G, D] and v [T, G, D] of a fused projection. Without v it is k."""
     heads_TUD = qkv_TX.unflatten(-1, (-1, head_dim))
     q_THD, k_TGD, v_TGD = heads_TUD.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
@@ -203,7 +201,9 @@ FUSED_CASES = (
     FusedCase(tokens=3, heads=5, kv_heads=3, head_dim=48, rotary_dim=24, norm=True),
     FusedCase(tokens=7, heads=6, kv_heads=2, head_dim=64, rotary_dim=32, norm=True, norm_float32=True),
     FusedCase(tokens=7, heads=6, kv_heads=2, head_dim=32, rotary_dim=16, norm=True, v_norm=True),
-    FusedCase(tokens=5, heads=8, kv_heads=1, head_dim=512, rotary_dim=512, norm=True, v_norm=True, values_are_keys=True),
+    FusedCase(
+        tokens=5, heads=8, kv_heads=1, head_dim=512, rotary_dim=512, norm=True, v_norm=True, values_are_keys=True
+    ),
     FusedCase(tokens=301, heads=14, kv_heads=2, head_dim=16, rotary_dim=8),
     FusedCase(tokens=33, heads=32, kv_heads=8, head_dim=64, rotary_dim=64, table_rows=4096),
 )

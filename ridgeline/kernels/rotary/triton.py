@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ARCHS, AotKernel
 from ridgeline.kernels.launch import launch_options
 
 MAX_TOKENS = 4  # tokens of a program
@@ -154,7 +154,8 @@ def rope_kv(
         H=num_heads, G=num_kv_heads, D=head_dim, Y=rotated, P=k_cache_NGPD.shape[2],
         TOKENS=together, HEADS=heads, HALF=triton.next_power_of_2(rotated // 2),
         REST=triton.next_power_of_2(head_dim - rotated) if rotated < head_dim else 0,
-        NORM=q_norm_D is not None, V_NORM=v_norm, V=qkv_TX.shape[1] // head_dim - num_kv_heads, ROTATE=cos_sin_ZY is not None,
+        NORM=q_norm_D is not None, V_NORM=v_norm, V=qkv_TX.shape[1] // head_dim - num_kv_heads,
+        ROTATE=cos_sin_ZY is not None,
         num_warps=warps, **launch_options(qkv_TX.device),
     )  # fmt: skip
     return q_THD
@@ -165,7 +166,7 @@ rope_kv_batch_invariant = partial(rope_kv, fixed=True)
 
 def _aot(
     tokens: int, heads: int, kv_heads: int, head_dim: int, rotated: int, *, norm: bool, rotate: bool = True,
-    v_norm: bool = False,
+    v_norm: bool = False, archs: tuple[str, ...] = ARCHS,
 ) -> AotKernel:  # fmt: skip
     pointers = ("qkv", "q_norm", "k_norm", "cos_sin", "positions", "place", "q", "k_cache", "v_cache")
     kinds = {"positions": "*i64", "place": "*i64", "cos_sin": "*fp32"}
@@ -183,7 +184,7 @@ def _aot(
     for name in absent:
         del signature[name]
         constants[name] = None
-    return AotKernel(_rope_kv, signature, constants, num_warps=warps, hot=True)
+    return AotKernel(_rope_kv, signature, constants, num_warps=warps, hot=True, archs=archs)
 
 
 AOT = (
@@ -193,5 +194,5 @@ AOT = (
     _aot(8192, 16, 8, 128, 128, norm=True),
     _aot(256, 32, 32, 80, 32, norm=False),
     _aot(1, 12, 12, 64, 64, norm=False, rotate=False),
-    _aot(8192, 16, 2, 512, 512, norm=True, v_norm=True),
+    _aot(8192, 16, 2, 512, 512, norm=True, v_norm=True, archs=("sm_90", "gfx942")),
 )

@@ -93,6 +93,7 @@ class PagedKV:
                 cache_NGPD=None if way.capped or way.alibi else self.views[0][0],
                 prefix_4R=rows.prefix_4R,
                 alibi=way.alibi,
+                head_bytes=self._spec.head_dim * self.views[0][0].element_size(),
             ),
         )
 
