@@ -21,7 +21,7 @@ _VALUES = torch.cat((_MAGNITUDES, -_MAGNITUDES))
 _PAIRS = torch.stack((_VALUES.repeat(16), _VALUES.repeat_interleave(16)), -1).contiguous()  # by byte
 _SCALES = torch.ldexp(torch.ones(256), torch.arange(256) - 127)
 _SCALES[255] = torch.nan
-_AT_ONCE = 1 << 16  # groups: temporaries stay in the processor's cache and are far smaller than the tensor
+_AT_ONCE = 1 << 12  # groups: temporaries stay in the processor's cache and are far smaller than the tensor
 
 
 def fits(blocks: list[int], scales: list[int]) -> bool:

@@ -1,4 +1,4 @@
-"""MXFP4: values as the format's specification and transformers have them, and gpt-oss in the form in which it is shipped."""
+"""MXFP4: values as the specification and transformers have them, and gpt-oss in the form in which it is shipped."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def test_a_shipped_gpt_oss_loads_as_the_numbers_it_stands_for(shipped: tuple[Pat
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda tensors, name: tensors.pop(f"{name}_scales"), "lacks tensors that config.json asks for: .*gate_up_proj"),
+        (
+            lambda tensors, name: tensors.pop(f"{name}_scales"),
+            "lacks tensors that config.json asks for: .*gate_up_proj",
+        ),
         (
             lambda tensors, name: tensors.update({f"{name}_scales": tensors[f"{name}_scales"][:, :-1].contiguous()}),
             "lacks tensors that config.json asks for: .*gate_up_proj",
