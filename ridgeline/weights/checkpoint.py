@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,12 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file. `dtype` is the name in the file's format. `read` returns the tensor, dequantized if it was
-    quantized. `part` returns one index of its first dimension, if it is better read so."""
+    """A tensor in a file.
+
+    dtype: the name in the file's format.
+    read: returns the tensor, dequantized if it was quantized.
+    part: returns one index of its first dimension. None in files that are read whole.
+    """
 
     shape: list[int]
     dtype: str
@@ -84,17 +88,16 @@ def _by_name(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:
 def _dequantized(found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the tensors, in which each pair of MXFP4 blocks and scales is the one tensor that they stand for, with the
     shape that it has in an unquantized checkpoint: [stack, inputs, outputs]."""
-    tensors = {name: replace(tensor, part=None) for name, tensor in found.items()}
-    for name in (name.removesuffix("_blocks") for name in found if name.endswith("_blocks")):
+    for name in [name.removesuffix("_blocks") for name in found if name.endswith("_blocks")]:
         blocks, scales = found[f"{name}_blocks"], found.get(f"{name}_scales")
         if scales is None or not fits(blocks.shape, scales.shape):
             continue
         stack, outputs, groups, size = blocks.shape
         kind = MXFP4 if blocks.dtype == scales.dtype == "U8" else f"{blocks.dtype} with scales in {scales.dtype}"
         whole, one = partial(_read_mxfp4, blocks.read, scales.read), partial(_read_mxfp4, blocks.part, scales.part)
-        tensors[name] = StoredTensor([stack, groups * 2 * size, outputs], kind, whole, one)
-        del tensors[f"{name}_blocks"], tensors[f"{name}_scales"]
-    return tensors
+        found[name] = StoredTensor([stack, groups * 2 * size, outputs], kind, whole, one)
+        del found[f"{name}_blocks"], found[f"{name}_scales"]
+    return found
 
 
 def _read_mxfp4(blocks: Any, scales: Any, *index: int) -> Tensor:

@@ -28,6 +28,7 @@ from ridgeline.weights.folder import resolve_model as resolve_model
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import ROPE_FACTORS, gguf_model_config, gguf_weights
+from ridgeline.weights.mxfp4 import MXFP4
 from ridgeline.weights.transfer import fill
 
 Progress = Callable[[str, float], None]
@@ -96,9 +97,9 @@ def load_weights(
 
 
 def _targets(stored: StoredTensor, view: Tensor) -> Iterator[Target]:
-    """Yield what is to be filled, with the function that reads it. A quantized stack is read one by one, since all of
-    it would take much memory before it is copied."""
-    if stored.part is None:
+    """Yield what is to be filled, with the function that reads it. A stack in MXFP4 is read one by one, since all of it
+    would take much memory before it is copied."""
+    if stored.dtype != MXFP4 or stored.part is None:
         yield view, lambda: stored.read().view(view.shape)
         return
     for index, one in enumerate(view):

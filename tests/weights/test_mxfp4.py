@@ -13,6 +13,8 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.text.gguf_export import write_texts
+from ridgeline.weights.convert.convert import convert
 from ridgeline.weights.loader import check_files, read_model_config
 from ridgeline.weights.mxfp4 import dequantized
 from tests.weights.loading import load
@@ -72,6 +74,16 @@ def test_a_shipped_gpt_oss_loads_as_the_numbers_it_stands_for(shipped: tuple[Pat
     assert ours.keys() == theirs.keys()
     for name in ours:
         assert torch.equal(ours[name], theirs[name]), name
+
+
+def test_a_converted_gpt_oss_is_the_same_unquantized(shipped: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "converted"
+    convert(shipped[0], folder, dtype=None, shard_size=10**9, write_texts=write_texts, progress=lambda what, part: None)
+    ours, theirs = load(folder).state_dict(), load(shipped[0]).state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    stored = {name: tensor.dtype for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    assert {kind for name, kind in stored.items() if name.endswith("_proj")} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(
