@@ -236,8 +236,7 @@ class ModelSpec:
     embed_norm: normalizes the embedded tokens before the first layer.
     logits_multiplier: multiplies the scores.
     logits_softcap: bounds the scores after that: x becomes cap · tanh(x / cap).
-    towers: how the names of those tensors begin that belong to other parts of a checkpoint (encoders of images and
-        sounds). They are not loaded.
+    unused: beginnings of the names of tensors that checkpoints hold and this network does not use.
     """
 
     architecture: str
@@ -252,7 +251,7 @@ class ModelSpec:
     embed_norm: NormSpec | None = None
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
-    towers: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:

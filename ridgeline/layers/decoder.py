@@ -50,6 +50,8 @@ class Layer(nn.Module):
         self.feed_forward = kinds.feed_forward(spec.feed_forward, width, build.within("feed_forward"))
         self.feed_forward_post_norm = Norm(spec.norm, width, build) if after else None
         self.scalar = build.parameter(1) if spec.scalar else None
+        if self.scalar is not None:
+            self.scalar.requires_grad_(False)  # a constant of the checkpoint, which transformers does not train either
 
     def forward(
         self, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Any, live_T: Tensor | None

@@ -55,7 +55,7 @@ class Gemma4Multimodal:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         Config(config).section("text_config", required=True)
         text = {"tie_word_embeddings": config.get("tie_word_embeddings", True), **config["text_config"]}
-        return replace(_spec("Gemma4ForConditionalGeneration", text), towers=_TOWERS)
+        return replace(_spec("Gemma4ForConditionalGeneration", text), unused=_TOWERS)
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:

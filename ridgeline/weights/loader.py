@@ -234,12 +234,11 @@ def _config_of(model: Path) -> str:
 
 
 def redundant(name: str, decoder: Decoder, stored: Mapping[str, StoredTensor]) -> bool:
-    """Return True for a buffer that follows from the config, a copy of the tied embedding, or a part that is not
-    run."""
-    if name.startswith(decoder.spec.towers):
-        return True
+    """Return True for a buffer that follows from the config, a copy of the tied embedding, or what the architecture
+    does not use."""
     tied = name == "lm_head.weight" and decoder.spec.tie_word_embeddings
-    return name.endswith(_HARMLESS) or (tied and stored[name].shape == list(decoder.embed.weight.shape))
+    copy = tied and stored[name].shape == list(decoder.embed.weight.shape)
+    return copy or name.endswith(_HARMLESS) or name.startswith(decoder.spec.unused)
 
 
 def _some(names: list[str], shown: int = 4) -> str:

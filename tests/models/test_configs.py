@@ -451,7 +451,7 @@ def test_published_sizes_hold_exactly_the_tensors_transformers_would(config: dic
     wanted = {
         stored_name(oracle, name): list(tensor.shape)
         for name, tensor in stored.items()
-        if not name.startswith(ours.spec.towers)
+        if not name.startswith(ours.spec.unused)
     }
     assert {name: view.shape for name, view in views.items()} == wanted
     assert ours.weights.keys() == dict(decoder.named_parameters()).keys()

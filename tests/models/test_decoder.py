@@ -191,8 +191,8 @@ def export_gradients(decoder: Decoder, weights: WeightMap) -> dict[str, Tensor]:
     """Gradients under the checkpoint's names and shapes."""
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
-            assert parameter.grad is not None, name
-            parameter.copy_(parameter.grad)
+            assert (parameter.grad is not None) is parameter.requires_grad, name
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
         for module in decoder.modules():
             if isinstance(module, Norm):
                 module.weight += module.offset  # which exporting takes off
