@@ -9,7 +9,7 @@ from typing import Any
 
 from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
 from ridgeline.core.model_spec import LayerSpec, ModelSpec, Source, WeightMap
-from ridgeline.models.config import Config
+from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import Llama, llama_like
 
 DEFAULTS = {
@@ -70,8 +70,8 @@ def _within(name: str) -> str:
 
 
 def _spec(architecture: str, config: Mapping[str, Any]) -> ModelSpec:
-    values = Config(config, DEFAULTS)
-    values = Config({**config, "hidden_act": values.raw("hidden_activation")}, DEFAULTS)
+    activation = Config(config, DEFAULTS).raw("hidden_activation")
+    values = Config({**config, "hidden_act": activation}, DEFAULTS)
     values.refuse("hidden_size_per_layer_input", "inputs of single layers, as in E2B and E4B, are not computed")
     values.refuse("num_kv_shared_layers", "layers with the keys of other layers, as in E2B and E4B, are not computed")
     if values.raw("use_bidirectional_attention") != "vision":  # which means images, and there are none here
@@ -81,7 +81,7 @@ def _spec(architecture: str, config: Mapping[str, Any]) -> ModelSpec:
     def alike(head_dim: int, kv_heads: int, window: int | None) -> ModelSpec:
         """Return a model all of whose layers are of one kind."""
         widths = {"head_dim": head_dim, "num_key_value_heads": kv_heads}
-        one = Config({**config, "hidden_act": values.raw("hidden_act"), **widths}, DEFAULTS)
+        one = Config({**config, "hidden_act": activation, **widths}, DEFAULTS)
         return llama_like(architecture, one, attention_bias=values.boolean("attention_bias"), windows=[window])
 
     kinds = _kinds(values)
@@ -130,14 +130,11 @@ def _layer(layer: LayerSpec, config: Config) -> LayerSpec:
     layer = replace(layer, mixer=mixer, norms="both", scalar=True)
     if not config.boolean("enable_moe_block"):
         return layer
-    routing = RoutingSpec(
-        experts=config.integer("num_experts"),
-        top_k=config.integer("top_k_experts"),
-        renormalize=True,
-        expert_scale=True,
-    )
+    count, top_k = config.integer("num_experts"), config.integer("top_k_experts")
+    if top_k > count:
+        raise wrong("top_k_experts", top_k, f"at most the {count} of num_experts")
     experts = ExpertsSpec(
-        routing=routing,
+        routing=RoutingSpec(experts=count, top_k=top_k, renormalize=True, expert_scale=True),
         intermediate_size=config.integer("moe_intermediate_size"),
         activation=layer.mlp.activation,
         shared=layer.mlp,

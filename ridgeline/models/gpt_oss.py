@@ -9,7 +9,6 @@ from typing import Any
 from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
 from ridgeline.core.model_spec import LayerSpec, ModelSpec, Source, WeightMap
 from ridgeline.models.config import Config, wrong
-from ridgeline.models.experts import num_experts
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, llama_like
 
@@ -34,10 +33,11 @@ class GptOss:
         values = Config(config, DEFAULTS)
         if values.number("swiglu_limit") != LIMIT:
             raise wrong("swiglu_limit", values.raw("swiglu_limit"), f"{LIMIT}, the only one that we compute")
+        count, top_k = values.integer("num_local_experts"), values.integer("num_experts_per_tok")
+        if top_k > count:
+            raise wrong("num_experts_per_tok", top_k, f"at most the {count} of num_local_experts")
         experts = ExpertsSpec(
-            routing=RoutingSpec(
-                experts=num_experts(values), top_k=values.integer("num_experts_per_tok"), renormalize=True, bias=True
-            ),
+            routing=RoutingSpec(experts=count, top_k=top_k, renormalize=True, bias=True),
             intermediate_size=values.integer("intermediate_size"),
             activation="swiglu_clamped",
             bias=True,

@@ -661,6 +661,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"layer_types": ["sliding_attention"] * 28}, "use_sliding_window is false"),
     ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit to 5.0; it must be 7.0"),
     ("gpt_oss", {"quantization_config": {"quant_method": "fp8"}}, "'fp8'.*only unquantized checkpoints and MXFP4"),
+    ("gpt_oss", {"num_experts_per_tok": 33}, "num_experts_per_tok to 33; it must be at most the 32"),
+    (
+        "gemma4",
+        {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5},
+        "top_k_experts to 5; .* at most the 4",
+    ),
+    ("gemma4", {"enable_moe_block": True}, "no num_experts"),
     ("gemma4", {"hidden_size_per_layer_input": 256}, "per_layer_input to 256.*E2B and E4B"),
     ("gemma4", {"num_kv_shared_layers": 20}, "num_kv_shared_layers to 20.*keys of other layers"),
     ("gemma4", {"use_bidirectional_attention": "all"}, "only causal attention"),
