@@ -68,6 +68,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "GPTNeoXForCausalLM": {"rotary_pct": 0.5, "hidden_act": "gelu"},
     "GraniteForCausalLM": {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "logits_scaling": 2.5},
     "GPT2LMHeadModel": _GPT2,
+    "GptOssForCausalLM": {"sliding_window": 8, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Gemma4ForCausalLM": {**_WINDOWS, "hidden_size_per_layer_input": 0, "global_head_dim": 16},
+    "Gemma4ForConditionalGeneration": {
+        "text_config": {
+            **_SIZES,
+            **_WINDOWS,
+            "hidden_size_per_layer_input": 0,
+            "global_head_dim": 16,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 8,
+            "attention_k_eq_v": True,
+        }
+    },
     "BloomForCausalLM": {"vocab_size": VOCAB, "hidden_size": 16, "n_layer": 2, "n_head": 2, "seq_length": 64},
     "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen2MoeForCausalLM": {"num_experts": 4, "shared_expert_intermediate_size": 8, "mlp_only_layers": [0], **_SMALL},

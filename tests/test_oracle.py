@@ -108,7 +108,7 @@ def test_greedy_tokens_are_transformers_for_64_steps(family: str, device: str, o
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2", "gpt_oss", "gemma4_moe"])
 def test_bfloat16_on_a_gpu_stays_near_the_oracle(family: str, open_llm) -> None:
     """Logits are of order ten, so one rounding is 0.04; a few of them add up on the way through the layers."""
     llm = open_llm(family, **TIGHT, device="cuda", dtype="bfloat16")
@@ -174,7 +174,7 @@ def test_settings_and_neighbours_change_nothing(
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2", "olmoe", "deepseek", "glm4_moe"])
+@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2", "olmoe", "deepseek", "glm4_moe", "gpt_oss", "gemma4_moe"])
 def test_preemption_changes_nothing(family: str, policy: str, open_llm, tiny_model: Callable[[str], Path]) -> None:
     settings: Settings = {"max_num_batched_tokens": 16, "block_size": 4, "max_num_seqs": 6, "max_model_len": 96}
     layout = open_llm(family, **settings).assembly.memory.layout
@@ -201,7 +201,7 @@ def test_a_long_life_of_shared_prefixes_and_salts_changes_nothing(
     assert scheduler.cache.pool.free_pages == scheduler.cache.pool.num_pages
 
 
-@pytest.mark.parametrize("family", ["llama", "mixed", "mistral", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "mixed", "mistral", "gemma3", "gpt_oss", "gemma4_moe"])
 def test_a_conversation_that_goes_on_from_within_a_block_is_transformers(family: str, open_llm) -> None:
     """Turn by turn, all turns' tokens but the last from the cache; and the same without it."""
     params = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True, logprobs=3)

@@ -31,7 +31,7 @@ def plain(folder: Path) -> dict[str, list[int]]:
         return {name: outcome.tokens for name, outcome in own.run(*requests()).items()}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "bloom", "gemma2", "neox"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "bloom", "gemma2", "neox", "gemma4_moe"])
 def test_tokens_equal_those_of_the_plain_ops(tiny_model: Callable[[str], Path], family: str) -> None:
     assert "paged_attention" in TRITON
     folder = tiny_model(family)
@@ -102,7 +102,7 @@ def together(own: Rig) -> tuple[dict[str, list[int]], list[tuple[int, int]]]:
     return {name: outcome.tokens for name, outcome in outcomes.items()}, named
 
 
-@pytest.mark.parametrize("family", ["bloom", "mixed"])
+@pytest.mark.parametrize("family", ["bloom", "mixed", "gpt_oss"])
 def test_reading_shared_prefixes_together_changes_no_token(tiny_model: Callable[[str], Path], family: str) -> None:
     folder = tiny_model(family)
     with rig(folder, max_num_seqs=7) as own:
@@ -116,7 +116,7 @@ def test_reading_shared_prefixes_together_changes_no_token(tiny_model: Callable[
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
-@pytest.mark.parametrize("family", ["llama", "bloom"])
+@pytest.mark.parametrize("family", ["llama", "bloom", "gpt_oss"])
 def test_on_a_gpu_shared_prefixes_change_no_token(
     tiny_model: Callable[[str], Path], family: str, enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +134,21 @@ def test_on_a_gpu_shared_prefixes_change_no_token(
 @pytest.mark.gpu
 @pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "mistral", "mixed", "gpt2", "bloom", "gemma2", "neox", "qwen3_moe"]
+    "family",
+    [
+        "llama",
+        "qwen3",
+        "mistral",
+        "mixed",
+        "gpt2",
+        "bloom",
+        "gemma2",
+        "neox",
+        "qwen3_moe",
+        "gpt_oss",
+        "gemma4",
+        "gemma4_moe",
+    ],
 )
 def test_on_a_gpu_graphs_change_nothing(tiny_model: Callable[[str], Path], family: str, enforce_eager: bool) -> None:
     folder = tiny_model(family)

@@ -52,6 +52,18 @@ _GEMMA: dict[str, Any] = {
     "sliding_window": WINDOW,
 }
 
+_GEMMA4: dict[str, Any] = {
+    **_COMMON,
+    "pad_token_id": None,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": WINDOW,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+}
+
 _GRANITE: dict[str, Any] = {
     **_COMMON,
     "num_hidden_layers": 2,
@@ -162,6 +174,38 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **_COMMON,
+            "num_hidden_layers": 2,
+            "head_dim": 16,
+            "intermediate_size": 32,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+        },
+    ),
+    "gemma4": ("Gemma4", {**_GEMMA4, "final_logit_softcapping": 8.0}),
+    "gemma4_moe": (
+        "Gemma4",
+        {
+            **_GEMMA4,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 48,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
     "mixtral": ("Mixtral", {**_COMMON, "num_hidden_layers": 2, "sliding_window": WINDOW, "num_local_experts": 4}),
     "qwen2_moe": (
         "Qwen2Moe",
@@ -243,8 +287,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-EMBEDDED = {"gemma2": 1 / 16, "gemma3": 1 / 16, "bloom": 4.0}  # these make their embeddings larger, or norm them
-CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
+EMBEDDED = {
+    "gemma2": 1 / 16,
+    "gemma3": 1 / 16,
+    "gemma4": 1 / 8,
+    "gemma4_moe": 1 / 8,
+    "bloom": 4.0,
+}  # these make their embeddings larger, or norm them
+CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
 FAMILIES = tuple(CONFIGS)
 
 # Classes that transformers lacks: config → model
@@ -259,6 +309,8 @@ def build(family: str, **changes: Any) -> Oracle:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name.endswith("e_score_correction_bias"):  # a buffer, of digits that half precisions hold
             tensor.copy_(torch.randint(-32, 33, tensor.shape, generator=generator) / 64)
+        if name.endswith("layer_scalar"):
+            tensor.fill_(0.75 + 0.5 * torch.rand((), generator=generator))
     for name, parameter in model.named_parameters():
         mean = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0  # a norm's weight
         std = 0.3 if parameter.ndim >= 2 and ("layers." in name or "h." in name) else 0.2

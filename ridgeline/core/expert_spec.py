@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ridgeline.core.model_spec import MLPSpec, Product, Products
+from ridgeline.core.model_spec import MLPSpec, NormSpec, Product, Products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,8 @@ class ExpertsSpec:
     bias: gate, up and down have biases.
     shared: an MLP that every token runs.
     shared_gate: the shared expert's output is multiplied by the sigmoid of one more product (Qwen2-MoE).
+    own_norms: the layer's norm is that of the shared expert alone. Router and experts have norms of their own, of which
+        the router's multiplies by M^-0.5 too, and experts and shared expert each have one for what they add (Gemma 4).
     """
 
     kind: ClassVar[str] = "experts"
@@ -57,6 +59,7 @@ class ExpertsSpec:
     bias: bool = False
     shared: MLPSpec | None = None
     shared_gate: bool = False
+    own_norms: NormSpec | None = None
 
     @property
     def scratch(self) -> int:

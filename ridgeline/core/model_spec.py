@@ -107,6 +107,9 @@ class AttentionSpec:
     window: how many tokens a query sees, itself included; None: all before it.
     softcap: scores x become softcap · tanh(x / softcap).
     alibi: each head's scores fall linearly with distance (Press et al., arXiv 2108.12409).
+    sinks: each head has a learned logit that takes part in the softmax and carries no value.
+    v_norm: values are divided by their root mean square head by head, as queries and keys are, but without a weight.
+    values_are_keys: there is no projection to values. They are the keys' projection, before its norm and rotation.
     """
 
     kind: ClassVar[str] = "attention"
@@ -122,6 +125,9 @@ class AttentionSpec:
     window: int | None = None
     softcap: float | None = None
     alibi: bool = False
+    sinks: bool = False
+    v_norm: bool = False
+    values_are_keys: bool = False
 
     @property
     def state(self) -> KVSpec:
@@ -136,13 +142,18 @@ class AttentionSpec:
 
     @property
     def scratch(self) -> int:
-        return 2 * self.q_size + 2 * self.kv_size
+        return self.q_size + sum(self.projected)
 
     def products(self, width: int) -> Products:
         return {
-            "qkv": Product(width, self.q_size + 2 * self.kv_size, self.qkv_bias),
+            "qkv": Product(width, sum(self.projected), self.qkv_bias),
             "out": Product(self.q_size, width, self.out_bias),
         }
+
+    @property
+    def projected(self) -> tuple[int, ...]:
+        """The widths of the parts of the fused projection: queries, keys, and values unless they are the keys."""
+        return (self.q_size, self.kv_size) if self.values_are_keys else (self.q_size, self.kv_size, self.kv_size)
 
     @property
     def q_size(self) -> int:
@@ -182,6 +193,7 @@ class LayerSpec:
     norms: the place of the norms. "before" means x += f(norm(x)), "after" means x += norm(f(x)), "both" means both.
     parallel: the feed-forward sees the same x as the mixer.
     residual_multiplier: multiplies what either part adds.
+    scalar: a learned number multiplies the residual after both parts.
     """
 
     mixer: MixerSpec
@@ -190,6 +202,7 @@ class LayerSpec:
     norms: Literal["before", "after", "both"] = "before"
     parallel: bool = False
     residual_multiplier: float = 1.0
+    scalar: bool = False
 
     @property
     def attention(self) -> AttentionSpec:
@@ -249,10 +262,12 @@ class ModelSpec:
 class Source:
     """A checkpoint tensor that becomes a parameter of the decoder, or a part of one.
 
-    transpose: it is stored as [in, out] (GPT-2's Conv1D), and we keep [out, in].
+    transpose: it is stored as [in, out] (GPT-2's Conv1D), or as a stack of such, and we keep [out, in].
     heads: it is stored head by head, so many heads, each with its rows of q, k and v. We keep all of q, then k, then v.
     interleaved: it has so many heads, in each of which two rows that rotate as a pair are neighbours. We keep all first
         halves, then all second halves.
+    alternating: it is a stack of fused pairs whose outputs alternate (gate, up, gate, up, …). We keep all gates of a
+        pair, then all ups.
     complete: it is a norm's weight to which no offset must be added (see NormSpec.offset).
     stacked: it holds this part of every expert, one after the other. Others hold one expert's.
     """
@@ -261,6 +276,7 @@ class Source:
     transpose: bool = False
     heads: int | None = None
     interleaved: int | None = None
+    alternating: bool = False
     complete: bool = False
     stacked: bool = False
 

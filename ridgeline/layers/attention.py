@@ -6,7 +6,7 @@ Legend:
     H  query heads
     G  key/value heads
     D  head width
-    X  (H + 2 G) D, columns of the fused projection
+    X  (H + 2 G) D, columns of the fused projection; (H + G) D if values are the keys' projection
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ class Attention(nn.Module):
     """Causal grouped-query attention with one fused projection to q, k and v."""
 
     slopes_H: Tensor | None
+    sinks: nn.Parameter | None
 
     def __init__(self, spec: AttentionSpec, width: int, build: Build) -> None:
         super().__init__()
         self.spec = spec
         self.ops = build.ops
-        self.qkv = Linear(width, (spec.q_size, spec.kv_size, spec.kv_size), spec.qkv_bias, build.within("qkv"))
+        self.qkv = Linear(width, spec.projected, spec.qkv_bias, build.within("qkv"))
         self.out = Linear(spec.q_size, (width,), spec.out_bias, build.within("out"))
         norms = [Norm(norm, norm_width, build) for norm, norm_width in spec.norms]
         self.q_norm: Norm | None = norms[0] if norms else None
         self.k_norm: Norm | None = norms[1] if norms else None
         self.rotary = build.rotary(spec.rope) if spec.rope is not None else None
+        self.sinks = build.parameter(spec.num_heads) if spec.sinks else None
         slopes_H = alibi_slopes(spec.num_heads).to(build.device) if spec.alibi else None
         self.register_buffer("slopes_H", slopes_H, persistent=False)
 
@@ -61,13 +63,13 @@ class Attention(nn.Module):
 
     @property
     def heads(self) -> Heads:
-        """The steps between the projection and the attention that are still to be done with the heads: norms, rotation
-        and slopes."""
+        """The steps between the projection and the attention that are still to be done with the heads: norms, rotation,
+        slopes and sinks."""
         angles = None if self.rotary is None else self.rotary.cos_sin_ZY
         if self.q_norm is None or self.k_norm is None or self.spec.qk_norm_whole:
-            return Heads(self.spec, self.ops, None, None, 0.0, angles, self.slopes_H)
+            return Heads(self.spec, self.ops, None, None, 0.0, angles, self.slopes_H, self.sinks)
         norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
-        return Heads(self.spec, self.ops, *norms, angles, self.slopes_H)
+        return Heads(self.spec, self.ops, *norms, angles, self.slopes_H, self.sinks)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

@@ -18,7 +18,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers import kinds
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding
-from ridgeline.layers.experts import ExpertStack
+from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 from ridgeline.quantization.scheme import SchemeOf, everywhere, scheme
@@ -49,18 +49,23 @@ class Layer(nn.Module):
         self.feed_forward_norm = Norm(spec.norm, width, build) if before else None
         self.feed_forward = kinds.feed_forward(spec.feed_forward, width, build.within("feed_forward"))
         self.feed_forward_post_norm = Norm(spec.norm, width, build) if after else None
+        self.scalar = build.parameter(1) if spec.scalar else None
+        if self.scalar is not None:
+            self.scalar.requires_grad_(False)  # a constant of the checkpoint, which transformers does not train either
 
     def forward(
         self, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Any, live_T: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return (what this layer adds to the residual, the residual before it)."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return (what this layer adds to the residual, the residual before it), or (the residual after it, None)."""
         x_TM, residual_TM = self.mixer(self.mixer_norm, x_TM, residual_TM, positions_T, state)
         x_TM = self._added(x_TM, self.mixer_post_norm)
         if self.spec.parallel:
             y_TM, _ = self.feed_forward(self.feed_forward_norm, residual_TM, None, live_T)
-            return x_TM + self._added(y_TM, self.feed_forward_post_norm), residual_TM
-        x_TM, residual_TM = self.feed_forward(self.feed_forward_norm, x_TM, residual_TM, live_T)
-        return self._added(x_TM, self.feed_forward_post_norm), residual_TM
+            x_TM = x_TM + self._added(y_TM, self.feed_forward_post_norm)
+        else:
+            x_TM, residual_TM = self.feed_forward(self.feed_forward_norm, x_TM, residual_TM, live_T)
+            x_TM = self._added(x_TM, self.feed_forward_post_norm)
+        return (x_TM, residual_TM) if self.scalar is None else ((x_TM + residual_TM) * self.scalar, None)
 
     def _added(self, x_TM: Tensor, norm: Norm | None) -> Tensor:
         """Return what a part with the output `x_TM` adds to the residual."""
@@ -126,7 +131,7 @@ class Decoder(nn.Module):
         trained."""
         self.requires_grad_(False)
         for module in self.modules():
-            if isinstance(module, (Linear, ExpertStack)):
+            if isinstance(module, (Linear, ExpertStack, Experts)):
                 module.prepare()
 
     @property

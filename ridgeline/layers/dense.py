@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.core.model_spec import AttentionSpec
+from ridgeline.kernels.attention.op import softmax_with_sinks
 from ridgeline.layers.heads import Heads
 
 
@@ -38,8 +38,8 @@ class DenseCausal:
             x.unflatten(0, (self.batch, -1)).transpose(1, 2) for x in heads.split(qkv_TX, positions_T)
         )
         spec = heads.spec
-        if spec.softcap is not None or spec.alibi:
-            return _scored(q_BHSD, k_BGSD, v_BGSD, spec, heads.slopes_H).transpose(1, 2).flatten(0, 1).flatten(1)
+        if spec.softcap is not None or spec.alibi or spec.sinks:
+            return _scored(q_BHSD, k_BGSD, v_BGSD, heads).transpose(1, 2).flatten(0, 1).flatten(1)
         length = q_BHSD.shape[2]
         plain = spec.window is None or spec.window >= length
         mask_SS = None if plain else _seen(length, spec.window, q_BHSD.device)
@@ -55,8 +55,10 @@ class DenseCausal:
         return out_BHSD.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
-def _scored(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, spec: AttentionSpec, slopes_H: Tensor | None) -> Tensor:
-    """Compute attention in float32 whose scores are changed before the softmax, by a cap or by slopes."""
+def _scored(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, heads: Heads) -> Tensor:
+    """Compute attention in float32 whose scores are changed before the softmax, by a cap or by slopes, or joined by
+    sinks."""
+    spec, slopes_H = heads.spec, heads.slopes_H
     per_kv, length = spec.num_heads // spec.num_kv_heads, q_BHSD.shape[2]
     k_BHSD, v_BHSD = (x.repeat_interleave(per_kv, dim=1) for x in (k_BGSD, v_BGSD))
     scores_BHSS = spec.scale * (q_BHSD.float() @ k_BHSD.float().transpose(-1, -2))
@@ -66,7 +68,7 @@ def _scored(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, spec: AttentionSpec,
         position_S = torch.arange(length, device=q_BHSD.device)
         scores_BHSS = scores_BHSS + slopes_H[:, None, None] * (position_S - position_S[:, None])
     seen_SS = _seen(length, spec.window, q_BHSD.device)
-    weights_BHSS = scores_BHSS.masked_fill(~seen_SS, -torch.inf).softmax(-1)
+    weights_BHSS = softmax_with_sinks(scores_BHSS.masked_fill(~seen_SS, -torch.inf), heads.sinks_H)
     return (weights_BHSS @ v_BHSD.float()).to(q_BHSD.dtype)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.core.model_spec import NormSpec
 from ridgeline.kernels.route.op import Routes
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
@@ -59,6 +60,26 @@ class ExpertStack(nn.Module):
         return self.matrices.nbytes if self.weight is None else 0
 
 
+class OwnNorms(nn.Module):
+    """The norms of a mixture whose parts have their own: before the router, before and after the experts, and after the
+    shared expert.
+
+    scaled_M: the router's weight times M^-0.5, once the weights are loaded.
+    """
+
+    scaled_M: Tensor | None
+
+    def __init__(self, spec: NormSpec, width: int, build: Build) -> None:
+        super().__init__()
+        self.router_norm, self.pre_norm, self.post_norm, self.shared_norm = (Norm(spec, width, build) for _ in range(4))
+        self.scaled_M = None
+
+    def router_weight(self) -> Tensor:
+        """Return the weight of the router's norm, float32."""
+        weight_M = self.router_norm.weight
+        return weight_M.float() * len(weight_M) ** -0.5 if self.scaled_M is None else self.scaled_M
+
+
 class Experts(nn.Module):
     """The feed-forward of an `ExpertsSpec`.
 
@@ -82,6 +103,7 @@ class Experts(nn.Module):
         self.down = ExpertStack(how.experts, spec.intermediate_size, (width,), spec.bias, build.within("down"))
         self.shared = feed_forward(spec.shared, width, build.within("shared")) if spec.shared else None
         self.shared_gate = Linear(width, (1,), False, build.within("shared_gate")) if spec.shared_gate else None
+        self.norms = OwnNorms(spec.own_norms, width, build) if spec.own_norms else None
         tally_E = torch.zeros(how.experts, dtype=torch.int64, device=build.device)
         self.register_buffer("tally_E", tally_E, persistent=False)
 
@@ -89,6 +111,8 @@ class Experts(nn.Module):
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return (what the experts add to the residual, the residual before it): [T, M] each."""
+        if self.norms is not None:
+            return self._side_by_side(self.norms, norm, x_TM, residual_TM, live_T)
         n_TM, s_TM, routes = self.route(norm, x_TM, residual_TM, live_T)
         h_PF = self.gate_up.matrices.gate_up(n_TM, self.gate_up.bias, routes, self.spec.activation)
         return self.down.matrices.down(h_PF, self.down.bias, routes, self._shared(n_TM)), s_TM
@@ -98,14 +122,19 @@ class Experts(nn.Module):
     ) -> tuple[Tensor, Tensor, Routes]:
         """Return (the normalised input, the residual, the tokens' routes)."""
         if norm is not None and norm.bias is not None:  # a LayerNorm, which no op fuses with the router
-            (x_TM, before_TM), residual_TM, norm = norm(x_TM, residual_TM), None, None
-        else:
-            before_TM = None
-        n_TM, s_TM, routes = self.ops.route(
+            n_TM, before_TM = norm(x_TM, residual_TM)
+            return n_TM, before_TM, self._routes(n_TM, None, None, 0.0, live_T)[2]
+        weight_M, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        return self._routes(x_TM, residual_TM, weight_M, eps, live_T)
+
+    def _routes(
+        self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor | None, eps: float, live_T: Tensor | None
+    ) -> tuple[Tensor, Tensor, Routes]:
+        return self.ops.route(
             x_TM,
             residual_TM,
-            None if norm is None else norm.weight,
-            0.0 if norm is None else norm.eps,
+            weight_M,
+            eps,
             self.router,
             self.router_bias,
             self.correction,
@@ -114,7 +143,21 @@ class Experts(nn.Module):
             live_T,
             self.tally_E,
         )
-        return n_TM, s_TM if before_TM is None else before_TM, routes
+
+    def _side_by_side(
+        self, norms: OwnNorms, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        assert self.shared is not None
+        y_TM, s_TM = self.shared(norm, x_TM, residual_TM)
+        _, _, routes = self._routes(s_TM, None, norms.router_weight(), norms.router_norm.eps, live_T)
+        h_PF = self.gate_up.matrices.gate_up(norms.pre_norm(s_TM)[0], self.gate_up.bias, routes, self.spec.activation)
+        z_TM = self.down.matrices.down(h_PF, self.down.bias, routes, None)
+        return norms.shared_norm(y_TM)[0] + norms.post_norm(z_TM)[0], s_TM
+
+    def prepare(self) -> None:
+        """Compute once what follows from the loaded weights."""
+        if self.norms is not None:
+            self.norms.scaled_M = self.norms.router_weight()
 
     def _shared(self, n_TM: Tensor) -> Tensor | None:
         """Return the shared expert's output, or None."""

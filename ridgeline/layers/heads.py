@@ -7,7 +7,7 @@ Legend:
     D  head width
     Z  rows of the table of angles, one for each position
     Y  rotated width
-    X  (H + 2 G) D, columns of the fused projection
+    X  (H + 2 G) D, columns of the fused projection; (H + G) D if values are the keys' projection
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from torch import Tensor
 
 from ridgeline.core.model_spec import AttentionSpec
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.rotary.op import split_heads, without_weight
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The norms, the rotation and the slopes of an attention layer's heads. Queries and keys are normalised head by
-    head if there are weights for it, then rotated if there is a table of angles.
+    """The norms, the rotation, the slopes and the sinks of an attention layer's heads. Queries and keys are normalised
+    head by head if there are weights for it, then rotated if there is a table of angles.
 
     slopes_H: float32, what each head's score loses per token of distance; None without ALiBi.
+    sinks_H: each head's sink; None without sinks.
     """
 
     spec: AttentionSpec
@@ -35,12 +37,14 @@ class Heads:
     eps: float
     cos_sin_ZY: Tensor | None
     slopes_H: Tensor | None
+    sinks_H: Tensor | None = None
 
     def split(self, qkv_TX: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries [T, H, D], keys and values [T, G, D], normalised and rotated. Differentiable."""
         spec, ops = self.spec, self.ops
-        parts = qkv_TX.split((spec.q_size, spec.kv_size, spec.kv_size), dim=-1)
-        q_THD, k_TGD, v_TGD = (part.unflatten(-1, (-1, spec.head_dim)) for part in parts)
+        q_THD, k_TGD, v_TGD = split_heads(qkv_TX, spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        if spec.v_norm:
+            v_TGD = without_weight(v_TGD, self.eps)
         if self.q_norm_D is not None and self.k_norm_D is not None:
             q_THD = ops.rms_norm(q_THD, None, self.q_norm_D, self.eps)[0]
             k_TGD = ops.rms_norm(k_TGD, None, self.k_norm_D, self.eps)[0]

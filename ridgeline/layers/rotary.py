@@ -46,6 +46,9 @@ def inverse_frequencies(spec: RopeSpec, positions: int) -> tuple[Tensor, float]:
             return _yarn(spec, inv_freq_y, scaling), _number(scaling, "attention_factor")
         case "longrope":
             return _longrope(inv_freq_y, scaling, positions), _number(scaling, "attention_factor")
+        case "proportional":  # pairs behind the rotated ones stand still
+            rotates_y = torch.arange(len(inv_freq_y)) < _number(scaling, "rotated") / 2
+            return inv_freq_y / _number(scaling, "factor") * rotates_y, 1.0
     raise ModelLoadError(f"rotary scaling {kind!r} is not supported.")
 
 

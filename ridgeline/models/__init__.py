@@ -22,6 +22,9 @@ ARCHITECTURES = Registry(
         "Qwen2ForCausalLM": "ridgeline.models.qwen2:Qwen2",
         "Gemma2ForCausalLM": "ridgeline.models.gemma:Gemma2",
         "Gemma3ForCausalLM": "ridgeline.models.gemma:Gemma3",
+        "Gemma4ForCausalLM": "ridgeline.models.gemma4:Gemma4",
+        "Gemma4ForConditionalGeneration": "ridgeline.models.gemma4:Gemma4Multimodal",
+        "GptOssForCausalLM": "ridgeline.models.gpt_oss:GptOss",
         "Phi3ForCausalLM": "ridgeline.models.phi3:Phi3",
         "Olmo2ForCausalLM": "ridgeline.models.olmo2:Olmo2",
         "SmolLM3ForCausalLM": "ridgeline.models.smollm3:SmolLM3",
@@ -76,8 +79,10 @@ def descriptions() -> dict[str, tuple[str, str]]:
 def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
     """Return config.json and generation_config.json as a `ModelConfig`. The second wins if both name end-of-sequence
     ids."""
-    base, generate = Config(config), Config(generation or {})
-    base.refuse("quantization_config", "only unquantized checkpoints are loaded")
+    text = config.get("text_config")  # of a multimodal checkpoint
+    base, generate = Config(config, text if isinstance(text, Mapping) else None), Config(generation or {})
+    if base.section("quantization_config").raw("quant_method") != "mxfp4":
+        base.refuse("quantization_config", "only unquantized checkpoints and MXFP4 are loaded")
     architecture = architecture_of(config)
     spec = architecture.spec(config)
     eos_ids = token_ids(generate, "eos_token_id") or token_ids(base, "eos_token_id")

@@ -120,7 +120,8 @@ def _layer_weights(index: int, layer: LayerSpec) -> WeightMap:
         for kind in ("weight", "bias") if bias else ("weight",):
             names[f"{ours}.{name}.{kind}"] = tuple(Source(name=f"{theirs}.{part}.{kind}") for part in parts.split())
 
-    fused("mixer.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", layer.attention.qkv_bias)
+    parts = "q_proj k_proj" if layer.attention.values_are_keys else "q_proj k_proj v_proj"
+    fused("mixer.qkv", " ".join(f"self_attn.{part}" for part in parts.split()), layer.attention.qkv_bias)
     fused("mixer.out", "self_attn.o_proj", layer.attention.out_bias)
     if isinstance(layer.feed_forward, MLPSpec):
         fused("feed_forward.gate_up", "mlp.gate_proj mlp.up_proj", layer.mlp.bias)

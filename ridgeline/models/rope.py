@@ -12,7 +12,7 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import RopeNumber, RopeSpec
 from ridgeline.models.config import LAYER_TYPES, MAX_INTEGER, Config, wrong
 
-SCALINGS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+SCALINGS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 _ORIGINAL = "original_max_position_embeddings"
 
 Scaling = dict[str, RopeNumber]
@@ -29,6 +29,10 @@ def rope(config: Config, head_dim: int, layer_type: str = "full_attention") -> R
             f"config.json rotates {rotary_dim} of {head_dim} head dimensions; it must be an even share."
         )
     kind = _kind(parameters)
+    if kind == "proportional":  # the share counts pairs, and those that do not rotate keep their places
+        share = 2 * int(head_dim * partial.number("partial_rotary_factor", 1.0) // 2)
+        numbers: Scaling = {"rope_type": kind, "factor": parameters.number("factor", 1.0), "rotated": float(share)}
+        return RopeSpec(theta=theta, rotary_dim=head_dim, scaling=tuple(numbers.items()))
     if kind == "yarn" and theta <= 1:
         raise wrong("rope_theta", theta, "above 1 for rotary scaling yarn")
     if kind == "dynamic" and rotary_dim == 2:

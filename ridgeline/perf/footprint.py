@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import FeedForwardSpec, ModelSpec, NormSpec, Product
+from ridgeline.core.model_spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, Product
 from ridgeline.core.state_spec import DTYPE_BYTES, StateSpec
 from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name
 
@@ -40,6 +40,7 @@ def parameters(model: ModelSpec) -> Parameters:
             vectors += product.copies * product.outputs * product.bias
         vectors += (4 if layer.norms == "both" else 2) * _norm(layer.norm, width)
         vectors += sum(_norm(norm, norm_width) for norm, norm_width in layer.mixer.norms)
+        vectors += _single(layer, width)
         vectors += _routing_vectors(layer.feed_forward)
     if model.embed_norm is not None:
         vectors += _norm(model.embed_norm, width)
@@ -112,6 +113,14 @@ def _token_bytes(spec: StateSpec, kv_dtype: str) -> float:
     """Return the bytes that one more token takes; 0 for a state that does not grow."""
     grows = spec.unit_bytes(2, "float32") - spec.unit_bytes(1, "float32")
     return grows / DTYPE_BYTES["float32"] * ITEM_BYTES[dtype_name(kv_dtype)]
+
+
+def _single(layer: LayerSpec, width: int) -> int:
+    """Return the parameters that few models have: sinks, norms of a mixture's parts, and the layer's own number."""
+    mixer, feed_forward = layer.mixer, layer.feed_forward
+    sinks = mixer.num_heads if isinstance(mixer, AttentionSpec) and mixer.sinks else 0
+    own = feed_forward.own_norms if isinstance(feed_forward, ExpertsSpec) else None
+    return sinks + (4 * _norm(own, width) if own else 0) + layer.scalar
 
 
 def _norm(norm: NormSpec, width: int) -> int:

@@ -72,6 +72,8 @@ def attention(mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision,
         for name, count in (("q_norm", heads), ("k_norm", kv_heads)):
             rows, size = (tokens, count * dim) if mixer.qk_norm_whole else (tokens * count, dim)
             yield name, norm_cost(rows, size, itemsize=p.item, kind=mixer.qk_norm.kind)
+    if mixer.v_norm:
+        yield "v_norm", norm_cost(tokens * kv_heads, dim, itemsize=p.item, kind="rms")
     if mixer.rope is not None:
         yield "rope", rope_cost(tokens, heads, kv_heads, dim, mixer.rope.rotary_dim, itemsize=p.item)
     yield "write_kv", write_kv_cost(tokens, kv_heads, dim, itemsize=p.item, kv_itemsize=kv_item)

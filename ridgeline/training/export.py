@@ -28,7 +28,7 @@ def write_model(folder: Path, decoder: Decoder, config: Mapping[str, Any], token
     model = model_config(config)
     dtypes = checkpoint_views(training_decoder(model.spec, torch.bfloat16, torch.device("meta")), model.weights)
     tensors = export_checkpoint(decoder, model.weights)
-    bf16 = {name: tensor.to("cpu", dtypes[name].dtype).contiguous() for name, tensor in tensors.items()}
+    bf16 = {name: tensor.to("cpu", dtypes[name].tensor.dtype).contiguous() for name, tensor in tensors.items()}
     save_file(bf16, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # safetensors makes the file private
     generation = {key: config[key] for key in ("bos_token_id", "eos_token_id")} | SAMPLING

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +28,11 @@ from ridgeline.weights.folder import resolve_model as resolve_model
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import ROPE_FACTORS, gguf_model_config, gguf_weights
+from ridgeline.weights.mxfp4 import MXFP4
 from ridgeline.weights.transfer import fill
 
 Progress = Callable[[str, float], None]
+Target = tuple[Tensor, Callable[[], Tensor]]
 
 DUMMY_STD = 0.02
 
@@ -82,8 +85,8 @@ def load_weights(
         weights = as_stored(weight_map, stored, folder, decoder.spec)
         views = checkpoint_views(decoder, weights)
         check_checkpoint(decoder, views, stored, folder)
-        done, total = 0, sum(view.numel() for view in views.values())
-        for count in _fill({name: (view, partial(_read, stored[name], view)) for name, view in views.items()}):
+        done, total = 0, sum(view.tensor.numel() for view in views.values())
+        for count in _fill([target for name, view in views.items() for target in _targets(stored[name], view.tensor)]):
             done += count
             if progress is not None:
                 progress("loading weights", done / total)
@@ -93,8 +96,18 @@ def load_weights(
                     decoder.get_parameter(parameter).add_(offset)
 
 
-def _read(stored: StoredTensor, view: Tensor) -> Tensor:
-    return stored.read().view(view.shape)
+def _targets(stored: StoredTensor, view: Tensor) -> Iterator[Target]:
+    """Yield what is to be filled, with the function that reads it. A stack in MXFP4 is read one by one, since all of it
+    would take much memory before it is copied."""
+    if stored.dtype != MXFP4 or stored.part is None:
+        yield view, lambda: stored.read().view(view.shape)
+        return
+    for index, one in enumerate(view):
+        yield one, partial(_part, stored.part, index, one.shape)
+
+
+def _part(part: Callable[[int], Tensor], index: int, shape: torch.Size) -> Tensor:
+    return part(index).view(shape)
 
 
 def missing_offset(decoder: Decoder, parameter: str, source: Source) -> float:
@@ -103,26 +116,26 @@ def missing_offset(decoder: Decoder, parameter: str, source: Source) -> float:
     return owner.offset if isinstance(owner, Norm) and not source.complete else 0.0
 
 
-def _fill(targets: Mapping[str, tuple[Tensor, Callable[[], Tensor]]]) -> Iterator[int]:
+def _fill(targets: list[Target]) -> Iterator[int]:
     """Read every tensor into its target, and yield its number of elements."""
-    device = next((target.device for target, _ in targets.values()), torch.device("cpu"))
+    device = next((target.device for target, _ in targets), torch.device("cpu"))
     if device.type == "cuda":
-        yield from fill(targets.values(), device)
+        yield from fill(targets, device)
         return
-    for target, read in targets.values():
+    for target, read in targets:
         with torch.no_grad():
             target.copy_(read())
         yield target.numel()
 
 
 def fill_dummy(decoder: Decoder, seed: int) -> None:
-    """Set the weights of norms and the factors of experts to 1, biases and corrections to 0, and the rest to normal(0,
-    DUMMY_STD). Equal seeds on equal devices give equal numbers."""
+    """Set the weights of norms and the factors of experts and layers to 1, biases and corrections to 0, and the rest to
+    normal(0, DUMMY_STD). Equal seeds on equal devices give equal numbers."""
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in decoder.named_parameters():
         if name.endswith(("bias", ".correction")):
             nn.init.zeros_(parameter)
-        elif name.endswith(("norm.weight", ".expert_scale")):
+        elif name.endswith(("norm.weight", ".expert_scale", ".scalar")):
             nn.init.ones_(parameter)
         else:
             device = parameter.device
@@ -134,7 +147,7 @@ def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tens
     """Return contiguous copies under the checkpoint's names and shapes, on the decoder's device: the inverse of
     loading."""
     stored = {
-        name: view.detach().clone(memory_format=torch.contiguous_format).view(stored_shape(view))
+        name: view.tensor.detach().clone(memory_format=torch.contiguous_format).view(view.shape)
         for name, view in checkpoint_views(decoder, weight_map).items()
     }
     for parameter, sources in weight_map.items():
@@ -143,14 +156,21 @@ def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tens
     return stored
 
 
-def checkpoint_views(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:
-    """Return the part of a parameter that each checkpoint tensor fills, by the tensor's name, as `stored_view`."""
-    views: dict[str, Tensor] = {}
+class View(NamedTuple):
+    """The part of a parameter that a checkpoint's tensor fills, as `stored_view`, and the shape of that tensor."""
+
+    tensor: Tensor
+    shape: list[int]
+
+
+def checkpoint_views(decoder: Decoder, weight_map: WeightMap) -> dict[str, View]:
+    """Return the part of a parameter that each checkpoint tensor fills, by the tensor's name."""
+    views: dict[str, View] = {}
     for parameter_name, sources in weight_map.items():
         parameter: Tensor = decoder.get_parameter(parameter_name)
         owner = decoder.get_submodule(parameter_name.rpartition(".")[0])
         for source, part in zip(sources, _parts(parameter, owner, sources), strict=True):
-            views[source.name] = stored_view(part, source)
+            views[source.name] = View(stored_view(part, source), stored_shape(part, source))
     return views
 
 
@@ -166,18 +186,21 @@ def _parts(parameter: Tensor, owner: nn.Module, sources: Sequence[Source]) -> Se
 
 
 def stored_view(part: Tensor, source: Source) -> Tensor:
-    """Return our part of a parameter in the order and shape of the checkpoint's tensor. One stored by heads is [1,
-    heads, …, …, columns], and no other has so many dimensions."""
+    """Return our part of a parameter in the order of the checkpoint's tensor. Where that is another order of heads or
+    pairs, they have dimensions of their own."""
     if source.heads is not None:  # [q | k | v by head, …] seen as [head, q | k | v, …]
-        return part.unflatten(0, (1, 3, source.heads, -1)).transpose(1, 2)
+        return part.unflatten(0, (3, source.heads, -1)).transpose(0, 1)
     if source.interleaved is not None:  # [head by half, …] seen as [head, pair, half, …]
-        return part.unflatten(0, (1, source.interleaved, 2, -1)).transpose(2, 3)
+        return part.unflatten(0, (source.interleaved, 2, -1)).transpose(1, 2)
+    if source.alternating:  # [stack, gate | up, …] seen as [stack, …, pair, gate | up]
+        part = part.unflatten(1, (2, -1)).transpose(1, 2)
+        return part.movedim(-1, 1) if source.transpose else part
     return part.mT if source.transpose and part.ndim > 1 else part
 
 
-def stored_shape(view: Tensor) -> list[int]:
-    """Return the shape of the checkpoint's tensor. Heads, parts and rows of a view by heads are its first dimension."""
-    return list(view.shape) if view.ndim <= 3 else [view.shape[:4].numel(), *view.shape[4:]]
+def stored_shape(part: Tensor, source: Source) -> list[int]:
+    """Return the shape of the checkpoint's tensor."""
+    return list((part.mT if source.transpose and part.ndim > 1 else part).shape)
 
 
 def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder: Path, spec: ModelSpec) -> WeightMap:
@@ -195,7 +218,7 @@ def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder:
 
 
 def check_checkpoint(
-    decoder: Decoder, views: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], folder: Path
+    decoder: Decoder, views: Mapping[str, View], stored: Mapping[str, StoredTensor], folder: Path
 ) -> None:
     """Raise ModelLoadError unless the files hold exactly what the config promises."""
     says = _config_of(folder)
@@ -204,9 +227,9 @@ def check_checkpoint(
     if extra := [name for name in stored if name not in views and not redundant(name, decoder, stored)]:
         raise ModelLoadError(f"{folder} holds tensors that {says} has no place for: {_some(extra)}.")
     misshaped = [
-        f"{name} is {stored[name].shape}, wanted {stored_shape(view)}"
+        f"{name} is {stored[name].shape}, wanted {view.shape}"
         for name, view in views.items()
-        if stored[name].shape != stored_shape(view)
+        if stored[name].shape != view.shape
     ]
     if misshaped:
         raise ModelLoadError(f"{folder} holds tensors of other shapes than {says} says: {_some(misshaped)}.")

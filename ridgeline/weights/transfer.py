@@ -62,8 +62,9 @@ def fill(targets: Iterable[tuple[Tensor, Callable[[], Tensor]]], device: torch.d
             for start in range(0, len(here), BUFFER_BYTES):
                 part = slice(start, start + BUFFER_BYTES)
                 lane.send(here[part], there[part])
-        else:
-            target.copy_(source)
+        else:  # in the order of the source's memory, or the host would reorder it first
+            order = sorted(range(source.ndim), key=source.stride, reverse=True)
+            target.permute(order).copy_(source.permute(order))
 
     torch.cuda.synchronize(device)  # the targets' memory may have had another use that is still under way
     pool = ThreadPoolExecutor(THREADS, "ridgeline-load")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.kernels.attention.op import Case, make_case, paged_attention_reference
+from ridgeline.kernels.attention.op import Case, make_case, options_of, paged_attention_reference
 from ridgeline.kernels.op import Platform
 from tests.kernels.unseen import forgotten, spoiled
 
@@ -31,6 +31,8 @@ CASES = (
     Case(rows=((300, 700), (64, 64), (129, 1290)), num_heads=4, num_kv_heads=1, head_dim=64, window=17, block_size=64),
     Case(rows=((300, 700), (63, 65), (513, 1290)), num_heads=6, num_kv_heads=2, head_dim=128, block_size=256),
     Case(rows=((300, 700), (63, 65), (513, 1290)), num_heads=7, num_kv_heads=1, head_dim=64, block_size=8),
+    Case(rows=((300, 700), (64, 64), (129, 1290)), num_heads=8, num_kv_heads=1, head_dim=64, window=128, sinks=True),
+    Case(rows=((300, 700), (1, 90), (129, 129)), num_heads=8, num_kv_heads=2, head_dim=128, sinks=True, block_size=64),
 )
 
 
@@ -75,13 +77,16 @@ def test_what_is_supported(arch: str, dtype: torch.dtype, head_dim: int, block_s
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "queries", "window"), [(128, 128, 0), (64, 128, 0), (64, 192, 0), (128, 128, 1000)]
+    ("head_dim", "queries", "window", "sinks"),
+    [(128, 128, 0, 0), (64, 128, 0, 0), (64, 192, 0, 1), (128, 128, 1000, 0), (64, 128, 128, 1)],
 )
-def test_machine_code_uses_warpgroup_products_and_bulk_copies(head_dim: int, queries: int, window: int) -> None:
+def test_machine_code_uses_warpgroup_products_and_bulk_copies(
+    head_dim: int, queries: int, window: int, sinks: int
+) -> None:
     """Compiled in a process of its own: in this one kernels may be interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    command = [sys.executable, "-W", "ignore", __file__, str(head_dim), str(queries), str(window)]
+    command = [sys.executable, "-W", "ignore", __file__, *map(str, (head_dim, queries, window, sinks))]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     found = json.loads(run.stdout.splitlines()[0])
@@ -110,7 +115,7 @@ def test_long_rows_equal_the_reference_and_others_are_left_alone(
     q_THD, k_cache, v_cache, batch = make_case(case, dtype, device)
     batch = forgotten(case, batch)
     k_cache, v_cache = spoiled(case, [k_cache, v_cache], batch)
-    options = {"scale": case.head_dim**-0.5, "window": case.window}
+    options = options_of(case, dtype, device)
     group = case.num_heads // case.num_kv_heads
     pack = group & -group if packed else 1
     expected = paged_attention_reference(q_THD, k_cache, v_cache, batch, **options)
@@ -133,7 +138,7 @@ def test_long_rows_equal_the_reference_and_others_are_left_alone(
             start += new
 
 
-def machine_code(head_dim: int, queries: int, window: int) -> dict[str, int]:
+def machine_code(head_dim: int, queries: int, window: int, sinks: int) -> dict[str, int]:
     """How often instructions occur, and bytes of stack, of the kernel for a model of today."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -147,10 +152,19 @@ def machine_code(head_dim: int, queries: int, window: int) -> dict[str, int]:
     config = hopper.choose(head_dim, queries)
     constants = {
         "UNITS": 8, "PER_KV": 4, "PACK": 4, "P": 16, "BOX": 16, "D": head_dim,
-        "KEYS": config.KEYS, "STAGES": config.STAGES, "WINDOW": window, "CONSUMERS": queries // 64, "PDL": True,
+        "KEYS": config.KEYS, "STAGES": config.STAGES, "WINDOW": window, "SINKS": bool(sinks),
+        "CONSUMERS": queries // 64, "PDL": True,
         "CONSUMER_REGS": config.CONSUMER_REGS, "PRODUCER_REGS": config.PRODUCER_REGS,
     }  # fmt: skip
-    types = {**descriptors, "out_ptr": "*bf16", "scale_log2": "fp32", **dict.fromkeys(constants, "constexpr")}
+    if not sinks:
+        constants["sinks_ptr"] = None
+    types = {
+        **descriptors,
+        "out_ptr": "*bf16",
+        "sinks_ptr": "*bf16",
+        "scale_log2": "fp32",
+        **dict.fromkeys(constants, "constexpr"),
+    }
     names = prefill_kernel.arg_names
     signature = {name: types.get(name, "*i32" if name.endswith("_ptr") else "i32") for name in names}
     attributes = {

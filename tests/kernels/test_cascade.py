@@ -67,6 +67,9 @@ BATCHES = {
         ),
         (Shared((5, 0, 4, 2), 17),),
     ),
+    "the widest heads": Batch(
+        Case(rows=decode(300, 33, 290), num_heads=8, num_kv_heads=1, head_dim=512, block_size=64), (Shared((0, 2), 4),)
+    ),
     "one block per token": Batch(
         Case(rows=decode(100, 90, 80), num_heads=3, num_kv_heads=1, block_size=1, sinks=True), (Shared((2, 0, 1), 77),)
     ),

@@ -68,7 +68,7 @@ def test_matrix_products_run_on_tensor_cores(reports: Reports) -> None:
 def test_the_list_is_short_and_says_nothing_twice(reports: Reports) -> None:
     entries = [(report["kernel"], report["arch"]) for report in reports]
     assert len(set(entries)) == len(entries)
-    assert len(entries) <= 280  # some 25 s on two cores
+    assert len(entries) <= 300  # some 30 s on two cores
 
 
 def test_an_argument_without_a_type_is_named() -> None:

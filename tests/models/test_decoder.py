@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from ridgeline.core.model_spec import WeightMap
@@ -49,6 +50,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}),
     ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
     ("gemma3", {"attn_logit_softcapping": 5.0}),
+    ("gemma4", {"attention_bias": True, "layer_types": ["full_attention", "full_attention", "sliding_attention"]}),
+    ("gpt_oss", {"attention_bias": False, "layer_types": ["full_attention", "sliding_attention"]}),
     ("qwen3_moe", {"norm_topk_prob": False, "decoder_sparse_step": 2, "attention_bias": True}),
     ("qwen3_moe", {"mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 5}),
     ("qwen3_moe", {"num_experts": 5, "num_experts_per_tok": 5}),
@@ -131,6 +134,25 @@ def test_config_variants_equal_transformers(family: str, changes: dict[str, Any]
     ids_BS = some_ids()
     ours = dense_logits(load(tiny_models.save(family, tmp_path, **changes)), ids_BS)
     torch.testing.assert_close(ours, oracle_logits(family, ids_BS, **changes), rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_multimodal_gemma4_is_run_as_its_text_model(tmp_path: Path) -> None:
+    """Other names, a config of its own, and a tower whose tensors are passed over; ids of images are not asked for."""
+    text = transformers.Gemma4TextConfig(**{**tiny_models.CONFIGS["gemma4_moe"][1], "pad_token_id": 0})
+    tower = transformers.Gemma4VisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+        head_dim=16, patch_size=4, position_embedding_size=64,
+    )  # fmt: skip
+    others = dict.fromkeys(("image_token_id", "video_token_id", "audio_token_id"), tiny_models.VOCAB - 1)
+    config = transformers.Gemma4Config(text_config=text, vision_config=tower, audio_config=None, **others)
+    oracle = transformers.Gemma4ForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in oracle.named_parameters():
+        parameter.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.2, generator=generator)
+    oracle.save_pretrained(tmp_path)
+    ids_BS = some_ids() % 100
+    torch.testing.assert_close(dense_logits(load(tmp_path), ids_BS), oracle(ids_BS).logits, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

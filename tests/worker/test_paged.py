@@ -59,7 +59,9 @@ def test_blocks_are_copied_in_all_layers_of_their_group_and_nothing_else_changes
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("family", ["mistral", "gemma2", "bloom"])  # windows, soft caps, slopes
+@pytest.mark.parametrize(
+    "family", ["mistral", "gemma2", "bloom", "gpt_oss", "gemma4_moe"]
+)  # windows, soft caps, slopes, sinks, unlike groups
 def test_no_logit_depends_on_what_lay_in_the_cache(tiny_model: Callable[[str], Path], family: str, device: str) -> None:
     """Every cell is NaN beforehand, the null block's too; rows of unequal lengths, stopped ones among them."""
     seen = []

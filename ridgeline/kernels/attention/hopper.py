@@ -61,6 +61,7 @@ def prefill_attention(
     scale: float,
     out_THD: Tensor,
     window: int | None = None,
+    sinks_H: Tensor | None = None,
     config: Config | None = None,
 ) -> None:
     """Write the attention of the rows that `items` lists into `out_THD`; see `op.paged_attention_reference`.
@@ -77,13 +78,13 @@ def prefill_attention(
     k_LD, v_LD = _rows(k_cache_NGPD), _rows(v_cache_NGPD)
     programs = min(items.limit * num_heads // pack, num_multiprocessors(q_THD.device))
     prefill_kernel[(programs,)](
-        _descriptor(q_THD, 64 // pack, pack), _descriptor(k_LD, box), _descriptor(v_LD, box), out_THD,
+        _descriptor(q_THD, 64 // pack, pack), _descriptor(k_LD, box), _descriptor(v_LD, box), out_THD, sinks_H,
         items.table_I4, items.count_1, items.ticket_1, _heads_at_once(longest, k_cache_NGPD) * per_kv // pack,
         batch.block_table_SC, scale * LOG2E, out_THD.stride(0), batch.block_table_SC.stride(0),
         k_cache_NGPD.stride(0) // head_dim, k_cache_NGPD.stride(1) // head_dim,
         v_cache_NGPD.stride(0) // head_dim, v_cache_NGPD.stride(1) // head_dim, max(len(k_LD), len(v_LD)),
         UNITS=num_heads // pack, PER_KV=per_kv, PACK=pack, P=block_size, BOX=box, D=head_dim,
-        KEYS=config.KEYS, STAGES=config.STAGES, WINDOW=window or 0,
+        KEYS=config.KEYS, STAGES=config.STAGES, WINDOW=window or 0, SINKS=sinks_H is not None,
         CONSUMERS=items.queries // 64, CONSUMER_REGS=config.CONSUMER_REGS, PRODUCER_REGS=config.PRODUCER_REGS,
         num_warps=4, **launch_options(q_THD.device),
     )  # fmt: skip

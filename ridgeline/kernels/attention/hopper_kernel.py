@@ -68,6 +68,17 @@ def _softmax(s, m, scale_log2):
 
 
 @gluon.jit
+def _begun(sinks_ptr, unit, scale_log2, like, SINKS: gl.constexpr, PACK: gl.constexpr):
+    """Return the maxima and the sums with which an item's softmax begins: nothing, or the sinks alone."""
+    if SINKS:
+        head = unit * PACK + gl.arange(0, 64, like.type.layout) % PACK
+        sink = gl.load(sinks_ptr + head).to(gl.float32) * (1.4426950408889634 / scale_log2)
+        return sink, gl.full_like(like, 1.0)
+    else:
+        return gl.full_like(like, -1e30), gl.zeros_like(like)
+
+
+@gluon.jit
 def _as_column(x, like):
     """Return one value per row in a form that broadcasts over the columns of `like`."""
     return gl.expand_dims(gl.convert_layout(x, gl.SliceLayout(1, like.type.layout)), 1)
@@ -131,7 +142,7 @@ def _finish(
 
 @gluon.jit
 def _steps(
-    first, steps, step, last, o, p, m, total, q, k, v, bars, position, tokens, scale_log2,
+    first, steps, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
     out_ptr, out_stride, token_before, tokens_before, unit_before, part: gl.constexpr,
     PACK: gl.constexpr, BEGINS: gl.constexpr, MASKED: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
@@ -139,6 +150,7 @@ def _steps(
     """Visit key tiles first, first - 1, …. Each tile's scores are computed together with the values of the tile before
     it.
 
+    begun: the maxima and the sums to begin an item with.
     BEGINS: the first tile is an item's newest. The weights before it are then the last of the item before, which is
     finished on the way. No product is under way when a step begins or ends, or ptxas would serialize them all.
     """
@@ -159,8 +171,8 @@ def _steps(
             s = _masked(s, (first - i) * KEYS, position + part * (64 // PACK), WINDOW, KEYS, PACK)
         done = total
         if BEGINS:
-            m = gl.where(i == 0, gl.full_like(m, -1e30), m)
-            total = gl.where(i == 0, gl.zeros_like(total), total)
+            m = gl.where(i == 0, begun[0], m)
+            total = gl.where(i == 0, begun[1], total)
         m, weights, shrink = _softmax(s, m, scale_log2)
         total = total * shrink + gl.sum(weights, 1)
         next_p = gl.convert_layout(weights.to(dtype), p_layout)
@@ -185,9 +197,9 @@ def _steps(
 
 @gluon.jit
 def _consumer(
-    q_tiles, rings, out, scale_log2, part: gl.constexpr,
+    q_tiles, rings, out, sinks_ptr, scale_log2, part: gl.constexpr,
     PACK: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
     """Attend with 64 queries of every item. An item's first scores are computed while the last values of the item
     before arrive."""
@@ -224,21 +236,22 @@ def _consumer(
                 gl.minimum((gl.maximum(mine + 64 // PACK - WINDOW, 0) + KEYS - 1) // KEYS, whole + 1), oldest
             )
         whole = gl.minimum(gl.maximum(whole, cut - 1), newest - 1)
+        begun = _begun(sinks_ptr, unit, scale_log2, m, SINKS, PACK)
         mbarrier.wait(q_full.index(round % 2), (round // 2) & 1)
         step, last, o, p, m, total = _steps(
-            newest, newest - whole, step, last, o, p, m, total, q, k, v, bars, position, tokens, scale_log2,
+            newest, newest - whole, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
             out_ptr, out_stride, token_before, tokens_before, unit_before, part,
             PACK, True, True, BOX, D, KEYS, STAGES, WINDOW,
         )  # fmt: skip
         step, last, o, p, m, total = _steps(
-            whole, whole + 1 - cut, step, last, o, p, m, total, q, k, v, bars, position, tokens, scale_log2,
+            whole, whole + 1 - cut, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
             out_ptr, out_stride, token_before, tokens_before, unit_before, part,
             PACK, False, False, BOX, D, KEYS, STAGES, WINDOW,
         )  # fmt: skip
         if WINDOW > 0:
             rest = gl.minimum(cut - 1, newest - 1)
             step, last, o, p, m, total = _steps(
-                rest, rest + 1 - oldest, step, last, o, p, m, total, q, k, v, bars, position, tokens, scale_log2,
+                rest, rest + 1 - oldest, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
                 out_ptr, out_stride, token_before, tokens_before, unit_before, part,
                 PACK, False, True, BOX, D, KEYS, STAGES, WINDOW,
             )  # fmt: skip
@@ -266,10 +279,10 @@ def _barriers(number: gl.constexpr, count: gl.constexpr):
 
 @gluon.jit
 def prefill_kernel(
-    q_desc, k_desc, v_desc, out_ptr, table_ptr, count_ptr, ticket_ptr, units_at_once, blocks_ptr, scale_log2,
+    q_desc, k_desc, v_desc, out_ptr, sinks_ptr, table_ptr, count_ptr, ticket_ptr, units_at_once, blocks_ptr, scale_log2,
     out_stride, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
     UNITS: gl.constexpr, PER_KV: gl.constexpr, PACK: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
-    D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
     CONSUMERS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Attend with all items of the table, by programs that draw them by ticket."""
@@ -293,8 +306,8 @@ def prefill_kernel(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_consumer, (q0, rings, out, scale_log2, 0, PACK, BOX, D, KEYS, STAGES, WINDOW)),
-                (_consumer, (q1, rings, out, scale_log2, 1, PACK, BOX, D, KEYS, STAGES, WINDOW)),
+                (_consumer, (q0, rings, out, sinks_ptr, scale_log2, 0, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
+                (_consumer, (q1, rings, out, sinks_ptr, scale_log2, 1, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
                 (_producer, (descs, places, (q0, q1), rings, PER_KV, PACK, P, BOX, D, KEYS, STAGES, WINDOW, 2)),
                 (_scheduler, (table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS, PDL)),
             ],
@@ -305,9 +318,9 @@ def prefill_kernel(
         q2 = gl.allocate_shared_memory(dtype, [2, 64, D], layout)
         gl.warp_specialize(
             [
-                (_consumer, (q0, rings, out, scale_log2, 0, PACK, BOX, D, KEYS, STAGES, WINDOW)),
-                (_consumer, (q1, rings, out, scale_log2, 1, PACK, BOX, D, KEYS, STAGES, WINDOW)),
-                (_consumer, (q2, rings, out, scale_log2, 2, PACK, BOX, D, KEYS, STAGES, WINDOW)),
+                (_consumer, (q0, rings, out, sinks_ptr, scale_log2, 0, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
+                (_consumer, (q1, rings, out, sinks_ptr, scale_log2, 1, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
+                (_consumer, (q2, rings, out, sinks_ptr, scale_log2, 2, PACK, BOX, D, KEYS, STAGES, WINDOW, SINKS)),
                 (_producer, (descs, places, (q0, q1, q2), rings, PER_KV, PACK, P, BOX, D, KEYS, STAGES, WINDOW, 3)),
                 (_scheduler, (table_ptr, count_ptr, ticket_ptr, units_at_once, news, bars, UNITS, PDL)),
             ],

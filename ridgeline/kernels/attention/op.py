@@ -182,17 +182,18 @@ def paged_attention_reference(
             scores_HQK = softcap * torch.tanh(scores_HQK / softcap)
         if slopes_H is not None:
             scores_HQK = scores_HQK + slopes_H[:, None, None] * (key_K - position_Q)
-        weights_HQK = _softmax(scores_HQK.masked_fill(~visible_QK, -torch.inf), sinks_H)
+        weights_HQK = softmax_with_sinks(scores_HQK.masked_fill(~visible_QK, -torch.inf), sinks_H)
         seen_HKD = v_HKD.masked_fill(~visible_QK.any(0)[None, :, None], 0)  # never let unwritten memory in
         out_THD[first:last] = (weights_HQK @ seen_HKD).transpose(0, 1).to(q_THD.dtype)
     return out_THD
 
 
-def _softmax(scores_HQK: Tensor, sinks_H: Tensor | None) -> Tensor:
-    """Return the softmax over the keys and, if there is one, the head's sink, without the sink's own weight."""
+def softmax_with_sinks(scores_HQK: Tensor, sinks_H: Tensor | None) -> Tensor:
+    """Return the softmax over the keys and, if there are sinks, the head's sink, without the sink's own weight. There
+    may be more dimensions before the heads."""
     if sinks_H is None:
         return scores_HQK.softmax(-1)
-    sinks_HQ1 = sinks_H.float()[:, None, None].expand(-1, scores_HQK.shape[1], 1)
+    sinks_HQ1 = sinks_H.float()[:, None, None].expand(*scores_HQK.shape[:-1], 1)
     return torch.cat((scores_HQK, sinks_HQ1), -1).softmax(-1)[..., :-1]
 
 
@@ -227,6 +228,7 @@ CASES = (
     Case(rows=((1, 150), (33, 90), (3, 200)), num_heads=6, alibi=True, window=40),
     Case(rows=((3, 150), (3, 9), (3, 300)), num_heads=8),
     Case(rows=((4, 100), (4, 4)), window=30),
+    Case(rows=((1, 70), (40, 75), (1, 300), (3, 9)), window=20, num_heads=8, sinks=True),
 )
 WIDE_CASES = (  # cases that the plain implementation need not support, and more shapes of heads and blocks
     Case(rows=((1, 700), (1, 1), (1, 1300)), num_heads=6, head_dim=80),
@@ -236,6 +238,7 @@ WIDE_CASES = (  # cases that the plain implementation need not support, and more
     Case(rows=((70, 70), (200, 401)), num_heads=2, head_dim=128, softcap=20.0, block_size=256),
     Case(rows=((1, 520), (17, 300)), num_heads=2, num_kv_heads=1, head_dim=256, block_size=64, window=300),
     Case(rows=((1, 900), (70, 401), (0, 3)), num_heads=8, num_kv_heads=1, alibi=True, softcap=5.0, sinks=True),
+    Case(rows=((1, 520), (17, 90)), num_heads=8, num_kv_heads=1, head_dim=512, block_size=64),
     Case(rows=((1, 1300), (1, 700)), num_heads=3, num_kv_heads=1, head_dim=80, alibi=True, block_size=256),
 )
 
@@ -296,6 +299,7 @@ def no_schedule(
     cache_NGPD: Tensor | None = None,
     prefix_4R: Tensor | None = None,
     alibi: bool = False,
+    head_bytes: int = 0,
 ) -> Schedule | None:
     """Cut the step's attention into pieces of work. This reference returns None, for implementations that need no
     schedule.
@@ -305,6 +309,7 @@ def no_schedule(
     cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
     prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py.
     alibi: the layers have slopes.
+    head_bytes: the bytes of a key's head, by which tiles are made small enough for wide heads; 0 for the usual ones.
     """
     return None
 

@@ -33,6 +33,7 @@ WHOLE = 256  # so few keys are not split: one program reads them sooner than sev
 DOT_ROWS = 16  # rows of the smallest matrix product: heads of a group times tokens of an item
 HOPPER_TOKENS = 256  # in smaller steps a tile of 128 queries of one head is mostly empty
 TILE_ROWS = 128  # queries of a tile, tokens times heads of a group
+TILE_BYTES = 64 << 10  # so large may a tile's queries be; with twice as many of 512 in 16 bits their sums spill
 # Steps of fewer tokens take smaller tiles, so that there are more of them: 128 tokens of Qwen3-0.6B went from 7.5 to
 # 6.0 µs (docs/log.md).
 FEW_TOKENS, FEW_ROWS = 512, 64
@@ -52,6 +53,7 @@ def make_schedule(
     fixed: bool = False,
     prefix_4R: Tensor | None = None,
     alibi: bool = False,
+    head_bytes: int = 0,
 ) -> Schedule:
     """Make the schedule for layers with these heads and this window, by some small kernels.
 
@@ -61,13 +63,15 @@ def make_schedule(
     fixed: see `Schedule`.
     prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py. It is not used with a window.
     alibi: the layers have slopes.
+    head_bytes: the bytes of a key's head, or 0 for one of up to TILE_BYTES / TILE_ROWS.
     """
     device, num_rows = kv_len_R.device, len(slots_R)
     group = num_heads // num_kv_heads
     few = 0 if fixed else max(1, DOT_ROWS // group)
     all_short = 0 < tokens_each <= few
     few = tokens_each if all_short else few
-    tile_tokens = max(1, (FEW_ROWS if num_tokens < FEW_TOKENS and not fixed else TILE_ROWS) // group)
+    rows = FEW_ROWS if num_tokens < FEW_TOKENS and not fixed else TILE_ROWS
+    tile_tokens = max(1, min(rows, TILE_BYTES // max(1, head_bytes)) // group)
     target = item_target(num_rows, num_kv_heads, device)
     max_items = target + num_rows
     hopper = None

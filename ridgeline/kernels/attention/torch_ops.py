@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ridgeline.kernels.attention.op import RaggedBatch
+from ridgeline.kernels.attention.op import RaggedBatch, softmax_with_sinks
 
 WORKSPACE_BYTES = 1 << 28  # a bound on the bytes of the keys and values that a pass gathers
 PASS_BYTES = 1 << 18  # beginning a pass takes about as long as gathering and attending to so many bytes
@@ -93,9 +93,7 @@ def paged_attention(
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
 ) -> Tensor:
-    """Compute `op.paged_attention_reference`. Raises NotImplementedError if there are sinks."""
-    if sinks_H is not None:
-        raise NotImplementedError("torch's attention has no sinks; choose another implementation of paged_attention.")
+    """Compute `op.paged_attention_reference`."""
     per_kv = q_THD.shape[1] // k_cache_NGPD.shape[1]
     key = window, per_kv, k_cache_NGPD.shape[1:]
     if key not in batch.derived:
@@ -113,10 +111,10 @@ def paged_attention(
             mask_BGMK = tile.seen_BGMK
             if slopes_H is not None:
                 mask_BGMK = _nearness(tile, slopes_H, per_kv).to(q_BGMD.dtype)
-            if softcap is None:
+            if softcap is None and sinks_H is None:
                 out_BGMD = scaled_dot_product_attention(q_BGMD, *keys_values, attn_mask=mask_BGMK, scale=scale)
             else:
-                out_BGMD = _capped(q_BGMD, *keys_values, mask_BGMK, scale, softcap)
+                out_BGMD = _by_hand(q_BGMD, *keys_values, mask_BGMK, scale, softcap, sinks_H)
             out_BQGED = out_BGMD.unflatten(2, (per_kv, num_queries)).permute(0, 3, 1, 2, 4)
             out_THD[tile.tokens] = out_BQGED.reshape(-1, *q_THD.shape[1:])
     return out_THD
@@ -228,13 +226,21 @@ def _nearness(tile: Tile, slopes_H: Tensor, per_kv: int) -> Tensor:
     return -lost_BGMK if tile.seen_BGMK is None else torch.where(tile.seen_BGMK, -lost_BGMK, -torch.inf)
 
 
-def _capped(
-    q_BGMD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_BGMK: Tensor | None, scale: float, softcap: float
-) -> Tensor:
-    """Compute attention with capped logits, which torch's function does not offer. mask: what is seen, or a number that
-    is added to the logits."""
-    x_BGMK = softcap * torch.tanh(q_BGMD.float() @ k_BGKD.float().transpose(-1, -2) * (scale / softcap))
+def _by_hand(
+    q_BGMD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_BGMK: Tensor | None, scale: float, softcap: float | None,
+    sinks_H: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Compute attention with capped logits or sinks, which torch's function does not offer. mask: what is seen, or a
+    number that is added to the logits."""
+    x_BGMK = scale * (q_BGMD.float() @ k_BGKD.float().transpose(-1, -2))
+    if softcap is not None:
+        x_BGMK = softcap * torch.tanh(x_BGMK / softcap)
     if mask_BGMK is not None:
         bool_mask = mask_BGMK.dtype == torch.bool
         x_BGMK = x_BGMK.masked_fill(~mask_BGMK, -torch.inf) if bool_mask else x_BGMK + mask_BGMK
-    return (x_BGMK.softmax(-1).to(v_BGKD.dtype) @ v_BGKD).to(q_BGMD.dtype)
+    if sinks_H is None:
+        weights_BGMK = x_BGMK.softmax(-1)
+    else:  # the queries of a head follow each other
+        x_BHQK = x_BGMK.unflatten(2, (len(sinks_H) // x_BGMK.shape[1], -1)).flatten(1, 2)
+        weights_BGMK = softmax_with_sinks(x_BHQK, sinks_H).view_as(x_BGMK)
+    return (weights_BGMK.to(v_BGKD.dtype) @ v_BGKD).to(q_BGMD.dtype)

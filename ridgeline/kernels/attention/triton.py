@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.attention.op import Cascade, RaggedBatch, Schedule
 from ridgeline.kernels.attention.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.triton_cascade import shared_kernel, shared_options
@@ -43,6 +44,8 @@ def decode_config(head_dim: int, itemsize: int) -> Config:
 
 def prefill_config(head_dim: int, itemsize: int, block_size: int, device: torch.device) -> Config:
     """Return tiles that leave the accumulator and the scores in registers, and stages that fit the shared memory."""
+    if head_dim > 256:  # a tile's queries then take 64 KiB, and their sums half of all registers
+        return Config(16, num_warps=8, num_stages=1 if itemsize > 2 or torch.version.hip is not None else 2)
     if torch.version.hip is not None:
         return Config(16 if itemsize > 2 else 32 if head_dim > 128 else 64, num_warps=8, num_stages=1)
     if itemsize > 2:
@@ -86,7 +89,8 @@ def paged_attention(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             window=window,
-            cache_NGPD=k_cache_NGPD if sinks_H is None and softcap is None and slopes_H is None else None,
+            cache_NGPD=k_cache_NGPD if softcap is None and slopes_H is None else None,
+            head_bytes=head_dim * k_cache_NGPD.element_size(),
         )
     elif schedule.window != window:
         raise ValueError(f"paged attention: window {window}, schedule made for {schedule.window}")
@@ -114,15 +118,14 @@ def paged_attention(
     if counts_R is not None and not (counts_R > schedule.few).any():
         return out_THD
     if schedule.hopper is not None:
-        if sinks_H is not None or softcap is not None or slopes_H is not None:
-            raise ValueError(
-                "paged attention: make schedules without cache_NGPD for layers with sinks, softcap or slopes"
-            )
+        if softcap is not None or slopes_H is not None:
+            raise ValueError("paged attention: make schedules without cache_NGPD for layers with softcap or slopes")
         from ridgeline.kernels.attention.hopper import prefill_attention
 
         prefill_attention(
-            q_THD, k_cache_NGPD, v_cache_NGPD, batch, schedule.hopper, scale=scale, out_THD=out_THD, window=window
-        )
+            q_THD, k_cache_NGPD, v_cache_NGPD, batch, schedule.hopper,
+            scale=scale, out_THD=out_THD, window=window, sinks_H=sinks_H,
+        )  # fmt: skip
     elif len(schedule.tiles_J4):
         _prefill(schedule, tensors, per_head, numbers, shared)
     return out_THD
@@ -207,7 +210,33 @@ def _prefill(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple
         QUERIES=queries,
         TILE=config.tile,
         FIXED=schedule.fixed,
-        num_warps=config.num_warps if queries > 64 else 4,
+        num_warps=config.num_warps if queries > 64 or q_THD.shape[2] > 256 else 4,
         num_stages=config.num_stages,
         **shared,
     )
+
+
+def _aot(kernel: Any, config: Config, tensor_cores: str, **constants: Any) -> AotKernel:
+    """Return the entry of one kernel for 64 heads of 512, eight of which share a key head."""
+    tables, parts = ("table_ptr", "items_ptr", "tiles_ptr", "counts_ptr", "arrivals_ptr"), ("parts_ptr", "part_lse_ptr")
+    kinds = dict.fromkeys(tables, "*i32") | dict.fromkeys(parts, "*fp32")
+    absent = ["sinks_ptr", "slopes_ptr", *(name for name in kernel.arg_names if name.startswith("shared_"))]
+    pointers = [name for name in kernel.arg_names if name.endswith("_ptr") and name not in absent]
+    signature = {name: kinds.get(name, "*bf16") for name in pointers}
+    signature |= {"scale": "fp32", "softcap": "fp32", "window": "i32", "stride_table": "i32"}
+    signature |= {f"stride_{name}": "i32:16" for name in ("q_token", "q_head", "block", "head", "token")}
+    constants |= {
+        "NUM_KV_HEADS": 8, "GROUP": 8, "HEAD_DIM": 512, "DIM": 512, "BLOCK_SIZE": 64, "TILE": config.tile,
+        "WINDOW": False, "SINKS": False, "SOFTCAP": False, "ALIBI": False,
+        **{name: None for name in absent if name in kernel.arg_names},
+    }  # fmt: skip
+    return AotKernel(
+        kernel, signature, constants, num_warps=config.num_warps, num_stages=config.num_stages,
+        tensor_cores=tensor_cores, archs=("sm_90", "gfx942"),
+    )  # fmt: skip
+
+
+AOT = (
+    _aot(prefill_kernel, Config(16, num_warps=8, num_stages=2), "HGMMA", QUERIES=64, FIXED=False),
+    _aot(decode_kernel, decode_config(512, 2), "MMA", QUERIES=16, FEW=2, HEADS=8, PARTS=2, CASCADE=False),
+)

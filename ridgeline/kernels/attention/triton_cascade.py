@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ARCHS, AotKernel
 from ridgeline.kernels.attention.triton_common import (
     LOWEST,
     load_blocks,
@@ -30,8 +30,8 @@ from ridgeline.kernels.attention.triton_common import (
 
 def shared_options(queries: int, head_dim: int) -> dict[str, int]:
     """Return the compiler's options. The queries of wide heads take as much room as a stage, and two programs should
-    fit."""
-    return {"num_warps": 8 if queries > 64 else 4, "num_stages": 3 if head_dim <= 64 else 2}
+    fit. The sums of the widest need the registers of more warps."""
+    return {"num_warps": 8 if queries > 64 or head_dim > 256 else 4, "num_stages": 3 if head_dim <= 64 else 2}
 
 
 @triton.jit
@@ -125,8 +125,8 @@ def shared_kernel(
     tl.store(part_lse_ptr + part_M, max_M + tl.log2(sum_M), mask=real_M)
 
 
-AOT = (
-    AotKernel(
+def _aot(group: int, head_dim: int, tile: int, archs: tuple[str, ...] = ARCHS) -> AotKernel:
+    return AotKernel(
         shared_kernel,
         {
             **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), "*bf16"),
@@ -140,19 +140,22 @@ AOT = (
         },
         {
             "NUM_KV_HEADS": 8,
-            "GROUP": 4,
-            "HEAD_DIM": 128,
-            "DIM": 128,
+            "GROUP": group,
+            "HEAD_DIM": head_dim,
+            "DIM": head_dim,
             "BLOCK_SIZE": 64,
             "QUERIES": 64,
-            "TILE": 64,
+            "TILE": tile,
             "SOFTCAP": False,
             "ALIBI": False,
             "positions_ptr": None,
             "slopes_ptr": None,
         },
-        num_stages=2,
+        **shared_options(64, head_dim),
         hot=True,
         tensor_cores="HGMMA",
-    ),
-)
+        archs=archs,
+    )
+
+
+AOT = (_aot(4, 128, 64), _aot(8, 512, 16, ("sm_90", "gfx942")))

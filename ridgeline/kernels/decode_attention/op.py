@@ -37,18 +37,19 @@ def decode_attention(
     sinks_H: Tensor | None = None,
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
+    v_norm: bool = False,
 ) -> Tensor:
     """Do everything between the projection and the output product, for a step in which row r has token r and no other
     (tokens_each is 1). Returns [T, H, D].
 
-    The arguments are those of `rope_kv`, then those of `paged_attention`. Token r is at position kv_len_R[r] - 1. Its
-    place holds the row's newest key afterwards, and is not read before. No row reads what another row of the step
-    writes.
+    The arguments are those of `rope_kv`, of which v_norm comes last, and those of `paged_attention`. Token r is at
+    position kv_len_R[r] - 1. Its place holds the row's newest key afterwards, and is not read before. No row reads what
+    another row of the step writes.
     """
     return _plain(
         qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
         k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
-        scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
+        scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, v_norm=v_norm,
     )  # fmt: skip
 
 
@@ -74,10 +75,11 @@ def composed(rope_kv: Callable[..., Tensor], paged_attention: Callable[..., Tens
         sinks_H: Tensor | None = None,
         softcap: float | None = None,
         slopes_H: Tensor | None = None,
+        v_norm: bool = False,
     ) -> Tensor:
         q_THD = rope_kv(
             qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
-            k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads,
+            k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, v_norm,
         )  # fmt: skip
         return paged_attention(
             q_THD, k_cache_NGPD, v_cache_NGPD, batch,
@@ -111,6 +113,8 @@ class DecodeCase:
     sinks: bool = False
     softcap: float | None = None
     alibi: bool = False
+    v_norm: bool = False
+    values_are_keys: bool = False
 
     @property
     def attention(self) -> attention.Case:
@@ -150,7 +154,9 @@ class DecodeCase:
             angles = torch.rand(max(self.lengths), self.rotary_dim // 2, generator=generator) * 6.3
             table = torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
         return (
-            normal(len(q_THD), (self.num_heads + 2 * self.num_kv_heads) * self.head_dim),
+            normal(
+                len(q_THD), (self.num_heads + (1 if self.values_are_keys else 2) * self.num_kv_heads) * self.head_dim
+            ),
             normal(self.head_dim, dtype=norm_dtype) if self.norm else None,
             normal(self.head_dim, dtype=norm_dtype) if self.norm else None,
             1e-6,
@@ -166,7 +172,7 @@ class DecodeCase:
 
     def options(self, dtype: torch.dtype, device: torch.device) -> dict:
         """Return the op's keyword arguments."""
-        return attention.options_of(self.attention, dtype, device)
+        return {**attention.options_of(self.attention, dtype, device), "v_norm": self.v_norm}
 
 
 CASES = (
@@ -180,12 +186,18 @@ CASES = (
     DecodeCase(lengths=(200, 33, 1), norm=True, norm_float32=True, head_dim=32, rotary_dim=16),
     DecodeCase(lengths=(300, 1, 77), num_heads=6, num_kv_heads=6, rotary_dim=None, alibi=True),
     DecodeCase(lengths=(400, 17), num_heads=6, head_dim=48, window=90, alibi=True),
+    DecodeCase(lengths=(300, 1, 77), window=20, num_heads=8, sinks=True),
+    DecodeCase(lengths=(600, 33), num_heads=8, norm=True, v_norm=True, values_are_keys=True),
 )
 WIDE_CASES = (  # cases that the plain implementation need not support
     DecodeCase(lengths=(257, 1, 900), num_heads=8, num_kv_heads=1, softcap=5.0, sinks=True, norm=True),
     DecodeCase(lengths=(2000,), num_heads=3, num_kv_heads=1, window=900, sinks=True, block_size=1),
     DecodeCase(lengths=(90, 520), num_heads=2, num_kv_heads=1, head_dim=256, rotary_dim=256, block_size=64),
     DecodeCase(lengths=(900, 64), num_heads=8, num_kv_heads=1, softcap=5.0, sinks=True, alibi=True, block_size=64),
+    DecodeCase(
+        lengths=(400, 33), num_heads=16, head_dim=512, rotary_dim=512, norm=True, v_norm=True, values_are_keys=True
+    ),
+    DecodeCase(lengths=(400, 33), window=90, head_dim=256, rotary_dim=256, norm=True, v_norm=True),
 )
 
 DECODE_ATTENTION = Op(

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ARCHS, AotKernel
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.attention.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.triton import COMBINED, decode_config, paged_attention
@@ -21,6 +21,7 @@ from ridgeline.kernels.rotary.triton import rope_kv, rope_kv_batch_invariant
 # With more rows reading keys decides, and the plain kernel keeps more programs on a multiprocessor. One launch tied
 # with two at 64 rows, and was not faster at 256 (docs/log.md).
 MANY_ROWS = 64
+WIDEST = 256  # heads that are wider do not fit the registers in all the forms that the kernel keeps of them
 
 in_two_launches = composed(rope_kv, paged_attention)
 batch_invariant = composed(rope_kv_batch_invariant, paged_attention)
@@ -80,6 +81,7 @@ def decode_attention(
     sinks_H: Tensor | None = None,
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
+    v_norm: bool = False,
 ) -> Tensor:
     """Compute `op.decode_attention`. Returns a contiguous [T, H, D]. The caches must be as `triton.paged_attention`
     wants them. Cells that no query sees may hold NaN."""
@@ -96,11 +98,11 @@ def decode_attention(
             # The schedule was made just now and must be complete before the kernel starts. So the kernel is launched
             # strictly. PDL stays on, since without it the compiler's error comes back that `held` avoids.
             options["launch_pdl"] = False
-    if schedule.fixed or schedule.cascade is not None or num_rows > MANY_ROWS:
+    if schedule.fixed or schedule.cascade is not None or num_rows > MANY_ROWS or head_dim > WIDEST:
         return in_two_launches(
             qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
             k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
-            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
+            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, v_norm=v_norm,
         )  # fmt: skip
     if schedule.few != 1 or schedule.window != window:
         raise ValueError(
@@ -148,6 +150,8 @@ def decode_attention(
         HEADS=heads,
         PARTS=max(1, min(16, COMBINED // (heads * dim))),
         NORM=q_norm_D is not None,
+        V_NORM=v_norm,
+        VALUES_ARE_KEYS=qkv_TX.shape[1] == (num_heads + num_kv_heads) * head_dim,
         WINDOW=window is not None,
         SINKS=sinks_H is not None,
         SOFTCAP=softcap is not None,
@@ -160,11 +164,13 @@ def decode_attention(
 
 
 def _aot(
-    rows: int, heads: int, kv_heads: int, head_dim: int, *, norm: bool = False, rotate: bool = True, alibi: bool = False
-) -> AotKernel:
+    rows: int, heads: int, kv_heads: int, head_dim: int, *,
+    norm: bool = False, rotate: bool = True, alibi: bool = False,
+    sinks: bool = False, v_norm: bool = False, window: bool = False, archs: tuple[str, ...] = ARCHS,
+) -> AotKernel:  # fmt: skip
     pointers = (
         "qkv", "q_norm", "k_norm", "cos_sin", "place", "k", "v", "out", "table", "items",
-        "arrivals", "parts", "part_lse", "slopes",
+        "arrivals", "parts", "part_lse", "sinks", "slopes",
     )  # fmt: skip
     kinds = {"place": "*i64"} | dict.fromkeys(("cos_sin", "parts", "part_lse", "slopes"), "*fp32")
     kinds |= dict.fromkeys(("table", "items", "arrivals"), "*i32")
@@ -176,16 +182,17 @@ def _aot(
     constants = {
         "NUM_KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM": triton.next_power_of_2(head_dim),
         "ROTATED": head_dim if rotate else 0, "BLOCK_SIZE": 64, "QUERIES": max(cut.queries, group), "TILE": cut.tile,
-        "HEADS": triton.next_power_of_2(group), "PARTS": 8, "NORM": norm, "WINDOW": False,
-        "SINKS": False, "SOFTCAP": False, "ALIBI": alibi, "sinks_ptr": None,
+        "HEADS": triton.next_power_of_2(group), "PARTS": 8, "NORM": norm, "V_NORM": v_norm, "VALUES_ARE_KEYS": False,
+        "WINDOW": window, "SINKS": sinks, "SOFTCAP": False, "ALIBI": alibi,
     }  # fmt: skip
     given = {"q_norm_ptr": norm, "k_norm_ptr": norm, "cos_sin_ptr": rotate, "slopes_ptr": alibi}
+    given["sinks_ptr"] = sinks
     for name in (name for name, is_given in given.items() if not is_given):
         del signature[name]
         constants[name] = None
     return AotKernel(
         fused_kernel, signature, constants,
-        num_warps=cut.num_warps, num_stages=cut.num_stages, hot=True,
+        num_warps=cut.num_warps, num_stages=cut.num_stages, hot=True, archs=archs,
         tensor_cores="MMA" if cut.queries < 16 else "HGMMA",  # later compilers use warpgroups for 8 columns too
     )  # fmt: skip
 
@@ -197,4 +204,5 @@ AOT = (
     _aot(1, 16, 8, 128, norm=True),
     _aot(64, 16, 8, 128, norm=True),
     _aot(64, 32, 32, 128, rotate=False, alibi=True),
+    _aot(64, 64, 8, 64, sinks=True, window=True, archs=("sm_90", "gfx942")),
 )

@@ -70,6 +70,8 @@ def fused_kernel(
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
     NORM: tl.constexpr,
+    V_NORM: tl.constexpr,
+    VALUES_ARE_KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -124,7 +126,12 @@ def fused_kernel(
     k_new_ptr = heads_ptr + NUM_KV_HEADS * GROUP * HEAD_DIM
     real_DM = (d_DM < HEAD_DIM) & real_M[None, :]
     newest_DM = (d_DM < tl.where(has_newest, HEAD_DIM, 0)) & real_M[None, :]  # columns of padding are not loaded
-    v_DM = tl.load(k_new_ptr + NUM_KV_HEADS * HEAD_DIM + d_DM, mask=newest_DM, other=0)
+    v_new_ptr = k_new_ptr
+    if not VALUES_ARE_KEYS:
+        v_new_ptr += NUM_KV_HEADS * HEAD_DIM
+    v_DM = tl.load(v_new_ptr + d_DM, mask=newest_DM, other=0)
+    if V_NORM:
+        v_DM = (v_DM.to(tl.float32) * inverse_rms(v_DM, eps, HEAD_DIM)).to(v_DM.dtype)
     k_DM, k_partner_DM = load_head(k_new_ptr, d_DM, newest_DM, ROTATED)
     q_DM, q_partner_DM = load_head(q_ptr_1M, d_DM, real_DM, ROTATED)
     k_DM = rotated(k_DM, k_partner_DM, k_weights, angles, eps, HEAD_DIM, ROTATED, NORM)
@@ -284,15 +291,21 @@ def load_head(head_ptr, d, mask, ROTATED: tl.constexpr):
 
 
 @triton.jit
+def inverse_rms(x_DM, eps, HEAD_DIM: tl.constexpr):
+    """Return the factor, for each column, that an RMSNorm multiplies it by."""
+    x32_DM = x_DM.to(tl.float32)
+    return tl.rsqrt(tl.sum(x32_DM * x32_DM, 0) / HEAD_DIM + eps)[None, :]
+
+
+@triton.jit
 def rotated(
     x_DM, partner_DM, weights, angles, eps, HEAD_DIM: tl.constexpr, ROTATED: tl.constexpr, NORM: tl.constexpr
 ):  # fmt: skip
     """Return heads normalised and rotated. They are rounded in between, as if by separate ops."""
     dtype: tl.constexpr = x_DM.dtype
     if NORM:
-        x32_DM = x_DM.to(tl.float32)
-        scale_1M = tl.rsqrt(tl.sum(x32_DM * x32_DM, 0) / HEAD_DIM + eps)[None, :]
-        x_DM = (x32_DM * scale_1M * weights[0].to(tl.float32)).to(dtype)
+        scale_1M = inverse_rms(x_DM, eps, HEAD_DIM)
+        x_DM = (x_DM.to(tl.float32) * scale_1M * weights[0].to(tl.float32)).to(dtype)
         partner_DM = (partner_DM.to(tl.float32) * scale_1M * weights[1].to(tl.float32)).to(dtype)
     if ROTATED > 0:
         x_DM = (x_DM.to(tl.float32) * angles[0] + partner_DM.to(tl.float32) * angles[1]).to(dtype)

@@ -86,16 +86,21 @@ def rope_kv(
     place_T: Tensor,
     num_heads: int,
     num_kv_heads: int,
+    v_norm: bool = False,
 ) -> Tensor:
     """Normalise queries and keys head by head, rotate them, and store keys and values. Returns rotated queries [T, H,
     D], contiguous.
 
-    qkv_TX: rows of q, k and v, one behind the other, with contiguous columns.
+    qkv_TX: rows of q, k and v, one behind the other, with contiguous columns. Without v, values are k, before its norm
+        and rotation.
     q_norm_D, k_norm_D: weights of an RMSNorm, or both None.
+    v_norm: values are normalised too, without a weight.
     cos_sin_ZY: as in `rope`, or None for no rotation.
     place_T: block * P + offset. Of tokens that share a place (padding, in the null block) either one's key stays there.
     """
-    q_THD, k_TGD, v_TGD = split_heads(qkv_TX, num_heads, num_kv_heads)
+    q_THD, k_TGD, v_TGD = split_heads(qkv_TX, num_heads, num_kv_heads, k_cache_NGPD.shape[3])
+    if v_norm:
+        v_TGD = without_weight(v_TGD, eps)
     if q_norm_D is not None and k_norm_D is not None:
         q_THD, k_TGD = rms_norm(q_THD, None, q_norm_D, eps)[0], rms_norm(k_TGD, None, k_norm_D, eps)[0]
     if cos_sin_ZY is not None:
@@ -112,11 +117,16 @@ def write_kv(k_TGD: Tensor, v_TGD: Tensor, k_cache_NGPD: Tensor, v_cache_NGPD: T
     v_cache_NGPD[block_T, :, offset_T] = v_TGD
 
 
-def split_heads(qkv_TX: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return views q [T, H, D], k [T, G, D] and v [T, G, D] of a fused projection."""
-    heads = (num_heads, num_kv_heads, num_kv_heads)
-    q_THD, k_TGD, v_TGD = qkv_TX.unflatten(-1, (sum(heads), -1)).split(heads, dim=1)
-    return q_THD, k_TGD, v_TGD
+def split_heads(qkv_TX: Tensor, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return views q [T, H, D], k [T, G, D] and v [T, G, D] of a fused projection. Without v it is k."""
+    heads_TUD = qkv_TX.unflatten(-1, (-1, head_dim))
+    q_THD, k_TGD, v_TGD = heads_TUD.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
+    return q_THD, k_TGD, v_TGD if v_TGD.shape[1] else k_TGD
+
+
+def without_weight(x: Tensor, eps: float) -> Tensor:
+    """Return the heads divided by their root mean square."""
+    return rms_norm(x, None, torch.ones_like(x[0, 0]), eps)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +145,16 @@ class FusedCase:
     rotary_dim: int | None
     norm: bool = False
     norm_float32: bool = False
+    v_norm: bool = False
+    values_are_keys: bool = False
     block_size: int = 16
     table_rows: int = 128
 
     def inputs(
         self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, float, Tensor | None, Tensor, Tensor, Tensor, Tensor, int, int]:
+    ) -> tuple[
+        Tensor, Tensor | None, Tensor | None, float, Tensor | None, Tensor, Tensor, Tensor, Tensor, int, int, bool
+    ]:
         """Return random inputs. Caches are full of NaN, and the first token of every four is padding that points into
         the null block."""
         generator = torch.Generator(device).manual_seed(seed)
@@ -162,7 +176,7 @@ class FusedCase:
             angles = torch.rand(self.table_rows, self.rotary_dim // 2, generator=generator, device=device) * 6.3
             table = torch.cat((angles.cos(), angles.sin()), dim=-1)
         return (
-            normal(self.tokens, (self.heads + 2 * self.kv_heads) * self.head_dim),
+            normal(self.tokens, (self.heads + (1 if self.values_are_keys else 2) * self.kv_heads) * self.head_dim),
             normal(self.head_dim, dtype=norm_dtype) if self.norm else None,
             normal(self.head_dim, dtype=norm_dtype) if self.norm else None,
             1e-6,
@@ -173,6 +187,7 @@ class FusedCase:
             place_T,
             self.heads,
             self.kv_heads,
+            self.v_norm,
         )
 
 
@@ -185,6 +200,10 @@ FUSED_CASES = (
     FusedCase(tokens=9, heads=16, kv_heads=8, head_dim=128, rotary_dim=128, norm=True),
     FusedCase(tokens=3, heads=5, kv_heads=3, head_dim=48, rotary_dim=24, norm=True),
     FusedCase(tokens=7, heads=6, kv_heads=2, head_dim=64, rotary_dim=32, norm=True, norm_float32=True),
+    FusedCase(tokens=7, heads=6, kv_heads=2, head_dim=32, rotary_dim=16, norm=True, v_norm=True),
+    FusedCase(
+        tokens=5, heads=8, kv_heads=1, head_dim=512, rotary_dim=512, norm=True, v_norm=True, values_are_keys=True
+    ),
     FusedCase(tokens=301, heads=14, kv_heads=2, head_dim=16, rotary_dim=8),
     FusedCase(tokens=33, heads=32, kv_heads=8, head_dim=64, rotary_dim=64, table_rows=4096),
 )

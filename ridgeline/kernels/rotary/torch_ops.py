@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.norm.torch_ops import rms_norm
-from ridgeline.kernels.rotary.op import rotate, split_heads, write_kv
+from ridgeline.kernels.rotary.op import rotate, split_heads, without_weight, write_kv
 
 
 def rope_kv(
@@ -25,8 +25,11 @@ def rope_kv(
     place_T: Tensor,
     num_heads: int,
     num_kv_heads: int,
+    v_norm: bool = False,
 ) -> Tensor:
-    q_THD, k_TGD, v_TGD = split_heads(qkv_TX, num_heads, num_kv_heads)
+    q_THD, k_TGD, v_TGD = split_heads(qkv_TX, num_heads, num_kv_heads, k_cache_NGPD.shape[3])
+    if v_norm:
+        v_TGD = without_weight(v_TGD, eps)
     if q_norm_D is not None and k_norm_D is not None:
         q_THD, k_TGD = rms_norm(q_THD, None, q_norm_D, eps)[0], rms_norm(k_TGD, None, k_norm_D, eps)[0]
     if cos_sin_ZY is not None:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ARCHS, AotKernel
 from ridgeline.kernels.launch import launch_options
 
 MAX_TOKENS = 4  # tokens of a program
@@ -26,11 +26,12 @@ def _rope_kv(
     num_tokens, eps, qkv_stride, k_stride_N, k_stride_G, k_stride_P, v_stride_N, v_stride_G, v_stride_P,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, Y: tl.constexpr, P: tl.constexpr,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-    NORM: tl.constexpr, ROTATE: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, V_NORM: tl.constexpr, V: tl.constexpr, ROTATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute `rope_kv`.
 
     TOKENS, HEADS, HALF and REST are powers of two. HALF covers Y / 2; REST covers D - Y, and is 0 if that is 0.
+    V: the first head of the values in the projection.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -47,7 +48,7 @@ def _rope_kv(
     head = first + row % HEADS
     in_batch = token < num_tokens
     inside = in_batch & (head < tl.where(is_q, H, G))
-    column = head + tl.where(is_q, 0, tl.where(is_v, H + G, H))
+    column = head + tl.where(is_q, 0, tl.where(is_v, V, H))
     # Offsets have the full shape even where all heads load the same values (angles, weights). Every load then gets the
     # same layout, and nothing moves between threads. The repeated loads hit the first-level cache.
     half = tl.broadcast_to(tl.arange(0, HALF)[None, :], (TOKENS * HEADS, HALF))
@@ -60,6 +61,17 @@ def _rope_kv(
         in_rest = inside & (rest < D)
         c = tl.load(x_ptr + rest, mask=in_rest, other=0)
     if is_v:
+        if V_NORM:
+            a32 = a.to(tl.float32)
+            b32 = b.to(tl.float32)
+            total = tl.sum(a32 * a32 + b32 * b32, 1)
+            if REST > 0:
+                total += tl.sum(c.to(tl.float32) * c.to(tl.float32), 1)
+            scale = tl.rsqrt(total / D + eps)[:, None]
+            a = (a32 * scale).to(a.dtype)
+            b = (b32 * scale).to(a.dtype)
+            if REST > 0:
+                c = (c.to(tl.float32) * scale).to(a.dtype)
         place = tl.load(place_ptr + token, mask=in_batch, other=0)
         out_ptr = v_cache_ptr + (place // P) * v_stride_N + (place % P) * v_stride_P + head * v_stride_G
         tl.store(out_ptr + half, a, mask=in_half)
@@ -126,6 +138,7 @@ def rope_kv(
     place_T: Tensor,
     num_heads: int,
     num_kv_heads: int,
+    v_norm: bool = False,
     *,
     fixed: bool = False,
 ) -> Tensor:
@@ -141,7 +154,8 @@ def rope_kv(
         H=num_heads, G=num_kv_heads, D=head_dim, Y=rotated, P=k_cache_NGPD.shape[2],
         TOKENS=together, HEADS=heads, HALF=triton.next_power_of_2(rotated // 2),
         REST=triton.next_power_of_2(head_dim - rotated) if rotated < head_dim else 0,
-        NORM=q_norm_D is not None, ROTATE=cos_sin_ZY is not None,
+        NORM=q_norm_D is not None, V_NORM=v_norm, V=qkv_TX.shape[1] // head_dim - num_kv_heads,
+        ROTATE=cos_sin_ZY is not None,
         num_warps=warps, **launch_options(qkv_TX.device),
     )  # fmt: skip
     return q_THD
@@ -151,8 +165,9 @@ rope_kv_batch_invariant = partial(rope_kv, fixed=True)
 
 
 def _aot(
-    tokens: int, heads: int, kv_heads: int, head_dim: int, rotated: int, *, norm: bool, rotate: bool = True
-) -> AotKernel:
+    tokens: int, heads: int, kv_heads: int, head_dim: int, rotated: int, *, norm: bool, rotate: bool = True,
+    v_norm: bool = False, archs: tuple[str, ...] = ARCHS,
+) -> AotKernel:  # fmt: skip
     pointers = ("qkv", "q_norm", "k_norm", "cos_sin", "positions", "place", "q", "k_cache", "v_cache")
     kinds = {"positions": "*i64", "place": "*i64", "cos_sin": "*fp32"}
     signature = {f"{name}_ptr": kinds.get(name, "*bf16") for name in pointers}
@@ -163,13 +178,13 @@ def _aot(
         "H": heads, "G": kv_heads, "D": head_dim, "Y": rotated, "P": 16, "TOKENS": together, "HEADS": group,
         "HALF": triton.next_power_of_2(rotated // 2),
         "REST": triton.next_power_of_2(head_dim - rotated) if rotated < head_dim else 0,
-        "NORM": norm, "ROTATE": rotate,
+        "NORM": norm, "V_NORM": v_norm, "V": heads + (0 if v_norm else kv_heads), "ROTATE": rotate,
     }  # fmt: skip
     absent = (() if norm else ("q_norm_ptr", "k_norm_ptr")) + (() if rotate else ("cos_sin_ptr",))
     for name in absent:
         del signature[name]
         constants[name] = None
-    return AotKernel(_rope_kv, signature, constants, num_warps=warps, hot=True)
+    return AotKernel(_rope_kv, signature, constants, num_warps=warps, hot=True, archs=archs)
 
 
 AOT = (
@@ -179,4 +194,5 @@ AOT = (
     _aot(8192, 16, 8, 128, 128, norm=True),
     _aot(256, 32, 32, 80, 32, norm=False),
     _aot(1, 12, 12, 64, 64, norm=False, rotate=False),
+    _aot(8192, 16, 2, 512, 512, norm=True, v_norm=True, archs=("sm_90", "gfx942")),
 )

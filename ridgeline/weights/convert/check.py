@@ -110,7 +110,7 @@ def open_model(path: Path) -> Iterator[OpenModel]:
                 tensor,
                 theirs,
                 ours,
-                parts[ours.name],
+                parts[ours.name].tensor,
                 missing_offset(decoder, name, ours) if theirs.complete else 0.0,
             )
             for name, sources in config.weights.items()

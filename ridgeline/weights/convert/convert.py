@@ -21,11 +21,13 @@ from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import gguf_config
 from ridgeline.weights.loader import stored_shape, stored_view
+from ridgeline.weights.mxfp4 import MXFP4
 
 Progress = Callable[[str, float], None]
 WriteTexts = Callable[[Path, Path], None]  # of a GGUF file, to a folder
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES[MXFP4] = torch.bfloat16
 _BESIDE = ("*.json", "*.jinja", "*.txt", "*.md", "tokenizer*", "LICENSE*", "additional_chat_templates/*.jinja")
 _OURS = ("config.json", "model.safetensors.index.json")
 
@@ -94,7 +96,7 @@ def _counter(model: OpenModel, progress: Progress) -> Callable[[Planned], None]:
 
 def _planned(tensor: OpenTensor, dtype: str | None, report: Report) -> Planned:
     kind = _DTYPES.get(tensor.stored.dtype, torch.float32) if dtype is None else getattr(torch, dtype)
-    shape = stored_shape(stored_view(tensor.part, tensor.ours))
+    shape = stored_shape(tensor.part, tensor.ours)
     return Planned(tensor.ours.name, shape, kind, partial(_made, tensor, kind, shape, report))
 
 
@@ -139,6 +141,7 @@ def _write_beside(source: Path, folder: Path, dtype: str | None, write_texts: Wr
                 place = folder / path.relative_to(source)
                 place.parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, place)
+    config.pop("quantization_config", None)  # of weights that are written as numbers
     if dtype is not None:
         config.pop("torch_dtype", None)
         config["dtype"] = dtype

@@ -8,7 +8,7 @@ Legend:
     T  tokens of the step
     R  rows
     H  query heads
-    X  (H + 2 G) D, columns of the fused projection
+    X  (H + 2 G) D, columns of the fused projection; (H + G) D if values are the keys' projection
     S  slots
     C  columns of a block table
 """
@@ -93,6 +93,7 @@ class PagedKV:
                 cache_NGPD=None if way.capped or way.alibi else self.views[0][0],
                 prefix_4R=rows.prefix_4R,
                 alibi=way.alibi,
+                head_bytes=self._spec.head_dim * self.views[0][0].element_size(),
             ),
         )
 
@@ -123,14 +124,17 @@ class PagedLayer:
             spec.num_heads,
             spec.num_kv_heads,
         )
-        scale, window, softcap, slopes_H = spec.scale, spec.window, spec.softcap, heads.slopes_H
+        scale, window, softcap = spec.scale, spec.window, spec.softcap
+        sinks_H, slopes_H = heads.sinks_H, heads.slopes_H
         if batch.tokens_each == 1:
             out_THD = ops.decode_attention(
-                *projected, batch, scale=scale, window=window, softcap=softcap, slopes_H=slopes_H
-            )
+                *projected, batch, scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
+                v_norm=spec.v_norm,
+            )  # fmt: skip
         else:
-            q_THD = ops.rope_kv(*projected)
+            q_THD = ops.rope_kv(*projected, spec.v_norm)
             out_THD = ops.paged_attention(
-                q_THD, self._k, self._v, batch, scale=scale, window=window, softcap=softcap, slopes_H=slopes_H
-            )
+                q_THD, self._k, self._v, batch,
+                scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
+            )  # fmt: skip
         return out_THD.flatten(1)

@@ -1,0 +1,161 @@
+"""Gemma 4 (text): Gemma 3 with wider heads on its full layers, where values are keys, with or without experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
+from ridgeline.core.model_spec import LayerSpec, ModelSpec, Source, WeightMap
+from ridgeline.models.config import Config, wrong
+from ridgeline.models.llama import Llama, llama_like
+
+DEFAULTS = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "hidden_size_per_layer_input": 256,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    },
+}
+WINDOW_PATTERN = 6  # unless the checkpoint says otherwise, one layer in so many sees everything
+
+_TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
+
+
+class Gemma4:
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        return _spec("Gemma4ForCausalLM", config)
+
+    @staticmethod
+    def weights(spec: ModelSpec) -> WeightMap:
+        found = Llama.weights(spec)
+        for index, layer in enumerate(spec.layers):
+            ours, theirs = f"layers.{index}", f"model.layers.{index}"
+            found[f"{ours}.scalar"] = (Source(name=f"{theirs}.layer_scalar"),)
+            if isinstance(layer.feed_forward, ExpertsSpec):
+                found |= _experts(f"{ours}.feed_forward", theirs)
+        return found
+
+
+class Gemma4Multimodal:
+    """The text model of a checkpoint that also has towers for images and sounds."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        Config(config).section("text_config", required=True)
+        text = {"tie_word_embeddings": config.get("tie_word_embeddings", True), **config["text_config"]}
+        return replace(_spec("Gemma4ForConditionalGeneration", text), unused=_TOWERS)
+
+    @staticmethod
+    def weights(spec: ModelSpec) -> WeightMap:
+        return {
+            parameter: tuple(replace(source, name=_within(source.name)) for source in sources)
+            for parameter, sources in Gemma4.weights(spec).items()
+        }
+
+
+def _within(name: str) -> str:
+    return f"model.language_model.{name.removeprefix('model.')}" if name.startswith("model.") else name
+
+
+def _spec(architecture: str, config: Mapping[str, Any]) -> ModelSpec:
+    activation = Config(config, DEFAULTS).raw("hidden_activation")
+    values = Config({**config, "hidden_act": activation}, DEFAULTS)
+    values.refuse("hidden_size_per_layer_input", "inputs of single layers, as in E2B and E4B, are not computed")
+    values.refuse("num_kv_shared_layers", "layers with the keys of other layers, as in E2B and E4B, are not computed")
+    if values.raw("use_bidirectional_attention") != "vision":  # which means images, and there are none here
+        values.refuse("use_bidirectional_attention", "only causal attention runs")
+
+    @cache
+    def alike(head_dim: int, kv_heads: int, window: int | None) -> ModelSpec:
+        """Return a model all of whose layers are of one kind."""
+        widths = {"head_dim": head_dim, "num_key_value_heads": kv_heads}
+        one = Config({**config, "hidden_act": activation, **widths}, DEFAULTS)
+        return llama_like(architecture, one, attention_bias=values.boolean("attention_bias"), windows=[window])
+
+    kinds = _kinds(values)
+    layers = tuple(_layer(alike(*kind).layers[0], values) for kind in kinds)
+    return replace(
+        alike(*kinds[-1]),
+        layers=layers,
+        embedding_multiplier=values.integer("hidden_size") ** 0.5,
+        logits_softcap=values.number("final_logit_softcapping") if "final_logit_softcapping" in values else None,
+    )
+
+
+def _kinds(config: Config) -> list[tuple[int, int, int | None]]:
+    """Return (head width, key/value heads, window) of every layer. The last one sees everything, whatever is said."""
+    num_layers = config.integer("num_hidden_layers")
+    types = config.layer_types(num_layers) or [
+        "sliding_attention" if (layer + 1) % WINDOW_PATTERN else "full_attention" for layer in range(num_layers)
+    ]
+    own = config.section("per_layer_config")
+    wide = {"head_dim": config.integer("global_head_dim")}
+    if config.boolean("attention_k_eq_v") and "num_global_key_value_heads" in config:
+        wide["num_key_value_heads"] = config.integer("num_global_key_value_heads")
+    usual = {name: config.integer(name) for name in ("head_dim", "num_key_value_heads")}
+    kinds: list[tuple[int, int, int | None]] = []
+    for index, kind in enumerate([*types[:-1], "full_attention"]):
+        full = kind == "full_attention"
+        if "per_layer_config" in config:
+            entries = own.section(str(index))
+            widths = usual | {name: entries.integer(name) for name in usual if name in entries}
+        else:
+            widths = {**usual, **wide} if full else usual
+        window = None if full else config.integer("sliding_window")
+        kinds.append((widths["head_dim"], widths["num_key_value_heads"], window))
+    return kinds
+
+
+def _layer(layer: LayerSpec, config: Config) -> LayerSpec:
+    full = layer.attention.window is None
+    mixer = replace(
+        layer.attention,
+        scale=1.0,
+        qk_norm=layer.norm,
+        v_norm=True,
+        values_are_keys=full and config.boolean("attention_k_eq_v"),
+    )
+    layer = replace(layer, mixer=mixer, norms="both", scalar=True)
+    if not config.boolean("enable_moe_block"):
+        return layer
+    count, top_k = config.integer("num_experts"), config.integer("top_k_experts")
+    if top_k > count:
+        raise wrong("top_k_experts", top_k, f"at most the {count} of num_experts")
+    experts = ExpertsSpec(
+        routing=RoutingSpec(experts=count, top_k=top_k, renormalize=True, expert_scale=True),
+        intermediate_size=config.integer("moe_intermediate_size"),
+        activation=layer.mlp.activation,
+        shared=layer.mlp,
+        own_norms=layer.norm,
+    )
+    return replace(layer, feed_forward=experts)
+
+
+def _experts(ours: str, theirs: str) -> WeightMap:
+    stored = {
+        "router": ("router.proj.weight",),
+        "expert_scale": ("router.per_expert_scale",),
+        "norms.router_norm.weight": ("router.scale",),
+        "norms.pre_norm.weight": ("pre_feedforward_layernorm_2.weight",),
+        "norms.post_norm.weight": ("post_feedforward_layernorm_2.weight",),
+        "norms.shared_norm.weight": ("post_feedforward_layernorm_1.weight",),
+        "gate_up.weight": ("experts.gate_up_proj",),
+        "down.weight": ("experts.down_proj",),
+        "shared.gate_up.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+        "shared.down.weight": ("mlp.down_proj.weight",),
+    }
+    return {
+        f"{ours}.{part}": tuple(Source(name=f"{theirs}.{name}") for name in names) for part, names in stored.items()
+    }
