@@ -33,7 +33,7 @@ STARVED = 0.1  # of the mean load: an expert with less is as good as lost
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """A way to keep experts equally busy.
+    """The method by which experts are kept equally busy.
 
     method: "none", "loss" (the auxiliary loss), or "correction" (needs a router with one).
     weight: factor of the auxiliary loss, which is 1 for each layer whose experts are balanced.

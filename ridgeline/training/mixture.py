@@ -69,8 +69,8 @@ MIXTURE = Recipe(
     models=(
         _model("moe-none", "A mixture without balancing, to compare with.", QWEN3, 1 / 3, Balance()),
         _model(
-            "moe-loss",
-            "A mixture of experts inside Ridgeline, balanced by an auxiliary loss: it lets routing be tested on a "
+            "embedded-moe",
+            "The mixture of experts inside Ridgeline, balanced by an auxiliary loss: it lets routing be tested on a "
             "router that has learnt.",
             QWEN3,
             1 / 2,

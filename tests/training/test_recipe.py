@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.models import model_config
+from ridgeline.layers.decoder import Decoder
+from ridgeline.models import ARCHITECTURES, model_config
 from ridgeline.training import embedded, mixture, prepare, recipe
 from ridgeline.training.corpus import CorpusConfig
 from ridgeline.training.objective import training_decoder
@@ -27,15 +28,28 @@ MODEL_FILES = {
 HELD_OUT = ("json/decoder.py", "json/encoder.py")
 
 
+def meta(of: recipe.ModelRecipe) -> Decoder:
+    return training_decoder(model_config(of.config).spec, torch.bfloat16, torch.device("meta"))
+
+
 def parameters(of: recipe.ModelRecipe) -> int:
-    meta = training_decoder(model_config(of.config).spec, torch.bfloat16, torch.device("meta"))
-    return sum(p.numel() for p in meta.parameters())
+    return sum(p.numel() for p in meta(of).parameters())
 
 
 def test_the_embedded_model_fits_16_mb_and_its_draft_is_a_tenth() -> None:
     large, small = map(parameters, embedded.EMBEDDED.models)
     assert large < 8.0e6
     assert small / large == pytest.approx(0.1, abs=0.01)
+
+
+def test_mixtures_differ_in_their_routers_alone() -> None:
+    known = [of for of in mixture.MIXTURE.models if of.config["architectures"][0] in ARCHITECTURES]
+    shapes = [
+        {name: p.shape for name, p in meta(of).named_parameters() if not name.endswith("correction")} for of in known
+    ]
+    assert len(known) >= 2
+    assert all(shape == shapes[0] for shape in shapes)
+    assert parameters(known[0]) < 2.5e6
 
 
 @pytest.fixture
