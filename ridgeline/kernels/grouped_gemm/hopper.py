@@ -14,13 +14,12 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.gemm.hopper import PANEL, _descriptor_layout
+from ridgeline.kernels.grouped_gemm.combine import combine
 from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, Tiles, choose, stream
 from ridgeline.kernels.grouped_gemm.hopper_stream import grouped_stream_kernel
 from ridgeline.kernels.grouped_gemm.hopper_tiles import grouped_tiles_kernel
@@ -110,44 +109,6 @@ def _ticket(device: torch.device) -> Tensor:
     return torch.zeros(1, dtype=torch.int32, device=device)
 
 
-def combine(y_PM: Tensor, routes: Routes, add_TM: Tensor | None, experts: int) -> Tensor:
-    """Return each token's weighted sum over its experts' outputs, in the order of its choice, plus `add_TM`: [T, M]."""
-    (tokens, used), width = routes.expert_TK.shape, y_PM.shape[1]
-    out_TM = torch.empty(tokens, width, dtype=y_PM.dtype, device=y_PM.device)
-    block = min(triton.next_power_of_2(width), 512 if tokens < 256 else 2048)
-    sum_pairs_kernel[(tokens * triton.cdiv(width, block),)](
-        y_PM, routes.expert_TK, routes.weight_TK, routes.place_TK, y_PM if add_TM is None else add_TM, out_TM,
-        M=width, K=used, E=experts, BLOCK=block, ADD=add_TM is not None,
-        num_warps=max(1, block // 256), **launch_options(y_PM.device),
-    )  # fmt: skip
-    return out_TM
-
-
-@triton.jit
-def sum_pairs_kernel(
-    y_ptr, expert_ptr, weight_ptr, place_ptr, add_ptr, out_ptr,
-    M: tl.constexpr, K: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Add up a token's pairs, for BLOCK columns. Rows of pairs that nobody computed are not read."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    BLOCKS: tl.constexpr = (M + BLOCK - 1) // BLOCK
-    token = tl.program_id(0) // BLOCKS
-    column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for k in tl.static_range(K):
-        real = tl.load(expert_ptr + token * K + k) < E
-        place = tl.load(place_ptr + token * K + k).to(tl.int64)
-        weight = tl.load(weight_ptr + token * K + k, mask=real, other=0)
-        y = tl.load(y_ptr + place * M + column, mask=(column < M) & real, other=0)
-        total += weight * y.to(tl.float32)
-    at = token.to(tl.int64) * M + column
-    if ADD:
-        total += tl.load(add_ptr + at, mask=column < M, other=0).to(tl.float32)
-    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=column < M)
-
-
 def _box(rows: int) -> str:
     return f"tensordesc<bf16[{rows}, {PANEL.value}],{_descriptor_layout()!r}>"
 
@@ -175,14 +136,4 @@ AOT = (
     _aot(Tiles(), 128, 2048, 768, "silu"),
     _aot(Tiles(), 32, 2880, 2880, "swiglu_clamped", bias=True),
     _aot(Tiles(), 128, 768, 2048, ""),
-    AotKernel(
-        sum_pairs_kernel,
-        {
-            **dict.fromkeys(("y_ptr", "add_ptr", "out_ptr"), "*bf16"),
-            **{"expert_ptr": "*i32", "weight_ptr": "*fp32", "place_ptr": "*i32"},
-        },
-        {"M": 2048, "K": 8, "E": 128, "BLOCK": 2048, "ADD": True},
-        num_warps=8,
-        hot=True,
-    ),
 )

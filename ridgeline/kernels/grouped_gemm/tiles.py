@@ -112,31 +112,6 @@ def grouped_tiles_kernel(
         )
 
 
-@triton.jit
-def combine_kernel(
-    pairs_ptr, expert_ptr, weight_ptr, place_ptr, add_ptr, y_ptr, add_stride,
-    M: tl.constexpr, E: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr,
-    ADD: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Add up the rows of each token's pairs [P, M], with weights. Grid (blocks of M, tokens)."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    token = tl.program_id(1).to(tl.int64)
-    choice_K = tl.arange(0, CHOICES)
-    column_B = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    kept_B = column_B < M
-    computed_K = tl.load(expert_ptr + token * K + choice_K, mask=choice_K < K, other=E) < E
-    place_K = tl.load(place_ptr + token * K + choice_K, mask=computed_K, other=0).to(tl.int64)
-    weight_K = tl.load(weight_ptr + token * K + choice_K, mask=computed_K, other=0.0)
-    mask_KB = computed_K[:, None] & kept_B[None, :]
-    y_KB = tl.load(pairs_ptr + place_K[:, None] * M + column_B[None, :], mask=mask_KB, other=0.0)
-    y_B = tl.sum(y_KB.to(tl.float32) * weight_K[:, None], 0)
-    if ADD:
-        y_B += tl.load(add_ptr + token * add_stride + column_B, mask=kept_B, other=0.0).to(tl.float32)
-    tl.store(y_ptr + token * M + column_B, y_B.to(y_ptr.dtype.element_ty), mask=kept_B)
-
-
 def _aot(plan: Tiles, inputs: int, outputs: int, gate: str, *archs: str) -> AotKernel:
     signature = {f"{name}_ptr": "*bf16" for name in ("x", "weight", "bias", "y")}
     signature |= {"token_ptr": "*i32", "start_ptr": "*i32", "x_stride": "i32:16"}
@@ -155,15 +130,7 @@ def _aot(plan: Tiles, inputs: int, outputs: int, gate: str, *archs: str) -> AotK
     )
 
 
-def _aot_combine() -> AotKernel:
-    signature = dict.fromkeys(("pairs_ptr", "add_ptr", "y_ptr"), "*bf16")
-    signature |= {"expert_ptr": "*i32", "weight_ptr": "*fp32", "place_ptr": "*i32", "add_stride": "i32:16"}
-    constants = {"M": 2048, "E": 128, "K": 8, "CHOICES": 8, "BLOCK": 1024, "ADD": False}
-    return AotKernel(combine_kernel, signature, constants, num_warps=4, hot=True, archs=("sm_90",))
-
-
 AOT = (
     _aot(Tiles(64, 16, 128, 4, 4), 2048, 768, "silu", *ONE_OF_EACH),
     _aot(Tiles(128, 128, 64, 8, 4), 768, 2048, "", "sm_90"),
-    _aot_combine(),
 )

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from ridgeline.kernels.grouped_gemm import torch_ops
 from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, choose_down, choose_gate_up, row_tiles
+from ridgeline.kernels.grouped_gemm.combine import combine
 from ridgeline.kernels.grouped_gemm.rows import down_rows_kernel, gate_up_rows_kernel
-from ridgeline.kernels.grouped_gemm.tiles import combine_kernel, grouped_tiles_kernel
+from ridgeline.kernels.grouped_gemm.tiles import grouped_tiles_kernel
 from ridgeline.kernels.launch import INTERPRETED, compute_capability, launch_options, shared_memory
 from ridgeline.kernels.route.op import Routes
 
@@ -100,20 +101,6 @@ def launch_tiles(
         BIAS=bias_EO is not None, GATE=gate or "", num_warps=plan.warps, **launch_options(x.device),
     )  # fmt: skip
     return y_PO
-
-
-def combine(y_PM: Tensor, routes: Routes, add_TM: Tensor | None, experts: int) -> Tensor:
-    """Return each token's weighted sum over its pairs' rows, plus `add_TM`."""
-    (tokens, used), width = routes.expert_TK.shape, y_PM.shape[1]
-    y_TM = torch.empty(tokens, width, dtype=y_PM.dtype, device=y_PM.device)
-    block = min(1024, triton.next_power_of_2(width))
-    add = y_PM if add_TM is None else add_TM
-    combine_kernel[(triton.cdiv(width, block), tokens)](
-        y_PM, routes.expert_TK, routes.weight_TK, routes.place_TK, add, y_TM, add.stride(0), M=width, E=experts,
-        K=used, CHOICES=triton.next_power_of_2(used), BLOCK=block, ADD=add_TM is not None,
-        num_warps=max(1, block // 256), **launch_options(y_PM.device),
-    )  # fmt: skip
-    return y_TM
 
 
 def _gate_up_rows(
