@@ -20,6 +20,7 @@ from ridgeline.layers.dense import DenseCausal
 from ridgeline.models import model_config
 from ridgeline.training.balance import Balance, Balancer, auxiliary_loss, experts_of, load_figures
 from ridgeline.training.data import PackedTokens
+from ridgeline.training.evaluate import bits_per_byte
 from ridgeline.training.export import read_model, write_model
 from ridgeline.training.mixture import QWEN3
 from ridgeline.training.objective import NextTokenLoss, active_parameters, training_decoder
@@ -189,6 +190,13 @@ def test_an_exported_mixture_comes_back_and_scores_alike(tokenizer: Any, tmp_pat
         rounded = back.logits(back(tokens, positions, DenseCausal(1))).float()
     # bfloat16 through two layers against float32
     assert (exact - rounded).norm() < 0.05 * exact.norm()
+
+
+def test_padding_of_an_evaluation_goes_to_no_expert(tokenizer: Any) -> None:
+    decoder, texts = mixture(), ["a = 1\n", "def f(x):\n    return x\n"]
+    bits_per_byte(decoder, tokenizer, texts, window=64, stride=16)
+    tokens = sum(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
+    assert [int(layer.tally_E.sum()) for layer in experts_of(decoder)] == [2 * tokens] * 2
 
 
 def test_only_the_experts_that_run_are_active() -> None:
