@@ -100,9 +100,10 @@ def test_routes_of_real_shapes(name: str, case: Case) -> None:
 
 
 CUTS = (
-    Few(rows=2, each=1, block=256, tokens=8, experts=128, warps=1),
-    Few(rows=4, each=3, block=512, tokens=16, experts=128, warps=4),
-    Few(rows=8, each=8, block=256, tokens=8, experts=256, warps=8),
+    Few(rows=2, each=1, block=256, tokens=8, experts=128, group=1, warps=1),
+    Few(rows=4, each=2, block=512, tokens=16, experts=128, group=4, warps=4),
+    Few(rows=8, each=4, block=256, tokens=8, experts=256, group=8, warps=8),
+    Few(rows=64, each=4, block=256, tokens=128, experts=128, group=16, warps=8),
     Many(tokens=16, experts=128, block=32, warps=4, stages=2, programs=1),
     Many(tokens=32, experts=256, block=128, warps=8, stages=3),
 )
@@ -191,11 +192,13 @@ def test_every_cut_chosen_can_be_launched(fixed: bool) -> None:
                 plan = choose(tokens, width, experts, fixed=fixed)
                 assert plan.experts >= experts
                 assert all(size & (size - 1) == 0 for size in (plan.tokens, plan.experts, plan.block, plan.warps))
-                assert plan.tokens * plan.experts <= 8192
+                chosen_at_once = plan.group if isinstance(plan, Few) else plan.tokens
+                assert chosen_at_once * plan.experts <= 8192
                 if isinstance(plan, Few):
                     assert plan.tokens >= tokens
                     assert plan.block >= width
-                    assert plan.rows * plan.block <= 64 * 32 * plan.warps
+                    assert max(plan.rows, 2 * plan.each) * plan.block <= 128 * 32 * plan.warps
+                    assert plan.group >= max(plan.each, plan.warps)
                 else:
                     assert tokens > 16 or fixed
     assert len({choose(tokens, 2048, 128, fixed=True) for tokens in (1, 64, 500, 16_384)}) == 1
