@@ -23,10 +23,8 @@ pytest.importorskip("triton")
 from ridgeline.kernels.route import triton as implementation
 
 CPU = torch.device("cpu")
-DEVICES = [
-    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")),
-    pytest.param("cuda", marks=pytest.mark.gpu),
-]
+ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")
+DEVICES = [pytest.param("cpu", marks=ON_CPU), pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]  # the interpreter is slow
 BY_MAX = RoutingSpec(experts=48, top_k=5, groups=6, top_groups=2, scale=1.5, expert_scale=True)  # 8 of a group
 MORE = (
@@ -45,7 +43,7 @@ REAL = (
     *(Case(t, 2048, RoutingSpec(experts=512, top_k=10), exact=True) for t in (3, 16, 16_384)),
 )
 WITH_DEVICES = [
-    *((case, "cpu") for case in (*CASES, *MORE)),
+    *(pytest.param(case, "cpu", marks=ON_CPU) for case in (*CASES, *MORE)),
     *(pytest.param(case, "cuda", marks=pytest.mark.gpu) for case in (*CASES, *MORE)),
 ]
 
@@ -97,6 +95,32 @@ def test_routes_are_those_of_the_reference(name: str, case: Case, device: str, d
 @pytest.mark.parametrize("name", ["triton", "batch_invariant"])
 def test_routes_of_real_shapes(name: str, case: Case) -> None:
     check(name, case, torch.bfloat16, "cuda")
+
+
+EVERY = tuple(range(1, 71)) + tuple(range(120, 131))
+SOME = (1, 2, 3, 5, 9, 16, 17, 33, 64, 65, 70, 127, 128, 129)  # an interpreted launch takes a second or so
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    ("device", "sizes"),
+    [pytest.param("cpu", SOME, marks=ON_CPU), pytest.param("cuda", EVERY, marks=pytest.mark.gpu)],
+    ids=["cpu", "cuda"],
+)
+def test_launches_of_all_sizes_leave_nothing_behind(sizes: tuple[int, ...], device: str) -> None:
+    """Any tokens may be dead. What one launch leaves in the memory that all use, the next would find."""
+    how = RoutingSpec(experts=40, top_k=3, renormalize=True)
+    generator = torch.Generator().manual_seed(5)
+    for tokens in sizes:
+        plan = choose(tokens, 64, how.experts)
+        cuts = [plan] if isinstance(plan, Many) or plan.group >= tokens else [plan, replace(plan, each=1, rows=8)]
+        for cut in cuts:
+            arguments = list(Case(tokens, 64, how, residual=False, exact=True).inputs(torch.float32, device, tokens))
+            arguments[9] = (torch.rand(tokens, generator=generator) < 0.7).to(device)
+            wanted = ROUTE.reference(*arguments[:-1], None)[2]
+            assert_routes(implementation.route(*arguments, plan=cut)[2], wanted, 64)
+            assert torch.equal(arguments[-1], wanted.start_E1.diff()), tokens
+            assert not any(left.any() for left in implementation.meeting(torch.device(device)))
 
 
 CUTS = (
@@ -218,7 +242,7 @@ def test_a_gradient_is_left_to_torch() -> None:
 def test_a_captured_graph_routes_other_data(tokens: int) -> None:
     case = Case(tokens, 2048, QWEN3, dead=tokens // 4, exact=True)
     arguments = case.inputs(torch.bfloat16, torch.device("cuda"))
-    implementation.route(*arguments)  # makes the counter of arrivals
+    implementation.route(*arguments)  # makes the memory where programs meet
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         n_TM, _, routes = implementation.route(*arguments)

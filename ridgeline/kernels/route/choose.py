@@ -13,6 +13,8 @@ MOST_EXPERTS = 1024  # of few.py
 ONE_GROUP = 2048  # the largest tile of tokens by experts in which one program chooses for all tokens
 CELLS = 8192  # the largest tile of tokens by experts that a program keeps in registers, with 8 warps
 
+STAGED = 98_304  # bytes of shared memory for operands of 2 bytes that are on their way
+
 
 @dataclass(frozen=True)
 class Few:
@@ -77,7 +79,10 @@ def _many(tokens: int, experts: int, fixed: bool) -> Many:
     tile = most
     while not fixed and tile > 16 and -(-tokens // tile) < 96:
         tile //= 2
-    return Many(tile, padded, 64 if padded <= 256 else 32, 4 if tile * padded <= 4096 else 8, 3)
+    block = 64 if padded <= 256 else 32
+    stages = max(3, min(6, STAGED // (2 * (tile + padded) * block)))
+    # The matrix unit of a warpgroup takes 64 tokens, of which each warp then has whole rows
+    return Many(tile, padded, block, 4 if tile == 64 or tile * padded <= 4096 else 8, stages)
 
 
 def _power_of_two(n: int) -> int:

@@ -15,7 +15,6 @@ Legend:
     E  experts, padded to a power of two
     K  experts of a token, padded to a power of two
     P  pairs of all tokens, with that K
-    Q  the same, as another axis
     W  words of an expert: one for 64 tokens
 """
 
@@ -33,7 +32,7 @@ NO_PAIR = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def _place_by_rank(
-    expert_TK, token_T1, kept_T1, alive_T1, tally_ptr, token_ptr, place_ptr, start_ptr,
+    expert_TK, token_T1, kept_T1, alive_T1, tally_E, tally_ptr, token_ptr, place_ptr, start_ptr,
     PAIRS: tl.constexpr, E: tl.constexpr, EXPERTS: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
     TALLY: tl.constexpr,
 ):  # fmt: skip
@@ -42,17 +41,16 @@ def _place_by_rank(
     key_TK = tl.where(alive_T1, expert_TK, E) * PAIRS + token_T1 * CHOICES + choice_1K
     key_P = tl.reshape(tl.where(kept_T1 & (choice_1K < K), key_TK, NO_PAIR), (PAIRS,))
     column_E = tl.arange(0, EXPERTS)
-    end_E = tl.sum((key_P[None, :] < (column_E * PAIRS + PAIRS)[:, None]).to(tl.int32), 1)
+    end_E = tl.sum((key_P[:, None] < (column_E * PAIRS + PAIRS)[None, :]).to(tl.int32), 0)
     tl.store(start_ptr, 0)
     tl.store(start_ptr + 1 + column_E, end_E, mask=column_E < E)
-    place_P = tl.sum((key_P[None, :] < key_P[:, None]).to(tl.int32), 1)
+    place_P = tl.sum((key_P[:, None] < key_P[None, :]).to(tl.int32), 0)
     pair_P = key_P % PAIRS
     token_P = pair_P // CHOICES
     tl.store(place_ptr + token_P * K + pair_P % CHOICES, place_P, mask=key_P != NO_PAIR)
     tl.store(token_ptr + place_P, token_P, mask=key_P != NO_PAIR)
     if TALLY:
-        count_E = tl.sum(((key_P // PAIRS)[None, :] == column_E[:, None]).to(tl.int32), 1)
-        tally_E = tl.load(tally_ptr + column_E, mask=column_E < E, other=0)
+        count_E = tl.sum(((key_P // PAIRS)[:, None] == column_E[None, :]).to(tl.int32), 0)
         tl.store(tally_ptr + column_E, tally_E + count_E, mask=column_E < E)
 
 
@@ -174,6 +172,10 @@ def few_kernel(
             logits_ptr + token_G1 * EXPERTS + column_1E, mask=kept_G1 & (column_1E < E), other=0.0,
             cache_modifier=".cg",
         )  # fmt: skip
+        tally_E = tl.zeros((EXPERTS,), tl.int64)
+        if SINGLE and TALLY:  # asked for long before it is needed
+            column_E = tl.arange(0, EXPERTS)
+            tally_E = tl.load(tally_ptr + column_E, mask=column_E < E, other=0)
         alive_G1 = tokens_alive(live_ptr, token_G, end, LIVE)[:, None]
         expert_GK, weight_GK, _ = choose_experts(
             logits_GE, bias_ptr, correction_ptr, expert_scale_ptr, scale, E, EXPERTS, K, CHOICES, SIGMOID, RENORMALIZE,
@@ -182,8 +184,8 @@ def few_kernel(
         store_choice(expert_ptr, weight_ptr, expert_GK, weight_GK, token_G1, kept_G1, alive_G1, E, K, CHOICES)
         if SINGLE:
             _place_by_rank(
-                expert_GK, token_G1, kept_G1, alive_G1, tally_ptr, token_ptr, place_ptr, start_ptr, GROUP * CHOICES, E,
-                EXPERTS, K, CHOICES, TALLY,
+                expert_GK, token_G1, kept_G1, alive_G1, tally_E, tally_ptr, token_ptr, place_ptr, start_ptr,
+                GROUP * CHOICES, E, EXPERTS, K, CHOICES, TALLY,
             )  # fmt: skip
         else:
             chosen_GK = alive_G1 & (tl.arange(0, CHOICES)[None, :] < K)

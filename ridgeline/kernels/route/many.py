@@ -99,6 +99,8 @@ def order_kernel(
     local_P = tl.arange(0, TOKENS * CHOICES)
     expert_P, place_P = _pairs(expert_ptr, place_ptr, local_P, first, tokens, TOKENS, E, K, CHOICES)
     column_E = tl.arange(0, EXPERTS)
+    if TALLY:  # only the first program needs it, but this early
+        tally_E = tl.load(tally_ptr + column_E, mask=column_E < E, other=0)
     count_E = tl.zeros((EXPERTS,), tl.int32)
     before_E = tl.zeros((EXPERTS,), tl.int32)
     idle = 0
@@ -117,7 +119,6 @@ def order_kernel(
         tl.store(start_ptr, 0)
         tl.store(start_ptr + 1 + column_E, end_E, mask=column_E < E)
         if TALLY:
-            tally_E = tl.load(tally_ptr + column_E, mask=column_E < E, other=0)
             tl.store(tally_ptr + column_E, tally_E + count_E, mask=column_E < E)
     for tile in range(first, tl.minimum(first + each, tiles)):
         base_P = tl.gather(base_E, tl.minimum(expert_P, E - 1), 0)

@@ -91,7 +91,7 @@ def launch_few(
     """Fill n, s and the routes in one launch."""
     (tokens, width), device = x_TM.shape, x_TM.device
     logits_TE = torch.empty(tokens, plan.experts, dtype=torch.float32, device=device)
-    bits, arrival = _meeting(device)
+    bits, arrival = meeting(device)
     residual = x_TM if residual_TM is None else residual_TM
     few_kernel[(triton.cdiv(how.experts, plan.rows), triton.cdiv(tokens, plan.each))](
         x_TM, residual, _or(norm_weight_M, x_TM), router_EM.contiguous(), _or(router_bias_E, x_TM),
@@ -128,7 +128,7 @@ def launch_many(
         _or(live_T, n_TM), routes.expert_TK, routes.weight_TK, routes.place_TK, count, n_TM.stride(0), tokens,
         how.scale, M=width, BLOCK=plan.block, TOKENS=plan.tokens, DOT=_DTYPES[operands], LIVE=live_T is not None,
         **_rules(how, plan, router_bias_E, correction_E, expert_scale_E),
-        num_warps=plan.warps, num_stages=plan.stages, **launch_options(device),
+        num_warps=plan.warps, num_stages=plan.stages if n_TM.element_size() == 2 else 2, **launch_options(device),
     )  # fmt: skip
     each = triton.cdiv(tiles, plan.programs)
     order_kernel[(triton.cdiv(tiles, each),)](
@@ -197,7 +197,7 @@ def _or(x: Tensor | None, other: Tensor) -> Tensor:
 
 
 @cache
-def _meeting(device: torch.device) -> tuple[Tensor, Tensor]:
+def meeting(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return (bits, counters of arrivals), zeros. They are made by the first eager launch, which comes before any graph
     is captured."""
     bits = torch.zeros(-(-FEW_TOKENS // 64) * MOST_EXPERTS, dtype=torch.int64, device=device)
