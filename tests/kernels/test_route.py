@@ -98,7 +98,7 @@ def test_routes_of_real_shapes(name: str, case: Case) -> None:
 
 
 EVERY = tuple(range(1, 71)) + tuple(range(120, 131))
-SOME = (1, 2, 3, 5, 9, 16, 17, 33, 64, 65, 70, 127, 128, 129)  # an interpreted launch takes a second or so
+SOME = (1, 5, 17, 64, 65, 129)  # an interpreted launch takes a second
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -109,13 +109,16 @@ SOME = (1, 2, 3, 5, 9, 16, 17, 33, 64, 65, 70, 127, 128, 129)  # an interpreted 
 )
 def test_launches_of_all_sizes_leave_nothing_behind(sizes: tuple[int, ...], device: str) -> None:
     """Any tokens may be dead. What one launch leaves in the memory that all use, the next would find."""
-    how = RoutingSpec(experts=40, top_k=3, renormalize=True)
+    how = RoutingSpec(experts=20, top_k=3, renormalize=True)
     generator = torch.Generator().manual_seed(5)
     for tokens in sizes:
         plan = choose(tokens, 64, how.experts)
-        cuts = [plan] if isinstance(plan, Many) or plan.group >= tokens else [plan, replace(plan, each=1, rows=8)]
+        cuts = (
+            [plan] if isinstance(plan, Many) or plan.group >= tokens else [plan, replace(plan, each=4, rows=8, group=4)]
+        )
         for cut in cuts:
-            arguments = list(Case(tokens, 64, how, residual=False, exact=True).inputs(torch.float32, device, tokens))
+            case = Case(tokens, 64, how, residual=False, exact=True)
+            arguments = list(case.inputs(torch.float32, torch.device(device), tokens))
             arguments[9] = (torch.rand(tokens, generator=generator) < 0.7).to(device)
             wanted = ROUTE.reference(*arguments[:-1], None)[2]
             assert_routes(implementation.route(*arguments, plan=cut)[2], wanted, 64)

@@ -58,14 +58,15 @@ def choose(tokens: int, width: int, experts: int, *, fixed: bool = False) -> Few
 
 def _few(tokens: int, width: int, experts: int) -> Few | None:
     """Return the cut of few.py, or None. About 128 programs share the work of up to 16 tokens, one for each
-    multiprocessor. A thread keeps up to 128 weights and 64 inputs of tokens."""
+    multiprocessor. A thread keeps up to 128 weights, which it asks for early, and 32 inputs of tokens: with more, a
+    multiprocessor would hold fewer programs."""
     block, tile, padded = max(256, _power_of_two(width)), _power_of_two(tokens), max(16, _power_of_two(experts))
     if tokens > FEW_TOKENS or padded > MOST_EXPERTS or block > 16_384:
         return None
     warps = max(1, min(8, block // 512))
     kept = block // (32 * warps)  # inputs of a thread
     share = max(1, tile * padded // 128)
-    each = min(4, tile, 64 // kept, _power_of_two(int(share**0.5)))
+    each = max(1, min(2, tile, 32 // kept, share // 2))
     rows = min(8, padded, 128 // kept, max(1, share // each))
     group = tile if tile <= 16 and tile * padded <= ONE_GROUP else each
     return Few(rows, each, block, tile, padded, max(group, warps), warps)
