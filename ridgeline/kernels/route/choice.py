@@ -135,6 +135,12 @@ def store_choice(
 
 
 @triton.jit
+def load_now(pointers, mask):
+    """Load what is needed later, at once: a compiler may put off other loads until their values are needed."""
+    return tl.load(pointers, mask=mask, other=0, volatile=True)
+
+
+@triton.jit
 def tokens_alive(live_ptr, token_T, tokens, LIVE: tl.constexpr):
     """Return which tokens exist and belong to a request."""
     alive_T = token_T < tokens

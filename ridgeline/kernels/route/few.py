@@ -24,7 +24,15 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.aot import AotKernel
-from ridgeline.kernels.route.choice import aot_rules, bit_of, bits_set, choose_experts, store_choice, tokens_alive
+from ridgeline.kernels.route.choice import (
+    aot_rules,
+    bit_of,
+    bits_set,
+    choose_experts,
+    load_now,
+    store_choice,
+    tokens_alive,
+)
 from ridgeline.kernels.route.choose import Few, choose
 
 NO_PAIR = tl.constexpr(0x7FFFFFFF)
@@ -68,7 +76,7 @@ def _place_by_bits(
     pair_P = token_P * K + pair_P % CHOICES
     expert_P = tl.load(expert_ptr + pair_P, mask=kept_P, other=E, cache_modifier=".cg")
     if TALLY:
-        tally_E = tl.load(tally_ptr + column_E, mask=column_E < E, other=0)
+        tally_E = load_now(tally_ptr + column_E, column_E < E)
     count_E = tl.zeros((EXPERTS,), tl.int32)
     for word in tl.static_range(WORDS):
         count_E += bits_set(tl.load(bits_ptr + word * EXPERTS + column_E, cache_modifier=".cg"))
@@ -85,7 +93,7 @@ def _place_by_bits(
     place_P += tl.gather(end_E - count_E, tl.minimum(expert_P, E - 1), 0)
     if LIVE:  # the pairs of all others lie behind, in their own order
         idle_P = (kept_P & (expert_P == E)).to(tl.int32)
-        place_P = tl.where(goes_P, place_P, tl.sum(count_E, 0) + tl.cumsum(idle_P, 0) - idle_P)
+        place_P = tl.where(goes_P, place_P, tokens * K - tl.cumsum(idle_P, 0, reverse=True))
     tl.store(place_ptr + pair_P, place_P, mask=kept_P)
     tl.store(token_ptr + place_P, token_P, mask=kept_P)
     tl.store(start_ptr, 0)
@@ -173,9 +181,9 @@ def few_kernel(
             cache_modifier=".cg",
         )  # fmt: skip
         tally_E = tl.zeros((EXPERTS,), tl.int64)
-        if SINGLE and TALLY:  # asked for long before it is needed
+        if SINGLE and TALLY:
             column_E = tl.arange(0, EXPERTS)
-            tally_E = tl.load(tally_ptr + column_E, mask=column_E < E, other=0)
+            tally_E = load_now(tally_ptr + column_E, column_E < E)
         alive_G1 = tokens_alive(live_ptr, token_G, end, LIVE)[:, None]
         expert_GK, weight_GK, _ = choose_experts(
             logits_GE, bias_ptr, correction_ptr, expert_scale_ptr, scale, E, EXPERTS, K, CHOICES, SIGMOID, RENORMALIZE,

@@ -20,7 +20,15 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.aot import AotKernel
-from ridgeline.kernels.route.choice import aot_rules, bit_of, bits_set, choose_experts, store_choice, tokens_alive
+from ridgeline.kernels.route.choice import (
+    aot_rules,
+    bit_of,
+    bits_set,
+    choose_experts,
+    load_now,
+    store_choice,
+    tokens_alive,
+)
 from ridgeline.kernels.route.choose import Many, choose
 
 
@@ -99,8 +107,8 @@ def order_kernel(
     local_P = tl.arange(0, TOKENS * CHOICES)
     expert_P, place_P = _pairs(expert_ptr, place_ptr, local_P, first, tokens, TOKENS, E, K, CHOICES)
     column_E = tl.arange(0, EXPERTS)
-    if TALLY:  # only the first program needs it, but this early
-        tally_E = tl.load(tally_ptr + column_E, mask=column_E < E, other=0)
+    if TALLY:  # for the first program
+        tally_E = load_now(tally_ptr + column_E, column_E < E)
     count_E = tl.zeros((EXPERTS,), tl.int32)
     before_E = tl.zeros((EXPERTS,), tl.int32)
     idle = 0
