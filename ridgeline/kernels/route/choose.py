@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FEW_TOKENS = 128  # beyond, the matrix units pay for their launches
-MOST_EXPERTS = 1024  # of few.py
+MOST_TOKENS, MOST_EXPERTS = 256, 1024  # for which few.py has memory where its programs meet
 ONE_GROUP = 2048  # the largest tile of tokens by experts in which one program chooses for all tokens
 CELLS = 8192  # the largest tile of tokens by experts that a program keeps in registers, with 8 warps
 

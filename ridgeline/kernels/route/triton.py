@@ -20,7 +20,7 @@ from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.kernels.launch import INTERPRETED, launch_options
 from ridgeline.kernels.norm.triton import rms_norm
 from ridgeline.kernels.route import torch_ops
-from ridgeline.kernels.route.choose import FEW_TOKENS, MOST_EXPERTS, Few, Many, choose
+from ridgeline.kernels.route.choose import MOST_EXPERTS, MOST_TOKENS, Few, Many, choose
 from ridgeline.kernels.route.few import few_kernel
 from ridgeline.kernels.route.many import chunk, order_kernel, scored_kernel
 from ridgeline.kernels.route.op import Routes
@@ -91,6 +91,7 @@ def launch_few(
     """Fill n, s and the routes in one launch."""
     (tokens, width), device = x_TM.shape, x_TM.device
     logits_TE = torch.empty(tokens, plan.experts, dtype=torch.float32, device=device)
+    assert tokens <= MOST_TOKENS and plan.experts <= MOST_EXPERTS, (tokens, plan)
     bits, arrival = meeting(device)
     residual = x_TM if residual_TM is None else residual_TM
     few_kernel[(triton.cdiv(how.experts, plan.rows), triton.cdiv(tokens, plan.each))](
@@ -200,5 +201,5 @@ def _or(x: Tensor | None, other: Tensor) -> Tensor:
 def meeting(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return (bits, counters of arrivals), zeros. They are made by the first eager launch, which comes before any graph
     is captured."""
-    bits = torch.zeros(-(-FEW_TOKENS // 64) * MOST_EXPERTS, dtype=torch.int64, device=device)
-    return bits, torch.zeros(FEW_TOKENS + 1, dtype=torch.int32, device=device)
+    bits = torch.zeros(MOST_TOKENS // 64 * MOST_EXPERTS, dtype=torch.int64, device=device)
+    return bits, torch.zeros(MOST_TOKENS + 1, dtype=torch.int32, device=device)
