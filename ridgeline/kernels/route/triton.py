@@ -91,7 +91,8 @@ def launch_few(
     """Fill n, s and the routes in one launch."""
     (tokens, width), device = x_TM.shape, x_TM.device
     logits_TE = torch.empty(tokens, plan.experts, dtype=torch.float32, device=device)
-    assert tokens <= MOST_TOKENS and plan.experts <= MOST_EXPERTS, (tokens, plan)
+    assert tokens <= MOST_TOKENS, tokens
+    assert plan.experts <= MOST_EXPERTS, plan
     bits, arrival = meeting(device)
     residual = x_TM if residual_TM is None else residual_TM
     few_kernel[(triton.cdiv(how.experts, plan.rows), triton.cdiv(tokens, plan.each))](
