@@ -17,6 +17,7 @@ import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,14 +52,18 @@ def route_plans(tokens: int, width: int, number: int) -> Iterator[Few | Many]:
     chosen = choose(tokens, width, number)
     yield chosen
     if isinstance(chosen, Few):
-        for rows, each, warps in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)):
-            fits = rows * chosen.block <= 64 * 32 * warps and max(power(tokens), warps) * chosen.experts <= 1024 * warps
+        for rows, each, warps in itertools.product((1, 2, 4, 8), (1, 2, 4), (2, 4, 8)):
+            fits = max(rows, 2 * each) * chosen.block <= 128 * 32 * warps
             programs = -(-number // rows) * -(-tokens // each)
-            if fits and each <= tokens and 32 <= programs <= 528:
-                yield Few(rows, each, chosen.block, max(power(tokens), warps), chosen.experts, warps)
+            if fits and each <= tokens and 32 <= programs <= 1056:
+                for group in {max(power(tokens), warps), max(each, warps)}:
+                    if group * chosen.experts <= 1024 * warps:
+                        yield replace(chosen, rows=rows, each=each, group=group, warps=warps)
     for tile, block, warps in itertools.product((16, 32, 64), (64, 128), (4, 8)):
         if tokens > 8 and tile * power(number) <= 2048 * warps:
-            yield Many(tile, max(16, power(number)), block, warps, 3)
+            for stages in (3, 4, 5):
+                if 2 * (tile + power(number)) * block * stages <= 227_000:
+                    yield Many(tile, max(16, power(number)), block, warps, stages)
 
 
 def rows_plans(block: int, together: int) -> Iterator[Rows]:

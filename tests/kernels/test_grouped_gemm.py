@@ -23,10 +23,8 @@ pytest.importorskip("triton")
 from ridgeline.kernels.grouped_gemm import triton as implementation
 
 CPU = torch.device("cpu")
-DEVICES = [
-    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")),
-    pytest.param("cuda", marks=pytest.mark.gpu),
-]
+ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")
+DEVICES = [pytest.param("cpu", marks=ON_CPU), pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]  # the interpreter is slow
 SMALL = (
     *(replace(case, experts=min(case.experts, 24), inner=min(case.inner, 64)) for case in CASES[:5]),
@@ -45,7 +43,7 @@ REAL = (
     Case(2000, 1000, 520, experts=7, used=1, skew=20.0),
 )
 WITH_DEVICES = [
-    *((case, "cpu") for case in SMALL),
+    *(pytest.param(case, "cpu", marks=ON_CPU) for case in SMALL),
     *(pytest.param(case, "cuda", marks=pytest.mark.gpu) for case in (*SMALL, *REAL)),
 ]
 NAMES = ["triton", "batch_invariant"]

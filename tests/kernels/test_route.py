@@ -24,10 +24,8 @@ pytest.importorskip("triton")
 from ridgeline.kernels.route import triton as implementation
 
 CPU = torch.device("cpu")
-DEVICES = [
-    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")),
-    pytest.param("cuda", marks=pytest.mark.gpu),
-]
+ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")
+DEVICES = [pytest.param("cpu", marks=ON_CPU), pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]  # the interpreter is slow
 BY_MAX = RoutingSpec(experts=48, top_k=5, groups=6, top_groups=2, scale=1.5, expert_scale=True)  # 8 of a group
 MORE = (
@@ -46,7 +44,7 @@ REAL = (
     *(Case(t, 2048, RoutingSpec(experts=512, top_k=10), exact=True) for t in (3, 16, 16_384)),
 )
 WITH_DEVICES = [
-    *((case, "cpu") for case in (*CASES, *MORE)),
+    *(pytest.param(case, "cpu", marks=ON_CPU) for case in (*CASES, *MORE)),
     *(pytest.param(case, "cuda", marks=pytest.mark.gpu) for case in (*CASES, *MORE)),
 ]
 
@@ -101,10 +99,40 @@ def test_routes_of_real_shapes(name: str, case: Case) -> None:
     check(name, case, torch.bfloat16, "cuda")
 
 
+EVERY = tuple(range(1, 71)) + tuple(range(120, 131))
+SOME = (1, 5, 17, 64, 65, 129)  # an interpreted launch takes a second
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    ("device", "sizes"),
+    [pytest.param("cpu", SOME, marks=ON_CPU), pytest.param("cuda", EVERY, marks=pytest.mark.gpu)],
+    ids=["cpu", "cuda"],
+)
+def test_launches_of_all_sizes_leave_nothing_behind(sizes: tuple[int, ...], device: str) -> None:
+    """Any tokens may be dead. What one launch leaves in the memory that all use, the next would find."""
+    how = RoutingSpec(experts=20, top_k=3, renormalize=True)
+    generator = torch.Generator().manual_seed(5)
+    for tokens in sizes:
+        plan = choose(tokens, 64, how.experts)
+        cuts = (
+            [plan] if isinstance(plan, Many) or plan.group >= tokens else [plan, replace(plan, each=4, rows=8, group=4)]
+        )
+        for cut in cuts:
+            case = Case(tokens, 64, how, residual=False, exact=True)
+            arguments = list(case.inputs(torch.float32, torch.device(device), tokens))
+            arguments[9] = (torch.rand(tokens, generator=generator) < 0.7).to(device)
+            wanted = ROUTE.reference(*arguments[:-1], None)[2]
+            assert_routes(implementation.route(*arguments, plan=cut)[2], wanted, 64)
+            assert torch.equal(arguments[-1], wanted.start_E1.diff()), tokens
+            assert not any(left.any() for left in implementation.meeting(torch.device(device)))
+
+
 CUTS = (
-    Few(rows=2, each=1, block=256, tokens=8, experts=128, warps=1),
-    Few(rows=4, each=3, block=512, tokens=16, experts=128, warps=4),
-    Few(rows=8, each=8, block=256, tokens=8, experts=256, warps=8),
+    Few(rows=2, each=1, block=256, tokens=8, experts=128, group=1, warps=1),
+    Few(rows=4, each=2, block=512, tokens=16, experts=128, group=4, warps=4),
+    Few(rows=8, each=4, block=256, tokens=8, experts=256, group=8, warps=8),
+    Few(rows=64, each=4, block=256, tokens=128, experts=128, group=16, warps=8),
     Many(tokens=16, experts=128, block=32, warps=4, stages=2, programs=1),
     Many(tokens=32, experts=256, block=128, warps=8, stages=3),
 )
@@ -193,11 +221,13 @@ def test_every_cut_chosen_can_be_launched(fixed: bool) -> None:
                 plan = choose(tokens, width, experts, fixed=fixed)
                 assert plan.experts >= experts
                 assert all(size & (size - 1) == 0 for size in (plan.tokens, plan.experts, plan.block, plan.warps))
-                assert plan.tokens * plan.experts <= 8192
+                chosen_at_once = plan.group if isinstance(plan, Few) else plan.tokens
+                assert chosen_at_once * plan.experts <= 8192
                 if isinstance(plan, Few):
                     assert plan.tokens >= tokens
                     assert plan.block >= width
-                    assert plan.rows * plan.block <= 64 * 32 * plan.warps
+                    assert max(plan.rows, 2 * plan.each) * plan.block <= 128 * 32 * plan.warps
+                    assert plan.group >= max(plan.each, plan.warps)
                 else:
                     assert tokens > 16 or fixed
     assert len({choose(tokens, 2048, 128, fixed=True) for tokens in (1, 64, 500, 16_384)}) == 1
@@ -217,7 +247,7 @@ def test_a_gradient_is_left_to_torch() -> None:
 def test_a_captured_graph_routes_other_data(tokens: int) -> None:
     case = Case(tokens, 2048, QWEN3, dead=tokens // 4, exact=True)
     arguments = case.inputs(torch.bfloat16, torch.device("cuda"))
-    implementation.route(*arguments)  # makes the counter of arrivals
+    implementation.route(*arguments)  # makes the memory where programs meet
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         n_TM, _, routes = implementation.route(*arguments)

@@ -30,6 +30,12 @@ def _key(score):
 
 
 @triton.jit
+def _score(key):
+    """Return the float32 scores of keys."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _first_best(key, column, END: tl.constexpr):
     """Return the first column with the largest key of each row: [rows, 1]."""
     best = tl.max(key, 1)[:, None]
@@ -94,12 +100,18 @@ def choose_experts(
         allowed_TE = _allowed(scored_TE, column_1E, GROUPS, TOP_GROUPS, PAIR, EXPERTS, E // GROUPS, GROUPS_PADDED)
         key_TE = tl.where(real_1E & (allowed_TE == 0), EXCLUDED, key_TE)
     expert_TK = tl.where(choice_1K < K, choice_1K, 0) + tl.zeros((logits_TE.shape[0], 1), tl.int32)
+    weight_TK = tl.zeros((logits_TE.shape[0], CHOICES), tl.float32)
     nan_TE = nan_T1 & (column_1E < K)
     for k in range(K):
-        best_T1 = _first_best(key_TE, column_1E, EXPERTS)
+        key_T1 = tl.max(key_TE, 1)[:, None]
+        best_T1 = tl.min(tl.where(key_TE == key_T1, column_1E, EXPERTS), 1)[:, None]
+        if CORRECTION or GROUPS > 1:
+            weight_T1 = tl.sum(tl.where(column_1E == best_T1, score_TE, 0.0), 1)[:, None]
+        else:
+            weight_T1 = _score(key_T1)
         expert_TK = tl.where((choice_1K == k) & (nan_T1 == 0), best_T1, expert_TK)
+        weight_TK = tl.where(choice_1K == k, weight_T1, weight_TK)
         key_TE = tl.where(column_1E == best_T1, NOBODY, key_TE)
-    weight_TK = tl.where(choice_1K < K, tl.gather(score_TE, expert_TK, 1), 0.0)
     if RENORMALIZE:
         weight_TK = weight_TK / (tl.sum(weight_TK, 1)[:, None] + NORMALIZER)
     weight_TK = weight_TK * scale
@@ -111,16 +123,21 @@ def choose_experts(
 
 @triton.jit
 def store_choice(
-    expert_ptr, weight_ptr, place_ptr, expert_TK, weight_TK, place_TK, token_T1, tokens, alive_T1,
+    expert_ptr, weight_ptr, expert_TK, weight_TK, token_T1, kept_T1, alive_T1,
     E: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
 ):  # fmt: skip
-    """Store the experts, weights and places of a tile's pairs."""
+    """Store the experts and weights of a tile's pairs."""
     choice_1K = tl.arange(0, CHOICES)[None, :]
     pair_TK = token_T1 * K + choice_1K
-    kept_TK = (token_T1 < tokens) & (choice_1K < K)
+    kept_TK = kept_T1 & (choice_1K < K)
     tl.store(expert_ptr + pair_TK, tl.where(alive_T1, expert_TK, E), mask=kept_TK)
     tl.store(weight_ptr + pair_TK, weight_TK, mask=kept_TK)
-    tl.store(place_ptr + pair_TK, place_TK, mask=kept_TK)
+
+
+@triton.jit
+def load_now(pointers, mask):
+    """Load what is needed later, at once: a compiler may put off other loads until their values are needed."""
+    return tl.load(pointers, mask=mask, other=0, volatile=True)
 
 
 @triton.jit
@@ -133,18 +150,18 @@ def tokens_alive(live_ptr, token_T, tokens, LIVE: tl.constexpr):
 
 
 @triton.jit
-def counted_before(number, TOKENS: tl.constexpr):
-    """Return the sums over the tokens before each token, along axis 0."""
-    if TOKENS == 1:
-        return number * 0
-    else:
-        return tl.cumsum(number, 0) - number
+def bits_set(word):
+    """Return how many bits of int64 words are set."""
+    word -= (word >> 1) & 0x5555555555555555
+    word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F
+    return ((word * 0x0101010101010101) >> 56).to(tl.int32)
 
 
 @triton.jit
-def idle_tokens(token_T, alive_T, tokens):
-    """Return 1 for tokens that go nowhere. It is for vectors: Triton 3.6 cannot add up a column of a tile's layout."""
-    return ((token_T < tokens) & (alive_T == 0)).to(tl.int32)
+def bit_of(number):
+    """Return an int64 word in which one bit is set."""
+    return tl.zeros_like(number).to(tl.int64) + 1 << number.to(tl.int64)
 
 
 def aot_rules(experts: int, padded: int, used: int, *, grouped: bool) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The cuts of the kernels that route: a plain function of shapes. It does not import torch.
 
-up to 64 tokens   few.py: one launch
+up to 128 tokens  few.py: one launch
 more              a norm, many.py's scores and choices, many.py's order: three launches
 """
 
@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FEW_TOKENS = 64  # one program chooses for all of them, and 64 tokens take it 2 µs
+FEW_TOKENS = 128  # beyond, the matrix units pay for their launches
+MOST_TOKENS, MOST_EXPERTS = 256, 1024  # for which few.py has memory where its programs meet
+ONE_GROUP = 2048  # the largest tile of tokens by experts in which one program chooses for all tokens
 CELLS = 8192  # the largest tile of tokens by experts that a program keeps in registers, with 8 warps
+
+STAGED = 98_304  # bytes of shared memory for operands of 2 bytes that are on their way
 
 
 @dataclass(frozen=True)
@@ -17,8 +21,9 @@ class Few:
     """A cut of few.py: a program multiplies `rows` experts' rows with `each` tokens.
 
     block: at least a whole row.
-    tokens, experts: the tile in which the last program chooses, powers of two. It has a row for each warp, so that no
-        row is spread over warps, which would have to wait for each other with every choice.
+    tokens, experts: powers of two that cover them.
+    group: tokens for which one program chooses, all of them or each program's, and at least one for each warp, so that
+        no token is spread over warps, which would have to wait for each other with every choice.
     """
 
     rows: int
@@ -26,6 +31,7 @@ class Few:
     block: int
     tokens: int
     experts: int
+    group: int
     warps: int
 
 
@@ -51,16 +57,19 @@ def choose(tokens: int, width: int, experts: int, *, fixed: bool = False) -> Few
 
 
 def _few(tokens: int, width: int, experts: int) -> Few | None:
-    """Return the cut of few.py, or None. About 128 programs share the work of up to 32 tokens, one for each
-    multiprocessor. A thread keeps 32 weights, or more where 8 warps hold a longer row."""
+    """Return the cut of few.py, or None. About 128 programs share the work of up to 16 tokens, one for each
+    multiprocessor. A thread keeps up to 128 weights, which it asks for early, and 32 inputs of tokens: with more, a
+    multiprocessor would hold fewer programs."""
     block, tile, padded = max(256, _power_of_two(width)), _power_of_two(tokens), max(16, _power_of_two(experts))
-    if tokens > FEW_TOKENS or tile * padded > CELLS or block > 16_384:
+    if tokens > FEW_TOKENS or padded > MOST_EXPERTS or block > 16_384:
         return None
-    rows = max(1, min(4, tile // 4, 16_384 // block))
-    each = max(1, min(tile, 8, tile * padded // (rows * 128)))
-    threads = max(rows * block // 32, tile * padded // 32)
-    warps = _power_of_two(max(1, min(8, threads // 32)))
-    return Few(rows, each, block, max(tile, warps), padded, warps)
+    warps = max(1, min(8, block // 512))
+    kept = block // (32 * warps)  # inputs of a thread
+    share = max(1, tile * padded // 128)
+    each = max(1, min(2, tile, 32 // kept, share // 2))
+    rows = min(8, padded, 128 // kept, max(1, share // each))
+    group = tile if tile <= 16 and tile * padded <= ONE_GROUP else each
+    return Few(rows, each, block, tile, padded, max(group, warps), warps)
 
 
 def _many(tokens: int, experts: int, fixed: bool) -> Many:
@@ -71,7 +80,10 @@ def _many(tokens: int, experts: int, fixed: bool) -> Many:
     tile = most
     while not fixed and tile > 16 and -(-tokens // tile) < 96:
         tile //= 2
-    return Many(tile, padded, 64 if padded <= 256 else 32, 4 if tile * padded <= 4096 else 8, 3)
+    block = 64 if padded <= 256 else 32
+    stages = max(3, min(6, STAGED // (2 * (tile + padded) * block)))
+    # The matrix unit of a warpgroup takes 64 tokens, of which each warp then has whole rows
+    return Many(tile, padded, block, 4 if tile == 64 or tile * padded <= 4096 else 8, stages)
 
 
 def _power_of_two(n: int) -> int:

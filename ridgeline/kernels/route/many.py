@@ -1,8 +1,9 @@
 """Routing of many normalised tokens: scores and choices in one launch, the order of the pairs in the next.
 
 In the first a program multiplies a tile of tokens with the whole router on the matrix units, chooses, and counts its
-tokens of each expert. In the second every program adds up the counts of all tiles before its own. So the order of the
-pairs is that of the tokens, whichever program comes first.
+tokens of each expert: an expert has a word with a bit for each token. In the second every program adds up the counts of
+all tiles before its own, while the pairs of its own are on their way. So the order of the pairs is that of the tokens,
+whichever program comes first.
 
 Legend:
     T  tokens of a tile
@@ -21,9 +22,10 @@ import triton.language as tl
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.route.choice import (
     aot_rules,
+    bit_of,
+    bits_set,
     choose_experts,
-    counted_before,
-    idle_tokens,
+    load_now,
     store_choice,
     tokens_alive,
 )
@@ -70,17 +72,24 @@ def scored_kernel(
     )  # fmt: skip
     alive_T = tokens_alive(live_ptr, token_T, tokens, LIVE)
     alive_T1 = alive_T[:, None]
-    taken_TE = (chosen_TE & alive_T1).to(tl.int32)
-    before_TK = tl.gather(counted_before(taken_TE, TOKENS), expert_TK, 1)
-    idle_T = idle_tokens(token_T, alive_T, tokens)
+    store_choice(expert_ptr, weight_ptr, expert_TK, weight_TK, token_T1, token_T1 < tokens, alive_T1, E, K, CHOICES)
+
+    local_T = tl.arange(0, TOKENS)
+    bit_T = bit_of(local_T)
+    bits_E = tl.sum(tl.where(chosen_TE & alive_T1, bit_T[:, None], 0), 0)
+    idle_T = (token_T < tokens) & (alive_T == 0)
+    local_P = tl.arange(0, TOKENS * CHOICES)
+    choice_P = local_P % CHOICES
+    earlier_P = bit_of(local_P // CHOICES) - 1
+    expert_P = tl.reshape(tl.where(alive_T1, expert_TK, E), (TOKENS * CHOICES,))
+    before_P = bits_set(tl.gather(bits_E, tl.minimum(expert_P, E - 1), 0) & earlier_P)
     if LIVE:
-        behind_TK = counted_before(idle_T, TOKENS)[:, None] * K + tl.arange(0, CHOICES)[None, :]
-        before_TK = tl.where(alive_T1, before_TK, behind_TK)
-    store_choice(
-        expert_ptr, weight_ptr, place_ptr, expert_TK, weight_TK, before_TK, token_T1, tokens, alive_T1, E, K, CHOICES
-    )  # fmt: skip
-    tl.store(count_ptr + tl.program_id(0) * EXPERTS + column_E, tl.sum(taken_TE, 0))
-    tl.store(count_ptr + tl.num_programs(0) * EXPERTS + tl.program_id(0), tl.sum(idle_T, 0) * K)
+        behind_P = bits_set(tl.sum(tl.where(idle_T, bit_T, 0), 0) & earlier_P) * K + choice_P
+        before_P = tl.where(expert_P < E, before_P, behind_P)
+    pair_P = tl.program_id(0) * TOKENS * K + local_P // CHOICES * K + choice_P
+    tl.store(place_ptr + pair_P, before_P, mask=(choice_P < K) & (pair_P < tokens * K))
+    tl.store(count_ptr + tl.program_id(0) * EXPERTS + column_E, bits_set(bits_E))
+    tl.store(count_ptr + tl.num_programs(0) * EXPERTS + tl.program_id(0), tl.sum(idle_T.to(tl.int32), 0) * K)
 
 
 @triton.jit(do_not_specialize=["tokens", "tiles", "each"])
@@ -95,39 +104,54 @@ def order_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     first = tl.program_id(0) * each
+    local_P = tl.arange(0, TOKENS * CHOICES)
+    expert_P, place_P = _pairs(expert_ptr, place_ptr, local_P, first, tokens, TOKENS, E, K, CHOICES)
     column_E = tl.arange(0, EXPERTS)
+    if TALLY:  # for the first program
+        tally_E = load_now(tally_ptr + column_E, column_E < E)
     count_E = tl.zeros((EXPERTS,), tl.int32)
     before_E = tl.zeros((EXPERTS,), tl.int32)
-    idle_C = tl.zeros((CHUNK,), tl.int32)
+    idle = 0
     for start in range(0, tiles, CHUNK):
         tile_C = start + tl.arange(0, CHUNK)
         tile_C1 = tile_C[:, None]
         count_CE = tl.load(count_ptr + tile_C1 * EXPERTS + column_E[None, :], mask=tile_C1 < tiles, other=0)
+        idle_C = tl.load(count_ptr + tiles * EXPERTS + tile_C, mask=tile_C < tl.minimum(first, tiles), other=0)
         count_E += tl.sum(count_CE, 0)
         before_E += tl.sum(tl.where(tile_C1 < first, count_CE, 0), 0)
-        idle_C += tl.load(count_ptr + tiles * EXPERTS + tile_C, mask=tile_C < tl.minimum(first, tiles), other=0)
+        idle += tl.sum(idle_C, 0)
     end_E = tl.cumsum(count_E, 0)
-    total = tl.sum(count_E, 0)
-    idle = total + tl.sum(idle_C, 0)  # the place of this program's first pair that goes nowhere
+    idle += tl.sum(count_E, 0)  # the place of this program's first pair that goes nowhere
     base_E = end_E - count_E + before_E
     if tl.program_id(0) == 0:
         tl.store(start_ptr, 0)
         tl.store(start_ptr + 1 + column_E, end_E, mask=column_E < E)
         if TALLY:
-            tally_E = tl.load(tally_ptr + column_E, mask=column_E < E, other=0)
             tl.store(tally_ptr + column_E, tally_E + count_E, mask=column_E < E)
-    local_P = tl.arange(0, TOKENS * CHOICES)
     for tile in range(first, tl.minimum(first + each, tiles)):
-        token_P = tile * TOKENS + local_P // CHOICES
-        exists_P = (token_P < tokens) & (local_P % CHOICES < K)
-        pair_P = token_P * K + local_P % CHOICES
-        expert_P = tl.load(expert_ptr + pair_P, mask=exists_P, other=0)
         base_P = tl.gather(base_E, tl.minimum(expert_P, E - 1), 0)
-        place_P = tl.load(place_ptr + pair_P, mask=exists_P, other=0) + tl.where(expert_P < E, base_P, idle)
-        tl.store(place_ptr + pair_P, place_P, mask=exists_P)
-        tl.store(token_ptr + place_P, token_P, mask=exists_P)
-        base_E += tl.load(count_ptr + tile * EXPERTS + column_E)
-        idle += tl.load(count_ptr + tiles * EXPERTS + tile)
+        place_P += tl.where(expert_P < E, base_P, idle)
+        token_P = tile * TOKENS + local_P // CHOICES
+        kept_P = (token_P < tokens) & (local_P % CHOICES < K)
+        tl.store(place_ptr + token_P * K + local_P % CHOICES, place_P, mask=kept_P)
+        tl.store(token_ptr + place_P, token_P, mask=kept_P)
+        if tile + 1 < first + each:
+            base_E += tl.load(count_ptr + tile * EXPERTS + column_E)
+            idle += tl.load(count_ptr + tiles * EXPERTS + tile)
+            expert_P, place_P = _pairs(expert_ptr, place_ptr, local_P, tile + 1, tokens, TOKENS, E, K, CHOICES)
+
+
+@triton.jit
+def _pairs(
+    expert_ptr, place_ptr, local_P, tile, tokens,
+    TOKENS: tl.constexpr, E: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
+):  # fmt: skip
+    """Return the experts of a tile's pairs and their places in the tile. Where there is no pair they are E and 0."""
+    token_P = tile * TOKENS + local_P // CHOICES
+    exists_P = (token_P < tokens) & (local_P % CHOICES < K)
+    pair_P = token_P * K + local_P % CHOICES
+    expert_P = tl.load(expert_ptr + pair_P, mask=exists_P, other=E)
+    return expert_P, tl.load(place_ptr + pair_P, mask=exists_P, other=0)
 
 
 def _aot_scored(
@@ -152,12 +176,12 @@ def _aot_order(tokens: int, experts: int, used: int) -> AotKernel:
     signature |= {"tally_ptr": "*i64"} | dict.fromkeys(("tokens", "tiles", "each"), "i32")
     constants = {"TOKENS": plan.tokens, "E": experts, "EXPERTS": plan.experts, "K": used, "CHOICES": 8}
     constants |= {"CHUNK": chunk(plan), "TALLY": True}
-    return AotKernel(order_kernel, signature, constants, num_warps=4, hot=True, archs=ONE_OF_EACH)
+    return AotKernel(order_kernel, signature, constants, num_warps=8, hot=True, archs=ONE_OF_EACH)
 
 
 def chunk(plan: Many) -> int:
     """Return how many tiles' counts a program of the second kernel adds up at once."""
-    return max(1, 4096 // plan.experts)
+    return max(1, 16_384 // plan.experts)
 
 
 AOT = (

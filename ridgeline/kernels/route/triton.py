@@ -1,7 +1,7 @@
-"""Routing on a GPU: one launch for up to 64 tokens, three for more.
+"""Routing on a GPU: one launch for up to 128 tokens, three for more.
 
-If a gradient is wanted, plain torch runs, since these kernels have none. The programs of the one launch count their
-arrivals in memory that all launches use, so the launches on one device must be on one stream.
+If a gradient is wanted, plain torch runs, since these kernels have none. The programs of the one launch meet in
+memory that all launches use and leave at zero, so the launches on one device must be on one stream.
 
 Legend: see op.py
 """
@@ -20,7 +20,7 @@ from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.kernels.launch import INTERPRETED, launch_options
 from ridgeline.kernels.norm.triton import rms_norm
 from ridgeline.kernels.route import torch_ops
-from ridgeline.kernels.route.choose import Few, Many, choose
+from ridgeline.kernels.route.choose import MOST_EXPERTS, MOST_TOKENS, Few, Many, choose
 from ridgeline.kernels.route.few import few_kernel
 from ridgeline.kernels.route.many import chunk, order_kernel, scored_kernel
 from ridgeline.kernels.route.op import Routes
@@ -90,14 +90,17 @@ def launch_few(
 ) -> None:
     """Fill n, s and the routes in one launch."""
     (tokens, width), device = x_TM.shape, x_TM.device
-    logits_TE = torch.empty(plan.tokens, plan.experts, dtype=torch.float32, device=device)
+    logits_TE = torch.empty(tokens, plan.experts, dtype=torch.float32, device=device)
+    assert tokens <= MOST_TOKENS, tokens
+    assert plan.experts <= MOST_EXPERTS, plan
+    bits, arrival = meeting(device)
     residual = x_TM if residual_TM is None else residual_TM
     few_kernel[(triton.cdiv(how.experts, plan.rows), triton.cdiv(tokens, plan.each))](
         x_TM, residual, _or(norm_weight_M, x_TM), router_EM.contiguous(), _or(router_bias_E, x_TM),
         _or(correction_E, x_TM), _or(expert_scale_E, x_TM), _or(live_T, x_TM), _or(tally_E, x_TM), n_TM, s_TM,
-        routes.expert_TK, routes.weight_TK, routes.token_P, routes.place_TK, routes.start_E1, logits_TE,
-        _arrival(device), x_TM.stride(0), residual.stride(0), tokens, eps, how.scale,
-        M=width, BLOCK=plan.block, ROWS=plan.rows, EACH=plan.each, TOKENS=plan.tokens,
+        routes.expert_TK, routes.weight_TK, routes.token_P, routes.place_TK, routes.start_E1, logits_TE, bits,
+        arrival, x_TM.stride(0), residual.stride(0), tokens, eps, how.scale,
+        M=width, BLOCK=plan.block, ROWS=plan.rows, EACH=plan.each, TOKENS=plan.tokens, GROUP=plan.group,
         NORM=norm_weight_M is not None, RESIDUAL=residual_TM is not None, LIVE=live_T is not None,
         TALLY=tally_E is not None, **_rules(how, plan, router_bias_E, correction_E, expert_scale_E),
         num_warps=plan.warps, **launch_options(device),
@@ -127,13 +130,13 @@ def launch_many(
         _or(live_T, n_TM), routes.expert_TK, routes.weight_TK, routes.place_TK, count, n_TM.stride(0), tokens,
         how.scale, M=width, BLOCK=plan.block, TOKENS=plan.tokens, DOT=_DTYPES[operands], LIVE=live_T is not None,
         **_rules(how, plan, router_bias_E, correction_E, expert_scale_E),
-        num_warps=plan.warps, num_stages=plan.stages, **launch_options(device),
+        num_warps=plan.warps, num_stages=plan.stages if n_TM.element_size() == 2 else 2, **launch_options(device),
     )  # fmt: skip
     each = triton.cdiv(tiles, plan.programs)
     order_kernel[(triton.cdiv(tiles, each),)](
         routes.expert_TK, count, _or(tally_E, count), routes.token_P, routes.place_TK, routes.start_E1, tokens, tiles,
         each, TOKENS=plan.tokens, E=how.experts, EXPERTS=plan.experts, K=how.top_k,
-        CHOICES=triton.next_power_of_2(how.top_k), CHUNK=chunk(plan), TALLY=tally_E is not None, num_warps=4,
+        CHOICES=triton.next_power_of_2(how.top_k), CHUNK=chunk(plan), TALLY=tally_E is not None, num_warps=8,
         **launch_options(device),
     )  # fmt: skip
 
@@ -196,7 +199,8 @@ def _or(x: Tensor | None, other: Tensor) -> Tensor:
 
 
 @cache
-def _arrival(device: torch.device) -> Tensor:
-    """Return the counter of programs that have arrived. It is made by the first eager launch, which comes before any
-    graph is captured."""
-    return torch.zeros(1, dtype=torch.int32, device=device)
+def meeting(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return (bits, counters of arrivals), zeros. They are made by the first eager launch, which comes before any graph
+    is captured."""
+    bits = torch.zeros(MOST_TOKENS // 64 * MOST_EXPERTS, dtype=torch.int64, device=device)
+    return bits, torch.zeros(MOST_TOKENS + 1, dtype=torch.int32, device=device)
