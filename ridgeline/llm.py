@@ -32,6 +32,8 @@ __all__ = ["LLM", "Params", "Prompt", "StreamOutput", "TokensPrompt"]
 
 logger = logging.getLogger(__name__)
 
+SHUT_DOWN = "this LLM has been shut down; build a new one."
+
 
 class LLM:
     """A model, loaded to run prompts on it, many at a time.
@@ -190,7 +192,8 @@ class LLM:
         """Return how many tokens each expert got since the model was loaded: int64 [layers with experts, experts].
         While prompts run the counts may be some steps old. A model without experts has no rows. Raise InvalidRequest
         after `shutdown`."""
-        self._check_running()
+        if self._is_shut_down:
+            raise InvalidRequest(SHUT_DOWN)
         load = self.assembly.worker.expert_load()
         return np.zeros((0, 0), np.int64) if load is None else load.total_LE
 
@@ -219,12 +222,9 @@ class LLM:
     def _params_for(self, num_prompts: int, params: Params) -> Sequence[SamplingParams]:
         return listed_params(self._default_params if params is None else params, num_prompts)
 
-    def _check_running(self) -> None:
-        if self._is_shut_down:
-            raise InvalidRequest("this LLM has been shut down; build a new one.")
-
     def _make(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Job:
-        self._check_running()
+        if self._is_shut_down:
+            raise InvalidRequest(SHUT_DOWN)
         return self._jobs.make(prompt, params, priority=priority, cache_salt=cache_salt)
 
 

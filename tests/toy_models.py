@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline import assembly
-from ridgeline.core.model_spec import LayerSpec, ModelSpec, Products
+from ridgeline.core.model_spec import LayerSpec, ModelSpec, Product, Products
 from ridgeline.core.request import Request
 from ridgeline.core.state_spec import RecurrentSpec
 from ridgeline.layers import kinds
@@ -56,7 +56,7 @@ class GatedSumSpec:
         return 3 * self.width
 
     def products(self, width: int) -> Products:
-        return {"gate_value": (width, 2 * self.width, False), "out": (self.width, width, False)}
+        return {"gate_value": Product(width, 2 * self.width), "out": Product(self.width, width)}
 
 
 def gated_sum(gate_TW: Tensor, value_TW: Tensor, start_R1: list[int], before_RW: Tensor) -> tuple[Tensor, Tensor]:

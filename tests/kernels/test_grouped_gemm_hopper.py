@@ -32,6 +32,7 @@ def test_every_cut_chosen_fits_the_device() -> None:
         (60, 4, 2048, 1408),
         (32, 4, 2880, 2880),
         (8, 2, 4096, 14336),
+        (8, 2, 128, 72),
     ):
         for tokens in (1, 2, 8, 33, 64, 200, 512, 1024, 3000, 8192):
             for gated, inputs in ((True, width), (False, inner)):
@@ -42,6 +43,7 @@ def test_every_cut_chosen_fits_the_device() -> None:
                 parts = 2 if gated else 1
                 assert (plan.rows * parts + plan.tokens) * plan.block * 2 * plan.stages <= RING
                 assert plan.stages >= 3
+                assert inputs > plan.block  # Triton 3.6 cannot compile a single block of inputs
                 assert plan.tokens % plan.narrow == 0
                 assert plan.narrow % 8 == 0
                 assert plan.tokens * parts <= 256  # sums in registers, 16 rows a warp

@@ -79,6 +79,7 @@ def check(name: str, case: Case, dtype: torch.dtype, device: str, **options: obj
     torch.testing.assert_close(s_TM, want_s, rtol=eps, atol=eps)
     torch.testing.assert_close(n_TM, want_n, rtol=4 * eps, atol=4 * eps)
     _, _, wanted = ROUTE.reference(n_TM, None, None, 0.0, *arguments[4:-1], want_E)
+    assert not wanted.weight_TK.isnan().any()  # else all tokens would go to the first experts
     assert_routes(routes, wanted, case.width)
     assert torch.equal(tally_E, want_E)
 

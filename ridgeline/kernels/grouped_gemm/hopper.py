@@ -28,11 +28,14 @@ from ridgeline.kernels.route.op import Routes
 
 
 def supports(x: Tensor, weight_EOI: Tensor) -> bool:
-    """Return True if the op of these arguments can run: on Hopper, in 16-bit types, with widths of at least 64 that are
-    multiples of 8, and up to 1024 experts. If the second op can, so can the first."""
+    """Return True if the op of these arguments can run: on Hopper, in 16-bit types, with widths above 64 that are
+    multiples of 8, and up to 1024 experts. If the second op can, so can the first.
+
+    Triton 3.6 cannot compile the kernels for a single block of inputs.
+    """
     experts, outputs, inputs = weight_EOI.shape
     typed = x.dtype == weight_EOI.dtype and x.dtype in (torch.bfloat16, torch.float16)
-    shaped = min(inputs, outputs) >= 64 and inputs % 8 == outputs % 8 == 0 and experts <= 1024
+    shaped = min(inputs, outputs) > PANEL.value and inputs % 8 == outputs % 8 == 0 and experts <= 1024
     return typed and shaped and weight_EOI.is_contiguous() and compute_capability(x.device) == (9, 0)
 
 

@@ -61,8 +61,8 @@ def choose(pairs: int, experts: int, inputs: int, *, gated: bool) -> Stream | Ti
 
 
 def stream(rows: int, tokens: int, narrow: int, block: int, inputs: int, *, gated: bool, resident: int = 1) -> Stream:
-    """Return a cut with as many stages as fit."""
-    while block > PANEL and inputs <= PANEL:
+    """Return a cut with as many stages as fit, and with two blocks of inputs at least (see `hopper.supports`)."""
+    while block > PANEL and inputs <= block:
         block //= 2
     stage = (rows * (2 if gated else 1) + tokens) * block * 2
     return Stream(rows, tokens, narrow, block, min(RING // resident // stage, 16), resident)

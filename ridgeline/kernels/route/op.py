@@ -151,7 +151,7 @@ class Case:
         norm_weight_M, router_EM = 1 + 0.3 * normal(self.width), normal(experts, self.width) * self.width**-0.5
         if self.exact:
             x_TM = x_TM.sign() * (2 if self.residual else 1)
-            residual_TM, norm_weight_M = -x_TM / 2, norm_weight_M.log2().round().exp2()
+            residual_TM, norm_weight_M = -x_TM / 2, norm_weight_M.clamp(0.5, 2).log2().round().exp2()
             router_EM = (router_EM * 512).round() / 512
         return (
             x_TM.to(dtype),
