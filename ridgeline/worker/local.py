@@ -92,6 +92,7 @@ class LocalWorker:
         self._pending: deque[Ticket] = deque()
         self._waiting_for_masks: dict[int, Ticket] = {}
         self._failed_plan: int | None = None
+        self._has_experts = len(runner.tallies) > 0
         self._load: ExpertLoad | None = None  # by the newest look
         self._tallies_period, self._tallies_due = TALLIES_PERIOD, 0.0
         self._listener: Callable[[ExpertLoad], None] | None = None
@@ -193,7 +194,7 @@ class LocalWorker:
 
     def _look(self, ticket: Ticket) -> None:
         """Copy the tallies, if it is this plan's turn. This is called in front of the plan and behind it."""
-        if not self._runner.tallies:
+        if not self._has_experts:
             return
         if not ticket.tallies:
             if (now := time.monotonic()) < self._tallies_due:
