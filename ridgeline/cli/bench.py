@@ -20,7 +20,7 @@ app = typer.Typer(help="Measure speed, beside the hardware's limit and beside pe
 app.command()(serve)
 
 Model = Annotated[str, typer.Option(help="Model folder or hub id; the embedded model when none is given.")]
-Engine = Annotated[str, typer.Option(help="ridgeline, vllm, transformers or llama_cpp.")]
+Engine = Annotated[str, typer.Option(help="ridgeline, vllm, sglang, transformers or llama_cpp.")]
 DType = Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights: only config.json is needed.")]
@@ -105,7 +105,7 @@ def startup(
 @app.command()
 def compare(
     model: Model = "",
-    peer: Annotated[str, typer.Option(help="vllm, transformers, llama_cpp, or none to run us alone.")] = "vllm",
+    peer: Annotated[str, typer.Option(help="vllm, sglang, transformers, llama_cpp, or none to run us alone.")] = "vllm",
     peer_path: Annotated[Path | None, typer.Option(help="Folder put first on the peer's module path.")] = None,
     peer_python: Annotated[str, typer.Option(help="The peer's Python, if it lives in its own environment.")] = "",
     peer_model: Annotated[str, typer.Option(help="The peer's model, if not the same (a GGUF file).")] = "",

@@ -157,6 +157,45 @@ def test_vllm_is_called_as_its_offline_api_wants_from_the_folder_given(
     assert {r.workload for r in theirs} == {"startup", "W2"}
 
 
+SGLANG_STAND_IN = """
+from types import SimpleNamespace as N
+
+class Engine:
+    def __init__(self, *, model_path, load_format, skip_tokenizer_init, context_length, mem_fraction_static, **others):
+        assert load_format == "dummy" and skip_tokenizer_init and context_length == 256
+        assert others.pop("disable_overlap_schedule")
+        self.server_args = N(dtype="bfloat16")
+
+    def generate(self, *, input_ids, sampling_params, stream=False):
+        if stream:
+            count = sampling_params["max_new_tokens"]
+            return ({"meta_info": {"completion_tokens": n + 1}} for n in range(count))
+        assert all(p["ignore_eos"] for p in sampling_params) and len(input_ids) == len(sampling_params)
+        return [{"meta_info": {"completion_tokens": p["max_new_tokens"]}} for p in sampling_params]
+
+    def shutdown(self):
+        pass
+"""
+
+
+def test_sglang_is_called_as_its_offline_engine_wants(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    entrypoints = tmp_path / "site" / "sglang" / "srt" / "entrypoints"
+    entrypoints.mkdir(parents=True)
+    for folder in (entrypoints.parent, entrypoints):
+        (folder / "__init__.py").touch()
+    (tmp_path / "site" / "sglang" / "__init__.py").write_text('__version__ = "0.0.stand-in"')
+    (entrypoints / "engine.py").write_text(SGLANG_STAND_IN)
+    done = bench(
+        "compare", "--model", tiny_model("llama"), "--dummy", "--device", "cpu", "--scale", "0.02", "--only", "W2",
+        "--peer", "sglang", "--peer-path", tmp_path / "site", "--peer-extra", '{"disable_overlap_schedule": true}',
+        "--out", tmp_path / "r.jsonl",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    theirs = [r for r in read([tmp_path / "r.jsonl"]) if r.engine == "sglang"]
+    assert {(r.version, r.dtype) for r in theirs} == {("0.0.stand-in", "bfloat16")}
+    assert {r.workload for r in theirs} == {"startup", "W2"}
+
+
 def test_an_engine_that_cuts_requests_short_has_no_figures(
     tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

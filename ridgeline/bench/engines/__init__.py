@@ -43,6 +43,7 @@ ENGINES = Registry(
     {
         "ridgeline": "ridgeline.bench.engines.ridgeline:Ridgeline",
         "vllm": "ridgeline.bench.engines.vllm:VLLM",
+        "sglang": "ridgeline.bench.engines.sglang:SGLang",
         "transformers": "ridgeline.bench.engines.transformers:Transformers",
         "llama_cpp": "ridgeline.bench.engines.llama_cpp:LlamaCpp",
     },
