@@ -68,6 +68,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"norm_topk_prob": False, "use_qk_norm": False, "attention_bias": False, "n_shared_experts": 1}),
     ("glm4_moe", {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "num_experts_per_tok": 8}),
     ("minimax_m2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "num_local_experts": 3}),
+    *((family, {"num_local_experts": 1, "num_experts_per_tok": 1}) for family in ("mixtral", "granite_moe", "gpt_oss")),
+    ("gemma4", {"num_hidden_layers": 12, "layer_types": None}),  # transformers then writes layer 5 as "05"
 ]
 
 # docs/formats.md lists these. Equal with the context of pretraining as the longest; otherwise they differ where a
