@@ -63,6 +63,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("deepseek", {"num_hidden_layers": 3, "first_k_dense_replace": 0, "moe_layer_freq": 2}),
     ("deepseek", {"n_routed_experts": None}),
     ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
+    ("olmoe", {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.0}),  # which this family does not have
     ("granite_moe", {"attention_bias": True, "tie_word_embeddings": True}),
     ("granite_moe_shared", {"shared_intermediate_size": 0}),
     ("glm4_moe", {"norm_topk_prob": False, "use_qk_norm": False, "attention_bias": False, "n_shared_experts": 1}),
