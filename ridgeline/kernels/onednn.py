@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 LARGE_PAGE = 2 << 20  # bytes
+FULL = 0.9  # of a large page, from which on it is worth its memory
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # from Linux's headers; it knows the second since 6.1
 
 
@@ -33,15 +35,20 @@ def in_large_pages(packed: Tensor) -> Tensor:
 
 
 def together_in_large_pages(packed: Sequence[Tensor]) -> None:
-    """Do the same for matrices that are smaller than such a page, but lie one behind the other in memory."""
-    spans = sorted((address(x), address(x) + num_bytes(x)) for x in packed)
-    first, end = spans[0]
-    for start, stop in spans[1:]:
-        if start - end >= LARGE_PAGE:
-            _ask_for_large_pages(first, end)
-            first = start
-        end = stop
-    _ask_for_large_pages(first, end)
+    """Do the same for matrices that are smaller than such a page, but lie one behind the other in memory.
+
+    Packing may have left a hole before each of them, as large as itself. The allocator gives these back, and pages that
+    have some are left small, since a large page has memory for all of itself.
+    """
+    if sys.platform == "linux" and (trim := getattr(_libc(), "malloc_trim", None)):  # glibc has it
+        trim(0)
+    filled: Counter[int] = Counter()  # page → bytes of matrices
+    for x in packed:
+        first, end = address(x), address(x) + num_bytes(x)
+        for page in range(first // LARGE_PAGE, -(-end // LARGE_PAGE)):
+            filled[page] += min(end, (page + 1) * LARGE_PAGE) - max(first, page * LARGE_PAGE)
+    for page in sorted(page for page, size in filled.items() if size >= FULL * LARGE_PAGE):
+        _ask_for_large_pages(page * LARGE_PAGE, (page + 1) * LARGE_PAGE)
 
 
 def _ask_for_large_pages(first: int, end: int) -> None:

@@ -42,12 +42,17 @@ def routing(
     score: Literal["softmax", "sigmoid"] = "softmax",
     renormalize: bool = False,
     correction: bool = False,
-    group_score: Literal["max", "top2"] = "max",
+    group_score: Literal["max", "top2"] | None = None,
 ) -> RoutingSpec:
-    """Return how tokens choose, with the counts that the config has. Raise ModelLoadError if they contradict."""
+    """Return how tokens choose, with the counts that the config has. Raise ModelLoadError if they contradict.
+
+    group_score: None for families without groups and without a scaling factor: their configs may have such entries,
+        and transformers does not look at them. "expert_weights_scale" is GGUF's, which any family may have.
+    """
     name = next((name for name in COUNTS if name in config), COUNTS[0])
     experts, top_k = config.integer(name), config.integer("num_experts_per_tok")
-    groups, top_groups = (config.integer(key) if key in config else 1 for key in ("n_group", "topk_group"))
+    grouped = group_score is not None
+    groups, top_groups = (config.integer(key) if grouped and key in config else 1 for key in ("n_group", "topk_group"))
     if top_k > experts:
         raise wrong("num_experts_per_tok", top_k, f"at most the {experts} of {name}")
     least = 2 if group_score == "top2" and groups > 1 else 1
@@ -62,10 +67,10 @@ def routing(
         top_k=top_k,
         score=score,
         renormalize=renormalize,
-        scale=config.number("routed_scaling_factor", 1.0),
+        scale=config.number("routed_scaling_factor" if grouped else "expert_weights_scale", 1.0),
         groups=groups,
         top_groups=top_groups,
-        group_score=group_score,
+        group_score=group_score or "max",
         correction=correction,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
 from ridgeline.core.model_spec import LayerSpec, ModelSpec, Source, WeightMap
 from ridgeline.models.config import Config, wrong
@@ -27,6 +28,7 @@ DEFAULTS = {
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
     },
 }
+WIDTHS = ("head_dim", "num_key_value_heads")  # what may differ between layers
 WINDOW_PATTERN = 6  # unless the checkpoint says otherwise, one layer in so many sees everything
 
 _TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
@@ -100,22 +102,36 @@ def _kinds(config: Config) -> list[tuple[int, int, int | None]]:
     types = config.layer_types(num_layers) or [
         "sliding_attention" if (layer + 1) % WINDOW_PATTERN else "full_attention" for layer in range(num_layers)
     ]
-    own = config.section("per_layer_config")
+    own = _own_widths(config, num_layers) if "per_layer_config" in config else None
     wide = {"head_dim": config.integer("global_head_dim")}
     if config.boolean("attention_k_eq_v") and "num_global_key_value_heads" in config:
         wide["num_key_value_heads"] = config.integer("num_global_key_value_heads")
-    usual = {name: config.integer(name) for name in ("head_dim", "num_key_value_heads")}
+    usual = {name: config.integer(name) for name in WIDTHS}
     kinds: list[tuple[int, int, int | None]] = []
     for index, kind in enumerate([*types[:-1], "full_attention"]):
         full = kind == "full_attention"
-        if "per_layer_config" in config:
-            entries = own.section(str(index))
-            widths = usual | {name: entries.integer(name) for name in usual if name in entries}
-        else:
-            widths = {**usual, **wide} if full else usual
+        widths = usual | ((wide if full else {}) if own is None else own.get(index, {}))
         window = None if full else config.integer("sliding_window")
         kinds.append((widths["head_dim"], widths["num_key_value_heads"], window))
     return kinds
+
+
+def _own_widths(config: Config, num_layers: int) -> dict[int, dict[str, int]]:
+    """Return the widths that `per_layer_config` gives to single layers, by their index, which transformers writes with
+    leading zeros. Raise ModelLoadError for anything else that it sets, since no other entry differs between layers."""
+    layers = config.section("per_layer_config", required=True)
+    found = {}
+    for key in config.raw("per_layer_config"):
+        if not key.isdecimal() or int(key) >= num_layers:
+            raise ModelLoadError(f"per_layer_config in config.json has {key!r}; the layers are 0 to {num_layers - 1}.")
+        entries = layers.section(key, required=True)
+        if others := [name for name in config.raw("per_layer_config")[key] if name not in WIDTHS]:
+            raise ModelLoadError(
+                f"per_layer_config in config.json sets {others[0]} of layer {key}; only {' and '.join(WIDTHS)} may "
+                "differ."
+            )
+        found[int(key)] = {name: entries.integer(name) for name in WIDTHS if name in entries}
+    return found
 
 
 def _layer(layer: LayerSpec, config: Config) -> LayerSpec:
@@ -157,5 +173,6 @@ def _experts(ours: str, theirs: str) -> WeightMap:
         "shared.down.weight": ("mlp.down_proj.weight",),
     }
     return {
-        f"{ours}.{part}": tuple(Source(name=f"{theirs}.{name}") for name in names) for part, names in stored.items()
+        f"{ours}.{part}": tuple(Source(name=f"{theirs}.{name}", stacked="experts." in name) for name in names)
+        for part, names in stored.items()
     }

@@ -16,14 +16,24 @@ LIMIT = 7.0  # the bound of kernels/activation's swiglu_clamped
 
 DEFAULTS = {
     **LLAMA_DEFAULTS,
+    "num_key_value_heads": 8,
     "head_dim": 64,
     "rms_norm_eps": 1e-5,
     "rope_theta": 150000.0,
     "max_position_embeddings": 131072,
     "sliding_window": 128,
     "attention_bias": True,
+    "num_local_experts": 128,
     "num_experts_per_tok": 4,
     "swiglu_limit": LIMIT,
+}
+ROPE = {  # of a config that does not say
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
 }
 
 
@@ -31,6 +41,8 @@ class GptOss:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         values = Config(config, DEFAULTS)
+        if "rope_parameters" not in values and "rope_scaling" not in values:
+            values = Config({**config, "rope_parameters": ROPE}, DEFAULTS)
         if values.number("swiglu_limit") != LIMIT:
             raise wrong("swiglu_limit", values.raw("swiglu_limit"), f"{LIMIT}, the only one that we compute")
         count, top_k = values.integer("num_local_experts"), values.integer("num_experts_per_tok")
@@ -65,16 +77,16 @@ def _layer(layer: LayerSpec, experts: ExpertsSpec) -> LayerSpec:
 
 
 def _experts(ours: str, theirs: str) -> WeightMap:
-    def stored(name: str, **order: bool) -> tuple[Source]:
-        return (Source(name=f"{theirs}.{name}", **order),)
+    def stored(name: str, **how: bool) -> tuple[Source]:
+        return (Source(name=f"{theirs}.{name}", **how),)
 
     return {
         f"{ours}.router": stored("router.weight"),
         f"{ours}.router_bias": stored("router.bias"),
-        f"{ours}.gate_up.weight": stored("experts.gate_up_proj", transpose=True, alternating=True),
-        f"{ours}.gate_up.bias": stored("experts.gate_up_proj_bias", alternating=True),
-        f"{ours}.down.weight": stored("experts.down_proj", transpose=True),
-        f"{ours}.down.bias": stored("experts.down_proj_bias"),
+        f"{ours}.gate_up.weight": stored("experts.gate_up_proj", stacked=True, transpose=True, alternating=True),
+        f"{ours}.gate_up.bias": stored("experts.gate_up_proj_bias", stacked=True, alternating=True),
+        f"{ours}.down.weight": stored("experts.down_proj", stacked=True, transpose=True),
+        f"{ours}.down.bias": stored("experts.down_proj_bias", stacked=True),
     }
 
 

@@ -63,6 +63,16 @@ def active_parameters(model: ModelSpec) -> int:
     return parameters(model).total - sum((product.copies - product.used) * _copy(product) for product in _chosen(model))
 
 
+def step_bytes_per_token(model: ModelSpec, itemsize: float) -> float:
+    """Return an upper estimate of the bytes of a step's intermediate tensors per token: the widest layer's input,
+    residual, norm, fused projections and attention output, and a float32 row for each expert of a token, since these
+    are written before they are added up."""
+    width = model.hidden_size
+    widest = max(4 * width + max(layer.mixer.scratch, layer.feed_forward.scratch) for layer in model.layers)
+    rows = max((4 * product.used * width for product in _chosen(model)), default=0)
+    return widest * itemsize + rows
+
+
 def _chosen(model: ModelSpec) -> Iterator[Product]:
     """Yield the products of which a token uses some copies."""
     for layer in model.layers:

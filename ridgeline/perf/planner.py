@@ -20,7 +20,14 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec
 from ridgeline.perf.experts import exchanged_bytes
-from ridgeline.perf.footprint import check_shape, expert_parameters, kv_bytes, kv_bytes_per_token, weight_bytes
+from ridgeline.perf.footprint import (
+    check_shape,
+    expert_parameters,
+    kv_bytes,
+    kv_bytes_per_token,
+    step_bytes_per_token,
+    weight_bytes,
+)
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.precision import precision
 from ridgeline.perf.roofline import PRODUCTS, Roofline, op_rate, step_ops
@@ -258,11 +265,8 @@ class Plan:
         return reading < sum(op.count * op.cost.flops / op_rate(op.name, d.hardware, self.precision) for op in products)
 
     def _activations(self) -> float:
-        """Return the bytes of one step of `chunk` tokens: residual, norm and widest projection, and float32 logits of
-        256 rows."""
-        m, item = self.part, self.precision.item
-        widest = max(max(layer.mixer.scratch, layer.feed_forward.scratch) for layer in m.layers)
-        return self.chunk * (4 * m.hidden_size + widest) * item + 256 * m.vocab_size * 12.0
+        """Return the bytes of one step of `chunk` tokens, and of float32 logits of 256 rows."""
+        return self.chunk * step_bytes_per_token(self.part, self.precision.item) + 256 * self.part.vocab_size * 12.0
 
 
 def _smallest(largest: int, holds: Callable[[int], bool]) -> int | None:

@@ -190,6 +190,7 @@ def _experts(values: Values, dialect: Dialect) -> dict[str, Any]:
         "num_experts": count,
         "num_experts_per_tok": values["expert_used_count"],
         "moe_intermediate_size": values.get("expert_feed_forward_length", values["feed_forward_length"]),
+        "expert_weights_scale": values.get("expert_weights_scale") or 1.0,  # llama.cpp takes 0 as absent too
     }
 
 

@@ -176,13 +176,12 @@ def checkpoint_views(decoder: Decoder, weight_map: WeightMap) -> dict[str, View]
 
 def _parts(parameter: Tensor, owner: nn.Module, sources: Sequence[Source]) -> Sequence[Tensor]:
     """Return the part of a parameter that each of its sources fills."""
+    if isinstance(owner, ExpertStack) and not sources[0].stacked:
+        # in one call, as there may be hundreds
+        return parameter.flatten(0, 1).split(owner.parts * len(parameter))
     if len(sources) == 1:
         return [parameter]
-    if not isinstance(owner, ExpertStack):
-        return parameter.split(getattr(owner, "parts", ()))
-    if sources[0].stacked:
-        return parameter.split(owner.parts, dim=1)
-    return parameter.flatten(0, 1).split(owner.parts * len(parameter))  # in one call, as it may have hundreds of parts
+    return parameter.split(getattr(owner, "parts", ()), dim=1 if sources[0].stacked else 0)
 
 
 def stored_view(part: Tensor, source: Source) -> Tensor:

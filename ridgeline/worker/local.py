@@ -17,6 +17,7 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 import torch
 
+from ridgeline.core.errors import DeviceLost
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
 from ridgeline.kernels.launch import on_device
@@ -138,9 +139,15 @@ class LocalWorker:
 
     def expert_load(self) -> ExpertLoad | None:
         """Return what the experts of a mixture got so far, or None for a model without experts. While plans are under
-        way the counts are those of the newest look, so that nobody waits."""
+        way the counts are those of the newest look, so that nobody waits. Raise DeviceLost if the device is lost."""
         if not self._pending and self._runner.tallies:
-            now = self._read_tallies()
+            try:
+                now = self._read_tallies()
+            except Exception as error:
+                if _lost(error, self._runner.device):
+                    why = str(error).partition("\n")[0]
+                    raise DeviceLost(f"the device does no work any more ({why}); start a new process.") from error
+                raise
             self._load = now if self._load is None else self._load._replace(total_LE=now.total_LE)
         return self._load
 

@@ -15,7 +15,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
-from ridgeline.perf.footprint import parameters
+from ridgeline.perf.footprint import parameters, step_bytes_per_token
 
 CPU_SHARE = 0.5  # the share of the free memory that the engine may take, since others use the machine too
 
@@ -64,17 +64,13 @@ class MemoryReport:
 def activation_bytes(model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max_seqs: int) -> int:
     """Return an upper estimate, from shapes, of the memory that one step's intermediate tensors take.
 
-    It counts, per token, the widest layer's input, residual, norm, fused projections and attention output; per pair of
-    a token and one of its experts a float32 row, which is written before a token's rows are added up; per sampling row,
-    three float32 copies of the logits; and the attention workspace.
+    It counts the tensors of every token; per sampling row, three float32 copies of the logits; and the attention
+    workspace.
     """
-    width = model.hidden_size
-    widest = max(4 * width + max(layer.mixer.scratch, layer.feed_forward.scratch) for layer in model.layers)
-    products = (product for layer in model.layers for product in layer.products(width).values())
-    rows = max(4 * product.used * width if product.copies > 1 else 0 for product in products)
     sampling_tables = max_seqs * model.vocab_size * 5
     per_seq = model.vocab_size * 4 * 3
-    return max_tokens * (widest * dtype_bytes + rows) + max_seqs * per_seq + sampling_tables + WORKSPACE_BYTES
+    per_token = int(step_bytes_per_token(model, dtype_bytes))
+    return max_tokens * per_token + max_seqs * per_seq + sampling_tables + WORKSPACE_BYTES
 
 
 def weight_bytes(model: ModelSpec, *, dtype_bytes: int, positions: int) -> int:

@@ -7,7 +7,9 @@ token is rounded before the sum, whose weights add up to one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from ridgeline.kernels.route.op import in_order
 
 pytest.importorskip("triton")
 
+from ridgeline.kernels.grouped_gemm import combine
 from ridgeline.kernels.grouped_gemm import triton as implementation
 
 CPU = torch.device("cpu")
@@ -166,6 +169,32 @@ def test_the_grid_has_a_program_for_every_tile_that_counts_can_need() -> None:
         for tile in (1, 2, 3, 4):
             needed = [sum(-(-count // tile) for count in way) for way in ways]
             assert max(needed) == row_tiles(pairs, 3, tile)
+
+
+class NotLaunched:
+    """A kernel that notes its grid and does nothing."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        self.grid = grid
+        return lambda *_, **__: None
+
+
+def test_grids_of_the_largest_steps_can_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's grids end at 65,535 in all dimensions but the first."""
+    tokens, kernels = 70_000, (NotLaunched(), NotLaunched())
+    monkeypatch.setattr(implementation, "grouped_tiles_kernel", kernels[0])
+    monkeypatch.setattr(combine, "combine_kernel", kernels[1])
+    case = Case(tokens, 16, 8, experts=4, used=2)
+    implementation.grouped_down(*case.down_inputs(torch.float16, CPU))
+    for kernel in kernels:
+        assert prod(kernel.grid) >= tokens // 64
+        assert kernel.grid[0] < 2**31
+        assert all(programs < 2**16 for programs in kernel.grid[1:])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_token_may_use_many_experts(device: str) -> None:
+    check_down("triton", Case(9, 1100, 16, experts=40, used=33, add=True), torch.float32, device)
 
 
 def test_a_gradient_is_left_to_torch() -> None:

@@ -767,6 +767,12 @@ def test_rope_parameters_and_rope_scaling_are_one_thing() -> None:
     assert model_config(new) == model_config(LLAMA_3_1_8B)
 
 
+def test_a_gpt_oss_without_rotary_entries_rotates_as_the_published_ones() -> None:
+    """As transformers has it. tests/models/test_decoder.py cannot ask, since transformers writes what it assumed."""
+    bare = {name: value for name, value in GPT_OSS_20B.items() if not name.startswith("rope")}
+    assert rope_of(model_config(bare)) == rope_of(model_config(GPT_OSS_20B))
+
+
 def test_rope_parameters_may_differ_by_layer_type() -> None:
     config = model_config(
         {
@@ -815,6 +821,7 @@ def test_qwen3_windows_start_at_max_window_layers(first_window_layer: int) -> No
         ("granite_moe", ["num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings"]),
         ("glm4_moe", ["num_key_value_heads", "rms_norm_eps", "max_position_embeddings"]),
         ("minimax_m2", ["num_key_value_heads", "head_dim", "rope_theta", "max_position_embeddings"]),
+        ("gpt_oss", ["num_key_value_heads", "head_dim", "num_local_experts", "max_position_embeddings"]),
     ],
 )
 def test_absent_entries_take_transformers_defaults(kind: str, absent: list[str]) -> None:
@@ -826,7 +833,7 @@ def test_absent_entries_take_transformers_defaults(kind: str, absent: list[str])
     width = getattr(oracle, "head_dim", None)
     assert mixer.head_dim == (width or oracle.hidden_size // oracle.num_attention_heads)
     assert mixer.num_kv_heads == getattr(oracle, "num_key_value_heads", oracle.num_attention_heads)
-    assert mixer.window == (oracle.sliding_window if kind == "mistral" else None)
+    assert mixer.window == (oracle.sliding_window if kind in ("mistral", "gpt_oss") else None)
     assert spec.max_position_embeddings == oracle.max_position_embeddings
     assert spec.tie_word_embeddings == oracle.tie_word_embeddings
     assert spec.final_norm.eps == (oracle.layer_norm_epsilon if kind == "gpt2" else oracle.rms_norm_eps)
@@ -923,6 +930,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma4", {"use_bidirectional_attention": "all"}, "only causal attention"),
     ("gemma4_multimodal", {"text_config": None}, "no text_config"),
     ("gemma4_multimodal", {"text_config": [1]}, "text_config to .1.; it must be an object"),
+    ("gemma4", {"per_layer_config": {"60": {"head_dim": 512}}}, "has '60'; the layers are 0 to 59"),
+    ("gemma4", {"per_layer_config": {"full_attention": {}}}, "has 'full_attention'; the layers are 0 to 59"),
+    ("gemma4", {"per_layer_config": {"05": [512]}}, "05 to .512.; it must be an object"),
+    (
+        "gemma4",
+        {"per_layer_config": {"05": {"sliding_window": 4}}},
+        "sets sliding_window of layer 05; only head_dim and",
+    ),
     ("gemma4", {"per_layer_config": {"5": {"head_dim": "wide"}}}, "head_dim to 'wide'; it must be a whole number"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention.*without an encoder"),
     ("gpt2", {"n_head": 7}, "n_embd 768, which its 7 heads"),

@@ -63,11 +63,14 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("deepseek", {"num_hidden_layers": 3, "first_k_dense_replace": 0, "moe_layer_freq": 2}),
     ("deepseek", {"n_routed_experts": None}),
     ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
+    ("olmoe", {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.0}),  # which this family does not have
     ("granite_moe", {"attention_bias": True, "tie_word_embeddings": True}),
     ("granite_moe_shared", {"shared_intermediate_size": 0}),
     ("glm4_moe", {"norm_topk_prob": False, "use_qk_norm": False, "attention_bias": False, "n_shared_experts": 1}),
     ("glm4_moe", {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "num_experts_per_tok": 8}),
     ("minimax_m2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "num_local_experts": 3}),
+    *((family, {"num_local_experts": 1, "num_experts_per_tok": 1}) for family in ("mixtral", "granite_moe", "gpt_oss")),
+    ("gemma4", {"num_hidden_layers": 12, "layer_types": None}),  # transformers then writes layer 5 as "05"
 ]
 
 # docs/formats.md lists these. Equal with the context of pretraining as the longest; otherwise they differ where a

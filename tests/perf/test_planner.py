@@ -26,6 +26,7 @@ from ridgeline.perf.parts import Reach
 from ridgeline.perf.planner import Deployment, Plan, shard
 from ridgeline.perf.roofline import Roofline, step_limit, step_ops
 from ridgeline.worker.machine import device_name
+from ridgeline.worker.memory import activation_bytes
 from tests.perf.models import CONFIGS, spec
 
 H200 = find("H200").attained()
@@ -44,6 +45,14 @@ def test_what_is_promised_fits_and_one_more_does_not() -> None:
     used = plan.weights + plan.activations + plan.max_requests * plan.kv_per_request
     assert used <= 0.9 * H200.memory < used + plan.kv_per_request
     assert plan.kv_per_request == 80 * 16 * 131072
+
+
+def test_a_step_has_room_for_a_row_of_each_expert_of_a_token() -> None:
+    """As much as the engine gives it, which also counts the workspace of attention. Both count logits of 256 rows."""
+    plan, model = Plan(MIXTURE), MIXTURE.model
+    one, engine = (activation_bytes(model, dtype_bytes=2, max_tokens=n, max_seqs=1) for n in (1, 1 + plan.chunk))
+    assert plan.activations == (engine - one) + 256 * 12 * model.vocab_size
+    assert engine - one > plan.chunk * 8 * 4 * model.hidden_size  # the rows are half of it
 
 
 def test_the_best_batch_meets_the_slos_and_the_next_does_not() -> None:

@@ -8,13 +8,18 @@ products is rounded to bfloat16 once, here and there.
 
 from __future__ import annotations
 
+import resource
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
 from ridgeline.core.model_spec import MLPSpec, NormSpec
+from ridgeline.kernels import onednn
+from ridgeline.kernels.onednn import LARGE_PAGE
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import OPS, Ops
 from ridgeline.layers.build import Build
@@ -98,3 +103,37 @@ def test_float32_experts_stay_one_stack() -> None:
     made = prepare(layer(SPEC, "plain", dtype=torch.float32))
     assert made.gate_up.weight is not None
     assert made.gate_up.prepared_bytes == 0
+
+
+def resident() -> int:
+    """Bytes of memory that the process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what the process holds")
+@pytest.mark.parametrize("name", [name for name in SCHEMES_HERE if name != "plain"])
+def test_stacks_in_another_form_take_no_more_memory_than_they_say(name: str) -> None:
+    """Packed matrix by matrix, and each matrix has temporaries, whose memory must not stay between them."""
+    build = Build(Ops(HERE), torch.bfloat16, CPU, everywhere(scheme(name)))
+    stacks = [ExpertStack(64, 1024, (384, 384), False, build).requires_grad_(False) for _ in range(3)]
+    for stack in stacks:
+        assert stack.weight is not None
+        stack.weight.zero_()
+    before, loaded = resident(), sum(stack.weight.nbytes for stack in stacks if stack.weight is not None)
+    for stack in stacks:
+        stack.prepare()
+    held = sum(stack.prepared_bytes for stack in stacks)
+    assert 0.49 * loaded < held < 0.52 * loaded
+    assert resident() - before < held - loaded + 0.1 * loaded
+
+
+def test_only_full_pages_become_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices are (address, bytes) here, in units of a quarter of a page."""
+    part, asked = LARGE_PAGE // 4, list[int]()
+    monkeypatch.setattr(onednn, "address", lambda matrix: matrix[0] * part)
+    monkeypatch.setattr(onednn, "num_bytes", lambda matrix: matrix[1] * part)
+    monkeypatch.setattr(onednn, "_ask_for_large_pages", lambda first, end: asked.extend((first, end)))
+    close = [(2, 3), (5, 3), (8, 6)]  # from the middle of page 0 to the middle of page 3
+    apart = [(40, 1), (42, 1), (44, 3), (48, 4)]  # half of page 10, three quarters of page 11, all of page 12
+    onednn.together_in_large_pages([*apart, *close])  # type: ignore[list-item]
+    assert asked == [n * LARGE_PAGE for n in (1, 2, 2, 3, 12, 13)]

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.weights.folder import resolve_model
 from ridgeline.weights.formats.gguf_file import read_gguf
 from ridgeline.weights.loader import read_model_config
@@ -79,6 +80,14 @@ def test_quantized_stacks_of_experts_are_dequantized_expert_by_expert(tmp_path: 
     assert torch.equal(decoder.get_parameter("layers.1.feed_forward.gate_up.weight"), wanted)
     down = gguf_files.dequantized(experts.down_proj, "Q8_0")
     assert torch.equal(decoder.get_parameter("layers.1.feed_forward.down.weight"), down)
+
+
+@pytest.mark.parametrize(("says", "scale"), [(2.5, 2.5), (0.0, 1.0)])
+def test_experts_weights_are_scaled_as_the_file_says(says: float, scale: float, tmp_path: Path) -> None:
+    path = written("qwen3_moe", tmp_path, extra={"qwen3moe.expert_weights_scale": says})
+    for layer in read_model_config(path).spec.layers:
+        assert isinstance(layer.feed_forward, ExpertsSpec)
+        assert layer.feed_forward.routing.scale == scale
 
 
 def test_what_the_config_says(tmp_path: Path) -> None:

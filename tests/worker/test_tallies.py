@@ -13,7 +13,7 @@ import transformers
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.cost import StepShape
-from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.errors import DeviceLost, InvalidRequest
 from ridgeline.core.token_bits import packed
 from ridgeline.perf.roofline import Roofline
 from ridgeline.worker import local
@@ -79,6 +79,20 @@ def test_looks_also_come_with_steps_that_wait_for_masks(folder: Path, monkeypatc
         assert load is not None
         assert load.total_LE.tolist() == chosen(folder, everything(own)).tolist()
         assert all(result.experts is not None for result in own.results)
+
+
+def test_reading_the_tallies_of_a_lost_device_says_that_it_is_lost(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine's process ends itself at once then. It reads them every second, also while nothing runs."""
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure\nmore")
+
+    with rig(folder) as own:
+        monkeypatch.setattr(own.worker.runner.tallies, "copy", fail)
+        with pytest.raises(DeviceLost, match=r"no work any more \(CUDA error: unspecified launch failure\); start"):
+            own.worker.expert_load()
 
 
 class _EveryToken:

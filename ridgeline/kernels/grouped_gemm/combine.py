@@ -18,12 +18,14 @@ def combine(y_PM: Tensor, routes: Routes, add_TM: Tensor | None, experts: int) -
     """Return each token's weighted sum over its pairs' rows, plus `add_TM`. Rows that nobody computed are not read."""
     (tokens, used), width = routes.expert_TK.shape, y_PM.shape[1]
     y_TM = torch.empty(tokens, width, dtype=y_PM.dtype, device=y_PM.device)
-    block = min(512 if tokens < 256 else 1024, triton.next_power_of_2(width))
+    choices = triton.next_power_of_2(used)
+    block = min(512 if tokens < 256 else 1024, triton.next_power_of_2(width), max(1, 16_384 // choices))
+    warps = max(1, block // 256, min(8, choices * block // 2048))
     add = y_PM if add_TM is None else add_TM
-    combine_kernel[(triton.cdiv(width, block), tokens)](
+    # In one dimension, because a grid's second one ends at 65,535
+    combine_kernel[(tokens * triton.cdiv(width, block),)](
         y_PM, routes.expert_TK, routes.weight_TK, routes.place_TK, add, y_TM, add.stride(0), M=width, E=experts,
-        K=used, CHOICES=triton.next_power_of_2(used), BLOCK=block, ADD=add_TM is not None,
-        num_warps=max(1, block // 256), **launch_options(y_PM.device),
+        K=used, CHOICES=choices, BLOCK=block, ADD=add_TM is not None, num_warps=warps, **launch_options(y_PM.device),
     )  # fmt: skip
     return y_TM
 
@@ -34,13 +36,15 @@ def combine_kernel(
     M: tl.constexpr, E: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr,
     ADD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add up the rows of each token's pairs [P, M], with weights. Grid (blocks of M, tokens)."""
+    """Add up the rows of each token's pairs [P, M], with weights. A program takes a block of M of one token, and
+    those of a token are neighbours."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    token = tl.program_id(1).to(tl.int64)
+    BLOCKS: tl.constexpr = (M + BLOCK - 1) // BLOCK
+    token = (tl.program_id(0) // BLOCKS).to(tl.int64)
     choice_K = tl.arange(0, CHOICES)
-    column_B = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column_B = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     kept_B = column_B < M
     computed_K = tl.load(expert_ptr + token * K + choice_K, mask=choice_K < K, other=E) < E
     place_K = tl.load(place_ptr + token * K + choice_K, mask=computed_K, other=0).to(tl.int64)

@@ -34,10 +34,10 @@ class Load:
     imbalance: list[float]
     reached: list[int]
 
-    def name(self, entry: int) -> str:
-        """Return the label of an entry: its expert, or the first and the last of its experts."""
-        first = entry * self.each
-        return str(first) if self.each == 1 else f"{first}-{first + self.each - 1}"
+    def names(self, experts: int) -> list[str]:
+        """Return the labels of the entries of a layer with so many experts: the expert, or the first and the last."""
+        ends = [(first, min(first + self.each, experts) - 1) for first in range(0, experts, self.each)]
+        return [str(first) if first == last else f"{first}-{last}" for first, last in ends]
 
 
 def load_of(figures: ExpertFigures) -> Load:
@@ -54,11 +54,11 @@ def metric_lines(figures: ExpertFigures, labels: dict[str, str]) -> Iterator[str
     yield f"# HELP {TOKENS}_total {TOKENS_HELP}"
     yield f"# TYPE {TOKENS}_total counter"
     load = load_of(figures)
-    names = [load.name(entry) for entry in range(load.tokens_LE.shape[1])]
+    names = {experts: load.names(experts) for experts in set(figures.experts)}
     fixed = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    for layer, row in zip(load.layers, load.tokens_LE.tolist(), strict=True):
+    for layer, experts, row in zip(load.layers, figures.experts, load.tokens_LE.tolist(), strict=True):
         start = f'{TOKENS}_total{{{fixed},layer="{layer}",expert="'
-        for name, count in zip(names, row, strict=True):
+        for name, count in zip(names[experts], row, strict=False):  # a layer may have fewer than the largest
             yield f'{start}{name}"}} {count}.0'
 
 

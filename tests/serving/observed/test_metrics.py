@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from prometheus_client.metrics_core import Metric
@@ -282,6 +283,18 @@ def test_neighbours_are_one_series_where_there_are_too_many() -> None:
     assert found.value == sum(tokens[3][8:12])
     assert found.labels["model_name"] == 'a "b"\\'
     assert sum(s.value for s in family.samples) == sum(map(sum, tokens))
+
+
+def test_no_series_is_of_experts_that_there_are_not() -> None:
+    """The last of the neighbours, and a layer with fewer experts than the largest, whose row ends in zeros."""
+    figures = msgspec.structs.replace(told([[1] * 1001] * 100), experts=[1001] * 99 + [6])
+    lines = list(metric_lines(figures, {"engine": "0"}))
+    [family] = text_string_to_metric_families("\n".join(lines) + "\n")
+    names = {
+        layer: [s.labels["expert"] for s in family.samples if s.labels["layer"] == layer] for layer in ("1", "199")
+    }
+    assert names["1"][:2] + names["1"][-2:] == ["0-3", "4-7", "996-999", "1000"]
+    assert names["199"] == ["0-3", "4-5"]
 
 
 def test_names_types_and_labels_are_those_of_the_golden_file(socket: Path) -> None:

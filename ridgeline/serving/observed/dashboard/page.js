@@ -217,7 +217,7 @@ function makeCharts() {
 
 const HOT = 4; // times the mean of a layer, from which on a cell has the full colour
 const CELL = 14; // the most pixels of a row
-let heat = null; // {layers, ratios: a row for each layer, each: experts of a cell}
+let heat = null; // {layers, ratios: a row for each layer, each: experts of a cell, experts: of the largest layer}
 
 // Tokens of each cell since `before`, or since the start where nobody ran in between, divided by the mean of the layer.
 function ratios(now, before) {
@@ -231,13 +231,14 @@ function ratios(now, before) {
 }
 
 function expertName(e) {
-  return heat.each === 1 ? `expert ${e}` : `experts ${e * heat.each} to ${(e + 1) * heat.each - 1}`;
+  const [first, last] = [e * heat.each, Math.min((e + 1) * heat.each, heat.experts) - 1];
+  return first === last ? `expert ${first}` : `experts ${first} to ${last}`;
 }
 
 function showExperts(now, before) {
   $("experts").hidden = !now;
   if (!now) return;
-  heat = { layers: now.layers, each: now.each, ratios: ratios(now, before) };
+  heat = { layers: now.layers, each: now.each, experts: Math.max(...now.experts), ratios: ratios(now, before) };
   paintHeat();
   const cells = heat.ratios.flatMap((row, i) => row.map((ratio, e) => [ratio, i, e]));
   const [most, i, e] = cells.reduce((a, b) => (b[0] > a[0] ? b : a));
