@@ -18,14 +18,12 @@ def combine(y_PM: Tensor, routes: Routes, add_TM: Tensor | None, experts: int) -
     """Return each token's weighted sum over its pairs' rows, plus `add_TM`. Rows that nobody computed are not read."""
     (tokens, used), width = routes.expert_TK.shape, y_PM.shape[1]
     y_TM = torch.empty(tokens, width, dtype=y_PM.dtype, device=y_PM.device)
-    choices = triton.next_power_of_2(used)
-    block = min(512 if tokens < 256 else 1024, triton.next_power_of_2(width), max(1, 16_384 // choices))
-    warps = max(1, block // 256, min(8, choices * block // 2048))
+    block = min(512 if tokens < 256 else 2048, triton.next_power_of_2(width))
     add = y_PM if add_TM is None else add_TM
     # In one dimension, because a grid's second one ends at 65,535
     combine_kernel[(tokens * triton.cdiv(width, block),)](
         y_PM, routes.expert_TK, routes.weight_TK, routes.place_TK, add, y_TM, add.stride(0), M=width, E=experts,
-        K=used, CHOICES=choices, BLOCK=block, ADD=add_TM is not None, num_warps=warps, **launch_options(y_PM.device),
+        K=used, BLOCK=block, ADD=add_TM is not None, num_warps=max(1, block // 256), **launch_options(y_PM.device),
     )  # fmt: skip
     return y_TM
 
@@ -33,25 +31,24 @@ def combine(y_PM: Tensor, routes: Routes, add_TM: Tensor | None, experts: int) -
 @triton.jit
 def combine_kernel(
     pairs_ptr, expert_ptr, weight_ptr, place_ptr, add_ptr, y_ptr, add_stride,
-    M: tl.constexpr, E: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr,
-    ADD: tl.constexpr, PDL: tl.constexpr,
+    M: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Add up the rows of each token's pairs [P, M], with weights. A program takes a block of M of one token, and
-    those of a token are neighbours."""
+    those of a token are neighbours. Its threads hold columns, so that no sum crosses threads."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     BLOCKS: tl.constexpr = (M + BLOCK - 1) // BLOCK
     token = (tl.program_id(0) // BLOCKS).to(tl.int64)
-    choice_K = tl.arange(0, CHOICES)
     column_B = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     kept_B = column_B < M
-    computed_K = tl.load(expert_ptr + token * K + choice_K, mask=choice_K < K, other=E) < E
-    place_K = tl.load(place_ptr + token * K + choice_K, mask=computed_K, other=0).to(tl.int64)
-    weight_K = tl.load(weight_ptr + token * K + choice_K, mask=computed_K, other=0.0)
-    mask_KB = computed_K[:, None] & kept_B[None, :]
-    y_KB = tl.load(pairs_ptr + place_K[:, None] * M + column_B[None, :], mask=mask_KB, other=0.0)
-    y_B = tl.sum(y_KB.to(tl.float32) * weight_K[:, None], 0)
+    y_B = tl.zeros((BLOCK,), tl.float32)
+    for k in tl.static_range(K):
+        expert = tl.load(expert_ptr + token * K + k)
+        place = tl.load(place_ptr + token * K + k).to(tl.int64)
+        weight = tl.where(expert < E, tl.load(weight_ptr + token * K + k), 0.0)
+        mask_B = kept_B & (expert + column_B * 0 < E)
+        y_B += weight * tl.load(pairs_ptr + place * M + column_B, mask=mask_B, other=0.0).to(tl.float32)
     if ADD:
         y_B += tl.load(add_ptr + token * add_stride + column_B, mask=kept_B, other=0.0).to(tl.float32)
     tl.store(y_ptr + token * M + column_B, y_B.to(y_ptr.dtype.element_ty), mask=kept_B)
@@ -60,8 +57,8 @@ def combine_kernel(
 def _aot() -> AotKernel:
     signature = dict.fromkeys(("pairs_ptr", "add_ptr", "y_ptr"), "*bf16")
     signature |= {"expert_ptr": "*i32", "weight_ptr": "*fp32", "place_ptr": "*i32", "add_stride": "i32:16"}
-    constants = {"M": 2048, "E": 128, "K": 8, "CHOICES": 8, "BLOCK": 1024, "ADD": False}
-    return AotKernel(combine_kernel, signature, constants, num_warps=4, hot=True, archs=("sm_90",))
+    constants = {"M": 2048, "E": 128, "K": 8, "BLOCK": 2048, "ADD": False}
+    return AotKernel(combine_kernel, signature, constants, num_warps=8, hot=True, archs=("sm_90",))
 
 
 AOT = (_aot(),)
