@@ -18,27 +18,27 @@ PROMPTS = {"a": tuple(range(5, 24)), "b": (7, 8, 9), "c": tuple(range(40, 90)), 
 TRITON = {name: "triton" for name, op in OPS.items() if any(i.name == "triton" for i in op.implementations)}
 
 
-def requests() -> list:
+def requests(max_tokens: int = 6) -> list:
     own: dict[str, dict] = {
         "b": {"guidance_scale": 1.5, "negative_prompt": list(range(60, 70))},
         "d": {"temperature": 0.8, "top_p": 0.9, "seed": 5},
     }
-    return [ask(name, ids, max_tokens=6, **own.get(name, {})) for name, ids in PROMPTS.items()]
+    return [ask(name, ids, max_tokens=max_tokens, **own.get(name, {})) for name, ids in PROMPTS.items()]
 
 
-def plain(folder: Path) -> dict[str, list[int]]:
+def plain(folder: Path, max_tokens: int = 6) -> dict[str, list[int]]:
     with rig(folder) as own:
-        return {name: outcome.tokens for name, outcome in own.run(*requests()).items()}
+        return {name: outcome.tokens for name, outcome in own.run(*requests(max_tokens)).items()}
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "bloom", "gemma2", "neox", "gemma4_moe"])
 def test_tokens_equal_those_of_the_plain_ops(tiny_model: Callable[[str], Path], family: str) -> None:
     assert "paged_attention" in TRITON
-    folder = tiny_model(family)
+    folder, max_tokens = tiny_model(family), 3 if family == "gemma4_moe" else 6  # its layers are slow to interpret
     with rig(folder, kernels=TRITON) as own:
-        outcomes = own.run(*requests())
+        outcomes = own.run(*requests(max_tokens))
         assert not own.errors
-    assert {name: outcome.tokens for name, outcome in outcomes.items()} == plain(folder)
+    assert {name: outcome.tokens for name, outcome in outcomes.items()} == plain(folder, max_tokens)
 
 
 MIXED = ((range(5, 22), 2), ((7, 8, 9), 4), ((3,), 3))  # prompts, and how many tokens to generate
@@ -102,7 +102,7 @@ def together(own: Rig) -> tuple[dict[str, list[int]], list[tuple[int, int]]]:
     return {name: outcome.tokens for name, outcome in outcomes.items()}, named
 
 
-@pytest.mark.parametrize("family", ["bloom", "mixed", "gpt_oss"])
+@pytest.mark.parametrize("family", ["bloom", "gpt_oss"])  # the second has windows on every other layer
 def test_reading_shared_prefixes_together_changes_no_token(tiny_model: Callable[[str], Path], family: str) -> None:
     folder = tiny_model(family)
     with rig(folder, max_num_seqs=7) as own:
