@@ -60,9 +60,6 @@ class Balancer:
         self.layers = experts_of(decoder)
         if balance.method == "correction" and any(layer.correction is None for layer in self.layers):
             raise InvalidConfig("balancing by correction needs a router that has a correction; use balancing by loss.")
-        for layer in self.layers:
-            if layer.correction is not None:
-                layer.correction.requires_grad_(False)  # nothing but the balancer moves it
         self._losses: list[Tensor] = []
         self._counts: list[Tensor] = []
         if self.layers:
