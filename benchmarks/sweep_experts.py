@@ -98,8 +98,9 @@ def arguments(op: str, tokens: int, shape: tuple[int, int, int, int]) -> list[tu
     if op == "route":
         how = RoutingSpec(experts=number, top_k=used, renormalize=True)
         first = routing.Case(tokens, width, how, exact=True).inputs(torch.bfloat16, device)
-        copies = max(4, min(64, CACHE // first[4].nbytes))
-        return [(*first[:4], first[4].clone(), *first[5:]) for _ in range(copies)]
+        weight_EM = first[4].weight_EM
+        copies = max(4, min(64, CACHE // weight_EM.nbytes))
+        return [(*first[:4], first[4]._replace(weight_EM=weight_EM.clone()), *first[5:]) for _ in range(copies)]
     case = grouped.Case(tokens, width, inner, experts=number, used=used)
     make = case.gate_up_inputs if op == "gate_up" else case.down_inputs
     *before, _, last = make(torch.bfloat16, device)

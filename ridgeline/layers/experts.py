@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import NormSpec
-from ridgeline.kernels.route.op import Routes
+from ridgeline.kernels.route.op import Router, Routes
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import feed_forward
@@ -130,19 +130,8 @@ class Experts(nn.Module):
     def _routes(
         self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor | None, eps: float, live_T: Tensor | None
     ) -> tuple[Tensor, Tensor, Routes]:
-        return self.ops.route(
-            x_TM,
-            residual_TM,
-            weight_M,
-            eps,
-            self.router,
-            self.router_bias,
-            self.correction,
-            self.expert_scale,
-            self.spec.routing,
-            live_T,
-            self.tally_E,
-        )
+        router = Router(self.router, self.router_bias, self.correction, self.expert_scale, self.spec.routing)
+        return self.ops.route(x_TM, residual_TM, weight_M, eps, router, live_T, self.tally_E)
 
     def _side_by_side(
         self, norms: OwnNorms, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None

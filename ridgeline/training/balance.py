@@ -24,7 +24,7 @@ from torch import Tensor
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.kernels.route import op
-from ridgeline.kernels.route.op import Routes
+from ridgeline.kernels.route.op import Router, Routes
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import Experts
 
@@ -96,26 +96,16 @@ class Balancer:
         residual_TM: Tensor | None,
         norm_weight_M: Tensor | None,
         eps: float,
-        router_EM: Tensor,
-        router_bias_E: Tensor | None,
-        correction_E: Tensor | None,
-        expert_scale_E: Tensor | None,
-        how: RoutingSpec,
+        router: Router,
         live_T: Tensor | None,
         tally_E: Tensor | None,
     ) -> tuple[Tensor, Tensor, Routes]:
         """Route as the op's reference does, in float32 also under autocast, and keep what balancing needs."""
         with torch.autocast(x_TM.device.type, enabled=False):
-            n_TM, s_TM, routes = op.route(
-                x_TM, residual_TM, norm_weight_M, eps, router_EM, router_bias_E, correction_E, expert_scale_E, how,
-                live_T, tally_E,
-            )  # fmt: skip
+            n_TM, s_TM, routes = op.route(x_TM, residual_TM, norm_weight_M, eps, router, live_T, tally_E)
             self._counts.append(routes.start_E1.diff())
             if self.balance.method == "loss":
-                logits_TE = n_TM.float() @ router_EM.float().T
-                if router_bias_E is not None:
-                    logits_TE = logits_TE + router_bias_E.float()
-                self._losses.append(auxiliary_loss(logits_TE, self._counts[-1], how))
+                self._losses.append(auxiliary_loss(op.logits(n_TM, router), self._counts[-1], router.how))
         return n_TM, s_TM, routes
 
 

@@ -46,7 +46,7 @@ def test_equal_scores_and_nan_are_routed_as_by_the_reference(how: RoutingSpec) -
     router_EM = torch.randn(how.experts, 32, generator=torch.Generator().manual_seed(1))
     router_EM[: how.experts // 2] = 0
     correction_E = torch.zeros(how.experts) if how.correction else None
-    arguments = (x_TM, None, None, 0.0, router_EM, None, correction_E, None, how, None, None)
+    arguments = (x_TM, None, None, 0.0, routing.Router(router_EM, None, correction_E, None, how), None, None)
     (*_, got), (*_, want) = route(*arguments), routing.route(*arguments)
     same_routes(got, want)
     assert got.expert_TK[2].tolist() == list(range(how.top_k))

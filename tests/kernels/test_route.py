@@ -122,7 +122,7 @@ def test_launches_of_all_sizes_leave_nothing_behind(sizes: tuple[int, ...], devi
         for cut in cuts:
             case = Case(tokens, 64, how, residual=False, exact=True)
             arguments = list(case.inputs(torch.float32, torch.device(device), tokens))
-            arguments[9] = (torch.rand(tokens, generator=generator) < 0.7).to(device)
+            arguments[5] = (torch.rand(tokens, generator=generator) < 0.7).to(device)
             wanted = ROUTE.reference(*arguments[:-1], None)[2]
             assert_routes(implementation.route(*arguments, plan=cut)[2], wanted, 64)
             assert torch.equal(arguments[-1], wanted.start_E1.diff()), tokens
@@ -152,7 +152,8 @@ def test_the_first_of_equal_scores_is_chosen(tokens: int, device: str) -> None:
     """Whatever the order of the scores: every expert occurs four times."""
     case = Case(tokens, 64, RoutingSpec(experts=32, top_k=6, renormalize=True), residual=False, norm=False)
     arguments = list(case.inputs(torch.float32, torch.device(device)))
-    arguments[4] = arguments[4][torch.arange(32, device=device) // 4].contiguous()
+    weight_EM = arguments[4].weight_EM[torch.arange(32, device=device) // 4].contiguous()
+    arguments[4] = arguments[4]._replace(weight_EM=weight_EM)
     expert_TK = implementation.route(*arguments)[2].expert_TK
     assert (expert_TK[:, :4] % 4 == torch.arange(4, device=device)).all()
     assert (expert_TK[:, 4:] % 4 == torch.arange(2, device=device)).all()
@@ -237,10 +238,11 @@ def test_every_cut_chosen_can_be_launched(fixed: bool) -> None:
 def test_a_gradient_is_left_to_torch() -> None:
     arguments = [a.requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a
                  for a in CASES[0].inputs(torch.float32, CPU)]  # fmt: skip
+    arguments[4].weight_EM.requires_grad_()
     n_TM, s_TM, routes = implementation.route(*arguments)
     (n_TM.sum() + s_TM.sum() + routes.weight_TK.square().sum()).backward()
     assert all(a.grad is not None for a in arguments[:3] if isinstance(a, Tensor))
-    assert arguments[4].grad is not None
+    assert arguments[4].weight_EM.grad is not None
 
 
 @pytest.mark.gpu
@@ -254,7 +256,7 @@ def test_a_captured_graph_routes_other_data(tokens: int) -> None:
         n_TM, _, routes = implementation.route(*arguments)
     for seed in range(1, 20):
         other = case.inputs(torch.bfloat16, torch.device("cuda"), seed)
-        for mine, theirs in zip(arguments, other, strict=True):
+        for mine, theirs in zip((*arguments, *arguments[4]), (*other, *other[4]), strict=True):
             if isinstance(mine, Tensor):
                 mine.copy_(theirs)
         graph.replay()

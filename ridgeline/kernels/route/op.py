@@ -26,6 +26,22 @@ from ridgeline.kernels.op import Implementation, Op, on_gpu
 NORMALIZER = 1e-20  # added to a sum of weights before it divides them
 
 
+class Router(NamedTuple):
+    """The weights and the rules by which a layer's tokens choose their experts.
+
+    weight_EM, bias_E: they multiply a token into the experts' scores.
+    correction_E: added to scores for the choice alone, float32 or the tokens' dtype.
+    expert_scale_E: multiplies the experts' weights, float32 or the tokens' dtype.
+    how: the rules of the choice.
+    """
+
+    weight_EM: Tensor
+    bias_E: Tensor | None
+    correction_E: Tensor | None
+    expert_scale_E: Tensor | None
+    how: RoutingSpec
+
+
 class Routes(NamedTuple):
     """The experts that tokens go to. Pairs are sorted by expert; pairs of one expert keep the order of their tokens.
 
@@ -49,29 +65,24 @@ def route(
     residual_TM: Tensor | None,
     norm_weight_M: Tensor | None,
     eps: float,
-    router_EM: Tensor,
-    router_bias_E: Tensor | None,
-    correction_E: Tensor | None,
-    expert_scale_E: Tensor | None,
-    how: RoutingSpec,
+    router: Router,
     live_T: Tensor | None,
     tally_E: Tensor | None,
 ) -> tuple[Tensor, Tensor, Routes]:
     """Return (n, s, routes). s = x + residual rounded to x's dtype, or s = x if there is no residual. n = rms_norm(s),
-    or s if norm_weight is None. Routes follow from router · n, whose products are float32 and are not rounded.
+    or s if norm_weight is None. Routes follow from the router's products
+    with n, which are float32 and are not rounded.
 
     A token whose scores hold NaN goes to experts 0 … K - 1 with weights NaN.
 
-    norm_weight_M, correction_E and expert_scale_E are float32 or x's dtype.
+    norm_weight_M: float32 or x's dtype.
     live_T: bool; tokens for which it is False go nowhere. None: there are no such tokens.
     tally_E: int64; the number of tokens that each expert got is added to it.
     """
     s_TM = x_TM if residual_TM is None else x_TM + residual_TM
     n_TM = s_TM if norm_weight_M is None else rms_norm(s_TM, None, norm_weight_M, eps)[0]
-    logits_TE = n_TM.float() @ router_EM.float().T
-    if router_bias_E is not None:
-        logits_TE = logits_TE + router_bias_E.float()
-    expert_TK, weight_TK = choose(logits_TE, correction_E, expert_scale_E, how)
+    how = router.how
+    expert_TK, weight_TK = choose(logits(n_TM, router), router)
     if live_T is not None:
         expert_TK = torch.where(live_T[:, None], expert_TK, how.experts)
     routes = in_order(expert_TK.int(), weight_TK, how.experts)
@@ -80,10 +91,15 @@ def route(
     return n_TM, s_TM, routes
 
 
-def choose(
-    logits_TE: Tensor, correction_E: Tensor | None, expert_scale_E: Tensor | None, how: RoutingSpec
-) -> tuple[Tensor, Tensor]:
+def logits(n_TM: Tensor, router: Router) -> Tensor:
+    """Return the router's products with its bias: float32 [T, E]."""
+    logits_TE = n_TM.float() @ router.weight_EM.float().T
+    return logits_TE if router.bias_E is None else logits_TE + router.bias_E.float()
+
+
+def choose(logits_TE: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     """Return (experts, weights), [T, K] each, of float32 logits."""
+    how, correction_E, expert_scale_E = router.how, router.correction_E, router.expert_scale_E
     nan_T = logits_TE.isnan().any(1)
     score_TE = logits_TE.sigmoid() if how.score == "sigmoid" else logits_TE.softmax(-1)
     choice_TE = score_TE if correction_E is None else score_TE + correction_E.float()
@@ -158,11 +174,13 @@ class Case:
             residual_TM.to(dtype) if self.residual else None,
             norm_weight_M.to(dtype) if self.norm else None,
             0.0 if self.exact else 1e-6,
-            router_EM.to(dtype),
-            normal(experts).to(dtype) if self.how.bias else None,
-            0.3 * normal(experts) if self.how.correction else None,
-            (1 + 0.3 * normal(experts)).to(dtype) if self.how.expert_scale else None,
-            self.how,
+            Router(
+                router_EM.to(dtype),
+                normal(experts).to(dtype) if self.how.bias else None,
+                0.3 * normal(experts) if self.how.correction else None,
+                (1 + 0.3 * normal(experts)).to(dtype) if self.how.expert_scale else None,
+                self.how,
+            ),
             live_T if self.dead else None,
             torch.zeros(experts, dtype=torch.int64, device=device),
         )

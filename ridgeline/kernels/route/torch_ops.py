@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.kernels.norm.torch_ops import rms_norm
-from ridgeline.kernels.route.op import NORMALIZER, Routes
+from ridgeline.kernels.route.op import NORMALIZER, Router, Routes
 
 
 def route(
@@ -20,11 +20,7 @@ def route(
     residual_TM: Tensor | None,
     norm_weight_M: Tensor | None,
     eps: float,
-    router_EM: Tensor,
-    router_bias_E: Tensor | None,
-    correction_E: Tensor | None,
-    expert_scale_E: Tensor | None,
-    how: RoutingSpec,
+    router: Router,
     live_T: Tensor | None,
     tally_E: Tensor | None,
 ) -> tuple[Tensor, Tensor, Routes]:
@@ -33,9 +29,8 @@ def route(
         n_TM, s_TM = rms_norm(x_TM, residual_TM, norm_weight_M, eps)
     else:
         n_TM = s_TM = x_TM if residual_TM is None else x_TM + residual_TM
-    bias_E = None if router_bias_E is None else router_bias_E.float()
-    logits_TE = F.linear(n_TM.float(), router_EM.float(), bias_E)
-    expert_TK, weight_TK = choose(logits_TE, correction_E, expert_scale_E, how)
+    bias_E, how = None if router.bias_E is None else router.bias_E.float(), router.how
+    expert_TK, weight_TK = choose(F.linear(n_TM.float(), router.weight_EM.float(), bias_E), router)
     if live_T is not None:
         expert_TK = torch.where(live_T[:, None], expert_TK, how.experts)
     routes = in_order(expert_TK, weight_TK, how.experts)
@@ -44,13 +39,12 @@ def route(
     return n_TM, s_TM, routes
 
 
-def choose(
-    logits_TE: Tensor, correction_E: Tensor | None, expert_scale_E: Tensor | None, how: RoutingSpec
-) -> tuple[Tensor, Tensor]:
+def choose(logits_TE: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     """Return (experts, weights), [T, K] each, of float32 logits.
 
     A NaN makes all scores of its token NaN, and then a stable sort leaves the experts in their order, as it must be.
     """
+    how, correction_E, expert_scale_E = router.how, router.correction_E, router.expert_scale_E
     score_TE = torch.softmax(logits_TE, -1) if how.score == "softmax" else _sigmoid(logits_TE)
     choice_TE = score_TE if correction_E is None else score_TE + correction_E
     if how.groups > 1:

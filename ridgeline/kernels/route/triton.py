@@ -23,7 +23,7 @@ from ridgeline.kernels.route import torch_ops
 from ridgeline.kernels.route.choose import MOST_EXPERTS, MOST_TOKENS, Few, Many, choose
 from ridgeline.kernels.route.few import few_kernel
 from ridgeline.kernels.route.many import chunk, order_kernel, scored_kernel
-from ridgeline.kernels.route.op import Routes
+from ridgeline.kernels.route.op import Router, Routes
 
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -33,11 +33,7 @@ def route(
     residual_TM: Tensor | None,
     norm_weight_M: Tensor | None,
     eps: float,
-    router_EM: Tensor,
-    router_bias_E: Tensor | None,
-    correction_E: Tensor | None,
-    expert_scale_E: Tensor | None,
-    how: RoutingSpec,
+    router: Router,
     live_T: Tensor | None,
     tally_E: Tensor | None,
     plan: Few | Many | None = None,
@@ -48,23 +44,20 @@ def route(
     plan: another cut than `choose` would take, for tests and tuning.
     fixed: the cut does not depend on the number of tokens.
     """
-    learned = (norm_weight_M, router_EM, router_bias_E, correction_E, expert_scale_E)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x_TM, residual_TM, *learned)):
-        return torch_ops.route(x_TM, residual_TM, norm_weight_M, eps, *learned[1:], how, live_T, tally_E)
-    (tokens, width), device = x_TM.shape, x_TM.device
-    if not tokens:
-        return torch_ops.route(x_TM, residual_TM, norm_weight_M, eps, *learned[1:], how, live_T, tally_E)
+    (tokens, width), device, how = x_TM.shape, x_TM.device, router.how
+    learned = (x_TM, residual_TM, norm_weight_M, *router[:-1])
+    if not tokens or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in learned)):
+        return torch_ops.route(x_TM, residual_TM, norm_weight_M, eps, router, live_T, tally_E)
     plan = plan or choose(tokens, width, how.experts, fixed=fixed)
     routes = _empty(tokens, how, device)
-    optional = (router_bias_E, correction_E, expert_scale_E, live_T)
     if isinstance(plan, Many):
         n_TM, s_TM = _normalised(x_TM, residual_TM, norm_weight_M, eps)
-        launch_many(plan, n_TM, router_EM, *optional, tally_E, how, routes)
+        launch_many(plan, n_TM, router, live_T, tally_E, routes)
         return n_TM, s_TM, routes
     x_TM, residual_TM = _packed(x_TM), _packed(residual_TM)
     s_TM = x_TM if residual_TM is None else torch.empty(tokens, width, dtype=x_TM.dtype, device=device)
     n_TM = s_TM if norm_weight_M is None else torch.empty(tokens, width, dtype=x_TM.dtype, device=device)
-    launch_few(plan, x_TM, residual_TM, norm_weight_M, eps, router_EM, *optional, tally_E, how, n_TM, s_TM, routes)
+    launch_few(plan, x_TM, residual_TM, norm_weight_M, eps, router, live_T, tally_E, n_TM, s_TM, routes)
     return n_TM, s_TM, routes
 
 
@@ -77,32 +70,28 @@ def launch_few(
     residual_TM: Tensor | None,
     norm_weight_M: Tensor | None,
     eps: float,
-    router_EM: Tensor,
-    router_bias_E: Tensor | None,
-    correction_E: Tensor | None,
-    expert_scale_E: Tensor | None,
+    router: Router,
     live_T: Tensor | None,
     tally_E: Tensor | None,
-    how: RoutingSpec,
     n_TM: Tensor,
     s_TM: Tensor,
     routes: Routes,
 ) -> None:
     """Fill n, s and the routes in one launch."""
-    (tokens, width), device = x_TM.shape, x_TM.device
+    (tokens, width), device, how = x_TM.shape, x_TM.device, router.how
     logits_TE = torch.empty(tokens, plan.experts, dtype=torch.float32, device=device)
     assert tokens <= MOST_TOKENS, tokens
     assert plan.experts <= MOST_EXPERTS, plan
     bits, arrival = meeting(device)
     residual = x_TM if residual_TM is None else residual_TM
     few_kernel[(triton.cdiv(how.experts, plan.rows), triton.cdiv(tokens, plan.each))](
-        x_TM, residual, _or(norm_weight_M, x_TM), router_EM.contiguous(), _or(router_bias_E, x_TM),
-        _or(correction_E, x_TM), _or(expert_scale_E, x_TM), _or(live_T, x_TM), _or(tally_E, x_TM), n_TM, s_TM,
+        x_TM, residual, _or(norm_weight_M, x_TM), *_pointers(router, x_TM), _or(live_T, x_TM), _or(tally_E, x_TM), n_TM,
+        s_TM,
         routes.expert_TK, routes.weight_TK, routes.token_P, routes.place_TK, routes.start_E1, logits_TE, bits,
         arrival, x_TM.stride(0), residual.stride(0), tokens, eps, how.scale,
         M=width, BLOCK=plan.block, ROWS=plan.rows, EACH=plan.each, TOKENS=plan.tokens, GROUP=plan.group,
         NORM=norm_weight_M is not None, RESIDUAL=residual_TM is not None, LIVE=live_T is not None,
-        TALLY=tally_E is not None, **_rules(how, plan, router_bias_E, correction_E, expert_scale_E),
+        TALLY=tally_E is not None, **_rules(router, plan),
         num_warps=plan.warps, **launch_options(device),
     )  # fmt: skip
 
@@ -110,26 +99,22 @@ def launch_few(
 def launch_many(
     plan: Many,
     n_TM: Tensor,
-    router_EM: Tensor,
-    router_bias_E: Tensor | None,
-    correction_E: Tensor | None,
-    expert_scale_E: Tensor | None,
+    router: Router,
     live_T: Tensor | None,
     tally_E: Tensor | None,
-    how: RoutingSpec,
     routes: Routes,
 ) -> None:
     """Fill the routes of normalised tokens in two launches."""
-    (tokens, width), device = n_TM.shape, n_TM.device
+    (tokens, width), device, how = n_TM.shape, n_TM.device, router.how
     tiles = triton.cdiv(tokens, plan.tokens)
     count = torch.empty(tiles * (plan.experts + 1), dtype=torch.int32, device=device)
     # Triton's interpreter cannot multiply bfloat16: it would multiply the raw bits
     operands = torch.float32 if INTERPRETED and n_TM.dtype == torch.bfloat16 else n_TM.dtype
     scored_kernel[(tiles,)](
-        n_TM, router_EM.contiguous(), _or(router_bias_E, n_TM), _or(correction_E, n_TM), _or(expert_scale_E, n_TM),
-        _or(live_T, n_TM), routes.expert_TK, routes.weight_TK, routes.place_TK, count, n_TM.stride(0), tokens,
+        n_TM, *_pointers(router, n_TM), _or(live_T, n_TM), routes.expert_TK, routes.weight_TK, routes.place_TK, count,
+        n_TM.stride(0), tokens,
         how.scale, M=width, BLOCK=plan.block, TOKENS=plan.tokens, DOT=_DTYPES[operands], LIVE=live_T is not None,
-        **_rules(how, plan, router_bias_E, correction_E, expert_scale_E),
+        **_rules(router, plan),
         num_warps=plan.warps, num_stages=plan.stages if n_TM.element_size() == 2 else 2, **launch_options(device),
     )  # fmt: skip
     each = triton.cdiv(tiles, plan.programs)
@@ -141,14 +126,15 @@ def launch_many(
     )  # fmt: skip
 
 
-def _rules(
-    how: RoutingSpec,
-    plan: Few | Many,
-    router_bias_E: Tensor | None,
-    correction_E: Tensor | None,
-    expert_scale_E: Tensor | None,
-) -> dict[str, Any]:
+def _pointers(router: Router, other: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors of the router, with `other` in place of absent ones."""
+    optional = (router.bias_E, router.correction_E, router.expert_scale_E)
+    return router.weight_EM.contiguous(), *(_or(x, other) for x in optional)
+
+
+def _rules(router: Router, plan: Few | Many) -> dict[str, Any]:
     """Return the kernels' constants that say how a token chooses."""
+    how = router.how
     return {
         "E": how.experts,
         "EXPERTS": plan.experts,
@@ -160,9 +146,9 @@ def _rules(
         "TOP_GROUPS": how.top_groups,
         "PAIR": how.group_score == "top2",
         "GROUPS_PADDED": triton.next_power_of_2(how.groups),
-        "BIAS": router_bias_E is not None,
-        "CORRECTION": correction_E is not None,
-        "EXPERT_SCALE": expert_scale_E is not None,
+        "BIAS": router.bias_E is not None,
+        "CORRECTION": router.correction_E is not None,
+        "EXPERT_SCALE": router.expert_scale_E is not None,
     }
 
 
