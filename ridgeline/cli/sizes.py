@@ -12,17 +12,21 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.perf import calibration
 from ridgeline.perf.hardware import Hardware, find
 from ridgeline.perf.precision import precision
+from ridgeline.weights.folder import shipped_model
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import gguf_model_config
 
 
 def read_config(model: str) -> ModelConfig:
-    """Return the config of a folder, a config.json, a GGUF file, or a hub id, of which only config.json is fetched.
+    """Return the config of a folder, a config.json, a GGUF file, a model that ships with Ridgeline, or a hub id, of
+    which only config.json is fetched.
 
     Raise ModelLoadError.
     """
     path = Path(model).expanduser()
+    if not path.exists():
+        path = shipped_model(model) or path
     if is_gguf(path):
         return gguf_model_config(path)
     path = path / "config.json" if path.is_dir() else path

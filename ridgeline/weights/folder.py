@@ -15,6 +15,11 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt"]
 _HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]  # the same weights again in other layouts
 
 
+def shipped_model(name: str) -> Path | None:
+    """Return the folder of the model of that name that ships with Ridgeline, or None."""
+    return next((asset for asset in ASSETS.iterdir() if asset.name == name), None)
+
+
 def resolve_model(model: str | Path, revision: str | None = None) -> Path:
     """Return the folder or GGUF file of `model`: itself if it exists, else the model of that name that ships with
     Ridgeline, else the hub id's snapshot, downloaded if it is not cached.
@@ -36,8 +41,8 @@ def resolve_model(model: str | Path, revision: str | None = None) -> Path:
         )
     if is_gguf(folder):
         raise ModelLoadError(f"the file {str(model)!r} does not exist.")
-    if any(asset.name == str(model) for asset in ASSETS.iterdir()):
-        return ASSETS / model
+    if (shipped := shipped_model(str(model))) is not None:
+        return shipped
     from huggingface_hub import snapshot_download  # costs 0.3 s, and folders do not need it
 
     try:

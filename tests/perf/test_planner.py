@@ -223,6 +223,11 @@ def test_explain_as_json() -> None:
     assert record["ops"][-1]["limit"] == pytest.approx(0.01378, rel=1e-3)
 
 
+def test_a_model_that_ships_is_found_by_its_name() -> None:
+    result = CliRunner().invoke(app, ["explain", "embedded-moe", "--gpu", "H200", "--json"])
+    assert "grouped_down" in {op["name"] for op in json.loads(result.stdout)["ops"]}
+
+
 def test_the_cpu_is_this_machines_by_its_calibration() -> None:
     assert read_hardware("cpu", datasheet=False) == find("CPU")
     gemm = (GemmRate(64, 64, 64, "float32", 3e11),)
