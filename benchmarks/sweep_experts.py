@@ -22,11 +22,12 @@ from typing import Any
 
 import torch
 
+from ridgeline.core.cost import Cost
 from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.kernels.grouped_gemm import op as grouped
 from ridgeline.kernels.grouped_gemm import triton as experts
 from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, choose_down, choose_gate_up
-from ridgeline.kernels.grouped_gemm.cost import grouped_cost
+from ridgeline.kernels.grouped_gemm.cost import grouped_down_cost, grouped_gate_up_cost, touched
 from ridgeline.kernels.route import op as routing
 from ridgeline.kernels.route import triton as router
 from ridgeline.kernels.route.choose import Few, Many, choose
@@ -104,21 +105,26 @@ def arguments(op: str, tokens: int, shape: tuple[int, int, int, int]) -> list[tu
     case = grouped.Case(tokens, width, inner, experts=number, used=used)
     make = case.gate_up_inputs if op == "gate_up" else case.down_inputs
     *before, _, last = make(torch.bfloat16, device)
-    touched = grouped_cost(tokens, *sizes_of(op, shape), experts=number, used=used, itemsize=2).bytes
-    return [(*before, case.routes(device, seed), last) for seed in range(max(2, min(32, int(4 * CACHE / touched))))]
+    copies = max(2, min(32, int(4 * CACHE / cost_of(op, tokens, shape).bytes)))
+    return [(*before, case.routes(device, seed), last) for seed in range(copies)]
 
 
-def sizes_of(op: str, shape: tuple[int, int, int, int]) -> tuple[int, int]:
-    width, inner, _, _ = shape
-    return (width, 2 * inner) if op == "gate_up" else (inner, width)
+def cost_of(op: str, tokens: int, shape: tuple[int, int, int, int]) -> Cost:
+    """Return the least work, with as many experts as uniform routing reaches."""
+    width, inner, number, used = shape
+    if op == "route":
+        return route_cost(tokens, width, number, used, itemsize=2)
+    reached = touched(tokens, number, used)
+    if op == "gate_up":
+        return grouped_gate_up_cost(tokens, width, inner, used=used, reached=reached, kind="silu", itemsize=2)
+    return grouped_down_cost(tokens, inner, width, used=used, reached=reached, itemsize=2)
 
 
 def limit(op: str, tokens: int, shape: tuple[int, int, int, int]) -> float:
     """Return the least seconds."""
-    width, _, number, used = shape
+    cost = cost_of(op, tokens, shape)
     if op == "route":
-        return route_cost(tokens, width, number, used, itemsize=2).bytes / BANDWIDTH
-    cost = grouped_cost(tokens, *sizes_of(op, shape), experts=number, used=used, itemsize=2)
+        return cost.bytes / BANDWIDTH
     return max(cost.bytes / BANDWIDTH, cost.flops / PEAK)
 
 

@@ -27,7 +27,7 @@ from ridgeline.kernels.embedding.cost import embedding_cost
 from ridgeline.kernels.gemm import op as gemm
 from ridgeline.kernels.gemm.cost import linear_cost, norm_linear_cost
 from ridgeline.kernels.grouped_gemm import op as grouped
-from ridgeline.kernels.grouped_gemm.cost import grouped_cost
+from ridgeline.kernels.grouped_gemm.cost import grouped_down_cost, grouped_gate_up_cost, touched
 from ridgeline.kernels.int8_gemm import op as int8
 from ridgeline.kernels.int8_gemm.cost import int8_linear_cost
 from ridgeline.kernels.norm import op as norm
@@ -211,25 +211,13 @@ def _route_label(c: route.Case) -> str:
 
 
 def _gate_up(c: grouped.Case) -> Callable[[int], Cost]:
-    shape: Any = {"experts": c.experts, "used": c.used, "bias": c.bias}
-    written = c.tokens * c.used * c.inner  # half of what the product alone would write
-
-    def cost(item: int) -> Cost:
-        products = grouped_cost(c.tokens, c.width, 2 * c.inner, itemsize=item, **shape)
-        return Cost(products.bytes - item * written, products.flops)
-
-    return cost
+    shape: Any = {"used": c.used, "reached": touched(c.tokens, c.experts, c.used), "kind": c.gate, "bias": c.bias}
+    return lambda item: grouped_gate_up_cost(c.tokens, c.width, c.inner, itemsize=item, **shape)
 
 
 def _down(c: grouped.Case) -> Callable[[int], Cost]:
-    shape: Any = {"experts": c.experts, "used": c.used, "bias": c.bias}
-    passed = c.tokens * (c.used - 1) * c.width  # a token's sum is written, in place of its pairs
-
-    def cost(item: int) -> Cost:
-        products = grouped_cost(c.tokens, c.inner, c.width, itemsize=item, **shape)
-        return Cost(products.bytes - item * passed, products.flops)
-
-    return cost
+    shape: Any = {"used": c.used, "reached": touched(c.tokens, c.experts, c.used), "bias": c.bias, "add": c.add}
+    return lambda item: grouped_down_cost(c.tokens, c.inner, c.width, itemsize=item, **shape)
 
 
 def _norm(c: norm.Case, kind: Any) -> Callable[[int], Cost]:

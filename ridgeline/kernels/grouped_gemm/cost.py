@@ -64,27 +64,3 @@ def grouped_down_cost(
     stored = reached * width * ((weight_itemsize or itemsize) * inner + itemsize * bias)
     moved = itemsize * (pairs * inner + tokens * width * (2 if add else 1)) + 8 * pairs  # each pair's place and weight
     return Cost(stored + moved, pairs * width * (2.0 * inner + bias + 2) + tokens * width * add)
-
-
-def grouped_cost(
-    tokens: int,
-    inputs: int,
-    outputs: int,
-    *,
-    experts: int,
-    used: int,
-    itemsize: float,
-    weight_itemsize: float | None = None,
-    bias: bool = False,
-    reached: float | None = None,
-) -> Cost:
-    """Count each reached expert's matrix as read once, each pair's row as read once, and its result as written once.
-
-    reached: how many experts have tokens, where that is known (default: the expectation of uniform routing).
-    """
-    if not tokens:
-        return Cost(0.0, 0.0)
-    matrices = touched(tokens, experts, used) if reached is None else reached
-    stored = matrices * outputs * ((weight_itemsize or itemsize) * inputs + itemsize * bias)
-    moved = itemsize * tokens * used * (inputs + outputs)
-    return Cost(stored + moved, tokens * used * outputs * (2.0 * inputs + bias))
