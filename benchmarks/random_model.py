@@ -54,6 +54,8 @@ def main() -> None:
     parser.add_argument("--router", type=float, default=0.05)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     a = parser.parse_args()
+    if not (a.source / "config.json").is_file():
+        parser.error(f"{a.source} holds no config.json; name the folder of a model's config.")
     size = write(a.source, a.out, layers=a.layers, seed=a.seed, device=torch.device(a.device), router=a.router)
     print(f"{size / 1e9:.2f} GB in {a.out}")
 
