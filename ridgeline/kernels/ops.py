@@ -8,8 +8,10 @@ from typing import Any
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.activation.op import ACTIVATION, GATED_ACTIVATION
 from ridgeline.kernels.attention.op import ATTENTION_SCHEDULE, PAGED_ATTENTION
+from ridgeline.kernels.coded_gemm.op import CODED_LINEAR, CODED_NORM_LINEAR
 from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
 from ridgeline.kernels.embedding.op import EMBEDDING
+from ridgeline.kernels.fp8_gemm.op import FP8_LINEAR, FP8_NORM_LINEAR
 from ridgeline.kernels.gemm.op import LINEAR, NORM_LINEAR
 from ridgeline.kernels.grouped_gemm.op import GROUPED_DOWN, GROUPED_GATE_UP
 from ridgeline.kernels.int8_gemm.op import INT8_LINEAR
@@ -35,6 +37,10 @@ class Ops:
     norm_linear = NORM_LINEAR
     int8_linear = INT8_LINEAR
     w8a8_linear = W8A8_LINEAR
+    fp8_linear = FP8_LINEAR
+    fp8_norm_linear = FP8_NORM_LINEAR
+    coded_linear = CODED_LINEAR
+    coded_norm_linear = CODED_NORM_LINEAR
     route = ROUTE
     grouped_gate_up = GROUPED_GATE_UP
     grouped_down = GROUPED_DOWN

@@ -68,7 +68,7 @@ def _few(tokens: int, width: int, experts: int) -> Few | None:
     share = max(1, tile * padded // 128)
     each = max(1, min(2, tile, 32 // kept, share // 2))
     rows = min(8, padded, 128 // kept, max(1, share // each))
-    group = tile if tile <= 16 and tile * padded <= ONE_GROUP else each
+    group = tile if tile <= 8 and tile * padded <= ONE_GROUP else each
     return Few(rows, each, block, tile, padded, max(group, warps), warps)
 
 

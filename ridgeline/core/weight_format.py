@@ -1,0 +1,73 @@
+"""Formats in which the weight of a linear map is held in fewer bits, as data. Their tensors are in kernels/fp8_gemm and
+kernels/coded_gemm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ridgeline.core.errors import InvalidConfig
+
+BLOCK = 128  # inputs, and outputs, that share a scale in the block form of FP8
+SUPER = 256  # inputs that share the scales of scales
+
+Activations = Literal["token", "static", "block"]
+Values = Literal["levels", "e2m1", "nf4", "iq4"]
+Zeros = Literal["middle", "levels", "minimum"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8Format:
+    """E4M3 numbers with float32 scales.
+
+    block: a scale for each block of 128 outputs by 128 inputs; otherwise one for each output.
+    activations: how a token's activations are rounded to E4M3. "token": with a scale from its own largest magnitude.
+        "block": likewise for each 128 of its inputs. "static": with the scale that the checkpoint gives, where larger
+        numbers saturate. None: they are not rounded.
+    """
+
+    block: bool = False
+    activations: Activations | None = "token"
+
+    def __post_init__(self) -> None:
+        if self.block and self.activations not in ("block", None):
+            raise InvalidConfig(f"FP8 weights in blocks need activations in blocks, got {self.activations!r}.")
+        if not self.block and self.activations == "block":
+            raise InvalidConfig("FP8 activations in blocks need weights in blocks.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodedFormat:
+    """Codes of a few bits, each group of which shares a scale. Activations stay as they are.
+
+    weight = scale * value(code), or scale * (code - zero), or scale * code - minimum.
+
+    bits: 2, 3, 4, 5, 6 or 8 bits of a code.
+    group: neighbouring inputs that share a scale; 0: the whole row.
+    values: the value of a code. "levels": the code as a number. Others are tables of sixteen values: "e2m1" of MXFP4
+        and NVFP4, "nf4" of QLoRA, "iq4" of GGUF's IQ4.
+    zeros: what is subtracted from levels. "middle": 2^(bits - 1). "levels": a whole number for each group. "minimum": a
+        number for each group, in the weight's own units. Tables have none: "middle" then means nothing.
+    nested: scales (and minima) are whole numbers, which every 256 inputs multiply by a float16 scale.
+    """
+
+    bits: int
+    group: int
+    values: Values = "levels"
+    zeros: Zeros = "middle"
+    nested: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in (2, 3, 4, 5, 6, 8):
+            raise InvalidConfig(f"codes have 2, 3, 4, 5, 6 or 8 bits, not {self.bits!r}.")
+        if self.group < 0 or self.group % 8:
+            raise InvalidConfig(f"a group must be a multiple of 8 inputs, or 0 for a whole row, got {self.group!r}.")
+        if self.values != "levels" and (self.bits != 4 or self.zeros != "middle"):
+            raise InvalidConfig(f"the table {self.values} is of 4 bits and has no zeros.")
+
+    def planes(self) -> tuple[int, ...]:
+        """Return the widths in bits of the planes that hold the codes: the low bits, then the rest."""
+        return {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}[self.bits]
+
+
+WeightFormat = Fp8Format | CodedFormat

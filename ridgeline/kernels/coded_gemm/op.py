@@ -1,0 +1,253 @@
+"""A linear map of a weight in codes of a few bits, alone or with the norm before it and the gated activation behind it.
+
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
+    B  bytes of a row of codes
+    G  groups of a row
+    S  runs of 256 inputs of a row
+    N  codes of a plane in a byte
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.weight_format import SUPER, CodedFormat
+from ridgeline.kernels.activation.op import gated_activation
+from ridgeline.kernels.gemm.op import linear
+from ridgeline.kernels.norm.op import rms_norm
+from ridgeline.kernels.op import Op
+
+TABLES = {
+    "e2m1": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
+    "nf4": (
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ),
+    "iq4": (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0),
+}  # fmt: skip
+
+
+class Coded(NamedTuple):
+    """A weight in codes. Stacks of experts have one more dimension in front of each tensor.
+
+    code_OB: uint8. The planes of a row follow each other, the one of the low bits first; within a plane the codes
+        follow each other, the first in the low bits of a byte.
+    scale_OG: float16, bfloat16, float32 or float8_e4m3fn; uint8 exponents of two with the bias 127 (E8M0); or int8 if
+        scales are nested.
+    zero_OG: uint8 if zeros are "levels"; minima in a dtype of scales if they are "minimum" (int8 if nested); else None.
+    outer_OS: float16, if scales are nested: a scale is outer_OS * scale_OG.
+    outer_minimum_OS: float16, likewise for minima.
+    scale: float32 [], a factor of the whole weight (NVFP4 has one), or None.
+    order_I: int32, if the columns are not in the order of the inputs: column c multiplies input order_I[c].
+    """
+
+    code_OB: Tensor
+    scale_OG: Tensor
+    zero_OG: Tensor | None
+    outer_OS: Tensor | None
+    outer_minimum_OS: Tensor | None
+    scale: Tensor | None
+    order_I: Tensor | None
+    format: CodedFormat
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self if isinstance(x, Tensor))
+
+    @property
+    def inputs(self) -> int:
+        return self.code_OB.shape[-1] * 8 // self.format.bits
+
+    def codes(self) -> Tensor:
+        """Return the codes, uint8 [..., O, I]."""
+        planes, start, shift = self.format.planes(), 0, 0
+        codes = None
+        for bits in planes:
+            size = self.inputs * bits // 8
+            plane = unpacked(self.code_OB[..., start : start + size], bits) << shift
+            codes = plane if codes is None else codes | plane
+            start, shift = start + size, shift + bits
+        assert codes is not None
+        return codes
+
+    def scales(self) -> tuple[Tensor, Tensor | None]:
+        """Return the scale of each group, and its zero or minimum: float32 [..., O, G]."""
+        scale_OG = exponents(self.scale_OG) if self.scale_OG.dtype == torch.uint8 else self.scale_OG.float()
+        zero_OG = None if self.zero_OG is None else self.zero_OG.float()
+        if self.outer_OS is not None:
+            each = scale_OG.shape[-1] // self.outer_OS.shape[-1]
+            scale_OG = scale_OG * self.outer_OS.float().repeat_interleave(each, -1)
+            if zero_OG is not None and self.outer_minimum_OS is not None:
+                zero_OG = zero_OG * self.outer_minimum_OS.float().repeat_interleave(each, -1)
+        return (scale_OG if self.scale is None else scale_OG * self.scale), zero_OG
+
+    def dequantized(self) -> Tensor:
+        """Return the weight in float32, with its columns in the order of the inputs."""
+        how, codes = self.format, self.codes()
+        scale_OG, zero_OG = self.scales()
+        each = self.inputs // scale_OG.shape[-1]
+        scale, zero = (None if x is None else x.repeat_interleave(each, -1) for x in (scale_OG, zero_OG))
+        assert scale is not None
+        if how.values != "levels":
+            weight = scale * torch.tensor(TABLES[how.values], device=codes.device)[codes.int()]
+        elif how.zeros == "minimum":
+            assert zero is not None
+            weight = scale * codes.float() - zero
+        else:
+            weight = scale * (codes.float() - (2.0 ** (how.bits - 1) if zero is None else zero))
+        if self.order_I is None:
+            return weight
+        return torch.empty_like(weight).index_copy_(-1, self.order_I.long(), weight)
+
+
+def unpacked(bytes_B: Tensor, bits: int) -> Tensor:
+    """Return the codes of a plane: uint8 [..., 8 / bits · B], the first from the low bits of a byte."""
+    shift_N = torch.arange(0, 8, bits, dtype=torch.uint8, device=bytes_B.device)
+    return (bytes_B.unsqueeze(-1) >> shift_N & (1 << bits) - 1).flatten(-2)
+
+
+def packed(code_OI: Tensor, bits: int) -> Tensor:
+    """Return the codes of a weight in the layout of `Coded.code_OB`, for codes of `bits` bits."""
+    planes, shift = [], 0
+    for width in CodedFormat(bits=bits, group=0).planes():
+        plane = code_OI.to(torch.uint8) >> shift & (1 << width) - 1
+        pieces = plane.unflatten(-1, (-1, 8 // width))
+        shift_N = torch.arange(0, 8, width, dtype=torch.uint8, device=code_OI.device)
+        planes.append((pieces << shift_N).sum(-1, dtype=torch.uint8))
+        shift += width
+    return torch.cat(planes, -1)
+
+
+def exponents(scale: Tensor) -> Tensor:
+    """Return the powers of two that E8M0 bytes stand for, in float32; 255 stands for NaN."""
+    powers = torch.ldexp(torch.ones(256), torch.arange(256) - 127)
+    powers[255] = torch.nan
+    return powers.to(scale.device)[scale.int()]
+
+
+def coded_linear(x_TI: Tensor, weight: Coded, bias_O: Tensor | None) -> Tensor:
+    """Return x · weightᵀ + bias: [T, O] in the dtype of `x_TI`. Sums are in float32. An implementation may round the
+    dequantized weight to x's dtype."""
+    return linear(x_TI, weight.dequantized(), bias_O)
+
+
+def coded_norm_linear(
+    x_TI: Tensor,
+    residual_TI: Tensor | None,
+    norm_weight_I: Tensor,
+    eps: float,
+    weight: Coded,
+    bias_O: Tensor | None,
+    gate: str | None,
+) -> tuple[Tensor, Tensor]:
+    """Return (y, s) as the op `norm_linear` does, with a weight in codes."""
+    s_TI = x_TI if residual_TI is None else x_TI + residual_TI
+    n_TI, _ = rms_norm(s_TI.float(), None, norm_weight_I, eps)
+    y_TO = coded_linear(n_TI, weight, bias_O)
+    return (gated_activation(y_TO, gate) if gate else y_TO).to(x_TI.dtype), s_TI
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case of `coded_linear` for tests and benchmarks. The codes are random.
+
+    scales: the dtype of the scales of formats that are not nested; uint8 is E8M0.
+    """
+
+    tokens: int
+    in_width: int
+    out_width: int
+    format: CodedFormat
+    bias: bool = False
+    scales: torch.dtype = torch.float16
+    ordered: bool = True
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, Coded, Tensor | None]:
+        """Return random inputs, with scales such that outputs have a standard deviation of about one."""
+        generator = torch.Generator(device).manual_seed(seed)
+        x_TI = torch.randn(self.tokens, self.in_width, generator=generator, device=device).to(dtype)
+        bias_O = torch.randn(self.out_width, generator=generator, device=device).to(dtype) if self.bias else None
+        return x_TI, random_codes(self, device, generator), bias_O
+
+
+def random_codes(case: Case, device: torch.device, generator: torch.Generator) -> Coded:
+    """Return the weight of a case."""
+    how, rows, columns = case.format, case.out_width, case.in_width
+    groups = columns // (how.group or columns)
+
+    def integers(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=generator, device=device)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, device=device)
+
+    code_OB = packed(integers(0, 1 << how.bits, rows, columns), how.bits)
+    middle = 1 << (how.bits - 1)
+    spread = {"levels": middle / 1.7, "e2m1": 2.9, "nf4": 0.55, "iq4": 70.0}[how.values]
+    step = columns**-0.5 / spread
+    zero_OG = outer_OS = outer_minimum_OS = scale = None
+    if how.nested:
+        runs = columns // SUPER
+        scale_OG = integers(1, 64, rows, groups).to(torch.int8)
+        outer_OS = ((0.5 + uniform(rows, runs)) * step / 32).to(torch.float16)
+        if how.zeros == "minimum":
+            zero_OG = integers(0, 64, rows, groups).to(torch.int8)
+            outer_minimum_OS = ((0.5 + uniform(rows, runs)) * step * middle / 32).to(torch.float16)
+    elif case.scales == torch.uint8:
+        scale_OG = integers(-1, 2, rows, groups).add(127).to(torch.uint8)
+        scale = torch.tensor(step, device=device)
+    else:
+        values = (0.5 + uniform(rows, groups)) * step
+        if case.scales == torch.float8_e4m3fn:
+            values, scale = values / step, torch.tensor(step, device=device)
+        scale_OG = values.to(case.scales)
+        if how.zeros == "levels":
+            zero_OG = integers(0, 1 << how.bits, rows, groups).to(torch.uint8)
+        elif how.zeros == "minimum":
+            zero_OG = (values * middle).to(case.scales)
+    order_I = None if case.ordered else torch.randperm(columns, generator=generator, device=device).int()
+    return Coded(code_OB, scale_OG, zero_OG, outer_OS, outer_minimum_OS, scale, order_I, how)
+
+
+W4 = CodedFormat(bits=4, group=128)
+W4_ZEROS = CodedFormat(bits=4, group=128, zeros="levels")
+W8 = CodedFormat(bits=8, group=128)
+NF4 = CodedFormat(bits=4, group=64, values="nf4")
+MXFP4 = CodedFormat(bits=4, group=32, values="e2m1")
+NVFP4 = CodedFormat(bits=4, group=16, values="e2m1")
+Q2_K = CodedFormat(bits=2, group=16, zeros="minimum", nested=True)
+Q3_K = CodedFormat(bits=3, group=16, nested=True)
+Q4_K = CodedFormat(bits=4, group=32, zeros="minimum", nested=True)
+Q5_K = CodedFormat(bits=5, group=32, zeros="minimum", nested=True)
+Q6_K = CodedFormat(bits=6, group=16, nested=True)
+IQ4_XS = CodedFormat(bits=4, group=32, values="iq4", nested=True)
+
+CASES = (
+    Case(1, 256, 64, W4),
+    Case(1, 512, 48, W4_ZEROS, bias=True),
+    Case(2, 256, 40, W8, scales=torch.bfloat16),
+    Case(3, 256, 64, NF4, scales=torch.float32),
+    Case(1, 256, 72, MXFP4, scales=torch.uint8),
+    Case(4, 256, 64, NVFP4, scales=torch.float8_e4m3fn),
+    Case(1, 512, 64, Q4_K),
+    Case(2, 512, 64, Q6_K),
+    Case(3, 256, 32, Q2_K),
+    Case(5, 256, 32, Q3_K),
+    Case(7, 256, 32, Q5_K),
+    Case(1, 256, 32, IQ4_XS),
+    Case(8, 384, 64, CodedFormat(bits=4, group=0)),
+    Case(8, 512, 96, W4, ordered=False),
+    Case(40, 512, 256, W4, bias=True),
+    Case(256, 1024, 512, W4),
+)
+
+CODED_LINEAR = Op("coded_linear", coded_linear)
+CODED_NORM_LINEAR = Op("coded_norm_linear", coded_norm_linear)
