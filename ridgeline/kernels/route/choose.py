@@ -49,6 +49,11 @@ class Many:
     stages: int
     programs: int = 128
 
+    @property
+    def spread(self) -> bool:
+        """True if a warp does not get whole rows of the product, since there is less than its 16 rows for each."""
+        return self.tokens < 16 * self.warps
+
 
 def choose(tokens: int, width: int, experts: int, *, fixed: bool = False) -> Few | Many:
     """Return the cut. fixed: it does not depend on the number of tokens."""
