@@ -72,7 +72,7 @@ class CodedFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Format:
-    """Int8 levels with a float32 scale for each output. Activations are rounded to int8, with a scale for each token."""
+    """Int8 levels with a float32 scale for each output. Activations are rounded to int8 too, token by token."""
 
 
 WeightFormat = Fp8Format | CodedFormat | Int8Format

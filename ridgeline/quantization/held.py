@@ -155,7 +155,7 @@ def empty(
         rows = {number: parts[number] for number in numbers}
         front = () if experts is None else (experts,)
         made = {
-            name: torch.empty(*front, *shape, dtype=kind, device=device)
+            name: torch.empty((*front, *shape), dtype=kind, device=device)
             for name, (shape, kind) in fields(held, sum(rows.values()), inputs, dtype).items()
         }
         found.append(Filling(held, rows, made))
@@ -242,4 +242,4 @@ def _fill_codes(how: CodedFormat, tensors: Mapping[str, Tensor], std: float, gen
             tensors["outer_minimum_OS"].fill_(step)
     if "order_I" in tensors:
         order = tensors["order_I"]
-        order.copy_(torch.arange(order.shape[-1], device=order.device))
+        order.copy_(torch.rand(order.shape, generator=generator, device=order.device).argsort(-1))

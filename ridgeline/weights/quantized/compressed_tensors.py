@@ -165,8 +165,8 @@ def _scheme(group: Group) -> Scheme:
         case ("nvfp4-pack-quantized", "float", 4):
             return _nvfp4
     raise ModelLoadError(
-        f"config.json's {group.place} has weights in {w} as {group.form}, which we do not read; known are float8, int8, "
-        "packed int2, int4 and int8, MXFP4 and NVFP4."
+        f"config.json's {group.place} has weights in {w} as {group.form}, which we do not read; known are float8, "
+        "int8, packed int2, int4 and int8, MXFP4 and NVFP4."
     )
 
 
@@ -228,7 +228,7 @@ def _packed(name: str, shape: tuple[int, ...], group: Group, stored: Stored | No
     assert w is not None
     each = w.group if w.strategy == "group" else 0
     check_divides(name, inputs, each)
-    groups, per_word, middle = inputs // (each or inputs), 32 // w.bits, 1 << (w.bits - 1)
+    groups, per_word = inputs // (each or inputs), 32 // w.bits
     bits, columns, ordered = w.bits, -(-inputs // per_word), w.ordered
     tensors = {
         f"{name}.weight_packed": Wanted(((outputs, columns),), ("I32",)),

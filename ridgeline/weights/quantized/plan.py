@@ -18,7 +18,7 @@ from ridgeline.core.weight_format import BLOCK, Fp8Format, Held, HeldMatrix
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
-from ridgeline.quantization.held import WHOLE
+from ridgeline.quantization.held import WHOLE, Filling
 from ridgeline.weights.checkpoint import LOADABLE, StoredTensor
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.quantized import METHODS
@@ -183,16 +183,13 @@ def targets(
     view: returns a part of a tensor in the order of a source.
     """
     assert isinstance(module, (Linear, ExpertStack))
-    rows = [replace(source, transpose=False) for source in sources]
     for filling in module.fillings:
+        own = [replace(source, transpose=False) for source in _own(filling.parts, len(module.parts), sources)]
         for field, tensor in filling.tensors.items():
             if field in WHOLE:
-                own = _own(filling.parts, len(module.parts), sources)
                 yield tensor, partial(_shared, field, own, pieces, stored, tensor.shape)
                 continue
-            for source, part in zip(
-                _own(filling.parts, len(module.parts), rows), _split(filling, field, rows), strict=True
-            ):
+            for source, part in zip(own, _split(filling, field, len(own)), strict=True):
                 place = view(part, source)
                 yield place, partial(_read, pieces.get(source.name), field, source.name, stored, place.shape)
 
@@ -204,10 +201,10 @@ def _own(parts: Mapping[int, int], count: int, sources: Sequence[Source]) -> lis
     return [source for number, source in enumerate(sources) if number % count in parts]
 
 
-def _split(filling: Any, field: str, sources: Sequence[Source]) -> Sequence[Tensor]:
-    """Return the part of a field that each source fills."""
-    parts: list[Tensor] = filling.rows(field)
-    if len(sources) <= len(parts):
+def _split(filling: Filling, field: str, count: int) -> Sequence[Tensor]:
+    """Return the parts of a field that so many sources fill."""
+    parts = filling.rows(field)
+    if count <= len(parts):
         return parts
     experts = [part.unbind() for part in parts]  # of files with one tensor for each expert
     return [part[expert] for expert in range(len(experts[0])) for part in experts]
