@@ -31,6 +31,7 @@ from ridgeline.perf.roofline import Roofline
 from ridgeline.quantization.held import keeping, runs_well
 from ridgeline.quantization.scheme import Scheme, scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.loader import (
     Progress,
     check_files,
@@ -171,11 +172,11 @@ def _choose(config: LLMConfig, device: torch.device) -> Choices:
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     overrides = choose_kernels(config, device)
     ops = Ops(platform, overrides)
-    if method_name(folder) is None:
+    if method_name(folder) is None and not is_gguf(folder):
         check_weights_fit(model.spec, device, dtype=dtype, positions=1)
     if config.load_format != "dummy":
         check_files(folder, model)
-    forms = _kept(stored_forms(folder, model, files=config.load_format != "dummy"), config, ops)
+    forms = _kept(stored_forms(folder, model, files=config.load_format != "dummy"), config, folder, ops)
     check_weights_fit(model.spec, device, dtype=dtype, positions=1, forms=forms.values())
     max_seqs, max_tokens = choose_limits(config, device)
     cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
@@ -217,9 +218,12 @@ def _scheme(wanted: str | None, folder: Path) -> Scheme:
     return scheme(None)
 
 
-def _kept(forms: Forms, config: LLMConfig, ops: Ops) -> Forms:
-    """Return the modules whose weights keep the form of the files. On a CPU these are the ones that it multiplies fast
-    or that the user names an implementation for; others become plain numbers when they are loaded."""
+def _kept(forms: Forms, config: LLMConfig, folder: Path, ops: Ops) -> Forms:
+    """Return the modules whose weights keep the form of the files. On a CPU these are the ones that it multiplies fast,
+    or all if the user names implementations; others become plain numbers when they are loaded, as do a GGUF file's if
+    they are to be rounded otherwise."""
+    if config.quantization is not None and is_gguf(folder):
+        return {}
     if on_gpu(ops.platform) or config.kernels:
         return forms
     return {name: form for name, form in forms.items() if all(runs_well(held, ops) for held in form.helds)}

@@ -115,12 +115,14 @@ class HeldMatrix:
     helds: the form of each tensor of which the files make it up; None: plain numbers.
     rows: the outputs of each.
     copies: how many matrices a stack has.
+    beside: the same numbers lie in memory as plain numbers too, since they are the embedding's table.
     """
 
     helds: tuple[Held | None, ...]
     rows: tuple[int, ...]
     inputs: int
     copies: int = 1
+    beside: bool = False
 
     @property
     def numbers(self) -> int:

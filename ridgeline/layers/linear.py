@@ -22,7 +22,7 @@ class Linear(nn.Module):
     """A linear map, or several of them fused.
 
     parts: the rows of each fused projection, in order. The weight is [sum(parts), inputs].
-    tied: the parameter of another module, to be used as the weight.
+    tied: the parameter of another module, to be used as the weight if that is plain numbers.
     weight: the parameter that is loaded and trained. It is None once another form has taken its place.
     fillings: the tensors that are loaded instead, if the scheme keeps the form of the files.
     matrix: the form that multiplies.
@@ -39,7 +39,7 @@ class Linear(nn.Module):
         self.parts = parts
         self.ops = build.ops
         self.scheme = build.scheme
-        held, self.inputs = self.scheme.held if tied is None else (), inputs
+        held, self.inputs = self.scheme.held, inputs
         rows = parts if len(held) == len(parts) else (sum(parts),)  # of one tensor that holds all parts
         self.fillings = empty(held, rows, inputs, build.dtype, build.device)
         self.weight = weight = None

@@ -21,9 +21,14 @@ from ridgeline.weights.dequantize import dequantize
 from ridgeline.weights.formats.gguf_file import TENSOR_TYPES, TensorInfo, is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
 
-LOADABLE = frozenset({"F64", "F32", "BF16", "F16"} | {type.name for type in TENSOR_TYPES.values()})
+PLAIN = frozenset({"F64", "F32", "BF16", "F16"})
+LOADABLE = frozenset(PLAIN | {type.name for type in TENSOR_TYPES.values()})
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def _no_blocks() -> Tensor:
+    raise AssertionError("only GGUF's tensors have blocks")
 
 
 @dataclass(frozen=True)
@@ -33,12 +38,14 @@ class StoredTensor:
     dtype: the name in the file's format.
     read: returns the tensor. Blocks of GGUF are dequantized.
     part: returns one index of its first dimension. None in files that are read whole.
+    blocks: returns the bytes of GGUF's blocks, a block in a row.
     """
 
     shape: list[int]
     dtype: str
     read: Callable[[], Tensor]
     part: Callable[[int], Tensor] | None = None
+    blocks: Callable[[], Tensor] = _no_blocks
 
 
 @contextmanager
@@ -56,14 +63,21 @@ def _gguf_tensors(path: Path) -> dict[str, StoredTensor]:
     gguf = read_gguf(path)
     mapped = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
 
-    def read(info: TensorInfo) -> Tensor:
-        data = mapped[info.start : info.start + info.num_bytes]
-        aligned = data if info.start % 8 == 0 else data.clone()
-        return dequantize(aligned, info.type).view(info.shape)
+    def aligned(start: int, size: int) -> Tensor:
+        data = mapped[start : start + size]
+        return data if start % 8 == 0 else data.clone()
 
-    return {
-        name: StoredTensor(list(info.shape), info.type.name, partial(read, info)) for name, info in gguf.tensors.items()
-    }
+    def stored(info: TensorInfo) -> StoredTensor:
+        each = info.num_bytes // info.shape[0]
+        return StoredTensor(
+            list(info.shape),
+            info.type.name,
+            lambda: dequantize(aligned(info.start, info.num_bytes), info.type).view(info.shape),
+            lambda index: dequantize(aligned(info.start + index * each, each), info.type).view(info.shape[1:]),
+            lambda: aligned(info.start, info.num_bytes).view(-1, info.type.bytes),
+        )
+
+    return {name: stored(info) for name, info in gguf.tensors.items()}
 
 
 def _by_name(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:

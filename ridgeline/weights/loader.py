@@ -39,6 +39,7 @@ from ridgeline.weights.quantized.plan import (
     Target,
     folder_method,
     forms,
+    matrices,
     module_weights,
     pieces_of,
     targets,
@@ -91,10 +92,10 @@ def stored_forms(folder: Path, model: ModelConfig, *, files: bool = True) -> For
     """Return the forms that the weights of a quantized checkpoint can be kept in, by the names of the decoder's
     modules. Other modules' weights are plain numbers.
 
-    files: False goes by the config alone.
+    files: False goes by the config alone, as far as there is one.
     """
     decoder = empty_decoder(model.spec)
-    if not files:
+    if not files and not is_gguf(folder):
         return forms(decoder, model.weights, pieces_of(decoder, model.weights, folder_method(folder), None))
     with open_checkpoint(folder) as stored:
         weights = as_stored(model.weights, stored, folder, model.spec)
@@ -146,10 +147,12 @@ def load_weights(
 
 def _targets(decoder: Decoder, weights: WeightMap, pieces: Pieces, stored: Stored, plain: Stored) -> Iterator[Target]:
     """Yield what is to be filled, with the function that reads it. plain: the files' tensors without quantized ones."""
-    for parameter, sources in weights.items():
-        module = decoder.get_submodule(parameter.rpartition(".")[0])
-        if parameter.endswith(".weight") and isinstance(module, (Linear, ExpertStack)) and module.fillings:
+    kept = {name for name, owner, _ in matrices(decoder, weights, tied=True) if owner.fillings}
+    for name, module, sources in matrices(decoder, weights, tied=True):
+        if name in kept:
             yield from targets(module, sources, pieces, stored, stored_view)
+    for parameter, sources in weights.items():
+        if parameter.removesuffix(".weight") in kept:
             continue
         for name, view in checkpoint_views(decoder, {parameter: sources}).items():
             yield from _plain_targets(plain[name], view.tensor, quantized=name in pieces)

@@ -80,7 +80,7 @@ def weight_bytes(model: ModelSpec, *, dtype_bytes: int, positions: int, forms: I
 
     forms: the matrices that are kept in the forms of the files.
     """
-    saved = sum(int(form.numbers * dtype_bytes - form.num_bytes(dtype_bytes)) for form in forms)
+    saved = sum(int((0 if f.beside else f.numbers * dtype_bytes) - f.num_bytes(dtype_bytes)) for f in forms)
     ropes = {layer.mixer.rope for layer in model.layers if layer.mixer.rope is not None}
     tables = sum(positions * rope.rotary_dim * 4 for rope in ropes)
     return parameters(model).total * dtype_bytes - saved + tables

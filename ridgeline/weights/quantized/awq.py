@@ -37,6 +37,7 @@ class Awq:
     """See `Method`."""
 
     label = "AWQ"
+    tied = False
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         section = Section({**config, "bits": config.get("bits", config.get("w_bit"))})

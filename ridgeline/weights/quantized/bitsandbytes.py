@@ -39,6 +39,7 @@ class Bitsandbytes:
     """See `Method`. Activations stay as they are, which is nearer to the truth than int8 with outliers."""
 
     label = "bitsandbytes"
+    tied = False
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         section = Section(config)

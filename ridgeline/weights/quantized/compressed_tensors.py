@@ -79,6 +79,7 @@ class CompressedTensors:
     """See `Method`."""
 
     label = "compressed-tensors"
+    tied = False
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         section = Section(config)

@@ -31,6 +31,7 @@ class Fp8:
     """See `Method`."""
 
     label = "FP8"
+    tied = False
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         section = Section(config)

@@ -44,6 +44,7 @@ class Gptq:
     """See `Method`."""
 
     label = "GPTQ"
+    tied = False
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         section = self.section = Section(config)

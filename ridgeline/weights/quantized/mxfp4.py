@@ -18,6 +18,7 @@ class Mxfp4:
     """See `Method`."""
 
     label = MXFP4
+    tied = False
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         pass

@@ -77,9 +77,13 @@ class Piece:
 
 
 class Method(Protocol):
-    """A quantization method, made from the config that a checkpoint has."""
+    """A quantization method, made from the config that a checkpoint has.
+
+    tied: the embedding's table can be quantized. An output layer that shares it then has its own copy in that form.
+    """
 
     label: str
+    tied: bool
 
     def piece(self, name: str, shape: tuple[int, ...], stored: Stored | None) -> Piece | None:
         """Return how a weight is stored, or None if it is stored as plain numbers.

@@ -19,9 +19,11 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.held import WHOLE, Filling
-from ridgeline.weights.checkpoint import LOADABLE, StoredTensor
+from ridgeline.weights.checkpoint import PLAIN, StoredTensor
+from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.quantized import METHODS
+from ridgeline.weights.quantized.gguf import Gguf
 from ridgeline.weights.quantized.piece import Method, Piece, Stored
 
 Target = tuple[Tensor, Callable[[], Tensor]]
@@ -68,7 +70,9 @@ def method_name(folder: Path) -> str | None:
 
 
 def folder_method(folder: Path) -> Method | None:
-    """Return the method of the weights in a folder."""
+    """Return the method of the weights in a folder or GGUF file."""
+    if is_gguf(folder):
+        return Gguf()
     return method_of(quantization_config(folder, read_json(folder / "config.json")))
 
 
@@ -86,9 +90,9 @@ def pieces_of(decoder: Decoder, weights: WeightMap, method: Method | None, store
     if method is None:
         return {}
     found: dict[str, Piece] = {}
-    for module, owner, sources in _matrices(decoder, weights):
+    for module, owner, sources in matrices(decoder, weights, tied=method.tied):
         for source, rows in zip(sources, _rows(owner, sources), strict=True):
-            plain = stored is not None and source.name in stored and stored[source.name].dtype in LOADABLE
+            plain = stored is not None and source.name in stored and stored[source.name].dtype in PLAIN
             shape = (len(owner.weight), rows, owner.inputs) if source.stacked else (rows, owner.inputs)
             piece = None if plain else method.piece(source.name.removesuffix(".weight"), shape, stored)
             if piece is not None:
@@ -97,13 +101,18 @@ def pieces_of(decoder: Decoder, weights: WeightMap, method: Method | None, store
     return found
 
 
-def _matrices(decoder: Decoder, weights: WeightMap) -> Iterator[tuple[str, Any, Sequence[Source]]]:
-    """Yield the linear maps and stacks of experts that are loaded, with their names and sources."""
+def matrices(decoder: Decoder, weights: WeightMap, *, tied: bool) -> Iterator[tuple[str, Any, Sequence[Source]]]:
+    """Yield the linear maps and stacks of experts that are loaded, with their names and sources.
+
+    tied: with the output layer that shares the embedding's table.
+    """
     for parameter, sources in weights.items():
         module, _, kind = parameter.rpartition(".")
         owner = decoder.get_submodule(module)
         if kind == "weight" and isinstance(owner, (Linear, ExpertStack)):
             yield module, owner, sources
+    if tied and decoder.spec.tie_word_embeddings:
+        yield "unembed", decoder.unembed, weights["embed.weight"]
 
 
 def _rows(owner: Any, sources: Sequence[Source]) -> Sequence[int]:
@@ -125,12 +134,13 @@ def forms(decoder: Decoder, weights: WeightMap, pieces: Pieces) -> Forms:
     Stacks have one form for all experts and projections. Where files have several, weights are plain numbers.
     """
     found: dict[str, HeldMatrix] = {}
-    for module, owner, sources in _matrices(decoder, weights):
+    for module, owner, sources in matrices(decoder, weights, tied=True):
         helds = tuple(pieces[source.name].held if source.name in pieces else None for source in sources)
         rows = tuple(_rows(owner, sources))
         if isinstance(owner, Linear):
             if any(helds):
-                found[module] = HeldMatrix(helds=helds, rows=rows, inputs=owner.inputs)
+                beside = module == "unembed" and decoder.spec.tie_word_embeddings
+                found[module] = HeldMatrix(helds=helds, rows=rows, inputs=owner.inputs, beside=beside)
         elif len(set(helds)) == 1 and helds[0] is not None and _whole_blocks(owner, helds[0]):
             count = len(sources) if sources[0].stacked else len(owner.parts)
             one = (helds[0],) * count
