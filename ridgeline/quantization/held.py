@@ -96,7 +96,11 @@ def formed(held: Held, tensors: Mapping[str, Tensor]) -> Fp8 | Coded:
 
 
 def dequantized(held: Held, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the numbers that the tensors stand for, in float32."""
+    """Return the numbers that the tensors of a weight, or of a stack of them, stand for, in float32."""
+    first = next(iter(tensors.values()))
+    if first.ndim > 2:
+        experts = ({name: tensor[expert] for name, tensor in tensors.items()} for expert in range(len(first)))
+        return torch.stack([dequantized(held, expert) for expert in experts])
     if isinstance(held.format, Int8Format):
         return tensors["level_OI"].float() * tensors["scale_O"].float()[..., None]
     return formed(held, tensors).dequantized()
