@@ -27,6 +27,8 @@ from ridgeline.kernels.op import Platform, on_gpu
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models.config import ModelConfig
+from ridgeline.perf.held import held_precision
+from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import Roofline
 from ridgeline.quantization.held import keeping, runs_well
 from ridgeline.quantization.scheme import Scheme, scheme
@@ -53,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Assembly:
-    """A running engine and what there is to know about it."""
+    """A running engine and what there is to know about it. precision: with the forms in which weights are held."""
 
     engine: Engine
     worker: LocalWorker
@@ -61,6 +63,7 @@ class Assembly:
     folder: Path
     device: torch.device
     dtype: str
+    precision: Precision
     memory: MemoryReport
 
 
@@ -125,6 +128,10 @@ class Choices:
         )
 
     @property
+    def precision(self) -> Precision:
+        return held_precision(precision(self.dtype), self.model.spec, self.forms)
+
+    @property
     def kernels(self) -> KernelSet:
         """The kernels that the engine will need."""
         return KernelSet(
@@ -158,6 +165,7 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
         folder=choices.folder,
         device=device,
         dtype=choices.dtype,
+        precision=choices.precision,
         memory=memory,
     )
 
@@ -273,7 +281,7 @@ def _run_on(decoder: Decoder, memory: MemoryReport, choices: Choices, progress: 
 
 def _engine(worker: LocalWorker, memory: MemoryReport, choices: Choices, *, interactive: bool) -> Engine:
     config, spec, hardware = choices.config, choices.model.spec, hardware_of(choices.device)
-    cost_model = Roofline(spec, hardware, choices.dtype) if hardware is not None else None
+    cost_model = Roofline(spec, hardware, choices.precision) if hardware is not None else None
     engine_config = EngineConfig(
         max_model_len=memory.max_model_len,
         max_num_seqs=choices.max_seqs,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +40,10 @@ from ridgeline.weights.quantized.plan import (
     folder_method,
     forms,
     matrices,
+    method_of,
     module_weights,
     pieces_of,
+    quantization_config,
     targets,
     widened,
 )
@@ -94,12 +96,22 @@ def stored_forms(folder: Path, model: ModelConfig, *, files: bool = True) -> For
 
     files: False goes by the config alone, as far as there is one.
     """
-    decoder = empty_decoder(model.spec)
     if not files and not is_gguf(folder):
-        return forms(decoder, model.weights, pieces_of(decoder, model.weights, folder_method(folder), None))
+        return config_forms(model, read_json(folder / "config.json"), folder)
+    if (method := folder_method(folder)) is None:
+        return {}
+    decoder = empty_decoder(model.spec)
     with open_checkpoint(folder) as stored:
         weights = as_stored(model.weights, stored, folder, model.spec)
-        return forms(decoder, weights, pieces_of(decoder, weights, folder_method(folder), stored))
+        return forms(decoder, weights, pieces_of(decoder, weights, method, stored))
+
+
+def config_forms(model: ModelConfig, config: Mapping[str, Any], folder: Path) -> Forms:
+    """Return the forms of a quantized checkpoint's weights by its config.json alone."""
+    if (method := method_of(quantization_config(folder, config))) is None:
+        return {}
+    decoder = empty_decoder(model.spec)
+    return forms(decoder, model.weights, pieces_of(decoder, model.weights, method, None))
 
 
 def empty_decoder(spec: ModelSpec) -> Decoder:
