@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.core.weight_format import SUPER, CodedFormat
+from ridgeline.core.weight_format import CodedFormat
 from ridgeline.kernels.activation.torch_ops import gated_activation
 from ridgeline.kernels.coded_gemm import op
 from ridgeline.kernels.coded_gemm.op import TABLES, Coded
@@ -57,7 +57,7 @@ LEVELS = {
 class _Weight(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("code", "scale", "minimum", "outer", "outer_minimum", "factor", "table")),
-        *((name, ctypes.c_int64) for name in ("inputs", "outputs", "runs", "bits", "group", "super", "middle")),
+        *((name, ctypes.c_int64) for name in ("inputs", "outputs", "runs", "bits", "group", "middle")),
         ("by_token", ctypes.c_int64),
     )
 
@@ -65,7 +65,7 @@ class _Weight(ctypes.Structure):
 class _Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "residual", "norm", "bias", "sum", "y")),
-        *((name, ctypes.c_int64) for name in ("tokens", "type", "norm_type", "threads")),
+        *((name, ctypes.c_int64) for name in ("tokens", "type", "norm_type", "threads", "tiles")),
         ("eps", ctypes.c_double),
         ("parallel", ctypes.c_void_p),
     )
@@ -147,7 +147,6 @@ def pack(weight: Coded, function: Multiply | None = None) -> Panels | None:
         weight.order_I,
         function,
         inputs=inputs, outputs=outputs, runs=runs, bits=how.bits, group=group, middle=middle,
-        super=SUPER if how.nested else 0,
     )  # fmt: skip
 
 
@@ -158,7 +157,8 @@ def pack_levels(level_OI: Tensor, scale_O: Tensor, function: Multiply | None = N
     outputs, inputs = level_OI.shape
     if function is None or inputs > LONGEST:
         return None
-    runs, panels = -(-inputs // RUN), -(-outputs // LANES)
+    runs, panels = -(-inputs // (2 * RUN)) * 2, -(-outputs // LANES)  # tiles are of two runs
+    level_OI = F.pad(level_OI, (0, runs * RUN - inputs))
     code = _laid_out_codes(level_OI, CodedFormat(bits=8, group=0), lambda rows: (rows.int() + 128).to(torch.uint8))
     factor_O = F.pad(scale_O.float(), (0, panels * LANES - outputs))
     parts = (code, torch.ones(panels, 1, LANES, dtype=torch.float16), None, None, None, factor_O, None)
@@ -259,10 +259,16 @@ def product(
         bias_O = _checked(bias_O, x_TI.dtype, (weight.outputs,))
         call.bias = bias_O.data_ptr()
     call.x, call.y, call.tokens, call.type = x_TI.data_ptr(), y_TO.data_ptr(), len(x_TI), TYPES[x_TI.dtype]
-    call.threads, call.parallel = torch.get_num_threads(), openmp()
+    call.threads, call.parallel, call.tiles = torch.get_num_threads(), openmp(), has_tiles()
     if weight.function(ctypes.byref(weight.weight), ctypes.byref(call)):
         raise MemoryError(f"no memory is left to round {len(x_TI)} tokens of {weight.inputs} inputs.")
     return y_TO, s_TI
+
+
+@cache
+def has_tiles() -> bool:
+    """Return True if this process may multiply tiles (AMX), which Linux must be asked for."""
+    return torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()
 
 
 def _checked(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
