@@ -50,6 +50,11 @@ def on_cpu(platform: Platform) -> bool:
     return platform.device_type == "cpu"
 
 
+def has_byte_products(platform: Platform) -> bool:
+    """Return True on a CPU that the C++ products of bytes are written for: one with AVX2."""
+    return on_cpu(platform) and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
 def on_gpu(platform: Platform) -> bool:
     """Return True for GPUs that Triton supports: NVIDIA's from Ampere on, and AMD's. (On a CPU its interpreter runs the
     kernels if they are asked for by name.)"""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.user_cache import user_cache
 
 
 class GemmRate(NamedTuple):
@@ -63,10 +64,8 @@ class Calibration:
 
 
 def store_folder() -> Path:
-    """Return the folder of calibrations. XDG_CACHE_HOME counts only if it is an absolute path, as the XDG specification
-    asks."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    return (base if base.is_absolute() else Path.home() / ".cache") / "ridgeline" / "calibration"
+    """Return the folder of calibrations."""
+    return user_cache() / "calibration"
 
 
 def path_for(device: str, folder: Path | None = None) -> Path:

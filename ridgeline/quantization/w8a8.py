@@ -1,5 +1,5 @@
-"""The scheme "w8a8": weights are int8 levels packed for oneDNN, and each token's activations are rounded when they
-arrive.
+"""The scheme "w8a8": weights are int8 levels with a scale for each output, and each token's activations are rounded when
+they arrive.
 
 Legend:
     I  inputs
@@ -10,19 +10,41 @@ from __future__ import annotations
 
 import torch
 
+from ridgeline.kernels.coded_gemm.panels import pack_levels
+from ridgeline.kernels.native import has_compiler
+from ridgeline.kernels.op import Platform, has_byte_products
 from ridgeline.kernels.w8a8_gemm.onednn import pack
-from ridgeline.kernels.w8a8_gemm.op import has_vnni
+from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR, has_vnni
+from ridgeline.quantization.panels import PanelWeight
 from ridgeline.quantization.rounding import round_rows
-from ridgeline.quantization.scheme import PlainWeight, ScaledWeight, Scheme
+from ridgeline.quantization.scheme import PlainWeight, ScaledWeight, Scheme, Weight
 
 
-def prepare(loaded: PlainWeight) -> ScaledWeight:
-    """Round and pack a weight. Its scales are rounded to the weight's dtype, then held in float32 for the products."""
+def prepare(loaded: PlainWeight) -> Weight:
+    """Round a weight, and lay it out for the fastest product there is. Its scales are rounded to the weight's dtype,
+    then held in float32."""
     level_OI = torch.empty(loaded.weight_OI.shape, dtype=torch.int8, device=loaded.weight_OI.device)
     scale_O = round_rows(loaded.weight_OI, level_OI).float()
-    if loaded.ops.chosen["w8a8_linear"] == "onednn":
+    ops, chosen = loaded.ops, loaded.ops.chosen["w8a8_linear"]
+    if chosen == "panels" and (panels := pack_levels(level_OI, scale_O)) is not None:
+        return PanelWeight(panels)
+    product = ops.w8a8_linear
+    if chosen == "panels":  # but they could not be compiled
+        product = W8A8_LINEAR.choose(ops.platform, "onednn" if has_vnni(ops.platform) else "reference")
+    if chosen == "onednn" or (chosen == "panels" and has_vnni(ops.platform)):
         level_OI = pack(level_OI)
-    return ScaledWeight(loaded.ops, loaded.ops.w8a8_linear, level_OI, scale_O)
+    return ScaledWeight(ops, product, level_OI, scale_O)
 
 
-W8A8 = Scheme(name="w8a8", prepare=prepare, supports=has_vnni, needs="a CPU with VNNI", weight_bytes=1)
+def has_products(platform: Platform) -> bool:
+    """Return True where one of the fast products runs."""
+    return has_vnni(platform) or (has_byte_products(platform) and has_compiler())
+
+
+W8A8 = Scheme(
+    name="w8a8",
+    prepare=prepare,
+    supports=has_products,
+    needs="a CPU with VNNI, or with AVX2 and a C++ compiler",
+    weight_bytes=1,
+)

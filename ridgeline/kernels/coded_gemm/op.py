@@ -22,7 +22,7 @@ from ridgeline.core.weight_format import SUPER, CodedFormat
 from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.gemm.op import linear
 from ridgeline.kernels.norm.op import rms_norm
-from ridgeline.kernels.op import Op
+from ridgeline.kernels.op import Implementation, Op, has_byte_products
 
 TABLES = {
     "e2m1": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
@@ -138,8 +138,11 @@ def exponents(scale: Tensor) -> Tensor:
 
 
 def coded_linear(x_TI: Tensor, weight: Coded, bias_O: Tensor | None) -> Tensor:
-    """Return x · weightᵀ + bias: [T, O] in the dtype of `x_TI`. Sums are in float32. An implementation may round the
-    dequantized weight to x's dtype."""
+    """Return x · weightᵀ + bias: [T, O] in the dtype of `x_TI`. Sums are in float32.
+
+    An implementation may round the dequantized weight to x's dtype. One for CPUs may round activations to int8, each 32
+    neighbouring inputs of a token to steps of 1/127 of their largest magnitude.
+    """
     return linear(x_TI, weight.dequantized(), bias_O)
 
 
@@ -253,5 +256,13 @@ CASES = (
     Case(256, 1024, 512, W4),
 )
 
-CODED_LINEAR = Op("coded_linear", coded_linear)
-CODED_NORM_LINEAR = Op("coded_norm_linear", coded_norm_linear)
+CODED_LINEAR = Op(
+    "coded_linear",
+    coded_linear,
+    (Implementation("panels", "ridgeline.kernels.coded_gemm.panels:coded_linear", has_byte_products),),
+)
+CODED_NORM_LINEAR = Op(
+    "coded_norm_linear",
+    coded_norm_linear,
+    (Implementation("panels", "ridgeline.kernels.coded_gemm.panels:coded_norm_linear", has_byte_products),),
+)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.op import Implementation, Op, Platform
+from ridgeline.kernels.op import Implementation, Op, Platform, has_byte_products
 
 LEVELS = 127  # levels to either side of zero
 MIDDLE = 128  # the unsigned level that stands for zero; oneDNN takes activations as unsigned levels
@@ -82,5 +82,8 @@ def has_vnni(platform: Platform) -> bool:
 W8A8_LINEAR = Op(
     "w8a8_linear",
     w8a8_linear,
-    (Implementation("onednn", "ridgeline.kernels.w8a8_gemm.onednn:w8a8_linear", has_vnni),),
+    (
+        Implementation("panels", "ridgeline.kernels.w8a8_gemm.panels:w8a8_linear", has_byte_products),
+        Implementation("onednn", "ridgeline.kernels.w8a8_gemm.onednn:w8a8_linear", has_vnni),
+    ),
 )
