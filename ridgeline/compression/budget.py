@@ -1,11 +1,13 @@
 """The scheme of each linear map under a budget of bytes, by measured sensitivity.
 
 Each map is rounded to nearest by each scheme while all others stay as they are, and the divergence of the model's
-predictions is measured: KL(before ‖ after), the mean over the tokens of a sample. Divergences are taken to add up, which
-holds while they are small. Then, from the most bits on, the map that loses least for each byte it gives back takes its
-next scheme, until the bytes are within the budget (the greedy solution of the multiple-choice knapsack: Sinha and
-Zoltners, Operations Research 27(3), 1979; schemes that are worse for more bytes, or that lie above the line between
-two others, are never taken).
+predictions is measured: KL(before ‖ after), the mean over the tokens of a sample. Divergences are taken to add up,
+which holds while they are small.
+
+Then, from the most bits on, the map that loses least for each byte it gives back takes its next scheme, until the bytes
+are within the budget. This is the greedy solution of the multiple-choice knapsack (Sinha and Zoltners, Operations
+Research 27(3), 1979). Schemes that are worse for more bytes, or that lie above the line between two others, are never
+taken.
 
 Legend:
     B  sequences
@@ -23,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.compression.modules import Matrix, ignored, matrices
-from ridgeline.compression.rounding import check_fits, round_matrix
+from ridgeline.compression.rounding import check_fits, grid_of, round_matrix
 from ridgeline.compression.schemes import MakeConfig
 from ridgeline.compression.walk import Run, prepared_owner, restored_owner
 from ridgeline.core.errors import InvalidConfig
@@ -90,7 +92,7 @@ def sensitivities(
         measured[name] = {}
         for scheme in make.schemes:
             for m in ours:
-                check_fits(m, make.grid(scheme, dtype), m.weight_OI.shape[1])
+                check_fits(m, grid_of(make, scheme, dtype), m.weight_OI.shape[1])
             made = [round_matrix(m, m.weight_OI, scheme, make, None, dtype) for m in ours]
             prepared_owner(ours, made)
             run.batches = list(before[layer])

@@ -34,9 +34,7 @@ def default_documents() -> list[str]:
     return texts
 
 
-def sequences(
-    documents: Sequence[str], tokenizer: Tokenizer, *, count: int, length: int, bos: int | None
-) -> Tensor:
+def sequences(documents: Sequence[str], tokenizer: Tokenizer, *, count: int, length: int, bos: int | None) -> Tensor:
     """Return token ids: int64 [B, S], taken evenly from the documents, at most `count`. Raise InvalidConfig if there is
     not enough text for one.
 
@@ -50,7 +48,8 @@ def sequences(
     whole = len(ids) // length
     if not whole:
         raise InvalidConfig(
-            f"the calibration text has {len(ids)} tokens, and a sequence {length}; give more text or a smaller --length."
+            f"the calibration text has {len(ids)} tokens, and a sequence {length}; "
+            "give more text or a smaller --length."
         )
     rows_BS = torch.tensor(ids[: whole * length]).view(whole, length)
     step = max(1.0, whole / count)

@@ -1,5 +1,5 @@
-"""The places of a layer where the inputs of linear maps can be divided by factors, because what lies before them absorbs
-the division: the norm, the projection to values, or the half of a gated pair that is not gated.
+"""The places of a layer where the inputs of linear maps can be divided by factors, because what lies before them
+absorbs the division: the norm, the projection to values, or the half of a gated pair that is not gated.
 
 Fused projections and whatever else reads the same inputs (routers, shared experts) share factors.
 

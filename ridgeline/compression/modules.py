@@ -71,8 +71,8 @@ def stored_rows(source: Source, rows: int) -> Tensor:
 
 
 def matrices(decoder: Decoder, weights: WeightMap) -> Iterator[tuple[int, Matrix]]:
-    """Yield each layer's matrices that can be quantized, with the number of the layer. Routers, gates of shared experts,
-    and what lies outside of layers cannot."""
+    """Yield each layer's matrices that can be quantized, with the number of the layer. Routers, gates of shared
+    experts, and what lies outside of layers cannot."""
     for name, module in decoder.named_modules():
         if not name.startswith("layers.") or not isinstance(module, (Linear, ExpertStack)):
             continue

@@ -127,9 +127,7 @@ def open_decoder(folder: Path, device: torch.device, progress: Progress) -> tupl
     return config, decoder
 
 
-def _tokens(
-    folder: Path, config: ModelConfig, documents: Sequence[str] | None, count: int, length: int
-) -> Tensor:
+def _tokens(folder: Path, config: ModelConfig, documents: Sequence[str] | None, count: int, length: int) -> Tensor:
     if length > config.spec.max_position_embeddings:
         raise InvalidConfig(
             f"sequences of {length} tokens exceed the model's context, {config.spec.max_position_embeddings}."

@@ -13,14 +13,35 @@ from torch import Tensor
 
 from ridgeline.compression.made import Made
 from ridgeline.compression.modules import Matrix, split
-from ridgeline.compression.schemes import MakeConfig
+from ridgeline.compression.schemes import SCHEMES, MakeConfig
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.weight_format import Fp8Format
 from ridgeline.quantization.make.gptq import Gptq, gptq
-from ridgeline.quantization.make.grids import Fp8Grid, Grid, Rounded
+from ridgeline.quantization.make.grids import Fp8Grid, Grid, Int8Grid, LevelGrid, Rounded, TableGrid
 from ridgeline.quantization.make.hqq import half_quadratic
 from ridgeline.quantization.make.rtn import round_to_nearest
 from ridgeline.quantization.make.statistics import InputStatistics
 from ridgeline.quantization.outliers import THRESHOLD
+
+_TABLES = {
+    "nf4": ("nf4", 64, torch.float32),
+    "mxfp4": ("e2m1", 32, torch.uint8),
+    "nvfp4": ("e2m1", 16, torch.float8_e4m3fn),
+}
+
+
+def grid_of(config: MakeConfig, scheme: str, dtype: torch.dtype) -> Grid:
+    """Return the numbers that a scheme's weights are rounded to, for files of this dtype."""
+    if scheme in ("fp8", "fp8-block"):
+        return Fp8Grid(Fp8Format(block=True, activations="block") if scheme == "fp8-block" else Fp8Format())
+    if scheme == "w8a8" or (scheme == "int8" and config.rounding == "llm-int8"):
+        return Int8Grid()
+    if scheme in _TABLES:
+        return TableGrid(*_TABLES[scheme])
+    scales = dtype if dtype == torch.bfloat16 else torch.float16
+    if scheme == "int8":
+        return LevelGrid(8, 0, True, scales)
+    return LevelGrid(SCHEMES[scheme].bits, config.group, not config.zeros, scales)
 
 
 def round_matrix(
@@ -33,7 +54,7 @@ def round_matrix(
     Raise InvalidConfig if the groups do not divide the inputs, or a value is not finite.
     """
     pieces = split(matrix, weight_OI)
-    grid = config.grid(scheme, dtype).fitted(weight_OI)
+    grid = grid_of(config, scheme, dtype).fitted(weight_OI)
     check_fits(matrix, grid, weight_OI.shape[1])
     if not torch.isfinite(weight_OI).all():
         raise InvalidConfig(f"{pieces[0][0]} holds values that are NaN or infinite; check the model's files.")

@@ -1,15 +1,11 @@
-"""The schemes, methods and file formats that can be asked for, and which go together."""
+"""The schemes, methods and file formats that can be asked for, and which go together. This needs no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.weight_format import Fp8Format
-from ridgeline.quantization.make.grids import Fp8Grid, Grid, Int8Grid, LevelGrid, TableGrid
 
 ROUNDINGS = {  # the first is the default
     "rtn": "round to the nearest number",
@@ -55,7 +51,7 @@ SCHEMES: Mapping[str, MakeScheme] = {
         bits=8,
     ),
     "fp8-block": MakeScheme(
-        what="E4M3, a scale for each 128 × 128 weights; activations E4M3, a scale for each 128 of a token",
+        what="E4M3, a scale for each 128 by 128 weights; activations E4M3, a scale for each 128 of a token",
         formats=("fp8",),
         methods=("rtn", "smoothquant", "gptq"),
         bits=8,
@@ -169,25 +165,6 @@ class MakeConfig:
             raise InvalidConfig(f"a group must be a multiple of 8 inputs, or 0 for whole rows, got {self.group}.")
         if self.act_order and self.rounding != "gptq":
             raise InvalidConfig(f"act-order is an option of the method gptq, and the method is {self.method}.")
-
-    def grid(self, scheme: str, dtype: torch.dtype) -> Grid:
-        """Return the numbers that a scheme's weights are rounded to, for a model of this dtype."""
-        if scheme == "fp8":
-            return Fp8Grid(Fp8Format())
-        if scheme == "fp8-block":
-            return Fp8Grid(Fp8Format(block=True, activations="block"))
-        if scheme == "w8a8" or (scheme == "int8" and self.rounding == "llm-int8"):
-            return Int8Grid()
-        if scheme in ("nf4", "mxfp4", "nvfp4"):
-            table = "nf4" if scheme == "nf4" else "e2m1"
-            group, kind = {"nf4": (64, torch.float32), "mxfp4": (32, torch.uint8)}.get(
-                scheme, (16, torch.float8_e4m3fn)
-            )
-            return TableGrid(table, group, kind)
-        scales = dtype if dtype == torch.bfloat16 else torch.float16
-        if scheme == "int8":
-            return LevelGrid(8, 0, True, scales)
-        return LevelGrid(SCHEMES[scheme].bits, self.group, not self.zeros, scales)
 
 
 def _check_names(config: MakeConfig) -> None:

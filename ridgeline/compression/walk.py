@@ -23,7 +23,7 @@ from torch import Tensor
 from ridgeline.compression.folding import fold_layer
 from ridgeline.compression.made import JoinedWeight, Made
 from ridgeline.compression.modules import Matrix, ignored, matrices, stacked, stored_rows
-from ridgeline.compression.rounding import check_fits, round_matrix
+from ridgeline.compression.rounding import check_fits, grid_of, round_matrix
 from ridgeline.compression.schemes import MakeConfig
 from ridgeline.core.model_spec import WeightMap
 from ridgeline.layers.decoder import Decoder, Hidden
@@ -73,18 +73,20 @@ def quantize_decoder(
     choose = scheme_of or (lambda matrix: config.schemes[0])
     outcome, run = Outcome(), None if tokens_BS is None else Run(decoder, tokens_BS)
     _note_stacks(decoder, weights, outcome)
-    layers = {index: [m for _, m in found] for index, found in groupby(matrices(decoder, weights), lambda each: each[0])}
+    layers = {
+        index: [m for _, m in found] for index, found in groupby(matrices(decoder, weights), lambda each: each[0])
+    }
     chosen = _chosen(layers, choose, config, outcome)
     for found in layers.values():  # so that nothing is found out after hours
         for m in found:
             if m.name in chosen:
-                check_fits(m, config.grid(chosen[m.name], dtype), m.weight_OI.shape[1])
+                check_fits(m, grid_of(config, chosen[m.name], dtype), m.weight_OI.shape[1])
     for index, found in layers.items():
         progress("quantizing", index / len(layers))
         seen = {} if run is None else run.observed(index, found)
         if config.folding is not None and seen:
-            grids = {m.name: config.grid(chosen[m.name], dtype) for m in found if m.name in chosen}
-            fold_layer(decoder.layers[index], found, seen, grids, config, dtype)  # type: ignore[arg-type]
+            grids = {m.name: grid_of(config, chosen[m.name], dtype) for m in found if m.name in chosen}
+            fold_layer(decoder.layers[index], found, seen, grids, config, dtype)
         _quantize_layer(found, chosen, seen, config, dtype, outcome)
         if run is not None:
             run.advance(index)
@@ -105,9 +107,9 @@ def _chosen(
 ) -> dict[str, str]:
     """Return the scheme of each matrix to be quantized, by its name. The experts of a stack stay together."""
     found: dict[str, str] = {}
-    for matrices in layers.values():
-        left = {id(m.owner) for m in matrices if ignored(m, config.ignore)}
-        for m in matrices:
+    for ours in layers.values():
+        left = {id(m.owner) for m in ours if ignored(m, config.ignore)}
+        for m in ours:
             scheme = None if id(m.owner) in left else choose(m)
             if scheme is None:
                 outcome.kept += m.stored_names

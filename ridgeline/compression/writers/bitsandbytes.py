@@ -52,7 +52,9 @@ class BitsAndBytes:
             f"{name}.weight": nibbles(code_OI, first_high=True).reshape(-1, 1),
             f"{name}.weight.absmax": form.scale_OG.float().flatten(),
             f"{name}.weight.quant_map": torch.tensor(TABLES["nf4"]),
-            f"{name}.weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+            f"{name}.weight.quant_state.bitsandbytes__nf4": torch.tensor(
+                list(json.dumps(state).encode()), dtype=torch.uint8
+            ),
         }
 
     def quantization_config(self, model: Written) -> dict[str, Any]:

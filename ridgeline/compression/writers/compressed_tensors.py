@@ -1,12 +1,12 @@
 """Folders of compressed-tensors (https://github.com/vllm-project/compressed-tensors).
 
-    int-quantized, float-quantized   weight int8 or float8_e4m3fn [O, I], weight_scale float32 [O, 1]
-    pack-quantized                   weight_packed int32 [O, I · bits / 32], weight_scale [O, G], weight_shape int64 [2],
-                                     weight_zero_point int32 [O · bits / 32, G], weight_g_idx int32 [I]
-    mxfp4-pack-quantized             weight_packed uint8 [O, I / 2] (the first code in the low bits),
-                                     weight_scale uint8 [O, I / 32], exponents with the bias 127
-    nvfp4-pack-quantized             the same with weight_scale float8_e4m3fn [O, I / 16] and weight_global_scale
-                                     float32 [1], by which scales are divided
+int-quantized, float-quantized   weight int8 or float8_e4m3fn [O, I], weight_scale float32 [O, 1]
+pack-quantized                   weight_packed int32 [O, I · bits / 32], weight_scale [O, G], weight_shape int64 [2],
+                                 weight_zero_point int32 [O · bits / 32, G], weight_g_idx int32 [I]
+mxfp4-pack-quantized             weight_packed uint8 [O, I / 2] (the first code in the low bits),
+                                 weight_scale uint8 [O, I / 32], exponents with the bias 127
+nvfp4-pack-quantized             the same with weight_scale float8_e4m3fn [O, I / 16] and weight_global_scale
+                                 float32 [1], by which scales are divided
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DeepSeek's FP8 folders, which transformers calls fine-grained: E4M3 in blocks of 128 × 128.
 
-    weight            float8_e4m3fn [O, I]
-    weight_scale_inv  float32 [ceil(O / 128), ceil(I / 128)]   what the numbers are multiplied by
+weight            float8_e4m3fn [O, I]
+weight_scale_inv  float32 [ceil(O / 128), ceil(I / 128)]   what the numbers are multiplied by
 """
 
 from __future__ import annotations

@@ -17,12 +17,13 @@ from ridgeline.core.errors import InvalidConfig
 
 
 def words(code_NX: Tensor, bits: int, what: str) -> Tensor:
-    """Return the codes one after the other in int32 words, the first in the lowest bits: [N * bits / 32, X]. A code of 3
-    bits may lie in two words. Raise InvalidConfig, naming `what`, if they do not fill whole words."""
+    """Return the codes one after the other in int32 words, the first in the lowest bits: [N * bits / 32, X]. A code of
+    3 bits may lie in two words. Raise InvalidConfig, naming `what`, if they do not fill whole words."""
     per = 32 // gcd(32, bits)  # codes of the fewest whole words
     if len(code_NX) % per:
         raise InvalidConfig(
-            f"{what} has {len(code_NX)} codes of {bits} bits to a row, no multiple of {per}; leave it out with --ignore."
+            f"{what} has {len(code_NX)} codes of {bits} bits to a row, no multiple of {per}; "
+            "leave it out with --ignore."
         )
     pieces = code_NX.to(torch.int64).unflatten(0, (-1, per))
     found = torch.zeros(len(pieces), per * bits // 32, *code_NX.shape[1:], dtype=torch.int64, device=code_NX.device)

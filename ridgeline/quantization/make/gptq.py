@@ -66,14 +66,15 @@ def inverse_factor(hessian_II: Tensor, damping: float) -> Tensor:
     mean = float(diagonal_I.mean())
     damped_II = hessian_II.clone()
     damped_II.diagonal().copy_(torch.where(diagonal_I == 0, mean or 1.0, diagonal_I) + damping * mean)
-    try:
-        inverse_II = torch.cholesky_inverse(torch.linalg.cholesky(damped_II))
-        return torch.linalg.cholesky(inverse_II, upper=True)
-    except torch.linalg.LinAlgError as error:
+    lower_II, failed = torch.linalg.cholesky_ex(damped_II)
+    if not failed:
+        factor_II, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower_II), upper=True)
+    if failed:
         raise InvalidConfig(
             f"a Hessian of {len(diagonal_I)} inputs cannot be inverted with damping {damping}; "
             "give a larger --damping or more calibration text."
-        ) from error
+        )
+    return factor_II
 
 
 class _Columns:

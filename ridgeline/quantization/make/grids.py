@@ -55,6 +55,13 @@ class Scales(NamedTuple):
     scale: Tensor
     zero: Tensor | None = None
 
+    def where(self, mask_O1: Tensor, other: Scales) -> Scales:
+        """Return these scales in rows of the mask, and others elsewhere."""
+        zero = self.zero
+        if zero is not None and other.zero is not None:
+            zero = torch.where(mask_O1, zero, other.zero)
+        return Scales(torch.where(mask_O1, self.scale, other.scale), zero)
+
 
 class Rounded(NamedTuple):
     """A matrix after rounding.

@@ -47,7 +47,7 @@ def _fit(slab_OJ: Tensor, grid: Grid) -> Scales:
         now_O1 = error_OJ.abs().pow(POWER).sum(1, keepdim=True)
         better_O1 = now_O1 < least_O1
         least_O1 = torch.where(better_O1, now_O1, least_O1)
-        best = Scales(*(None if b is None else torch.where(better_O1, s, b) for s, b in zip(scales, best, strict=True)))
+        best = scales.where(better_O1, best)
         scales = _turn(slab_OJ - _shrunk(error_OJ, weight), code_OJ, grid, scales)
         weight *= GROWTH
     return best

@@ -48,7 +48,7 @@ def fit(slab_OJ: Tensor, grid: Grid, importance_J: Tensor | None) -> Scales:
         error_O1 = _error(slab_OJ, grid, tried, importance_J)
         better_O1 = error_O1 < least_O1
         least_O1 = torch.where(better_O1, error_O1, least_O1)
-        best = Scales(*(None if b is None else torch.where(better_O1, t, b) for t, b in zip(tried, best, strict=True)))
+        best = tried.where(better_O1, best)
     return best
 
 

@@ -47,12 +47,12 @@ class Planned:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def parse_size(text: str) -> int:
-    """Return the bytes of "5GB", "500MB", "1GiB" or a plain number. Raise InvalidConfig."""
+def parse_size(text: str, what: str = "shard size") -> int:
+    """Return the bytes of "5GB", "500MB", "1GiB" or a plain number. Raise InvalidConfig, which says `what` it is of."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     size = int(float(match[1]) * _UNITS[match[2].upper()]) if match and match[2].upper() in _UNITS else 0
     if size < 1:
-        raise InvalidConfig(f"shard size {text!r} is no size; write 5GB, 500MB or 1GiB.")
+        raise InvalidConfig(f"{what} {text!r} is no size; write 5GB, 500MB or 1GiB.")
     return size
 
 
