@@ -100,7 +100,7 @@ def _note_in_card(model: QuantizedModel, card: Path) -> None:
         schemes = ", ".join(sorted({made.scheme for made in model.outcome.made.values()}))
         with card.open("a", encoding="utf-8") as file:
             file.write(
-                f"\n## Quantized\n\nThese weights were quantized with Ridgeline ({schemes}, method {model.make.method}, "
+                f"\n## Quantized\n\nRidgeline quantized these weights ({schemes}, method {model.make.method}, "
                 f"{model.bits_per_weight:.2f} bits per weight). The figures above are those of the model before.\n"
             )
 
