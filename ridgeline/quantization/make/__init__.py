@@ -1,0 +1,1 @@
+"""Methods that make quantized weights from given ones."""
