@@ -21,6 +21,7 @@ from ridgeline.cli import (
     models,
     plan,
     profile,
+    quantize,
     serve,
     train,
 )
@@ -43,6 +44,7 @@ app.command("explain")(explain.explain)
 app.command("plan")(plan.plan)
 app.command("compile")(compile.compile)
 app.command("convert")(convert.convert)
+app.command("quantize")(quantize.quantize)
 app.command("serve")(serve.serve)
 app.add_typer(bench.app, name="bench")
 app.add_typer(eval.app, name="eval")

@@ -142,6 +142,14 @@ class Decoder(nn.Module):
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, states: LayerStates) -> Hidden:
         """Return the last layer's output, not yet added to its residual: [T, M] each."""
+        x_TM = self.embedded(token_ids_T, positions_T)
+        residual_TM: Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index], states.live_T)
+        return Hidden(x_TM, residual_TM)
+
+    def embedded(self, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
+        """Return the input of the first layer: [T, M]."""
         x_TM = self.embed(token_ids_T)
         if self._embedding_multiplier != 1:
             x_TM = x_TM * self._embedding_multiplier
@@ -149,10 +157,7 @@ class Decoder(nn.Module):
             x_TM, _ = self.embed_norm(x_TM)
         if self.position_embed is not None:
             x_TM = x_TM + self.position_embed(positions_T)
-        residual_TM: Tensor | None = None
-        for index, layer in enumerate(self.layers):
-            x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index], states.live_T)
-        return Hidden(x_TM, residual_TM)
+        return x_TM
 
     def logits(self, hidden: Hidden) -> Tensor:
         """Return the scores of every vocabulary entry, after the final norm: [T, V] in the model's dtype."""

@@ -136,16 +136,21 @@ def _write_beside(source: Path, folder: Path, dtype: str | None, write_texts: Wr
             write_texts(source, folder)
     else:
         config = read_json(source / "config.json", required=True)
-        for path in {path for pattern in _BESIDE for path in source.glob(pattern)}:
-            if path.is_file() and path.name not in _OURS:
-                place = folder / path.relative_to(source)
-                place.parent.mkdir(exist_ok=True)
-                shutil.copyfile(path, place)
+        copy_beside(source, folder)
     config.pop("quantization_config", None)  # of weights that are written as numbers
     if dtype is not None:
         config.pop("torch_dtype", None)
         config["dtype"] = dtype
     _write_json(folder / "config.json", config)
+
+
+def copy_beside(source: Path, folder: Path) -> None:
+    """Copy what lies beside a folder's weights and its config.json: the tokenizer, templates, cards and licences."""
+    for path in {path for pattern in _BESIDE for path in source.glob(pattern)}:
+        if path.is_file() and path.name not in _OURS:
+            place = folder / path.relative_to(source)
+            place.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, place)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

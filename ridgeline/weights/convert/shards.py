@@ -18,7 +18,18 @@ from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 
-_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
@@ -36,12 +47,12 @@ class Planned:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def parse_size(text: str) -> int:
-    """Return the bytes of "5GB", "500MB", "1GiB" or a plain number. Raise InvalidConfig."""
+def parse_size(text: str, what: str = "shard size") -> int:
+    """Return the bytes of "5GB", "500MB", "1GiB" or a plain number. Raise InvalidConfig, which says `what` it is of."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     size = int(float(match[1]) * _UNITS[match[2].upper()]) if match and match[2].upper() in _UNITS else 0
     if size < 1:
-        raise InvalidConfig(f"shard size {text!r} is no size; write 5GB, 500MB or 1GiB.")
+        raise InvalidConfig(f"{what} {text!r} is no size; write 5GB, 500MB or 1GiB.")
     return size
 
 

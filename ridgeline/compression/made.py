@@ -1,0 +1,116 @@
+"""Quantized matrices, and the weights in memory that multiply with them.
+
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
+    C  columns of outliers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.coded_gemm.op import Coded
+from ridgeline.kernels.fp8_gemm.op import Fp8
+from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.w8a8_gemm.onednn import pack
+from ridgeline.quantization.coded import CodedWeight
+from ridgeline.quantization.fp8 import Fp8Weight
+from ridgeline.quantization.make.grids import Form
+from ridgeline.quantization.outliers import OutlierWeight
+from ridgeline.quantization.scheme import ScaledWeight, Weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A checkpoint's module after quantization, with rows in the checkpoint's order.
+
+    column_C, dense_OC: LLM.int8's outliers.
+    """
+
+    scheme: str
+    form: Form
+    column_C: Tensor | None = None
+    dense_OC: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        dense = 0 if self.dense_OC is None else 2 * self.dense_OC.numel()
+        return self.form.nbytes + dense
+
+    @property
+    def numel(self) -> int:
+        """The weights that it stands for."""
+        if isinstance(self.form, Coded):
+            return self.form.code_OB[..., 0].numel() * self.form.inputs
+        return self.form[0].numel()
+
+    def dequantized(self) -> Tensor:
+        """Return the weight in float32."""
+        weight_OI = self.form.dequantized()
+        if self.column_C is not None and self.dense_OC is not None:
+            weight_OI[:, self.column_C] = self.dense_OC.float()
+        return weight_OI
+
+    def to(self, device: torch.device | str) -> Made:
+        """Return the same on another device."""
+        form = type(self.form)(*(x.to(device) if isinstance(x, Tensor) else x for x in self.form))  # type: ignore[arg-type]
+        column, dense = (None if x is None else x.to(device) for x in (self.column_C, self.dense_OC))
+        return Made(scheme=self.scheme, form=form, column_C=column, dense_OC=dense)
+
+    def weight(self, ops: Ops) -> Weight:
+        """Return the form that a layer multiplies with."""
+        if isinstance(self.form, Coded):
+            return CodedWeight(ops, self.form)
+        if isinstance(self.form, Fp8):
+            return Fp8Weight(ops, self.form)
+        level_OI, scale_O = self.form
+        if ops.chosen["w8a8_linear"] == "onednn":
+            level_OI = pack(level_OI)
+        if self.column_C is None or self.dense_OC is None:
+            return ScaledWeight(ops, ops.w8a8_linear, level_OI, scale_O)
+        return OutlierWeight(ops, ops.w8a8_linear, level_OI, scale_O, self.column_C, self.dense_OC)
+
+
+@dataclass(frozen=True)
+class JoinedWeight:
+    """Several weights of the same inputs, whose outputs lie side by side.
+
+    order_O: the output that each of ours is among those, if they are in another order.
+    """
+
+    ops: Ops
+    weights: Sequence[Weight]
+    order_O: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(weight.nbytes for weight in self.weights)
+
+    @property
+    def stored(self) -> Tensor:
+        return self.weights[0].stored
+
+    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        y_TO = torch.cat([weight.linear(x_TI, None) for weight in self.weights], -1)
+        if self.order_O is not None:
+            y_TO = y_TO[:, self.order_O]
+        return y_TO if bias_O is None else y_TO + bias_O
+
+    def norm_linear(
+        self,
+        x_TI: Tensor,
+        residual_TI: Tensor | None,
+        norm_weight_I: Tensor,
+        eps: float,
+        bias_O: Tensor | None,
+        gate: str | None,
+    ) -> tuple[Tensor, Tensor]:
+        n_TI, s_TI = self.ops.rms_norm(x_TI, residual_TI, norm_weight_I, eps)
+        y_TO = self.linear(n_TI, bias_O)
+        return (self.ops.gated_activation(y_TO, gate) if gate else y_TO), s_TI
