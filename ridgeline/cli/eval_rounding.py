@@ -45,7 +45,9 @@ def quantization(
     group: Annotated[int, typer.Option(help="Weights that share a scale, for whole numbers in groups.")] = 128,
     calibration: Annotated[Path | None, typer.Option(help="Text to calibrate with (default: Python source).")] = None,
     sequences: Annotated[int, typer.Option(min=1, help="Sequences of 512 tokens to calibrate with.")] = 64,
-    batches: Annotated[str, typer.Option(help="Batch sizes of the speed, separated by commas; none: no speed.")] = "1,8,64",
+    batches: Annotated[
+        str, typer.Option(help="Batch sizes of the speed, separated by commas; none: no speed.")
+    ] = "1,8,64",
     context: Context = None,
     windows: Windows = 16,
     device: Device = "auto",

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.compression.rounding import grid_of
 from ridgeline.compression.schemes import SCHEMES, MakeConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.weight_format import Fp8Format
@@ -37,6 +38,14 @@ from ridgeline.quantization.make.rtn import round_to_nearest
 from ridgeline.quantization.rounding import LEVELS
 
 Rounding = Callable[[Tensor], Tensor]
+FEW_BITS = 3  # up to which groups have zeros: with so few numbers, a range around zero wastes one of them
+
+
+def config_of(scheme: str, group: int, method: str = "rtn") -> MakeConfig:
+    """Return how a scheme is made here. The same numbers come from `ridgeline quantize`, with --asymmetric for the
+    schemes of up to FEW_BITS bits."""
+    symmetric = False if scheme in SCHEMES and SCHEMES[scheme].bits <= FEW_BITS else None
+    return MakeConfig(schemes=(scheme,), method=method, group=group, symmetric=symmetric)
 
 
 def make_aware(decoder: Decoder, scheme: str, group: int) -> None:
@@ -46,7 +55,7 @@ def make_aware(decoder: Decoder, scheme: str, group: int) -> None:
     """
     if scheme not in SCHEMES:
         raise InvalidConfig(f"unknown scheme {scheme!r} to train for; known: {', '.join(SCHEMES)}.")
-    grid = MakeConfig(schemes=(scheme,), group=group).grid(scheme, torch.bfloat16)
+    grid = grid_of(config_of(scheme, group), scheme, torch.bfloat16)
     inputs = _rounding_of_inputs(scheme, grid)
     for name, module in decoder.named_modules():
         if not name.startswith("layers.") or not isinstance(module, Linear | ExpertStack):

@@ -1,9 +1,9 @@
 """What fewer bits for cached keys and values cost, by position in a long context, for keys and values apart.
 
 It is a simulation: the model runs in float32 on whole windows, and each layer's keys (after their rotation) and values
-are rounded as a cache would round them, with a scale of its own for each token and key head. So nothing but the rounding
-is measured, for formats that the engine has and for those that it does not have. `eval compare` with `kv_cache_dtype`
-measures what the engine itself does.
+are rounded as a cache would round them, with a scale of its own for each token and key head. So nothing but the
+rounding is measured, for formats that the engine has and for those that it does not have. `eval compare` with
+`kv_cache_dtype` measures what the engine itself does.
 
 Legend:
     T  tokens of a window

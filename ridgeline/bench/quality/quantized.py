@@ -1,9 +1,10 @@
 """What quantization costs and gives: scheme by method, the bits of a weight, the memory, the change of predictions, and
 the speed.
 
-Quality is measured in float32 (`dense`), so nothing but the quantization of weights, and of activations where the scheme
-rounds them, is seen. Speed is that of the engine with the scheme, on the device at hand. A method changes a scheme's
-numbers and not its kernel, so all methods of a scheme have one speed, and schemes without a kernel here have none.
+Quality is measured in float32 (`dense`), so nothing but the quantization of weights, and of activations where the
+scheme rounds them, is seen. Speed is that of the engine with the scheme, on the device at hand. A method changes a
+scheme's numbers and not its kernel, so all methods of a scheme have one speed, and schemes without a kernel here have
+none.
 
 Legend:
     B  sequences
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from ridgeline.bench.quality.dense import DenseModel, TokenCosts, logprobs
 from ridgeline.compression.modules import matrices
-from ridgeline.compression.schemes import FOLDINGS, SCHEMES, MakeConfig
+from ridgeline.compression.schemes import SCHEMES, MakeConfig
 from ridgeline.compression.walk import Run, quantize_decoder
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.request import SamplingParams
@@ -37,6 +38,7 @@ from ridgeline.llm import LLM
 from ridgeline.quantization import SCHEMES as SERVED
 from ridgeline.quantization.make import aqlm, quip
 from ridgeline.quantization.scheme import scheme as served_scheme
+from ridgeline.training.aware import config_of
 
 REFERENCES: Mapping[str, Callable[[Tensor, Tensor], quip.Quip | aqlm.Aqlm]] = {
     "quip": quip.quantize,
@@ -77,7 +79,7 @@ class Choice:
         return self.method in REFERENCES
 
     def config(self, group: int) -> MakeConfig:
-        return MakeConfig(schemes=(self.scheme,), method=self.method, group=group)
+        return config_of(self.scheme, group, self.method)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +145,7 @@ def measure(
         progress(f"{choice.scheme} {choice.method}", index / len(choices))
         decoder = model.decoder()
         size = quantized(decoder, model, choice, calibration_BS, group)
-        rows.append(
-            _row(choice.scheme, choice.method, size, decoder, exact, tokens_WT1, speeds.get(choice.scheme))
-        )
+        rows.append(_row(choice.scheme, choice.method, size, decoder, exact, tokens_WT1, speeds.get(choice.scheme)))
     return rows
 
 
@@ -173,7 +173,7 @@ def quantized(
         weights, bits = _by_reference(decoder, model, choice.method, calibration_BS)
     else:
         config, dtype = choice.config(group), getattr(torch, model.config.dtype)
-        seen_BS = calibration_BS if config.calibrated or config.folding in FOLDINGS else None
+        seen_BS = calibration_BS if config.calibrated else None
         outcome = quantize_decoder(
             decoder, model.config.weights, seen_BS, config, dtype=dtype, progress=lambda what, fraction: None
         )
@@ -183,9 +183,7 @@ def quantized(
 
 
 @torch.no_grad()
-def _by_reference(
-    decoder: Decoder, model: DenseModel, method: str, calibration_BS: Tensor
-) -> tuple[int, float]:
+def _by_reference(decoder: Decoder, model: DenseModel, method: str, calibration_BS: Tensor) -> tuple[int, float]:
     """Put dequantized weights into a decoder, layer by layer, and return how many there are and their bits."""
     run, weights, bits = Run(decoder, calibration_BS), 0, 0.0
     for index, found in groupby(matrices(decoder, model.config.weights), lambda each: each[0]):
@@ -221,9 +219,9 @@ def speed(llm: LLM, batch: int) -> float:
     params = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True, detokenize=False)
     best = 0.0
     for _ in range(1 + REPEATS):  # the first time warms up, and prompts differ so that no prefix is cached
-        prompts = [{"prompt_token_ids": [draw.randrange(vocab) for _ in range(PROMPT)]} for _ in range(batch)]
+        prompts = [[draw.randrange(vocab) for _ in range(PROMPT)] for _ in range(batch)]
         started = time.perf_counter()
-        outputs = llm.generate(prompts, params, use_tqdm=False)
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
         seconds = time.perf_counter() - started
         best = max(best, sum(len(output.outputs[0].token_ids) for output in outputs) / seconds)
     return best

@@ -77,7 +77,9 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
         ours = [row for row in quantized if row.method == method]
         axes[0][0].scatter([r.bits for r in ours], [r.costs.kl_mean for r in ours], color=f"C{number}", label=method)
     for row in quantized:
-        axes[0][0].annotate(row.scheme, (row.bits, row.costs.kl_mean), xytext=(4, 3), textcoords="offset points", fontsize=7)
+        axes[0][0].annotate(
+            row.scheme, (row.bits, row.costs.kl_mean), xytext=(4, 3), textcoords="offset points", fontsize=7
+        )
     axes[0][0].set(xlabel="bits of a weight", ylabel="KL divergence per token (nats)", yscale="log", title=title)
     axes[0][0].legend()
     if timed:

@@ -28,9 +28,9 @@ from ridgeline.core.errors import InvalidConfig
 WIDTH = 8  # numbers of a lattice point
 SHIFT = 0.25
 FILLED_UP = 12.0  # squared norm of the points that fill the table up
-AT_ONCE = 8192  # vectors whose nearest points are sought at once
-SCALES = tuple(0.7 + 0.05 * step for step in range(13))  # root mean square over scale: those that are tried
-SAMPLE = 4096  # vectors on which they are tried
+AT_ONCE = 512  # vectors whose nearest points are sought at once: 512 KiB of distances stay in a core's cache
+SCALES = tuple(0.8 + 0.05 * step for step in range(9))  # root mean square over scale: those that are tried
+SAMPLE = 1024  # vectors on which they are tried
 DAMPING = 0.01  # share of the mean that is added to the Hessian's diagonal
 
 
