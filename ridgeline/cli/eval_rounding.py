@@ -44,7 +44,8 @@ def quantization(
     baseline: Annotated[str, typer.Option(help="Compare with this model (default: the model itself).")] = "",
     group: Annotated[int, typer.Option(help="Weights that share a scale, for whole numbers in groups.")] = 128,
     calibration: Annotated[Path | None, typer.Option(help="Text to calibrate with (default: Python source).")] = None,
-    sequences: Annotated[int, typer.Option(min=1, help="Sequences of 512 tokens to calibrate with.")] = 64,
+    sequences: Annotated[int, typer.Option(min=1, help="Sequences to calibrate with.")] = 64,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of such a sequence.")] = 512,
     batches: Annotated[
         str, typer.Option(help="Batch sizes of the speed, separated by commas; none: no speed.")
     ] = "1,8,64",
@@ -70,7 +71,7 @@ def quantization(
     dense, beside = (DenseModel.of(_folder(name), where) for name in (model, baseline or model))
     tokens_WT1 = dense.windows(_texts(files), context, windows)
     documents = default_documents() if calibration is None else list(_read([calibration])[0].documents)
-    seen_BS = cut(documents, dense.tokenizer, count=sequences, length=512, bos=dense.tokenizer.bos_id)
+    seen_BS = cut(documents, dense.tokenizer, count=sequences, length=length, bos=dense.tokenizer.bos_id)
     with LoadingBar() as bar:
         rows = measure(
             dense,

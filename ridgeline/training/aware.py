@@ -17,7 +17,7 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,9 +69,9 @@ def make_aware(decoder: Decoder, scheme: str, group: int) -> None:
                 "give a smaller --group."
             )
         if isinstance(module, ExpertStack):
-            module.matrices = AwareStack(module.ops, module.weight, grid, inputs)
+            module.matrices = AwareStack(module.ops, module.weight, module.parts, grid, inputs)
         else:
-            module.matrix = AwareWeight(module.ops, module.weight, grid, inputs)
+            module.matrix = AwareWeight(module.ops, module.weight, module.parts, grid, inputs)
 
 
 def _rounding_of_inputs(scheme: str, grid: Grid) -> Rounding | None:
@@ -95,20 +95,29 @@ def straight_through(x: Tensor, rounding: Rounding) -> Tensor:
     return x + change
 
 
-def _rounded_weight(weight_OI: Tensor, grid: Grid) -> Tensor:
+def _rounded_weight(weight_OI: Tensor, parts: Sequence[int], grid: Grid) -> Tensor:
+    """Return the weight of fused projections after rounding. Blocks of FP8 do not reach from one into the next."""
+
     def rounding(weight: Tensor) -> Tensor:
         own = grid.fitted(weight)
-        return dequantized(own, round_to_nearest(weight, own))
+        blocks = isinstance(own, Fp8Grid) and own.format.block
+        pieces = weight.split(list(parts)) if blocks else [weight]
+        return torch.cat([dequantized(own, round_to_nearest(piece, own)) for piece in pieces])
 
     return straight_through(weight_OI, rounding)
 
 
 @dataclass(frozen=True)
 class AwareWeight:
-    """A `Weight` that is rounded whenever it multiplies. `weight_OI` is the parameter that is trained."""
+    """A `Weight` that is rounded whenever it multiplies.
+
+    weight_OI: the parameter that is trained.
+    parts: the rows of each fused projection.
+    """
 
     ops: Ops
     weight_OI: Tensor
+    parts: Sequence[int]
     grid: Grid
     inputs: Rounding | None
 
@@ -122,7 +131,7 @@ class AwareWeight:
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         x_TI = x_TI if self.inputs is None else self.inputs(x_TI)
-        return self.ops.linear(x_TI, _rounded_weight(self.weight_OI, self.grid), bias_O)
+        return self.ops.linear(x_TI, _rounded_weight(self.weight_OI, self.parts, self.grid), bias_O)
 
     def norm_linear(
         self,
@@ -144,6 +153,7 @@ class AwareStack:
 
     ops: Ops
     weight_EOI: Tensor
+    parts: Sequence[int]
     grid: Grid
     inputs: Rounding | None
 
@@ -152,7 +162,7 @@ class AwareStack:
         return self.weight_EOI.nbytes
 
     def _weights(self) -> Tensor:
-        return torch.stack([_rounded_weight(weight_OI, self.grid) for weight_OI in self.weight_EOI])
+        return torch.stack([_rounded_weight(weight_OI, self.parts, self.grid) for weight_OI in self.weight_EOI])
 
     def gate_up(self, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str) -> Tensor:
         x_TM = x_TM if self.inputs is None else self.inputs(x_TM)

@@ -18,7 +18,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.models import model_config
 from ridgeline.training.aware import make_aware
 from ridgeline.training.balance import NO_BALANCE, Balance, experts_of, load_figures
-from ridgeline.training.card import PLOT, model_card, plot_loss
+from ridgeline.training.card import FAMILIES, PLOT, model_card, plot_loss
 from ridgeline.training.corpus import CorpusConfig
 from ridgeline.training.data import PackedTokens
 from ridgeline.training.evaluate import bits_per_byte, xz_bits_per_byte
@@ -107,8 +107,14 @@ class RecipeConfig:
 
 def continued(recipe: Recipe, start: Path, lr: float) -> Recipe:
     """Return the recipe that trains the model in a folder further, on the same corpus and with its own tokenizer.
-    Packages are not held out, since that model may have read them. Raise ModelLoadError."""
+    Packages are not held out, since that model may have read them. Raise ModelLoadError, and InvalidConfig for a model
+    of another kind than recipes make."""
     config = read_json(start / "config.json", required=True)
+    if config.get("model_type") not in FAMILIES or "head_dim" not in config:
+        raise InvalidConfig(
+            f"{start} is of the kind {config.get('model_type')!r}, which no recipe here makes, so none trains it "
+            f"further; give a model of {', '.join(FAMILIES)} that `ridgeline train pretrain` made."
+        )
     context = min(recipe.context, config["max_position_embeddings"])
     model = ModelRecipe(
         name=start.name, purpose=f"{start.name}, trained further.", config=config, lr=lr, share=1.0, start=start
