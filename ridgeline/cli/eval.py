@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.bench import Device, DType, Extra, Model
+from ridgeline.cli.eval_rounding import cache, quantization
 from ridgeline.cli.options import json_object
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Measure how good predictions are: perplexity, tasks, the cost of a change.", no_args_is_help=True
 )
+app.command()(quantization)
+app.command()(cache)
 
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILE...", help="Texts; in a .jsonl file the `text` of each line.")

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.weights.folder import resolve_model
 
 if TYPE_CHECKING:
     import torch
@@ -43,16 +44,32 @@ def pretrain(
     seed: Annotated[int, typer.Option(help="Decides order, sample and initial weights.")] = 0,
     max_train_mb: Annotated[float | None, typer.Option(help="Train on about this much text (a trial run).")] = None,
     max_held_out_mb: Annotated[float | None, typer.Option(help="Evaluate about this much per held-out set.")] = None,
+    start: Annotated[
+        str, typer.Option("--from", help="Train this model further (folder, or embedded) instead of the recipe's own.")
+    ] = "",
+    lr: Annotated[float, typer.Option(help="Peak learning rate of a model that is trained further.", min=0)] = 4e-4,
+    quantize: Annotated[
+        str, typer.Option(help="Train for this scheme of `ridgeline quantize`: weights are rounded in every step.")
+    ] = "",
+    group: Annotated[int, typer.Option(help="Weights that share a scale, for schemes with groups.")] = 128,
     commit: Annotated[str | None, typer.Option(help="Recorded in the card; default: what git says.")] = None,
 ) -> None:
     """Train the models that ship with Ridgeline from the Python source on this machine."""
     if (time_budget is None) == (steps is None):
         raise InvalidConfig("give either --time-budget or --steps.")
+    if start and recipe != "embedded":
+        raise InvalidConfig("--from trains one model further, so --recipe does not go with it.")
     modules = _recipes()
     where = _device(device)
-    named = "" if recipe == "embedded" else f" --recipe {recipe}"
+    flags = {"recipe": "" if recipe == "embedded" else recipe, "from": start, "quantize": quantize}
+    named = "".join(f" --{flag} {value}" for flag, value in flags.items() if value)
+    chosen = modules["embedded"].EMBEDDED if recipe == "embedded" else modules["mixture"].MIXTURE
+    if start:
+        chosen = modules["recipe"].continued(chosen, resolve_model(start), lr)
+    if quantize:
+        chosen = modules["recipe"].quantized(chosen, quantize, group)
     config = modules["recipe"].RecipeConfig(
-        recipe=modules["embedded"].EMBEDDED if recipe == "embedded" else modules["mixture"].MIXTURE,
+        recipe=chosen,
         out=out,
         work=work or out / "work",
         device=where,

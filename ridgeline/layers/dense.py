@@ -34,8 +34,9 @@ class DenseCausal:
 
     def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
         """Attend as `layers.attention.Attends` does."""
+        q_THD, k_TGD, v_TGD = heads.split(qkv_TX, positions_T)
         q_BHSD, k_BGSD, v_BGSD = (
-            x.unflatten(0, (self.batch, -1)).transpose(1, 2) for x in heads.split(qkv_TX, positions_T)
+            x.unflatten(0, (self.batch, -1)).transpose(1, 2) for x in (q_THD, *self.cached(k_TGD, v_TGD))
         )
         spec = heads.spec
         if spec.softcap is not None or spec.alibi or spec.sinks:
@@ -53,6 +54,10 @@ class DenseCausal:
             enable_gqa=spec.num_heads != spec.num_kv_heads,
         )
         return out_BHSD.transpose(1, 2).flatten(0, 1).flatten(1)
+
+    def cached(self, k_TGD: Tensor, v_TGD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values as a cache would give them back: unchanged here."""
+        return k_TGD, v_TGD
 
 
 def _scored(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, heads: Heads) -> Tensor:

@@ -62,7 +62,7 @@ def model_card(report: Mapping[str, Any], sources: list[Source]) -> str:
     )
 
 
-_FAMILIES = {"llama": "Llama", "qwen3_moe": "Qwen3-MoE", "glm4_moe": "GLM-4.5-MoE"}
+FAMILIES = {"llama": "Llama", "qwen3_moe": "Qwen3-MoE", "glm4_moe": "GLM-4.5-MoE"}
 _BALANCING = {
     "none": "Nothing balanced the experts.",
     "loss": "An auxiliary loss of weight {weight} a layer balanced the experts (Fedus et al., arXiv 2101.03961).",
@@ -99,7 +99,7 @@ def _introduction(report: Mapping[str, Any]) -> str:
         active = f" ({report['active_parameters']:,} of them active for a token)"
     return (
         f"# {report['name']}\n\n{report['purpose']}\n\n"
-        f"{report['parameters']:,} parameters{active}, {_FAMILIES[config['model_type']]} architecture, bfloat16: "
+        f"{report['parameters']:,} parameters{active}, {FAMILIES[config['model_type']]} architecture, bfloat16: "
         f"{config['num_hidden_layers']} layers of width {config['hidden_size']} ({inner}), "
         f"{config['num_attention_heads']} query and {config['num_key_value_heads']} key/value heads of "
         f"{config['head_dim']}, tied embeddings, context {config['max_position_embeddings']} tokens. "
@@ -110,7 +110,8 @@ def _introduction(report: Mapping[str, Any]) -> str:
 def _scores(report: Mapping[str, Any]) -> str:
     lines = [
         "## How well it predicts code it has not seen",
-        "Bits per byte (lower is better) of whole packages that were held out, by the bfloat16 weights of this folder.",
+        "Bits per byte (lower is better) of whole packages that were held out, by the bfloat16 weights of this folder"
+        + (f", rounded to {report['scheme']} by `ridgeline quantize --method rtn`." if report["scheme"] else "."),
         "| held out | bytes | tokens | this model | `xz -9e` |\n|---|--:|--:|--:|--:|",
     ]
     for name, score in report["held_out"].items():

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
+from ridgeline.training.aware import make_aware
 from ridgeline.training.balance import NO_BALANCE, Balance, Balancer, load_figures
 from ridgeline.training.checkpoint import State, load_checkpoint, save_checkpoint
 from ridgeline.training.data import PackedTokens
@@ -39,6 +40,8 @@ class TrainConfig:
     clip: the largest gradient norm.
     loss_chunk: the number of tokens whose logits exist at once.
     balance: how experts are kept equally busy, if there are any.
+    scheme, group: the scheme by which weights are rounded in every step, and the weights that share a scale; None: they
+        are not rounded.
     log_every, checkpoint_every: in steps (0: no checkpoints but the last).
     """
 
@@ -53,6 +56,8 @@ class TrainConfig:
     bf16: bool = True
     compile: bool = False
     balance: Balance = NO_BALANCE
+    scheme: str | None = None
+    group: int = 128
     log_every: int = 10
     checkpoint_every: int = 0
 
@@ -77,6 +82,8 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         self.decoder, self.data, self.config, self.folder, self.console = decoder, data, config, folder, console
         self.device = next(decoder.parameters()).device
+        if config.scheme is not None:
+            make_aware(decoder, config.scheme, config.group)
         self.balancer = Balancer(decoder, config.balance)
         self.optimizer = adamw(
             decoder, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, device=self.device
@@ -186,7 +193,8 @@ class Trainer:
         shape = {"seq_len": self.data.seq_len, "batch_size": self.data.batch_size, "seed": self.data.seed}
         names = ("lr", "steps", "seconds", "warmup", "weight_decay", "clip", "bf16")
         settings = {name: getattr(self.config, name) for name in names} | {"balance": asdict(self.config.balance)}
-        return {"tokens": tokens, **shape, **settings}
+        rounding = None if self.config.scheme is None else f"{self.config.scheme}, groups of {self.config.group}"
+        return {"tokens": tokens, **shape, **settings, "scheme": rounding}
 
     def _resume(self) -> None:
         state = load_checkpoint(self.folder / "checkpoint", self.decoder, self.optimizer)

@@ -7,7 +7,7 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from rich.console import Console
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.models import model_config
+from ridgeline.training.aware import make_aware
 from ridgeline.training.balance import NO_BALANCE, Balance, experts_of, load_figures
-from ridgeline.training.card import PLOT, model_card, plot_loss
+from ridgeline.training.card import FAMILIES, PLOT, model_card, plot_loss
 from ridgeline.training.corpus import CorpusConfig
 from ridgeline.training.data import PackedTokens
 from ridgeline.training.evaluate import bits_per_byte, xz_bits_per_byte
@@ -26,6 +27,8 @@ from ridgeline.training.objective import active_parameters, training_decoder, tr
 from ridgeline.training.optimizer import initialize
 from ridgeline.training.prepare import Prepared, prepare
 from ridgeline.training.pretrain import TrainConfig, Trainer, peak_flops
+from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.loader import load_weights
 
 FINISH_SECONDS = 20.0  # for the export, evaluation, plot and card of one model
 
@@ -39,6 +42,8 @@ class ModelRecipe:
     config: a Hugging Face config.json.
     share: its part of the training time that is left when its turn comes.
     balance: how its experts are kept equally busy, if it has any.
+    start: the folder of a model whose weights it begins with; None: random weights.
+    scheme, group: see TrainConfig.
     """
 
     name: str
@@ -47,6 +52,9 @@ class ModelRecipe:
     lr: float
     share: float
     balance: Balance = NO_BALANCE
+    start: Path | None = None
+    scheme: str | None = None
+    group: int = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +103,36 @@ class RecipeConfig:
             raise InvalidConfig(
                 f"batch_tokens must be at least one sequence of {self.recipe.context}, got {self.batch_tokens}."
             )
+
+
+def continued(recipe: Recipe, start: Path, lr: float) -> Recipe:
+    """Return the recipe that trains the model in a folder further, on the same corpus and with its own tokenizer.
+    Packages are not held out, since that model may have read them. Raise ModelLoadError, and InvalidConfig for a model
+    of another kind than recipes make."""
+    config = read_json(start / "config.json", required=True)
+    if config.get("model_type") not in FAMILIES or "head_dim" not in config:
+        raise InvalidConfig(
+            f"{start} is of the kind {config.get('model_type')!r}, which no recipe here makes, so none trains it "
+            f"further; give a model of {', '.join(FAMILIES)} that `ridgeline train pretrain` made."
+        )
+    context = min(recipe.context, config["max_position_embeddings"])
+    model = ModelRecipe(
+        name=start.name, purpose=f"{start.name}, trained further.", config=config, lr=lr, share=1.0, start=start
+    )
+    return replace(
+        recipe,
+        models=(model,),
+        corpus=replace(recipe.corpus, held_out_packages=()),
+        context=context,
+        stride=min(recipe.stride, context // 4),
+        tokenizer=start,
+    )
+
+
+def quantized(recipe: Recipe, scheme: str, group: int) -> Recipe:
+    """Return the recipe with all models trained for a scheme."""
+    models = (replace(m, name=f"{m.name}-{scheme}", scheme=scheme, group=group) for m in recipe.models)
+    return replace(recipe, models=tuple(models))
 
 
 class _Clock:
@@ -156,7 +194,7 @@ def _make(
     clock.say(f"{recipe.name}: exporting and evaluating")
     folder = config.work / "models" / recipe.name
     write_model(folder, trainer.decoder, recipe.config, prepared.tokenizer)
-    report = _report(recipe, config, prepared, trainer) | _score(folder, config, prepared)
+    report = _report(recipe, config, prepared, trainer) | _score(folder, recipe, config, prepared)
     log = config.out / f"{recipe.name}.jsonl"
     log.write_bytes((trainer.folder / "log.jsonl").read_bytes())
     plot_loss(log, folder / PLOT, recipe.name)
@@ -173,7 +211,10 @@ def _train(
     recipe: ModelRecipe, config: RecipeConfig, prepared: Prepared, seconds: float | None, console: Console
 ) -> Trainer:
     decoder = training_decoder(model_config(recipe.config).spec, torch.float32, config.device)
-    initialize(decoder, recipe.config["num_hidden_layers"], config.seed)
+    if recipe.start is None:
+        initialize(decoder, recipe.config["num_hidden_layers"], config.seed)
+    else:
+        load_weights(decoder, recipe.start, model_config(recipe.config).weights)
     context = config.recipe.context
     data = PackedTokens(prepared.tokens, seq_len=context, batch_size=config.batch_tokens // context, seed=config.seed)
     train = TrainConfig(
@@ -183,6 +224,8 @@ def _train(
         bf16=config.device.type == "cuda",
         compile=config.compile and not experts_of(decoder),  # which read counts back to the host
         balance=recipe.balance,
+        scheme=recipe.scheme,
+        group=recipe.group,
         log_every=min(10, config.steps or 10),
         checkpoint_every=1000 if config.steps else 0,
     )
@@ -191,10 +234,12 @@ def _train(
     return trainer
 
 
-def _score(folder: Path, config: RecipeConfig, prepared: Prepared) -> Report:
-    """Return the bits per byte of the exported weights on each held-out set, beside those of xz, and how the experts
-    shared the tokens there."""
+def _score(folder: Path, recipe: ModelRecipe, config: RecipeConfig, prepared: Prepared) -> Report:
+    """Return the bits per byte of the exported weights, rounded if the recipe has a scheme, on each held-out set,
+    beside those of xz, and how the experts shared the tokens there."""
     decoder = read_model(folder, config.device)
+    if recipe.scheme is not None:
+        make_aware(decoder, recipe.scheme, recipe.group)
     corpus, context, stride = config.recipe.corpus, config.recipe.context, config.recipe.stride
     names = {"standard library": corpus.held_out_modules, "packages": corpus.held_out_packages}
     scores = {}
@@ -230,6 +275,8 @@ def _report(recipe: ModelRecipe, config: RecipeConfig, prepared: Prepared, train
         "dropped_files": prepared.dropped,
         "active_parameters": active_parameters(spec),
         "balance": asdict(recipe.balance),
+        "start": None if recipe.start is None else recipe.start.name,
+        "scheme": recipe.scheme,
         "evaluation": {"window": config.recipe.context, "stride": config.recipe.stride},
         "training": {
             "command": config.command,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig
+
+# Packages of the standard library, which the embedded models have not read
+HELD_OUT = ("json", "logging", "http", "email")
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,16 @@ class TextFile:
     @property
     def num_bytes(self) -> int:
         return sum(len(document.encode()) for document in self.documents)
+
+
+def held_out_files() -> list[TextFile]:
+    """Return the files of HELD_OUT, for evaluations that are given no text: Python source, which suits the embedded
+    models and other models of code. Raise InvalidConfig if this Python has none."""
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = [path for package in HELD_OUT for path in sorted((root / package).glob("*.py")) if path.stat().st_size]
+    if not paths:
+        raise InvalidConfig("this Python has no source of its standard library; name texts.")
+    return [read_file(path) for path in paths]
 
 
 def read_file(path: Path) -> TextFile:

@@ -45,7 +45,7 @@ class RidgelineLM(TemplateLM):
         super().__init__()
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
         self._text = self.llm.get_tokenizer()
-        self._prefix = prefix_token(self.llm, self._text)
+        self._prefix = prefix_token(self.llm.assembly.model, self._text)
 
     # ---- what the harness' base class asks for ----------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ridgeline.core.errors import InvalidConfig, RidgelineError
 from ridgeline.core.request import SamplingParams
 from ridgeline.llm import LLM
+from ridgeline.models.config import ModelConfig
 from ridgeline.text.outputs import RequestOutput, TokenIdLogprobs
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.windows import Window, windows
@@ -50,12 +51,12 @@ class Cut:
         return windows(num_tokens, self.window, self.stride)
 
 
-def prefix_token(llm: LLM, tokenizer: Tokenizer) -> int:
+def prefix_token(model: ModelConfig, tokenizer: Tokenizer) -> int:
     """Return the token before a document, so that its first token can be scored: BOS, else an end-of-sequence token.
 
     Raise InvalidConfig if the model names neither.
     """
-    ends = (*sorted(tokenizer.eos_ids), *sorted(llm.assembly.model.eos_token_ids))
+    ends = (*sorted(tokenizer.eos_ids), *sorted(model.eos_token_ids))
     if tokenizer.bos_id is not None:
         return tokenizer.bos_id
     if not ends:

@@ -120,7 +120,7 @@ class Reading:
     @classmethod
     def of(cls, llm: LLM, file: TextFile, cut: Cut) -> Reading:
         tokenizer = llm.get_tokenizer()
-        return cls(file, tokenizer, prefix_token(llm, tokenizer), cut)
+        return cls(file, tokenizer, prefix_token(llm.assembly.model, tokenizer), cut)
 
     def pieces(self) -> Iterator[Piece]:
         for number, tokens in enumerate(self.documents):
