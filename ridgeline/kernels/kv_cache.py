@@ -91,3 +91,34 @@ def taken(cache_NGPD: Tensor, blocks: Tensor) -> Tensor:
     if cache_NGPD.dtype not in LARGEST:
         return cache_NGPD[blocks]
     return cache_NGPD.view(torch.uint8)[blocks].view(cache_NGPD.dtype)
+
+
+@dataclass(frozen=True)
+class KernelCache:
+    """One layer's cache in the form that Triton's kernels take it. Two levels are one word.
+
+    tensors: keys, values, and their scales or None.
+    strides: from block to block, head to head and token to token, in words.
+    scale_strides: the same of the scales, or None.
+    KV: the format's name in kernels; None for plain numbers.
+    least_dim: the least padded width of heads, so that products are at least 16 words wide.
+    """
+
+    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+    strides: tuple[int, ...]
+    scale_strides: tuple[int | None, ...]
+    KV: str | None
+    least_dim: int
+
+
+def for_kernels(k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, scales: KVScales | None) -> KernelCache:
+    """Return the cache as kernels take it. Raises ValueError if its strides are not as they must be."""
+    if k_cache_NGPD.stride() != v_cache_NGPD.stride() or k_cache_NGPD.stride(3) != 1:
+        raise ValueError("attention: caches of equal strides and contiguous heads expected")
+    if scales is None:
+        return KernelCache((k_cache_NGPD, v_cache_NGPD, None, None), k_cache_NGPD.stride()[:3], (None,) * 3, None, 16)
+    if scales.k_NGP.stride() != scales.v_NGP.stride():
+        raise ValueError("attention: scales of equal strides expected")
+    words = k_cache_NGPD.view(torch.int16), v_cache_NGPD.view(torch.int16)
+    tensors = *words, scales.k_NGP, scales.v_NGP
+    return KernelCache(tensors, words[0].stride()[:3], scales.k_NGP.stride(), LEVELS[k_cache_NGPD.dtype], 32)

@@ -117,18 +117,70 @@ def taken_apart(x, like, KV: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
-def multiplier(x):
+def multiplier(x, KV: tl.constexpr):
     """Return queries in the type in which they are multiplied with levels."""
-    return x if x.dtype == tl.float32 else x.to(tl.float16)
+    if KV is None or x.dtype == tl.float32:
+        return x
+    else:
+        return x.to(tl.float16)
 
 
 @triton.jit
-def halves(x_DM, DIM: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the even rows and the odd ones."""
-    return tl.split(tl.permute(tl.reshape(x_DM, (DIM // 2, 2, COLUMNS)), (0, 2, 1)))
+def rows_apart(x_DM, DIM: tl.constexpr, COLUMNS: tl.constexpr, KV: tl.constexpr):
+    """Return the even rows and the odd ones; without levels all rows."""
+    if KV is None:
+        return x_DM
+    else:
+        return tl.split(tl.permute(tl.reshape(x_DM, (DIM // 2, 2, COLUMNS)), (0, 2, 1)))
 
 
 @triton.jit
-def joined(even_DM, odd_DM, DIM: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return rows by turns."""
-    return tl.reshape(tl.permute(tl.join(even_DM, odd_DM), (0, 2, 1)), (DIM, COLUMNS))
+def rows_joined(x, DIM: tl.constexpr, COLUMNS: tl.constexpr, KV: tl.constexpr):
+    """Return the rows that `rows_apart` has parted, without the unit."""
+    if KV is None:
+        return x
+    else:
+        x_DM = tl.reshape(tl.permute(tl.join(x[0], x[1]), (0, 2, 1)), (DIM, COLUMNS))
+        return x_DM * (1 / unit(KV))
+
+
+@triton.jit
+def columns_apart(x_MD, ROWS: tl.constexpr, DIM: tl.constexpr, KV: tl.constexpr):
+    """Return the even columns and the odd ones; without levels all columns."""
+    if KV is None:
+        return x_MD
+    else:
+        return tl.split(tl.reshape(x_MD, (ROWS, DIM // 2, 2)))
+
+
+@triton.jit
+def columns_joined(x, ROWS: tl.constexpr, DIM: tl.constexpr, KV: tl.constexpr):
+    """Return the columns that `columns_apart` has parted, without the unit."""
+    if KV is None:
+        return x
+    else:
+        return tl.reshape(tl.join(x[0], x[1]), (ROWS, DIM)) * (1 / unit(KV))
+
+
+@triton.jit
+def scores_of(q, k, scale_K, KV: tl.constexpr, ASM: tl.constexpr):
+    """Return the products of queries [M, D] with a tile's keys [K, D], or words [K, D / 2]."""
+    if KV is None:
+        return tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+    else:
+        even_KW, odd_KW = taken_apart(k, q[0], KV, ASM)
+        x_MK = tl.dot(q[0], tl.trans(even_KW), input_precision="ieee")
+        return tl.dot(q[1], tl.trans(odd_KW), x_MK, input_precision="ieee") * scale_K[None, :]
+
+
+@triton.jit
+def with_values(acc, shrink_M, p_MK, v, scale_K, like, KV: tl.constexpr, ASM: tl.constexpr):
+    """Return the sums `acc`, shrunk, with a tile's values [K, D], or words [K, D / 2], weighted by probabilities."""
+    if KV is None:
+        v = v.to(like.dtype)
+        return tl.dot(p_MK.to(v.dtype), v, acc * shrink_M[:, None], input_precision="ieee")
+    else:
+        even_KW, odd_KW = taken_apart(v, like[0], KV, ASM)
+        p_MK = (p_MK * scale_K[None, :]).to(even_KW.dtype)
+        even_MW = tl.dot(p_MK, even_KW, acc[0] * shrink_M[:, None], input_precision="ieee")
+        return even_MW, tl.dot(p_MK, odd_KW, acc[1] * shrink_M[:, None], input_precision="ieee")

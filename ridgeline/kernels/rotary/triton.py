@@ -86,7 +86,7 @@ def _rope_kv(
         if KV is not None:
             scale_ptr = v_scale_ptr + (place // P) * scale_stride_N + (place % P) * scale_stride_P
             scale_ptr += head * scale_stride_G
-        kept_a, kept_b, kept_c = _kept(a, b, c, scale_ptr, saturated_ptr, inside, KV)
+        kept_a, kept_b, kept_c = _kept(a, b, c, scale_ptr, saturated_ptr, inside, REST, KV)
         tl.store(kept_ptr + half, kept_a, mask=in_half)
         tl.store(kept_ptr + y + half, kept_b, mask=in_half)
         if REST > 0:
@@ -128,7 +128,7 @@ def _rope_kv(
             if KV is not None:
                 scale_ptr = k_scale_ptr + (place // P) * scale_stride_N + (place % P) * scale_stride_P
                 scale_ptr += head * scale_stride_G
-            kept_a, kept_b, kept_c = _kept(a, b, c, scale_ptr, saturated_ptr, inside, KV)
+            kept_a, kept_b, kept_c = _kept(a, b, c, scale_ptr, saturated_ptr, inside, REST, KV)
             tl.store(kept_ptr + half, kept_a, mask=in_half)
             tl.store(kept_ptr + y + half, kept_b, mask=in_half)
             if REST > 0:
@@ -136,9 +136,11 @@ def _rope_kv(
 
 
 @triton.jit
-def _kept(a, b, c, scale_ptr, saturated_ptr, real, KV: tl.constexpr):
+def _kept(a, b, c, scale_ptr, saturated_ptr, real, REST: tl.constexpr, KV: tl.constexpr):
     """Return the pieces of heads as the cache keeps them. With levels see to the scales too: a row's own are stored,
-    given ones are read, and the numbers beyond their largest level counted."""
+    given ones are read, and the numbers beyond their largest level counted. Without a rest `c` may be anything."""
+    if REST == 0:
+        c = a
     if KV is None:
         return a, b, c
     elif saturated_ptr is None:
@@ -153,7 +155,7 @@ def _kept(a, b, c, scale_ptr, saturated_ptr, real, KV: tl.constexpr):
         most: tl.constexpr = largest_level(KV)
         a, b, c = a.to(tl.float32) / scale, b.to(tl.float32) / scale, c.to(tl.float32) / scale
         beyond = tl.sum((tl.abs(a) > most).to(tl.int64)) + tl.sum((tl.abs(b) > most).to(tl.int64))
-        if c.shape[1] != a.shape[1]:
+        if REST > 0:
             beyond += tl.sum((tl.abs(c) > most).to(tl.int64))
         if beyond > 0:
             tl.atomic_add(saturated_ptr, beyond, sem="relaxed")
