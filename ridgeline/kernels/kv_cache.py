@@ -31,15 +31,27 @@ TORCH_TYPES = MappingProxyType(
 class KVScales:
     """The scales of one layer's cached keys and values.
 
-    k_NGP, v_NGP: by block, key head and token. Scales of the rows are bfloat16 and are set when rows are written. Those
-        of a model are float32, with strides of 0 where they are the same.
+    pairs_NGP2: the key's and the value's by block, key head and token. Scales of the rows are bfloat16 and are set when
+        rows are written. Those of a model are float32, with strides of 0 over blocks and tokens.
     saturated_1: int64, counts the numbers that were beyond the largest level. A tensor for a model's scales, None for
         those of rows.
     """
 
-    k_NGP: Tensor
-    v_NGP: Tensor
+    pairs_NGP2: Tensor
     saturated_1: Tensor | None = None
+
+    @property
+    def k_NGP(self) -> Tensor:
+        return self.pairs_NGP2[..., 0]
+
+    @property
+    def v_NGP(self) -> Tensor:
+        return self.pairs_NGP2[..., 1]
+
+    @property
+    def words_NGP(self) -> Tensor:
+        """The pairs as kernels read them: int32 with a key's bfloat16 in the low half, or a model's float32."""
+        return (self.pairs_NGP2 if self.saturated_1 is not None else self.pairs_NGP2.view(torch.int32))[..., 0]
 
 
 def torch_type(form: KVFormat, dtype: torch.dtype) -> torch.dtype:
@@ -97,14 +109,14 @@ def taken(cache_NGPD: Tensor, blocks: Tensor) -> Tensor:
 class KernelCache:
     """One layer's cache in the form that Triton's kernels take it. Two levels are one word.
 
-    tensors: keys, values, and their scales or None.
+    tensors: keys, values, and the words of their scales or None.
     strides: from block to block, head to head and token to token, in words.
     scale_strides: the same of the scales, or None.
     KV: the format's name in kernels; None for plain numbers.
     least_dim: the least padded width of heads, so that products are at least 16 words wide.
     """
 
-    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+    tensors: tuple[Tensor, Tensor, Tensor | None]
     strides: tuple[int, ...]
     scale_strides: tuple[int | None, ...]
     KV: str | None
@@ -116,9 +128,7 @@ def for_kernels(k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, scales: KVScales | N
     if k_cache_NGPD.stride() != v_cache_NGPD.stride() or k_cache_NGPD.stride(3) != 1:
         raise ValueError("attention: caches of equal strides and contiguous heads expected")
     if scales is None:
-        return KernelCache((k_cache_NGPD, v_cache_NGPD, None, None), k_cache_NGPD.stride()[:3], (None,) * 3, None, 16)
-    if scales.k_NGP.stride() != scales.v_NGP.stride():
-        raise ValueError("attention: scales of equal strides expected")
-    words = k_cache_NGPD.view(torch.int16), v_cache_NGPD.view(torch.int16)
-    tensors = *words, scales.k_NGP, scales.v_NGP
-    return KernelCache(tensors, words[0].stride()[:3], scales.k_NGP.stride(), LEVELS[k_cache_NGPD.dtype], 32)
+        return KernelCache((k_cache_NGPD, v_cache_NGPD, None), k_cache_NGPD.stride()[:3], (None,) * 3, None, 16)
+    words_NGP, k_NGPW = scales.words_NGP, k_cache_NGPD.view(torch.int16)
+    tensors = k_NGPW, v_cache_NGPD.view(torch.int16), words_NGP
+    return KernelCache(tensors, k_NGPW.stride()[:3], words_NGP.stride(), LEVELS[k_cache_NGPD.dtype], 32)

@@ -236,7 +236,8 @@ def _aot(
     signature |= {"scale": "fp32", "softcap": "fp32", "window": "i32", "stride_table": "i32"}
     signature |= {f"stride_{name}": "i32:16" for name in ("q_token", "q_head", "block", "head", "token")}
     if kv:
-        signature |= {"k_ptr": "*i16", "v_ptr": "*i16", "stride_scale_block": "i32:16", "stride_scale_head": "i32:16"}
+        signature |= {"k_ptr": "*i16", "v_ptr": "*i16", "scale_ptr": "*i32"}
+        signature |= {"stride_scale_block": "i32:16", "stride_scale_head": "i32:16"}
     constants |= {
         "NUM_KV_HEADS": 8, "GROUP": 8, "HEAD_DIM": dim, "DIM": dim, "BLOCK_SIZE": 64, "TILE": config.tile,
         "WINDOW": False, "SINKS": False, "SOFTCAP": False, "ALIBI": False, "KV": kv,

@@ -42,8 +42,7 @@ def shared_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
+    scale_ptr,
     table_ptr,
     stretches_ptr,
     count_ptr,
@@ -112,8 +111,7 @@ def shared_kernel(
     k_ptr_KW = k_ptr + g * stride_head + place_KW
     v_ptr_KW = v_ptr + g * stride_head + place_KW
     if KV is not None:
-        k_scale_ptr += g * stride_scale_head
-        v_scale_ptr += g * stride_scale_head
+        scale_ptr += g * stride_scale_head
     q = columns_apart(multiplier(q_MD, KV), QUERIES, DIM, KV)
 
     max_M = tl.full((QUERIES,), LOWEST, tl.float32)
@@ -127,7 +125,7 @@ def shared_kernel(
         k_KW = tl.load(k_ptr_KW + place_K1, mask=readable_KW, other=0)
         v_KW = tl.load(v_ptr_KW + place_K1, mask=readable_KW, other=0)
         k_scale_K, v_scale_K = load_scales(
-            k_scale_ptr, v_scale_ptr, blocks, start, readable_K, stride_scale_block, stride_scale_token,
+            scale_ptr, blocks, start, readable_K, stride_scale_block, stride_scale_token,
             TILE, BLOCK_SIZE, KV,
         )  # fmt: skip
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
@@ -150,7 +148,7 @@ def shared_kernel(
 def _aot(
     group: int, head_dim: int, tile: int, archs: tuple[str, ...] = ARCHS, kv: str | None = None
 ) -> AotKernel:
-    scales = ("k_scale_ptr", "v_scale_ptr", "stride_scale_block", "stride_scale_head")
+    scales = ("scale_ptr", "stride_scale_block", "stride_scale_head")
     return AotKernel(
         shared_kernel,
         {
@@ -162,8 +160,8 @@ def _aot(
                 ("stride_q_token", "stride_q_head", "stride_block", "stride_head", "stride_token"), "i32:16"
             ),
             "stride_table": "i32",
-            **(dict.fromkeys(("k_ptr", "v_ptr"), "*i16") | dict.fromkeys(scales[:2], "*bf16") if kv else {}),
-            **(dict.fromkeys(scales[2:], "i32:16") if kv else {}),
+            **({"k_ptr": "*i16", "v_ptr": "*i16", "scale_ptr": "*i32"} if kv else {}),
+            **(dict.fromkeys(scales[1:], "i32:16") if kv else {}),
         },
         {
             "NUM_KV_HEADS": 8,

@@ -48,19 +48,25 @@ def place_of_blocks(blocks, start, stride_block, stride_token, TILE: tl.constexp
 
 @triton.jit
 def load_scales(
-    k_scale_ptr, v_scale_ptr, blocks, start, readable_K, stride_block, stride_token,
+    scale_ptr, blocks, start, readable_K, stride_block, stride_token,
     TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """Return the scales of a tile's keys, and those of its values times the format's unit [K]. Without levels there are
-    none."""
+    none.
+
+    The two bfloat16 of a row are one word, which is wide enough to be copied ahead with the tile.
+    """
     if KV is None:
         return start, start
-    else:
+    elif scale_ptr.dtype.element_ty == tl.int32:
         place_K = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)
         place_K += place_in_blocks(stride_token, TILE, BLOCK_SIZE)
-        k_scale_K = tl.load(k_scale_ptr + place_K, mask=readable_K, other=0).to(tl.float32)
-        v_scale_K = tl.load(v_scale_ptr + place_K, mask=readable_K, other=0).to(tl.float32)
-        return k_scale_K, v_scale_K * unit(KV)
+        words_K = tl.load(scale_ptr + place_K, mask=readable_K, other=0)
+        k_scale_K = (words_K << 16).to(tl.float32, bitcast=True)
+        return k_scale_K, (words_K & -0x10000).to(tl.float32, bitcast=True) * unit(KV)
+    else:  # the model's own
+        nothing_K = tl.zeros((TILE,), tl.float32)
+        return nothing_K + tl.load(scale_ptr), nothing_K + tl.load(scale_ptr + 1) * unit(KV)
 
 
 @triton.jit

@@ -40,8 +40,7 @@ def decode_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
+    scale_ptr,
     out_ptr,
     table_ptr,
     items_ptr,
@@ -123,12 +122,12 @@ def decode_kernel(
     PAIR: tl.constexpr = 1 if KV is None else 2
     w_W = tl.arange(0, DIM // PAIR)
     inside_W = w_W < HEAD_DIM // PAIR
-    place_KW = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + w_W[None, :]
-    k_ptr_KW = k_ptr + g * stride_head + place_KW
-    v_ptr_KW = v_ptr + g * stride_head + place_KW
+    place_K = place_in_blocks(stride_token, TILE, BLOCK_SIZE)
+    k_ptr_KW = k_ptr + g * stride_head + (place_K[:, None] + w_W[None, :])
+    v_ptr_KW = v_ptr + g * stride_head + (place_K[:, None] + w_W[None, :])
+    v_ptr_WK = v_ptr + g * stride_head + (place_K[None, :] + w_W[:, None])
     if KV is not None:
-        k_scale_ptr += g * stride_scale_head
-        v_scale_ptr += g * stride_scale_head
+        scale_ptr += g * stride_scale_head
     q = rows_apart(multiplier(q_DM, KV), DIM, QUERIES, KV)
     seen = begin
     if WINDOW:
@@ -147,12 +146,16 @@ def decode_kernel(
         readable_K = key_K < end
         if WINDOW:
             readable_K = readable_K & (key_K >= seen)
-        place_K1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
+        far_K = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)
         readable_KW = readable_K[:, None] & inside_W[None, :]
-        k_KW = tl.load(k_ptr_KW + place_K1, mask=readable_KW, other=0)
-        v_KW = tl.load(v_ptr_KW + place_K1, mask=readable_KW, other=0)
+        k_KW = tl.load(k_ptr_KW + far_K[:, None], mask=readable_KW, other=0)
+        if KV is None:
+            v_WK = tl.trans(tl.load(v_ptr_KW + far_K[:, None], mask=readable_KW, other=0))
+        else:  # levels go through registers, which would end the pipeline at a transposition
+            readable_WK = readable_K[None, :] & inside_W[:, None]
+            v_WK = tl.load(v_ptr_WK + far_K[None, :], mask=readable_WK, other=0)
         scales = load_scales(
-            k_scale_ptr, v_scale_ptr, blocks, start, readable_K, stride_scale_block, stride_scale_token,
+            scale_ptr, blocks, start, readable_K, stride_scale_block, stride_scale_token,
             TILE, BLOCK_SIZE, KV,
         )  # fmt: skip
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
@@ -162,7 +165,7 @@ def decode_kernel(
             if WINDOW:
                 visible_KM = visible_KM & (key_K[:, None] > position_M[None, :] - window)
         max_M, sum_KM, acc = add_tile(
-            k_KW, tl.trans(v_KW), scales, q, visible_KM, max_M, sum_KM, acc, scale, softcap,
+            k_KW, v_WK, scales, q, visible_KM, max_M, sum_KM, acc, scale, softcap,
             slope_M, key_K[:, None] - position_M[None, :], SOFTCAP, ALIBI, KV, PDL,
         )  # fmt: skip
 

@@ -37,8 +37,7 @@ def prefill_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
+    scale_ptr,
     out_ptr,
     table_ptr,
     tiles_ptr,
@@ -99,8 +98,7 @@ def prefill_kernel(
     k_ptr += g * stride_head
     v_ptr += g * stride_head
     if KV is not None:
-        k_scale_ptr += g * stride_scale_head
-        v_scale_ptr += g * stride_scale_head
+        scale_ptr += g * stride_scale_head
     q = columns_apart(multiplier(q_MD, KV), QUERIES, DIM, KV)
 
     max_M = tl.full((QUERIES,), LOWEST, tl.float32)
@@ -118,19 +116,19 @@ def prefill_kernel(
         first_key = tl.maximum(position - window + 1, 0)
         first_full = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), TILE) * TILE, end_full)
         max_M, sum_M, acc = _attend(
-            max_M, sum_M, acc, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, position_M, slope_M,
+            max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M,
             first_key // TILE * TILE, first_full, first_key, end, scale, softcap, window, stride_block, stride_token,
         stride_scale_block, stride_scale_token,
             HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, True, KV, PDL,
         )  # fmt: skip
     max_M, sum_M, acc = _attend(
-        max_M, sum_M, acc, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, position_M, slope_M,
+        max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M,
         first_full, end_full, first_key, end, scale, softcap, window, stride_block, stride_token,
         stride_scale_block, stride_scale_token,
         HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, FIXED, KV, PDL,
     )  # fmt: skip
     max_M, sum_M, acc = _attend(
-        max_M, sum_M, acc, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, position_M, slope_M,
+        max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M,
         end_full, end, first_key, end, scale, softcap, window, stride_block, stride_token,
         stride_scale_block, stride_scale_token,
         HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, True, KV, PDL,
@@ -149,8 +147,7 @@ def _attend(
     q,
     k_ptr,
     v_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
+    scale_ptr,
     table_ptr,
     position_M,
     slope_M,
@@ -200,7 +197,7 @@ def _attend(
             k_KW = tl.load(k_ptr_KW + place_K1, mask=inside_W[None, :], other=0)
             v_KW = tl.load(v_ptr_KW + place_K1, mask=inside_W[None, :], other=0)
         k_scale_K, v_scale_K = load_scales(
-            k_scale_ptr, v_scale_ptr, blocks, start, readable_K, stride_scale_block, stride_scale_token,
+            scale_ptr, blocks, start, readable_K, stride_scale_block, stride_scale_token,
             TILE, BLOCK_SIZE, KV,
         )  # fmt: skip
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed

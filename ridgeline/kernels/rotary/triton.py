@@ -25,7 +25,7 @@ MAX_TOKENS = 4  # tokens of a program
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["positions_ptr", "place_ptr"])
 def _rope_kv(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, positions_ptr, place_ptr, q_ptr, k_cache_ptr, v_cache_ptr,
-    k_scale_ptr, v_scale_ptr, saturated_ptr,
+    scale_ptr, saturated_ptr,
     num_tokens, eps, qkv_stride, k_stride_N, k_stride_G, k_stride_P, v_stride_N, v_stride_G, v_stride_P,
     scale_stride_N, scale_stride_G, scale_stride_P,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, Y: tl.constexpr, P: tl.constexpr,
@@ -82,11 +82,10 @@ def _rope_kv(
                 c = (c.to(tl.float32) * scale).to(a.dtype)
         place = tl.load(place_ptr + token, mask=in_batch, other=0)
         kept_ptr = v_cache_ptr + (place // P) * v_stride_N + (place % P) * v_stride_P + head * v_stride_G
-        scale_ptr = None
-        if KV is not None:
-            scale_ptr = v_scale_ptr + (place // P) * scale_stride_N + (place % P) * scale_stride_P
-            scale_ptr += head * scale_stride_G
-        kept_a, kept_b, kept_c = _kept(a, b, c, scale_ptr, saturated_ptr, inside, REST, KV)
+        kept_a, kept_b, kept_c = _kept(
+            a, b, c, scale_ptr, 1, saturated_ptr, place, head, inside,
+            scale_stride_N, scale_stride_G, scale_stride_P, P, REST, KV,
+        )  # fmt: skip
         tl.store(kept_ptr + half, kept_a, mask=in_half)
         tl.store(kept_ptr + y + half, kept_b, mask=in_half)
         if REST > 0:
@@ -124,11 +123,10 @@ def _rope_kv(
         else:
             place = tl.load(place_ptr + token, mask=in_batch, other=0)
             kept_ptr = k_cache_ptr + (place // P) * k_stride_N + (place % P) * k_stride_P + head * k_stride_G
-            scale_ptr = None
-            if KV is not None:
-                scale_ptr = k_scale_ptr + (place // P) * scale_stride_N + (place % P) * scale_stride_P
-                scale_ptr += head * scale_stride_G
-            kept_a, kept_b, kept_c = _kept(a, b, c, scale_ptr, saturated_ptr, inside, REST, KV)
+            kept_a, kept_b, kept_c = _kept(
+                a, b, c, scale_ptr, 0, saturated_ptr, place, head, inside,
+                scale_stride_N, scale_stride_G, scale_stride_P, P, REST, KV,
+            )  # fmt: skip
             tl.store(kept_ptr + half, kept_a, mask=in_half)
             tl.store(kept_ptr + y + half, kept_b, mask=in_half)
             if REST > 0:
@@ -136,14 +134,18 @@ def _rope_kv(
 
 
 @triton.jit
-def _kept(a, b, c, scale_ptr, saturated_ptr, real, REST: tl.constexpr, KV: tl.constexpr):
+def _kept(
+    a, b, c, scale_ptr, of_pair, saturated_ptr, place, head, real, stride_N, stride_G, stride_P,
+    P: tl.constexpr, REST: tl.constexpr, KV: tl.constexpr,
+):  # fmt: skip
     """Return the pieces of heads as the cache keeps them. With levels see to the scales too: a row's own are stored,
     given ones are read, and the numbers beyond their largest level counted. Without a rest `c` may be anything."""
     if REST == 0:
         c = a
     if KV is None:
         return a, b, c
-    elif saturated_ptr is None:
+    scale_ptr += (place // P) * stride_N + (place % P) * stride_P + head * stride_G + of_pair
+    if saturated_ptr is None:
         a, b, c = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32)
         largest = tl.maximum(tl.max(magnitude(a), 1), tl.max(magnitude(b), 1))
         largest = tl.maximum(largest, tl.max(magnitude(c), 1))
@@ -199,12 +201,10 @@ def rope_kv(
     rotated = head_dim if cos_sin_ZY is None else cos_sin_ZY.shape[-1]
     together, heads, warps = config(1 if fixed else tokens, num_heads, num_kv_heads, head_dim)
     groups = -(-num_heads // heads) + 2 * -(-num_kv_heads // heads)
-    kv, scale_tensors, scale_strides = None, (None, None, None), (None, None, None)
+    kv, scale_tensors, scale_strides = None, (None, None), (None, None, None)
     if scales is not None:
-        kv, scale_strides = LEVELS[k_cache_NGPD.dtype], scales.k_NGP.stride()
-        if scales.v_NGP.stride() != scale_strides:
-            raise ValueError("rope_kv: scales of equal strides expected")
-        scale_tensors = scales.k_NGP, scales.v_NGP, scales.saturated_1
+        kv, scale_strides = LEVELS[k_cache_NGPD.dtype], scales.pairs_NGP2.stride()[:3]
+        scale_tensors = scales.pairs_NGP2, scales.saturated_1
         k_cache_NGPD, v_cache_NGPD = k_cache_NGPD.view(torch.int8), v_cache_NGPD.view(torch.int8)
     _rope_kv[(triton.cdiv(tokens, together), groups)](
         qkv_TX, q_norm_D, k_norm_D, cos_sin_ZY, positions_T, place_T, q_THD, k_cache_NGPD, v_cache_NGPD,
@@ -234,8 +234,8 @@ def _aot(
     signature |= {"num_tokens": "i32", "eps": "fp32"} | dict.fromkeys(strides, "i32:16")
     if kv:
         signature |= dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), "*i8")
-        signature |= dict.fromkeys(("k_scale_ptr", "v_scale_ptr"), "*fp32" if given else "*bf16")
-        signature |= dict.fromkeys(("scale_stride_N", "scale_stride_G"), "i32:16")
+        signature |= {"scale_ptr": "*fp32" if given else "*bf16"}
+        signature |= dict.fromkeys(("scale_stride_N", "scale_stride_G", "scale_stride_P"), "i32")
         signature |= {"saturated_ptr": "*i64"} if given else {}
     together, group, warps = config(tokens, heads, kv_heads, head_dim)
     constants = {
@@ -249,7 +249,7 @@ def _aot(
         del signature[name]
     for name in _rope_kv.arg_names:
         if name not in signature and name not in constants and name != "PDL":
-            constants[name] = 1 if name == "scale_stride_P" and kv else None
+            constants[name] = None
     return AotKernel(_rope_kv, signature, constants, num_warps=warps, hot=True, archs=archs)
 
 
