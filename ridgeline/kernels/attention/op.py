@@ -47,7 +47,8 @@ class Schedule:
     window: the window that the schedule was made for.
     fixed: every row is cut into query tiles, however few its tokens, and all its keys are treated alike. So a query's
         result does not depend on what runs beside it.
-    hopper: the long rows' work for hopper.py, in place of tiles, if that kernel is the faster one.
+    hopper: the long rows' work for hopper.py, in place of tiles, if that kernel is the faster one. (Beside tiles if it
+        works on widened keys: the device decides then.)
     cascade: the work that short rows share; their items then begin where the shared keys end.
     """
 
@@ -309,6 +310,7 @@ def no_schedule(
     prefix_4R: Tensor | None = None,
     alibi: bool = False,
     head_bytes: int = 0,
+    widened: bool = False,
 ) -> Schedule | None:
     """Cut the step's attention into pieces of work. This reference returns None, for implementations that need no
     schedule.
@@ -316,6 +318,7 @@ def no_schedule(
     num_tokens: T, padding included.
     tokens_each: as in `RaggedBatch`.
     cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
+    widened: these keys are made of others as far as they fit the memory; otherwise the long rows need `tiles_J4`.
     prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py.
     alibi: the layers have slopes.
     head_bytes: the bytes of a key's head, by which tiles are made small enough for wide heads; 0 for the usual ones.

@@ -5,7 +5,7 @@ The host reads shapes only, so a captured graph serves any lengths. The legend i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from ridgeline.kernels.attention.triton_cascade import shared_kernel, shared_opt
 from ridgeline.kernels.attention.triton_common import LOG2E
 from ridgeline.kernels.attention.triton_decode import decode_kernel
 from ridgeline.kernels.attention.triton_prefill import prefill_kernel
-from ridgeline.kernels.kv_cache import LEVELS, KVScales, for_kernels
+from ridgeline.kernels.attention.widen import make_widening, widen
+from ridgeline.kernels.kv_cache import LEVELS, KernelCache, KVScales, for_kernels
 from ridgeline.kernels.launch import compute_capability, launch_options
 
 COMBINED = 8192  # float32 values of parts that a program holds at once when it adds them up
@@ -129,13 +130,35 @@ def paged_attention(
             raise ValueError("paged attention: make schedules without cache_NGPD for layers with softcap or slopes")
         from ridgeline.kernels.attention.hopper import prefill_attention
 
+        keys_values, widened, fits = (k_cache_NGPD, v_cache_NGPD), batch, True
+        if batch.wide is not None:
+            keys_values, (widened, fits) = batch.wide, _widened(batch, schedule, cache, block_size)
         prefill_attention(
-            q_THD, k_cache_NGPD, v_cache_NGPD, batch, schedule.hopper,
+            q_THD, *keys_values, widened, schedule.hopper,
             scale=scale, out_THD=out_THD, window=window, sinks_H=sinks_H,
         )  # fmt: skip
-    elif len(schedule.tiles_J4):
+        if fits:
+            return out_THD
+    if len(schedule.tiles_J4):
         _prefill(schedule, tensors, per_head, numbers, shared)
     return out_THD
+
+
+def _widened(
+    batch: RaggedBatch, schedule: Schedule, cache: KernelCache, block_size: int
+) -> tuple[RaggedBatch, bool]:
+    """Widen the long rows' keys and values of this layer. Returns the batch that finds them, and whether all of them
+    surely fit; otherwise the device knows it."""
+    assert batch.wide is not None
+    capacity = most = len(batch.wide[0])
+    if batch.num_tokens_R is not None and batch.kv_bound_R is not None:
+        most = int((-(-batch.kv_bound_R[batch.num_tokens_R > schedule.few] // block_size)).sum())
+    if "widening" not in batch.derived:  # made for all layers
+        batch.derived["widening"] = make_widening(batch, schedule, block_size, capacity)
+    widening = batch.derived["widening"]
+    widen(widening, cache, batch.wide, min(most, capacity))
+    known = batch.num_tokens_R is not None and batch.kv_bound_R is not None and most <= capacity
+    return replace(batch, block_table_SC=widening.table_SC), known
 
 
 def _decode(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple, shared: dict[str, Any]) -> None:

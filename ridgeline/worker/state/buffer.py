@@ -29,7 +29,7 @@ class StateMemory:
     """
 
     def __init__(self, layout: CacheLayout, device: torch.device) -> None:
-        self.layout = layout
+        self.layout, self.device = layout, device
         num_bytes = layout.num_pages * layout.page_bytes
         self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
