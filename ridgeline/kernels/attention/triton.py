@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.attention.op import Cascade, RaggedBatch, Schedule
 from ridgeline.kernels.attention.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.triton_cascade import shared_kernel, shared_options
@@ -246,8 +246,9 @@ def _prefill(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple
 
 
 def _aot(
-    kernel: Any, config: Config, tensor_cores: str, dim: int = 512, kv: str | None = None, **constants: Any
-) -> AotKernel:
+    kernel: Any, config: Config, tensor_cores: str, dim: int = 512, kv: str | None = None,
+    archs: tuple[str, ...] = ONE_OF_EACH, **constants: Any,
+) -> AotKernel:  # fmt: skip
     """Return the entry of one kernel for 64 heads of `dim`, eight of which share a key head."""
     tables, parts = ("table_ptr", "items_ptr", "tiles_ptr", "counts_ptr", "arrivals_ptr"), ("parts_ptr", "part_lse_ptr")
     kinds = dict.fromkeys(tables, "*i32") | dict.fromkeys(parts, "*fp32")
@@ -269,19 +270,21 @@ def _aot(
     }  # fmt: skip
     return AotKernel(
         kernel, signature, constants, num_warps=config.num_warps, num_stages=config.num_stages,
-        tensor_cores=tensor_cores, archs=("sm_90", "gfx942"),
+        tensor_cores=tensor_cores, archs=archs,
     )  # fmt: skip
+
+
+def _aot_decode(config: Config, kv: str, queries: int, archs: tuple[str, ...]) -> AotKernel:
+    return _aot(
+        decode_kernel, config, "MMA", 128, kv, archs, QUERIES=queries, FEW=1, HEADS=8, PARTS=8, CASCADE=False
+    )
 
 
 AOT = (
     _aot(prefill_kernel, Config(16, num_warps=8, num_stages=2), "HGMMA", QUERIES=64, FIXED=False),
     _aot(decode_kernel, decode_config(512, 2), "MMA", QUERIES=16, FEW=2, HEADS=8, PARTS=2, CASCADE=False),
-    *(
-        _aot(
-            decode_kernel, decode_config(128, 1), "MMA", 128, kv, QUERIES=8, FEW=1, HEADS=8, PARTS=8, CASCADE=False
-        )
-        for kv in LEVELS.values()
-    ),
+    *(_aot_decode(decode_config(128, 1), kv, 8, ("sm_90",)) for kv in LEVELS.values()),
+    _aot_decode(Config(64, num_warps=4, num_stages=2), "e4m3", 16, ("gfx942",)),
     _aot(prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 128, "e4m3", QUERIES=128, FIXED=False),
     _aot(prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 64, "int8", QUERIES=128, FIXED=False),
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 from torch import Tensor
 
-from ridgeline.kernels.aot import ARCHS, ONE_OF_EACH, AotKernel
+from ridgeline.kernels.aot import ARCHS, AotKernel
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.attention.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.triton import COMBINED, decode_config, paged_attention
@@ -172,7 +172,8 @@ def decode_attention(
 def _aot(
     rows: int, heads: int, kv_heads: int, head_dim: int, *,
     norm: bool = False, rotate: bool = True, alibi: bool = False,
-    sinks: bool = False, v_norm: bool = False, window: bool = False, kv: str | None = None, archs: tuple[str, ...] = ARCHS,
+    sinks: bool = False, v_norm: bool = False, window: bool = False, kv: str | None = None, amd: bool = False,
+    archs: tuple[str, ...] = ARCHS,
 ) -> AotKernel:  # fmt: skip
     pointers = (
         "qkv", "q_norm", "k_norm", "cos_sin", "place", "k", "v", "out", "table", "items",
@@ -185,6 +186,7 @@ def _aot(
     signature |= {f"stride_{name}": "i32:16" for name in ("qkv", "block", "head", "token")} | {"stride_table": "i32"}
     group = heads // kv_heads
     cut = config(rows, group, head_dim, 1 if kv else 2, 64)
+    cut = replace(cut, queries=16, num_stages=2) if amd else cut
     constants = {
         "NUM_KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM": triton.next_power_of_2(head_dim),
         "ROTATED": head_dim if rotate else 0, "BLOCK_SIZE": 64, "QUERIES": max(cut.queries, group), "TILE": cut.tile,
@@ -218,7 +220,8 @@ AOT = (
     _aot(64, 16, 8, 128, norm=True),
     _aot(64, 32, 32, 128, rotate=False, alibi=True),
     _aot(64, 64, 8, 64, sinks=True, window=True, archs=("sm_90", "gfx942")),
-    *(_aot(64, 32, 8, 128, kv=kv, archs=ONE_OF_EACH) for kv in LEVELS.values()),
-    _aot(1, 32, 8, 128, kv="e4m3", archs=ONE_OF_EACH),
-    _aot(1, 16, 8, 64, norm=True, kv="int8", archs=ONE_OF_EACH),
+    *(_aot(64, 32, 8, 128, kv=kv, archs=("sm_90",)) for kv in LEVELS.values()),
+    _aot(1, 32, 8, 128, kv="e4m3", archs=("sm_90",)),
+    _aot(1, 16, 8, 64, norm=True, kv="int8", archs=("sm_90",)),
+    _aot(64, 32, 8, 128, kv="e4m3", amd=True, archs=("gfx942",)),
 )
