@@ -12,6 +12,7 @@ import torch
 
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, EngineConfig, LLMConfig
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.kv_format import kv_format
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.defaults import (
     check_max_model_len,
@@ -176,6 +177,7 @@ def _choose(config: LLMConfig, device: torch.device) -> Choices:
     weights = _scheme(config.quantization, folder)
     weights.check(platform)
     model = read_model_config(folder)
+    model = replace(model, spec=model.spec.with_kv_format(kv_format(config.kv_cache_dtype)))
     dtype, why = choose_dtype(config.dtype, model.dtype, device)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     overrides = choose_kernels(config, device)

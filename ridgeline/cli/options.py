@@ -32,6 +32,7 @@ ENGINE_HELP = {
     "gpu_memory_utilization": "Share of the GPU's memory to use.",
     "kv_cache_memory": "Bytes for the KV cache, instead of a share.",
     "block_size": "Tokens per KV cache block.",
+    "kv_cache_dtype": "auto, bfloat16, fp8 (fp8_e4m3), fp8_e5m2 or int8: how keys and values are cached.",
     "enable_prefix_caching": "Reuse the KV cache of equal prompt beginnings.",
     "scheduling_policy": "fcfs or priority.",
     "itl_target": "Milliseconds that a step with prompts may take while requests decode (0: no limit).",

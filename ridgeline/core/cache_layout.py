@@ -23,7 +23,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from ridgeline.core.state_spec import StateSpec
+from ridgeline.core.state_spec import KVSpec, StateSpec
 
 NULL_BLOCK = 0
 
@@ -57,6 +57,12 @@ class CacheLayout:
         units = [group.spec.unit_bytes(self.block_size, self.dtype) for group in self.groups]
         size = ALIGNMENT if len(set(units)) > 1 else 1
         return tuple(-(-unit // size) * size for unit in units)
+
+    @property
+    def kv_dtypes(self) -> tuple[str, ...]:
+        """The dtypes of keys and values: mostly one, and none for a model without."""
+        specs = (group.spec for group in self.groups)
+        return tuple(sorted({spec.format.dtype or self.dtype for spec in specs if isinstance(spec, KVSpec)}))
 
     @cached_property
     def slab_bytes(self) -> int:

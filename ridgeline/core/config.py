@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.kv_format import kv_format
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -30,6 +31,8 @@ class LLMConfig:
     gpu_memory_utilization: the share of the device's memory that the engine may use in all.
     kv_cache_memory: bytes for the KV cache, in place of that share.
     block_size: tokens per cache block (64 on a GPU, otherwise 16).
+    kv_cache_dtype: how keys and values are cached: "auto" as the activations (or as the checkpoint says), "bfloat16",
+        or in 8 bits with a scale for each token and key head: "fp8" (the same as "fp8_e4m3"), "fp8_e5m2" or "int8".
     load_format: "dummy" fills the weights with random numbers.
     enforce_eager: launch ops one by one instead of replaying CUDA graphs; this is slower and starts sooner.
     deterministic: a request gets the same bits whatever runs beside it (GPU only; slower).
@@ -54,6 +57,7 @@ class LLMConfig:
     gpu_memory_utilization: float = 0.9
     kv_cache_memory: int | None = None
     block_size: int | None = None
+    kv_cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
     seed: int = 0
@@ -73,6 +77,7 @@ class LLMConfig:
             raise InvalidConfig(f"unknown dtype {self.dtype!r}; use auto, {', '.join(DTYPES)}.")
         if self.load_format not in ("auto", "safetensors", "dummy"):
             raise InvalidConfig(f"unknown load_format {self.load_format!r}; use auto, safetensors or dummy.")
+        kv_format(self.kv_cache_dtype)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidConfig(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r}."

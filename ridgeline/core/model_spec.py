@@ -6,11 +6,12 @@ into a network. Nothing here knows torch, so the planner and the cost model read
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from ridgeline.core.cache_layout import CacheGroup, group_layers
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.kv_format import KVFormat
 from ridgeline.core.state_spec import KVSpec, StateSpec
 
 
@@ -110,6 +111,7 @@ class AttentionSpec:
     sinks: each head has a learned logit that takes part in the softmax and carries no value.
     v_norm: values are divided by their root mean square head by head, as queries and keys are, but without a weight.
     values_are_keys: there is no projection to values. They are the keys' projection, before its norm and rotation.
+    kv_format: how keys and values are cached.
     """
 
     kind: ClassVar[str] = "attention"
@@ -128,10 +130,13 @@ class AttentionSpec:
     sinks: bool = False
     v_norm: bool = False
     values_are_keys: bool = False
+    kv_format: KVFormat = field(default_factory=KVFormat)
 
     @property
     def state(self) -> KVSpec:
-        return KVSpec(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window)
+        return KVSpec(
+            num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window, format=self.kv_format
+        )
 
     @property
     def norms(self) -> tuple[tuple[NormSpec, int], ...]:
@@ -256,6 +261,25 @@ class ModelSpec:
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         return group_layers([layer.mixer.state for layer in self.layers])
+
+    def with_kv_format(self, wanted: KVFormat) -> ModelSpec:
+        """Return the model with its keys and values cached in this format. Layers for which the checkpoint brings
+        scales keep them, if it is their dtype that is wanted. Raises InvalidConfig for heads that the format cannot
+        hold."""
+        if wanted.dtype is None:
+            return self
+        return replace(self, layers=tuple(_cached_as(layer, wanted) for layer in self.layers))
+
+
+def _cached_as(layer: LayerSpec, wanted: KVFormat) -> LayerSpec:
+    mixer = layer.mixer
+    if not isinstance(mixer, AttentionSpec) or mixer.kv_format.dtype == wanted.dtype:
+        return layer
+    if wanted.quantized and mixer.head_dim % 2:
+        raise InvalidConfig(
+            f"kv_cache_dtype {wanted.dtype} needs heads of even width, and this model's have {mixer.head_dim}; use auto."
+        )
+    return replace(layer, mixer=replace(mixer, kv_format=wanted))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,15 +8,16 @@ class in `worker/state/`, which serves it on the device. No other code asks what
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
+
+from ridgeline.core.kv_format import DTYPE_BYTES as DTYPE_BYTES
+from ridgeline.core.kv_format import KVFormat
 
 # A request with a window is sure to find room for so many prompt tokens of a step beside its window. It uses more where
 # there is room: a chunk can be as large as a step, and its keys lie beside the window's during that one step alone.
 WINDOW_CHUNK = 1024
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,10 @@ class StateSpec:
     def unit_bytes(self, block_size: int, dtype: str) -> int:
         """Return the bytes of one layer's block. dtype: that of the model's activations."""
         raise NotImplementedError
+
+    def token_bytes(self, dtype: str) -> int:
+        """Return the bytes that one more token takes; 0 for a state that does not grow."""
+        return 0
 
     def first_needed(self, position: int) -> int:
         """Return the smallest position whose state a token at `position` or later can still need."""
@@ -63,12 +68,14 @@ class KVSpec(StateSpec):
     """The keys and values of attention.
 
     window: a token attends to itself and the `window - 1` tokens before it; None: to all tokens before it.
+    format: how the numbers are held.
     """
 
     kind: ClassVar[str] = "kv"
     num_kv_heads: int
     head_dim: int
     window: int | None = None
+    format: KVFormat = field(default_factory=KVFormat)
 
     @property
     def span(self) -> int | None:
@@ -76,7 +83,11 @@ class KVSpec(StateSpec):
 
     def unit_bytes(self, block_size: int, dtype: str) -> int:
         """Return the bytes of the keys and values of `block_size` tokens."""
-        return 2 * self.num_kv_heads * self.head_dim * block_size * DTYPE_BYTES[dtype]
+        size = self.format.alignment(self.head_dim)
+        return -(-block_size * self.token_bytes(dtype) // size) * size
+
+    def token_bytes(self, dtype: str) -> int:
+        return 2 * self.num_kv_heads * self.format.head_bytes(self.head_dim, dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

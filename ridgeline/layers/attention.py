@@ -36,6 +36,8 @@ class Attention(nn.Module):
 
     slopes_H: Tensor | None
     sinks: nn.Parameter | None
+    kv_scales: nn.Parameter | None
+    saturated_1: Tensor | None
 
     def __init__(self, spec: AttentionSpec, width: int, build: Build) -> None:
         super().__init__()
@@ -48,6 +50,10 @@ class Attention(nn.Module):
         self.k_norm: Norm | None = norms[1] if norms else None
         self.rotary = build.rotary(spec.rope) if spec.rope is not None else None
         self.sinks = build.parameter(spec.num_heads) if spec.sinks else None
+        given = spec.kv_format.scales == "model"
+        self.kv_scales = build.parameter(spec.num_kv_heads, 2, dtype=torch.float32) if given else None
+        counter_1 = torch.zeros(1, dtype=torch.int64, device=build.device) if given else None
+        self.register_buffer("saturated_1", counter_1, persistent=False)
         slopes_H = alibi_slopes(spec.num_heads).to(build.device) if spec.alibi else None
         self.register_buffer("slopes_H", slopes_H, persistent=False)
 
@@ -66,10 +72,11 @@ class Attention(nn.Module):
         """The steps between the projection and the attention that are still to be done with the heads: norms, rotation,
         slopes and sinks."""
         angles = None if self.rotary is None else self.rotary.cos_sin_ZY
+        kept = self.slopes_H, self.sinks, self.kv_scales, self.saturated_1
         if self.q_norm is None or self.k_norm is None or self.spec.qk_norm_whole:
-            return Heads(self.spec, self.ops, None, None, 0.0, angles, self.slopes_H, self.sinks)
+            return Heads(self.spec, self.ops, None, None, 0.0, angles, *kept)
         norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
-        return Heads(self.spec, self.ops, *norms, angles, self.slopes_H, self.sinks)
+        return Heads(self.spec, self.ops, *norms, angles, *kept)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ridgeline.core.model_spec import AttentionSpec
+from ridgeline.kernels.kv_cache import KVScales
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.rotary.op import split_heads, without_weight
 
@@ -28,6 +29,8 @@ class Heads:
 
     slopes_H: float32, what each head's score loses per token of distance; None without ALiBi.
     sinks_H: each head's sink; None without sinks.
+    kv_scales_G2: float32, the scales of keys and of values that the checkpoint brings; None without.
+    saturated_1: int64, counts the numbers that these could not hold.
     """
 
     spec: AttentionSpec
@@ -38,6 +41,15 @@ class Heads:
     cos_sin_ZY: Tensor | None
     slopes_H: Tensor | None
     sinks_H: Tensor | None = None
+    kv_scales_G2: Tensor | None = None
+    saturated_1: Tensor | None = None
+
+    def kv_scales_of(self, cache_NGPD: Tensor) -> KVScales | None:
+        """Return the checkpoint's scales as a cache's."""
+        if self.kv_scales_G2 is None:
+            return None
+        pairs_NGP2 = self.kv_scales_G2[None, :, None].expand(*cache_NGPD.shape[:3], 2)
+        return KVScales(pairs_NGP2=pairs_NGP2, saturated_1=self.saturated_1)
 
     def split(self, qkv_TX: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries [T, H, D], keys and values [T, G, D], normalised and rotated. Differentiable."""

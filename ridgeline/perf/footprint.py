@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, Product
-from ridgeline.core.state_spec import DTYPE_BYTES, StateSpec
-from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name
+from ridgeline.core.state_spec import DTYPE_BYTES, KVSpec, StateSpec
+from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name, kv_itemsize
 
 
 class Parameters(NamedTuple):
@@ -142,6 +142,8 @@ def _block_bytes(spec: StateSpec, block_size: int, kv_dtype: str) -> float:
 
 def _token_bytes(spec: StateSpec, kv_dtype: str) -> float:
     """Return the bytes that one more token takes; 0 for a state that does not grow."""
+    if isinstance(spec, KVSpec):
+        return 2 * spec.num_kv_heads * spec.head_dim * kv_itemsize(kv_dtype, spec.head_dim)
     grows = spec.unit_bytes(2, "float32") - spec.unit_bytes(1, "float32")
     return grows / DTYPE_BYTES["float32"] * ITEM_BYTES[dtype_name(kv_dtype)]
 

@@ -17,7 +17,7 @@ from ridgeline.kernels.grouped_gemm.cost import grouped_down_cost, grouped_gate_
 from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.kernels.rotary.cost import rope_cost
 from ridgeline.kernels.route.cost import route_cost
-from ridgeline.perf.precision import Precision
+from ridgeline.perf.precision import Precision, kv_itemsize
 
 Priced = tuple[str, Cost]
 
@@ -48,7 +48,7 @@ class Reach(NamedTuple):
         return touched(devices * tokens, how.experts, how.top_k, self.share) / devices
 
 
-# Each is called with (spec, step, its tokens, precision, bytes of a number in the cache)
+# Each is called with (spec, step, its tokens, precision, the cache's dtype if it is not the layer's own)
 MIXERS = Registry("mixer with a known cost", {"attention": "ridgeline.perf.parts:attention"})
 
 # Each is called with (spec, model width, norm before it or None, tokens, precision, `Reach`)
@@ -66,9 +66,18 @@ def product_cost(name: str, product: Product, tokens: int, p: Precision) -> Cost
     )
 
 
-def attention(mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision, kv_item: float) -> Iterator[Priced]:
+def cached_itemsize(mixer: AttentionSpec, p: Precision, kv_dtype: str | None) -> float:
+    """Return the bytes of a number in a layer's cache. kv_dtype: the type if it is not the layer's own."""
+    name = kv_dtype or mixer.kv_format.dtype
+    return kv_itemsize(name, mixer.head_dim) if name else p.item
+
+
+def attention(
+    mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None
+) -> Iterator[Priced]:
     """Yield the ops between an attention layer's two products."""
     heads, kv_heads, dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
+    kv_item = cached_itemsize(mixer, p, kv_dtype)
     if mixer.qk_norm is not None:
         for name, count in (("q_norm", heads), ("k_norm", kv_heads)):
             rows, size = (tokens, count * dim) if mixer.qk_norm_whole else (tokens * count, dim)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.kv_format import SCALE_BYTES
 
 ITEM_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "float8": "fp8", "w4a16": "int4"}
+_SHORT |= {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,3 +65,9 @@ def dtype_name(dtype: str) -> str:
     if name not in ITEM_BYTES:
         raise InvalidConfig(f"unknown dtype {dtype!r}; use {', '.join(ITEM_BYTES)}.")
     return name
+
+
+def kv_itemsize(kv_dtype: str, head_dim: int) -> float:
+    """Return the bytes of one number of a KV cache. With 8 bits each key and value also has a scale."""
+    item = ITEM_BYTES[dtype_name(kv_dtype)]
+    return item + SCALE_BYTES / head_dim if item == 1 else item

@@ -20,8 +20,17 @@ from ridgeline.kernels.gemm.cost import linear_cost
 from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.kernels.sampling.cost import sample_cost
 from ridgeline.perf.hardware import Hardware
-from ridgeline.perf.parts import FEED_FORWARDS, MIXERS, NormBefore, Priced, Reach, grouped, product_cost
-from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name, precision
+from ridgeline.perf.parts import (
+    FEED_FORWARDS,
+    MIXERS,
+    NormBefore,
+    Priced,
+    Reach,
+    cached_itemsize,
+    grouped,
+    product_cost,
+)
+from ridgeline.perf.precision import Precision, precision
 
 EXPERTS = ("grouped_gate_up", "grouped_down")
 PRODUCTS = ("qkv", "out", "gate_up", "up", "down", "shared.gate_up", "shared.up", "shared.down", *EXPERTS)
@@ -34,14 +43,14 @@ def step_ops(
     """Return every op of one step, in the order of first appearance. Equal ops are counted instead of repeated.
 
     dtype: a `Precision` or its name.
-    kv_dtype: the cache's dtype (default: the activations').
+    kv_dtype: the cache's dtype (default: the layers' own).
     expert_devices: so many devices run such a step each, and every one of them has a part of the experts.
     """
-    p, kv_item = _sizes(dtype, kv_dtype)
+    p = precision(dtype)
     tokens, width, reach = int(np.sum(shape.num_tokens_R)), model.hidden_size, Reach(shape.reach, expert_devices)
     found: Counter[Priced] = Counter(_embed(model, tokens, p))
     for layer, times in Counter(model.layers).items():
-        for op in _layer(layer, width, shape, tokens, p, kv_item, reach):
+        for op in _layer(layer, width, shape, tokens, p, kv_dtype, reach):
             found[op] += times
     if model.layers[0].norms != "after":
         first = ("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p, residual=False))
@@ -64,7 +73,7 @@ def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
 
 
 def _layer(
-    layer: LayerSpec, width: int, shape: StepShape, tokens: int, p: Precision, kv_item: float, reach: Reach
+    layer: LayerSpec, width: int, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None, reach: Reach
 ) -> Iterator[Priced]:
     *first, last = (
         (name, product_cost(name, product, tokens, p)) for name, product in layer.mixer.products(width).items()
@@ -74,7 +83,7 @@ def _layer(
     if before:
         yield "mixer_norm", _norm(layer.norm.kind, tokens, width, p)
     yield from first
-    yield from MIXERS[layer.mixer.kind](layer.mixer, shape, tokens, p, kv_item)
+    yield from MIXERS[layer.mixer.kind](layer.mixer, shape, tokens, p, kv_dtype)
     yield last
     if after:
         yield "mixer_post_norm", post_norm
@@ -93,11 +102,6 @@ def _head(model: ModelSpec, tokens: int, sampled: int, p: Precision) -> Iterator
 
 def _norm(kind: str, tokens: int, width: int, p: Precision, residual: bool = True) -> Cost:
     return norm_cost(tokens, width, itemsize=p.item, kind="rms" if kind == "rms" else "layer", residual=residual)
-
-
-def _sizes(dtype: str | Precision, kv_dtype: str | None) -> tuple[Precision, float]:
-    p = precision(dtype)
-    return p, ITEM_BYTES[dtype_name(kv_dtype)] if kv_dtype else p.item
 
 
 def op_rate(name: str, hardware: Hardware, p: Precision) -> float:
@@ -143,7 +147,7 @@ class Roofline:
         kv_dtype: str | None = None,
         expert_devices: int = 1,
     ) -> None:
-        p, kv_item = _sizes(dtype, kv_dtype)
+        p = precision(dtype)
         one, two = (step_ops(model, StepShape([n], [n], n), dtype=dtype, kv_dtype=kv_dtype) for n in (1, 2))
         pairs = [pair for pair in zip(one, two, strict=True) if pair[0].name not in ("attention", *EXPERTS)]
         self._per_token = _Lines([pair for pair in pairs if pair[0].name not in SAMPLED], hardware, p)
@@ -156,7 +160,9 @@ class Roofline:
             if isinstance(spec, ExpertsSpec)
         ]
         attention = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionSpec)]
-        mixers = Counter((m.window, m.num_heads, m.num_kv_heads, m.head_dim) for m in attention)
+        mixers = Counter(
+            (m.window, m.num_heads, m.num_kv_heads, m.head_dim, cached_itemsize(m, p, kv_dtype)) for m in attention
+        )
         self._attention = [
             (
                 window,
@@ -164,7 +170,7 @@ class Roofline:
                 times * 2 * kv_heads * dim * kv_item / hardware.bandwidth,
                 times * 4 * heads * dim / hardware.rate(p.other_rate),
             )
-            for (window, heads, kv_heads, dim), times in mixers.items()
+            for (window, heads, kv_heads, dim, kv_item), times in mixers.items()
         ]
 
     def step_limit(self, shape: StepShape) -> float:

@@ -101,6 +101,7 @@ class EngineFacts(Message, frozen=True):
     device: str
     enable_prefix_caching: bool
     life: int = 1
+    cache_dtype: str = ""  # of keys and values, where that is another than dtype
 
 
 class Welcome(Message, frozen=True, tag="welcome"):

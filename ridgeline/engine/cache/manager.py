@@ -17,6 +17,7 @@ from collections.abc import Sequence as PySequence
 
 from ridgeline.core.cache_layout import NULL_BLOCK, CacheLayout
 from ridgeline.core.plan import CopyBlocks, SetBlocks
+from ridgeline.core.state_spec import KVSpec
 from ridgeline.engine.cache.pool import BlockPool
 from ridgeline.engine.cache.prefix import Hash, Node, PrefixIndex, chain_hash, root_hash
 from ridgeline.engine.sequence import Sequence
@@ -33,6 +34,8 @@ class CacheManager:
         self.block_size = layout.block_size
         self.specs = [group.spec for group in layout.groups]
         self._forgetful = [(g, spec) for g, spec in enumerate(self.specs) if spec.span is not None]
+        # What other tiers know by a hash is of one format. Plain ones add nothing
+        self._formats = sorted({str(spec.format.dtype) for spec in self.specs if isinstance(spec, KVSpec)} - {"None"})
         self._exact = any(spec.exact for spec in self.specs)
         self.index = PrefixIndex(len(self.specs))
         self.pool = BlockPool(layout, on_evict=self.index.drop)
@@ -340,7 +343,7 @@ class CacheManager:
         return self.prefix_caching and not seq.private
 
     def _root(self, seq: Sequence) -> Hash:
-        return root_hash(seq.request.cache_salt)
+        return root_hash(seq.request.cache_salt, *self._formats)
 
     def _parent(self, seq: Sequence, n: int) -> Hash:
         """Return the hash before the sequence's block n."""

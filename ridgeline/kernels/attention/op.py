@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.kernels import kv_cache
+from ridgeline.kernels.kv_cache import KVScales
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 
@@ -45,7 +47,8 @@ class Schedule:
     window: the window that the schedule was made for.
     fixed: every row is cut into query tiles, however few its tokens, and all its keys are treated alike. So a query's
         result does not depend on what runs beside it.
-    hopper: the long rows' work for hopper.py, in place of tiles, if that kernel is the faster one.
+    hopper: the long rows' work for hopper.py, in place of tiles, if that kernel is the faster one. (Beside tiles if it
+        works on widened keys: the device decides then.)
     cascade: the work that short rows share; their items then begin where the shared keys end.
     """
 
@@ -123,6 +126,7 @@ class RaggedBatch:
         on belong to no row; their outputs are undefined.
     num_tokens_R: how many tokens each row brings; None if the host cannot know (a captured graph).
     kv_bound_R: a bound on kv_len_R to size work by; None if the host cannot know.
+    wide: memory of 16-bit keys and values [N, G, P, D] that an implementation may widen those of long rows into.
     derived: what an implementation has made of all this for the step's other layers, by a key of its own.
 
     Cells of the cache that none of a row's queries sees never influence the row's outputs, whatever they hold, NaN and
@@ -139,6 +143,7 @@ class RaggedBatch:
     num_tokens_R: np.ndarray | None = None
     kv_bound_R: np.ndarray | None = None
     schedule: Schedule | None = None
+    wide: tuple[Tensor, Tensor] | None = None
     derived: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -153,6 +158,7 @@ def paged_attention_reference(
     sinks_H: Tensor | None = None,
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Return softmax(scale · q kᵀ + mask) v for every row on its own, computed in float32: [T, H, D] in q's dtype.
 
@@ -161,6 +167,7 @@ def paged_attention_reference(
     sinks_H: one more logit per head, which takes its part of the softmax and carries no value.
     softcap: logits x become softcap · tanh(x / softcap), but sinks do not.
     slopes_H: float32, what a head's logits lose per token of distance (ALiBi), after the cap.
+    scales: those of caches of 8 bits, and None for others.
     """
     out_THD = torch.empty_like(q_THD)
     num_kv_heads, block_size, head_dim = k_cache_NGPD.shape[1:]
@@ -169,8 +176,11 @@ def paged_attention_reference(
     for row, slot in enumerate(batch.slots_R.tolist()):
         length, first, last = lengths[row], starts[row], starts[row + 1]
         blocks = batch.block_table_SC[slot, : -(-length // block_size)].long()
-        k_GKD = k_cache_NGPD[blocks].transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length].float()
-        v_GKD = v_cache_NGPD[blocks].transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length].float()
+        k_NGPD, v_NGPD = kv_cache.taken(k_cache_NGPD, blocks), kv_cache.taken(v_cache_NGPD, blocks)
+        k_NGPD = kv_cache.numbers(k_NGPD, scales and scales.k_NGP[blocks], torch.float32)
+        v_NGPD = kv_cache.numbers(v_NGPD, scales and scales.v_NGP[blocks], torch.float32)
+        k_GKD = k_NGPD.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length]
+        v_GKD = v_NGPD.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length]
         position_Q = torch.arange(length - (last - first), length, device=q_THD.device)[:, None]
         key_K = torch.arange(length, device=q_THD.device)[None, :]
         visible_QK = key_K <= position_Q
@@ -300,6 +310,7 @@ def no_schedule(
     prefix_4R: Tensor | None = None,
     alibi: bool = False,
     head_bytes: int = 0,
+    widened: bool = False,
 ) -> Schedule | None:
     """Cut the step's attention into pieces of work. This reference returns None, for implementations that need no
     schedule.
@@ -307,6 +318,7 @@ def no_schedule(
     num_tokens: T, padding included.
     tokens_each: as in `RaggedBatch`.
     cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
+    widened: these keys are made of others as far as they fit the memory; otherwise the long rows need `tiles_J4`.
     prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py.
     alibi: the layers have slopes.
     head_bytes: the bytes of a key's head, by which tiles are made small enough for wide heads; 0 for the usual ones.

@@ -54,12 +54,14 @@ def make_schedule(
     prefix_4R: Tensor | None = None,
     alibi: bool = False,
     head_bytes: int = 0,
+    widened: bool = False,
 ) -> Schedule:
     """Make the schedule for layers with these heads and this window, by some small kernels.
 
     num_tokens: T, padding included.
     tokens_each: as in `RaggedBatch`.
     cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
+    widened: as in `op.no_schedule`.
     fixed: see `Schedule`.
     prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py. It is not used with a window.
     alibi: the layers have slopes.
@@ -83,7 +85,7 @@ def make_schedule(
         hopper = prefill_items(
             start_R1, kv_len_R, slots_R, num_tokens, kv_row_bytes=row_bytes, few=few, queries=queries, pack=pack
         )
-    max_tiles = 0 if all_short or hopper else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
+    max_tiles = 0 if all_short or (hopper and not widened) else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
     cascade = None
     if prefix_4R is not None and window is None and not fixed:
         cascade = make_cascade(

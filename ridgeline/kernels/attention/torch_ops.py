@@ -25,7 +25,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ridgeline.kernels import kv_cache
 from ridgeline.kernels.attention.op import RaggedBatch, softmax_with_sinks
+from ridgeline.kernels.kv_cache import KVScales
 
 WORKSPACE_BYTES = 1 << 28  # a bound on the bytes of the keys and values that a pass gathers
 PASS_BYTES = 1 << 18  # beginning a pass takes about as long as gathering and attending to so many bytes
@@ -92,17 +94,22 @@ def paged_attention(
     sinks_H: Tensor | None = None,
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Compute `op.paged_attention_reference`."""
     per_kv = q_THD.shape[1] // k_cache_NGPD.shape[1]
-    key = window, per_kv, k_cache_NGPD.shape[1:]
+    key = window, per_kv, k_cache_NGPD.shape[1:], k_cache_NGPD.dtype
     if key not in batch.derived:
         batch.derived[key] = _work(batch, k_cache_NGPD, window, per_kv)
     out_THD = torch.empty_like(q_THD)
     passes, gathered_2NPGD = batch.derived[key]
     for blocks_BC, unseen_U, tiles in passes:
-        caches = zip((k_cache_NGPD, v_cache_NGPD), gathered_2NPGD, strict=True)
-        k_BGKD, v_BGKD = (_gathered(cache, blocks_BC, unseen_U, out) for cache, out in caches)
+        scales_2 = (scales.k_NGP, scales.v_NGP) if scales else (None, None)
+        caches = zip((k_cache_NGPD, v_cache_NGPD), scales_2, gathered_2NPGD, strict=True)
+        k_BGKD, v_BGKD = (
+            _numbers(_gathered(cache, blocks_BC, unseen_U, out), scale, blocks_BC, unseen_U, q_THD.dtype)
+            for cache, scale, out in caches
+        )
         for tile in tiles:
             num_rows, num_queries = tile.position_BQ.shape
             q_BQGED = q_THD[tile.tokens].view(num_rows, num_queries, -1, per_kv, q_THD.shape[-1])
@@ -211,12 +218,28 @@ def _gathered(cache_NGPD: Tensor, blocks_BC: Tensor, unseen_U: Tensor | None, ou
     """Copy the keys (or values) of some blocks, each row's beside each other: [B, G, C * P, D]. A block is copied in
     one piece if its tokens' heads lie together in the cache."""
     out_NPGD = out_NPGD[: blocks_BC.numel()]
+    dtype = cache_NGPD.dtype
+    if dtype in kv_cache.LARGEST:  # torch does not index all of these
+        cache_NGPD, out_NPGD = cache_NGPD.view(torch.uint8), out_NPGD.view(torch.uint8)
     torch.index_select(cache_NGPD.transpose(1, 2), 0, blocks_BC.flatten(), out=out_NPGD)
     if unseen_U is not None:
         cells = out_NPGD.flatten(2).flatten(0, 1)
         wide = cells.shape[1] * cells.element_size() % 16 == 0
         (cells.view(torch.complex128) if wide else cells).index_fill_(0, unseen_U, 0)  # 16 bytes at a time
-    return out_NPGD.view(len(blocks_BC), -1, *out_NPGD.shape[2:]).transpose(1, 2)
+    return out_NPGD.view(dtype).view(len(blocks_BC), -1, *out_NPGD.shape[2:]).transpose(1, 2)
+
+
+def _numbers(
+    gathered_BGKD: Tensor, scale_NGP: Tensor | None, blocks_BC: Tensor, unseen_U: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Return gathered keys (or values) in the activations' type, multiplied by their scales if they have some."""
+    if scale_NGP is None:
+        return gathered_BGKD.to(dtype)
+    scale_NPG = scale_NGP.transpose(1, 2)[blocks_BC.flatten()].to(dtype)
+    if unseen_U is not None:
+        scale_NPG = scale_NPG.reshape(-1, scale_NPG.shape[2]).index_fill(0, unseen_U, 0)
+    scale_BGK = scale_NPG.reshape(len(blocks_BC), -1, scale_NGP.shape[1]).transpose(1, 2)
+    return gathered_BGKD.to(dtype).mul_(scale_BGK[..., None])
 
 
 def _nearness(tile: Tile, slopes_H: Tensor, per_kv: int) -> Tensor:

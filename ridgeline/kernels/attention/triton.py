@@ -5,20 +5,22 @@ The host reads shapes only, so a captured graph serves any lengths. The legend i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.attention.op import Cascade, RaggedBatch, Schedule
 from ridgeline.kernels.attention.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.triton_cascade import shared_kernel, shared_options
 from ridgeline.kernels.attention.triton_common import LOG2E
 from ridgeline.kernels.attention.triton_decode import decode_kernel
 from ridgeline.kernels.attention.triton_prefill import prefill_kernel
+from ridgeline.kernels.attention.widen import make_widening, widen
+from ridgeline.kernels.kv_cache import LEVELS, KernelCache, KVScales, for_kernels
 from ridgeline.kernels.launch import compute_capability, launch_options
 
 COMBINED = 8192  # float32 values of parts that a program holds at once when it adds them up
@@ -26,20 +28,23 @@ COMBINED = 8192  # float32 values of parts that a program holds at once when it 
 
 @dataclass(frozen=True)
 class Config:
-    """The keys of a tile, and the compiler's options."""
+    """The keys of a tile, the compiler's options, and the least columns of decode's products: 16 for those of a
+    warpgroup, 8 for those of single warps, which take levels from registers as they are converted."""
 
     tile: int
     num_warps: int
     num_stages: int
+    queries: int = 16
 
 
 def decode_config(head_dim: int, itemsize: int) -> Config:
     """Return key tiles of up to 16 KiB (AMD: 8 KiB). Three stages of two programs then fit a Hopper multiprocessor, and
-    two stages a CDNA one."""
+    two stages a CDNA one. Tiles of levels are half as large, so one stage more is under way."""
     dim = triton.next_power_of_2(head_dim)
     if torch.version.hip is not None:
         return Config(max(16, min(KEY_TILE, 8192 // (dim * itemsize))), num_warps=4, num_stages=2)
-    return Config(max(16, min(KEY_TILE, 16384 // (dim * itemsize))), num_warps=4, num_stages=3)
+    tile = max(16, min(KEY_TILE, 16384 // (dim * itemsize)))
+    return Config(tile, num_warps=4, num_stages=4, queries=8) if itemsize == 1 else Config(tile, 4, 3)
 
 
 def prefill_config(head_dim: int, itemsize: int, block_size: int, device: torch.device) -> Config:
@@ -69,6 +74,7 @@ def paged_attention(
     sinks_H: Tensor | None = None,
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Compute `op.paged_attention_reference`. Returns a contiguous [T, H, D].
 
@@ -76,8 +82,9 @@ def paged_attention(
     no query sees may hold NaN.
     """
     (num_tokens, num_heads, head_dim), (_, num_kv_heads, block_size, _) = q_THD.shape, k_cache_NGPD.shape
-    if k_cache_NGPD.stride() != v_cache_NGPD.stride() or k_cache_NGPD.stride(3) != 1 or q_THD.stride(2) != 1:
-        raise ValueError("paged attention: caches of equal strides and contiguous heads expected")
+    if q_THD.stride(2) != 1:
+        raise ValueError("paged attention: contiguous heads of queries expected")
+    cache = for_kernels(k_cache_NGPD, v_cache_NGPD, scales)
     schedule = batch.schedule
     if schedule is None:
         schedule = make_schedule(
@@ -90,25 +97,26 @@ def paged_attention(
             num_kv_heads=num_kv_heads,
             window=window,
             cache_NGPD=k_cache_NGPD if softcap is None and slopes_H is None else None,
-            head_bytes=head_dim * k_cache_NGPD.element_size(),
+            head_bytes=head_dim * q_THD.element_size(),
         )
     elif schedule.window != window:
         raise ValueError(f"paged attention: window {window}, schedule made for {schedule.window}")
     out_THD = q_THD.new_empty(q_THD.shape)
     group = num_heads // num_kv_heads
-    tensors = q_THD, k_cache_NGPD, v_cache_NGPD, out_THD, batch.block_table_SC
-    strides = q_THD.stride()[:2] + k_cache_NGPD.stride()[:3] + batch.block_table_SC.stride()[:1]
-    numbers = scale * LOG2E.value, softcap or 0.0, window or 0, *strides
+    tensors = q_THD, *cache.tensors, out_THD, batch.block_table_SC
+    strides = q_THD.stride()[:2] + cache.strides + batch.block_table_SC.stride()[:1]
+    numbers = scale * LOG2E.value, softcap or 0.0, window or 0, *strides, *cache.scale_strides
     shared = {
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP": group,
         "HEAD_DIM": head_dim,
-        "DIM": max(16, triton.next_power_of_2(head_dim)),
+        "DIM": max(cache.least_dim, triton.next_power_of_2(head_dim)),
         "BLOCK_SIZE": block_size,
         "WINDOW": window is not None,
         "SINKS": sinks_H is not None,
         "SOFTCAP": softcap is not None,
         "ALIBI": slopes_H is not None,
+        "KV": cache.KV,
         **launch_options(q_THD.device),
     }
     per_head = sinks_H if sinks_H is not None else schedule.counts_2, slopes_H  # any pointer will do: it is not read
@@ -122,18 +130,40 @@ def paged_attention(
             raise ValueError("paged attention: make schedules without cache_NGPD for layers with softcap or slopes")
         from ridgeline.kernels.attention.hopper import prefill_attention
 
+        keys_values, widened, fits = (k_cache_NGPD, v_cache_NGPD), batch, True
+        if batch.wide is not None:
+            keys_values, (widened, fits) = batch.wide, _widened(batch, schedule, cache, block_size)
         prefill_attention(
-            q_THD, k_cache_NGPD, v_cache_NGPD, batch, schedule.hopper,
+            q_THD, *keys_values, widened, schedule.hopper,
             scale=scale, out_THD=out_THD, window=window, sinks_H=sinks_H,
         )  # fmt: skip
-    elif len(schedule.tiles_J4):
+        if fits:
+            return out_THD
+    if len(schedule.tiles_J4):
         _prefill(schedule, tensors, per_head, numbers, shared)
     return out_THD
 
 
+def _widened(
+    batch: RaggedBatch, schedule: Schedule, cache: KernelCache, block_size: int
+) -> tuple[RaggedBatch, bool]:
+    """Widen the long rows' keys and values of this layer. Returns the batch that finds them, and whether all of them
+    surely fit; otherwise the device knows it."""
+    assert batch.wide is not None
+    capacity = most = len(batch.wide[0])
+    if batch.num_tokens_R is not None and batch.kv_bound_R is not None:
+        most = int((-(-batch.kv_bound_R[batch.num_tokens_R > schedule.few] // block_size)).sum())
+    if "widening" not in batch.derived:  # made for all layers
+        batch.derived["widening"] = make_widening(batch, schedule, block_size, capacity)
+    widening = batch.derived["widening"]
+    widen(widening, cache, batch.wide, min(most, capacity))
+    known = batch.num_tokens_R is not None and batch.kv_bound_R is not None and most <= capacity
+    return replace(batch, block_table_SC=widening.table_SC), known
+
+
 def _decode(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple, shared: dict[str, Any]) -> None:
-    (q_THD, k_cache_NGPD), (sinks, slopes_H) = tensors[:2], per_head
-    config = decode_config(q_THD.shape[2], k_cache_NGPD.element_size())
+    q_THD, (sinks, slopes_H) = tensors[0], per_head
+    config = decode_config(q_THD.shape[2], tensors[1].element_size() if shared["KV"] is None else 1)
     group, kv_heads, heads = shared["GROUP"], shared["NUM_KV_HEADS"], triton.next_power_of_2(shared["GROUP"])
     parts = len(schedule.items_I8) * kv_heads * schedule.few * group
     cascade, shared_parts = schedule.cascade, (sinks, sinks)  # any pointers will do: they are not read
@@ -151,7 +181,7 @@ def _decode(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple,
         *shared_parts,
         *numbers,
         FEW=schedule.few,
-        QUERIES=max(16, triton.next_power_of_2(schedule.few * group)),
+        QUERIES=max(config.queries, triton.next_power_of_2(schedule.few * group)),
         TILE=config.tile,
         HEADS=heads,
         PARTS=max(1, min(16, COMBINED // (heads * shared["DIM"]))),
@@ -168,16 +198,15 @@ def _attend_to_shared(
     """Return the parts of rows that read keys together, and the logarithms of their sums."""
     if slopes_H is not None and cascade.positions_R is None:
         raise ValueError("paged attention: make schedules with alibi for layers with slopes")
-    q_THD, k_cache_NGPD, v_cache_NGPD, _, block_table_SC = tensors
+    q_THD, *cache, _, block_table_SC = tensors
     scale, softcap, _, *strides = numbers
-    config = decode_config(q_THD.shape[2], k_cache_NGPD.element_size())
+    config = decode_config(q_THD.shape[2], cache[0].element_size())
     kv_heads, parts = shared["NUM_KV_HEADS"], cascade.max_parts * q_THD.shape[1]
     part_values = torch.empty(parts, q_THD.shape[2], dtype=torch.float32, device=q_THD.device)
     part_lse = torch.empty(parts, dtype=torch.float32, device=q_THD.device)
     shared_kernel[(len(cascade.stretches_I6) * kv_heads,)](
         q_THD,
-        k_cache_NGPD,
-        v_cache_NGPD,
+        *cache,
         block_table_SC,
         cascade.stretches_I6,
         cascade.count_1,
@@ -198,8 +227,8 @@ def _attend_to_shared(
 
 
 def _prefill(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple, shared: dict[str, Any]) -> None:
-    q_THD, k_cache_NGPD = tensors[:2]
-    config = prefill_config(q_THD.shape[2], k_cache_NGPD.element_size(), k_cache_NGPD.shape[2], q_THD.device)
+    q_THD, words = tensors[:2]
+    config = prefill_config(q_THD.shape[2], max(words.element_size(), q_THD.element_size()), words.shape[2], q_THD.device)
     queries = max(16, triton.next_power_of_2(schedule.tile_tokens * shared["GROUP"]))
     prefill_kernel[(len(schedule.tiles_J4) * shared["NUM_KV_HEADS"],)](
         *tensors,
@@ -216,27 +245,46 @@ def _prefill(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple
     )
 
 
-def _aot(kernel: Any, config: Config, tensor_cores: str, **constants: Any) -> AotKernel:
-    """Return the entry of one kernel for 64 heads of 512, eight of which share a key head."""
+def _aot(
+    kernel: Any, config: Config, tensor_cores: str, dim: int = 512, kv: str | None = None,
+    archs: tuple[str, ...] = ONE_OF_EACH, **constants: Any,
+) -> AotKernel:  # fmt: skip
+    """Return the entry of one kernel for 64 heads of `dim`, eight of which share a key head."""
     tables, parts = ("table_ptr", "items_ptr", "tiles_ptr", "counts_ptr", "arrivals_ptr"), ("parts_ptr", "part_lse_ptr")
     kinds = dict.fromkeys(tables, "*i32") | dict.fromkeys(parts, "*fp32")
     absent = ["sinks_ptr", "slopes_ptr", *(name for name in kernel.arg_names if name.startswith("shared_"))]
+    scales = [name for name in kernel.arg_names if "scale_" in name]
+    absent += [] if kv else scales
     pointers = [name for name in kernel.arg_names if name.endswith("_ptr") and name not in absent]
     signature = {name: kinds.get(name, "*bf16") for name in pointers}
     signature |= {"scale": "fp32", "softcap": "fp32", "window": "i32", "stride_table": "i32"}
     signature |= {f"stride_{name}": "i32:16" for name in ("q_token", "q_head", "block", "head", "token")}
+    if kv:
+        signature |= {"k_ptr": "*i16", "v_ptr": "*i16", "scale_ptr": "*i32"}
+        signature |= {"stride_scale_block": "i32:16", "stride_scale_head": "i32:16"}
     constants |= {
-        "NUM_KV_HEADS": 8, "GROUP": 8, "HEAD_DIM": 512, "DIM": 512, "BLOCK_SIZE": 64, "TILE": config.tile,
-        "WINDOW": False, "SINKS": False, "SOFTCAP": False, "ALIBI": False,
+        "NUM_KV_HEADS": 8, "GROUP": 8, "HEAD_DIM": dim, "DIM": dim, "BLOCK_SIZE": 64, "TILE": config.tile,
+        "WINDOW": False, "SINKS": False, "SOFTCAP": False, "ALIBI": False, "KV": kv,
+        **({"stride_scale_token": 1} if kv else {}),
         **{name: None for name in absent if name in kernel.arg_names},
     }  # fmt: skip
     return AotKernel(
         kernel, signature, constants, num_warps=config.num_warps, num_stages=config.num_stages,
-        tensor_cores=tensor_cores, archs=("sm_90", "gfx942"),
+        tensor_cores=tensor_cores, archs=archs,
     )  # fmt: skip
+
+
+def _aot_decode(config: Config, kv: str, queries: int, archs: tuple[str, ...]) -> AotKernel:
+    return _aot(
+        decode_kernel, config, "MMA", 128, kv, archs, QUERIES=queries, FEW=1, HEADS=8, PARTS=8, CASCADE=False
+    )
 
 
 AOT = (
     _aot(prefill_kernel, Config(16, num_warps=8, num_stages=2), "HGMMA", QUERIES=64, FIXED=False),
     _aot(decode_kernel, decode_config(512, 2), "MMA", QUERIES=16, FEW=2, HEADS=8, PARTS=2, CASCADE=False),
+    *(_aot_decode(decode_config(128, 1), kv, 8, ("sm_90",)) for kv in LEVELS.values()),
+    _aot_decode(Config(64, num_warps=4, num_stages=2), "e4m3", 16, ("gfx942",)),
+    _aot(prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 128, "e4m3", QUERIES=128, FIXED=False),
+    _aot(prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 64, "int8", QUERIES=128, FIXED=False),
 )

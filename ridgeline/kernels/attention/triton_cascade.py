@@ -8,6 +8,7 @@ Legend:
     M  queries (rows of the gang times heads that share a key head), padded
     K  keys of a tile
     D  head width, padded
+    W  words of a head: its elements, or pairs of levels
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.aot import ARCHS, AotKernel
+from ridgeline.kernels.aot import ARCHS, ONE_OF_EACH, AotKernel
 from ridgeline.kernels.attention.triton_common import (
     LOWEST,
     load_blocks,
+    load_scales,
     load_slopes,
     logits,
     nearer,
     place_in_blocks,
     place_of_blocks,
 )
+from ridgeline.kernels.triton_levels import columns_apart, columns_joined, multiplier, scores_of, with_values
 
 
 def shared_options(queries: int, head_dim: int) -> dict[str, int]:
@@ -39,6 +42,7 @@ def shared_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
+    scale_ptr,
     table_ptr,
     stretches_ptr,
     count_ptr,
@@ -55,6 +59,9 @@ def shared_kernel(
     stride_head,
     stride_token,
     stride_table,
+    stride_scale_block,
+    stride_scale_head,
+    stride_scale_token,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -64,9 +71,13 @@ def shared_kernel(
     TILE: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Attend to one stretch. Writes parts [parts, G, GROUP, HEAD_DIM] and part_lse [parts, G, GROUP], float32."""
+    """Attend to one stretch. Writes parts [parts, G, GROUP, HEAD_DIM] and part_lse [parts, G, GROUP], float32.
+
+    KV: as in `decode_kernel`.
+    """
     entry, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     m_M = tl.arange(0, QUERIES)
     d_D = tl.arange(0, DIM)
@@ -93,39 +104,51 @@ def shared_kernel(
     stored_MD = real_M[:, None] & inside_D[None, :]
     q_MD = tl.load(q_ptr + q_M[:, None] + d_D[None, :], mask=stored_MD, other=0)
     table_ptr += slot.to(tl.int64) * stride_table
-    place_KD = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_D[None, :]
-    k_ptr_KD = k_ptr + g * stride_head + place_KD
-    v_ptr_KD = v_ptr + g * stride_head + place_KD
+    PAIR: tl.constexpr = 1 if KV is None else 2
+    w_W = tl.arange(0, DIM // PAIR)
+    inside_W = w_W < HEAD_DIM // PAIR
+    place_KW = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + w_W[None, :]
+    k_ptr_KW = k_ptr + g * stride_head + place_KW
+    v_ptr_KW = v_ptr + g * stride_head + place_KW
+    if KV is not None:
+        scale_ptr += g * stride_scale_head
+    q = columns_apart(multiplier(q_MD, KV), QUERIES, DIM, KV)
 
     max_M = tl.full((QUERIES,), LOWEST, tl.float32)
     sum_M = tl.zeros((QUERIES,), tl.float32)
-    acc_MD = tl.zeros((QUERIES, DIM), tl.float32)
+    acc = columns_apart(tl.zeros((QUERIES, DIM), tl.float32), QUERIES, DIM, KV)
     blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
     for start in range(begin, end, TILE):
         readable_K = start + n_K < end
         place_K1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
-        readable_KD = readable_K[:, None] & inside_D[None, :]
-        k_KD = tl.load(k_ptr_KD + place_K1, mask=readable_KD, other=0)
-        v_KD = tl.load(v_ptr_KD + place_K1, mask=readable_KD, other=0)
+        readable_KW = readable_K[:, None] & inside_W[None, :]
+        k_KW = tl.load(k_ptr_KW + place_K1, mask=readable_KW, other=0)
+        v_KW = tl.load(v_ptr_KW + place_K1, mask=readable_KW, other=0)
+        k_scale_K, v_scale_K = load_scales(
+            scale_ptr, blocks, start, readable_K, stride_scale_block, stride_scale_token,
+            TILE, BLOCK_SIZE, KV,
+        )  # fmt: skip
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
-        x_MK = logits(tl.dot(q_MD, tl.trans(k_KD), input_precision="ieee"), scale, softcap, SOFTCAP)
+        x_MK = logits(scores_of(q, k_KW, k_scale_K, KV, PDL), scale, softcap, SOFTCAP)
         x_MK = nearer(x_MK, slope_M[:, None], (start + n_K)[None, :] - position_M[:, None], ALIBI)
         x_MK = tl.where(readable_K[None, :], x_MK, -float("inf"))
         new_max_M = tl.maximum(max_M, tl.max(x_MK, 1))
         p_MK = tl.exp2(x_MK - new_max_M[:, None])
         shrink_M = tl.exp2(max_M - new_max_M)
         sum_M = sum_M * shrink_M + tl.sum(p_MK, 1)
-        acc_MD *= shrink_M[:, None]
-        acc_MD = tl.dot(p_MK.to(v_KD.dtype), v_KD, acc_MD, input_precision="ieee")
+        acc = with_values(acc, shrink_M, p_MK, v_KW, v_scale_K, q, KV, PDL)
         max_M = new_max_M
 
-    acc_MD /= sum_M[:, None]
+    acc_MD = columns_joined(acc, QUERIES, DIM, KV) / sum_M[:, None]
     part_M = ((part + member_M).to(tl.int64) * NUM_KV_HEADS + g) * GROUP + m_M % GROUP
     tl.store(parts_ptr + part_M[:, None] * HEAD_DIM + d_D[None, :], acc_MD, mask=stored_MD)
     tl.store(part_lse_ptr + part_M, max_M + tl.log2(sum_M), mask=real_M)
 
 
-def _aot(group: int, head_dim: int, tile: int, archs: tuple[str, ...] = ARCHS) -> AotKernel:
+def _aot(
+    group: int, head_dim: int, tile: int, archs: tuple[str, ...] = ARCHS, kv: str | None = None
+) -> AotKernel:
+    scales = ("scale_ptr", "stride_scale_block", "stride_scale_head")
     return AotKernel(
         shared_kernel,
         {
@@ -137,6 +160,8 @@ def _aot(group: int, head_dim: int, tile: int, archs: tuple[str, ...] = ARCHS) -
                 ("stride_q_token", "stride_q_head", "stride_block", "stride_head", "stride_token"), "i32:16"
             ),
             "stride_table": "i32",
+            **({"k_ptr": "*i16", "v_ptr": "*i16", "scale_ptr": "*i32"} if kv else {}),
+            **(dict.fromkeys(scales[1:], "i32:16") if kv else {}),
         },
         {
             "NUM_KV_HEADS": 8,
@@ -150,6 +175,9 @@ def _aot(group: int, head_dim: int, tile: int, archs: tuple[str, ...] = ARCHS) -
             "ALIBI": False,
             "positions_ptr": None,
             "slopes_ptr": None,
+            "KV": kv,
+            "stride_scale_token": 1 if kv else None,
+            **({} if kv else dict.fromkeys(scales)),
         },
         **shared_options(64, head_dim),
         hot=True,
@@ -158,4 +186,9 @@ def _aot(group: int, head_dim: int, tile: int, archs: tuple[str, ...] = ARCHS) -
     )
 
 
-AOT = (_aot(4, 128, 64), _aot(8, 512, 16, ("sm_90", "gfx942")))
+AOT = (
+    _aot(4, 128, 64),
+    _aot(8, 512, 16, ONE_OF_EACH),
+    _aot(4, 128, 64, ONE_OF_EACH, "e4m3"),
+    _aot(8, 64, 64, ONE_OF_EACH, "int8"),
+)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ridgeline.kernels.triton_levels import unit
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # a running maximum begins with it; it is finite, so that no difference is inf - inf
 
@@ -42,6 +44,29 @@ def place_of_blocks(blocks, start, stride_block, stride_token, TILE: tl.constexp
         return tl.full((TILE,), 0, tl.int64) + first
     else:
         return blocks.to(tl.int64) * stride_block
+
+
+@triton.jit
+def load_scales(
+    scale_ptr, blocks, start, readable_K, stride_block, stride_token,
+    TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, KV: tl.constexpr,
+):  # fmt: skip
+    """Return the scales of a tile's keys, and those of its values times the format's unit [K]. Without levels there are
+    none.
+
+    The two bfloat16 of a row are one word, which is wide enough to be copied ahead with the tile.
+    """
+    if KV is None:
+        return start, start
+    elif scale_ptr.dtype.element_ty == tl.int32:
+        place_K = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)
+        place_K += place_in_blocks(stride_token, TILE, BLOCK_SIZE)
+        words_K = tl.load(scale_ptr + place_K, mask=readable_K, other=0)
+        k_scale_K = (words_K << 16).to(tl.float32, bitcast=True)
+        return k_scale_K, (words_K & -0x10000).to(tl.float32, bitcast=True) * unit(KV)
+    else:  # the model's own
+        nothing_K = tl.zeros((TILE,), tl.float32)
+        return nothing_K + tl.load(scale_ptr), nothing_K + tl.load(scale_ptr + 1) * unit(KV)
 
 
 @triton.jit

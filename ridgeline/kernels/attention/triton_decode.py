@@ -11,6 +11,7 @@ Legend:
     M  queries (tokens times heads that share a key head), padded
     K  keys of a tile
     D  head width, padded
+    W  words of a head: its elements, or pairs of levels
     E  heads that share a key head, padded
 """
 
@@ -24,12 +25,14 @@ from ridgeline.kernels.attention.triton_common import (
     LOG2E,
     LOWEST,
     load_blocks,
+    load_scales,
     load_slopes,
     logits,
     nearer,
     place_in_blocks,
     place_of_blocks,
 )
+from ridgeline.kernels.triton_levels import multiplier, rows_apart, rows_joined, taken_apart
 
 
 @triton.jit
@@ -37,6 +40,7 @@ def decode_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
+    scale_ptr,
     out_ptr,
     table_ptr,
     items_ptr,
@@ -58,6 +62,9 @@ def decode_kernel(
     stride_head,
     stride_token,
     stride_table,
+    stride_scale_block,
+    stride_scale_head,
+    stride_scale_token,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     FEW: tl.constexpr,
@@ -73,6 +80,7 @@ def decode_kernel(
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     CASCADE: tl.constexpr,
+    KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend with the queries of one item and one key head.
@@ -82,6 +90,7 @@ def decode_kernel(
     shared_items, shared_parts, shared_lse: `Cascade.items_I3`, and the results of `shared_kernel`.
     QUERIES, DIM, HEADS: FEW · GROUP, HEAD_DIM and GROUP, rounded up to powers of two.
     PARTS: how many parts to add up at once.
+    KV: the format of the cache's levels, of which two are a word; None for a cache of plain numbers.
     """
     item, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     m_M = tl.arange(0, QUERIES)
@@ -110,16 +119,23 @@ def decode_kernel(
     q_M = (first_token + token_M).to(tl.int64) * stride_q_token + head_M * stride_q_head
     q_DM = tl.load(q_ptr + q_M[None, :] + d_D[:, None], mask=real_M[None, :] & inside_D[:, None], other=0)
     table_ptr += slot.to(tl.int64) * stride_table
-    place_KD = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_D[None, :]
-    k_ptr_KD = k_ptr + g * stride_head + place_KD
-    v_ptr_KD = v_ptr + g * stride_head + place_KD
+    PAIR: tl.constexpr = 1 if KV is None else 2
+    w_W = tl.arange(0, DIM // PAIR)
+    inside_W = w_W < HEAD_DIM // PAIR
+    place_K = place_in_blocks(stride_token, TILE, BLOCK_SIZE)
+    k_ptr_KW = k_ptr + g * stride_head + (place_K[:, None] + w_W[None, :])
+    v_ptr_KW = v_ptr + g * stride_head + (place_K[:, None] + w_W[None, :])
+    v_ptr_WK = v_ptr + g * stride_head + (place_K[None, :] + w_W[:, None])
+    if KV is not None:
+        scale_ptr += g * stride_scale_head
+    q = rows_apart(multiplier(q_DM, KV), DIM, QUERIES, KV)
     seen = begin
     if WINDOW:
         seen = tl.maximum(begin, kv_len - tokens - window + 1)
 
     max_M = tl.full((QUERIES,), LOWEST, tl.float32)
     sum_KM = tl.zeros((TILE, QUERIES), tl.float32)  # summed over the keys at the end, so warps meet once less per tile
-    acc_DM = tl.zeros((DIM, QUERIES), tl.float32)
+    acc = rows_apart(tl.zeros((DIM, QUERIES), tl.float32), DIM, QUERIES, KV)
     if SINKS:  # noqa: SIM102 (decided when compiling)
         if item == first_item:
             max_M = tl.load(sinks_ptr + head_M, mask=real_M, other=0).to(tl.float32) * LOG2E
@@ -130,22 +146,31 @@ def decode_kernel(
         readable_K = key_K < end
         if WINDOW:
             readable_K = readable_K & (key_K >= seen)
-        place_K1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
-        readable_KD = readable_K[:, None] & inside_D[None, :]
-        k_KD = tl.load(k_ptr_KD + place_K1, mask=readable_KD, other=0)
-        v_KD = tl.load(v_ptr_KD + place_K1, mask=readable_KD, other=0)
+        far_K = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)
+        readable_KW = readable_K[:, None] & inside_W[None, :]
+        k_KW = tl.load(k_ptr_KW + far_K[:, None], mask=readable_KW, other=0)
+        if KV is None:
+            v_WK = tl.trans(tl.load(v_ptr_KW + far_K[:, None], mask=readable_KW, other=0))
+        else:  # levels go through registers, which would end the pipeline at a transposition
+            readable_WK = readable_K[None, :] & inside_W[:, None]
+            v_WK = tl.load(v_ptr_WK + far_K[None, :], mask=readable_WK, other=0)
+        scales = load_scales(
+            scale_ptr, blocks, start, readable_K, stride_scale_block, stride_scale_token,
+            TILE, BLOCK_SIZE, KV,
+        )  # fmt: skip
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
         visible_KM = readable_K[:, None]
         if FEW > 1:
             visible_KM = visible_KM & (key_K[:, None] <= position_M[None, :])
             if WINDOW:
                 visible_KM = visible_KM & (key_K[:, None] > position_M[None, :] - window)
-        max_M, sum_KM, acc_DM = add_tile(
-            k_KD, tl.trans(v_KD), q_DM, visible_KM, max_M, sum_KM, acc_DM, scale, softcap,
-            slope_M, key_K[:, None] - position_M[None, :], SOFTCAP, ALIBI,
+        max_M, sum_KM, acc = add_tile(
+            k_KW, v_WK, scales, q, visible_KM, max_M, sum_KM, acc, scale, softcap,
+            slope_M, key_K[:, None] - position_M[None, :], SOFTCAP, ALIBI, KV, PDL,
         )  # fmt: skip
 
     sum_M = tl.sum(sum_KM, 0)
+    acc_DM = rows_joined(acc, DIM, QUERIES, KV)
     acc_DM *= tl.where(sum_M > 0, 1 / sum_M, 0)[None, :]
     stored_DM = real_M[None, :] & inside_D[:, None]
     out_ptr += first_token.to(tl.int64) * (NUM_KV_HEADS * GROUP * HEAD_DIM)
@@ -205,22 +230,37 @@ def decode_kernel(
 
 @triton.jit
 def add_tile(
-    k_KD, v_DK, q_DM, visible_KM, max_M, sum_KM, acc_DM, scale, softcap,
-    slope_M, offset_KM, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    k_KW, v_WK, scales, q, visible_KM, max_M, sum_KM, acc, scale, softcap,
+    slope_M, offset_KM, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, KV: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Add one more tile of keys to the running softmax: (maximum, sums over every TILE-th key, weighted values).
 
+    scales: the keys' and the values' [K], if these are levels.
+    q, acc: tensors [D, M]; with levels the even elements of heads and the odd ones.
     offset: the distance of keys from queries, as in `nearer`, in a shape that broadcasts.
     """
-    x_KM = logits(tl.dot(k_KD, q_DM, input_precision="ieee"), scale, softcap, SOFTCAP)
+    if KV is None:
+        x_KM = tl.dot(k_KW.to(q.dtype), q, input_precision="ieee")
+    else:
+        k_even, k_odd = taken_apart(k_KW, q[0], KV, ASM)
+        x_KM = tl.dot(k_even, q[0], input_precision="ieee")
+        x_KM = tl.dot(k_odd, q[1], x_KM, input_precision="ieee") * scales[0][:, None]
+    x_KM = logits(x_KM, scale, softcap, SOFTCAP)
     x_KM = nearer(x_KM, slope_M[None, :], offset_KM, ALIBI)
     x_KM = tl.where(visible_KM, x_KM, -float("inf"))
     new_max_M = tl.maximum(max_M, tl.max(x_KM, 0))
     p_KM = tl.exp2(x_KM - new_max_M[None, :])
     shrink_M = tl.exp2(max_M - new_max_M)
     sum_KM = sum_KM * shrink_M[None, :] + p_KM
-    acc_DM = tl.dot(v_DK, p_KM.to(v_DK.dtype), acc_DM * shrink_M[None, :], input_precision="ieee")
-    return new_max_M, sum_KM, acc_DM
+    if KV is None:
+        v_WK = v_WK.to(q.dtype)
+        return new_max_M, sum_KM, tl.dot(v_WK, p_KM.to(v_WK.dtype), acc * shrink_M[None, :], input_precision="ieee")
+    else:
+        v_even, v_odd = taken_apart(v_WK, q[0], KV, ASM)
+        p_KM = (p_KM * scales[1][:, None]).to(v_even.dtype)
+        even_DM = tl.dot(v_even, p_KM, acc[0] * shrink_M[None, :], input_precision="ieee")
+        odd_DM = tl.dot(v_odd, p_KM, acc[1] * shrink_M[None, :], input_precision="ieee")
+        return new_max_M, sum_KM, (even_DM, odd_DM)
 
 
 @triton.jit

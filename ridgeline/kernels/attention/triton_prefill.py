@@ -9,6 +9,7 @@ Legend:
     M  queries (tokens times heads that share a key head), padded
     K  keys of a tile
     D  head width, padded
+    W  words of a head: its elements, or pairs of levels
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from ridgeline.kernels.attention.triton_common import (
     LOG2E,
     LOWEST,
     load_blocks,
+    load_scales,
     load_slopes,
     logits,
     nearer,
     place_in_blocks,
     place_of_blocks,
 )
+from ridgeline.kernels.triton_levels import columns_apart, columns_joined, multiplier, scores_of, with_values
 
 
 @triton.jit
@@ -34,6 +37,7 @@ def prefill_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
+    scale_ptr,
     out_ptr,
     table_ptr,
     tiles_ptr,
@@ -49,6 +53,9 @@ def prefill_kernel(
     stride_head,
     stride_token,
     stride_table,
+    stride_scale_block,
+    stride_scale_head,
+    stride_scale_token,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -61,9 +68,13 @@ def prefill_kernel(
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     FIXED: tl.constexpr,  # treat all keys by the masked loop's instructions, since the others round differently
+    KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Attend with the queries of one tile and one key head."""
+    """Attend with the queries of one tile and one key head.
+
+    KV: the format of the cache's levels, of which two are a word; None for a cache of plain numbers.
+    """
     tile, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     m_M = tl.arange(0, QUERIES)
     d_D = tl.arange(0, DIM)
@@ -86,10 +97,13 @@ def prefill_kernel(
     table_ptr += slot.to(tl.int64) * stride_table
     k_ptr += g * stride_head
     v_ptr += g * stride_head
+    if KV is not None:
+        scale_ptr += g * stride_scale_head
+    q = columns_apart(multiplier(q_MD, KV), QUERIES, DIM, KV)
 
     max_M = tl.full((QUERIES,), LOWEST, tl.float32)
     sum_M = tl.zeros((QUERIES,), tl.float32)
-    acc_MD = tl.zeros((QUERIES, DIM), tl.float32)
+    acc = columns_apart(tl.zeros((QUERIES, DIM), tl.float32), QUERIES, DIM, KV)
     if SINKS:
         max_M = tl.load(sinks_ptr + head_M).to(tl.float32) * LOG2E
         sum_M += 1
@@ -101,23 +115,26 @@ def prefill_kernel(
     if WINDOW:
         first_key = tl.maximum(position - window + 1, 0)
         first_full = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), TILE) * TILE, end_full)
-        max_M, sum_M, acc_MD = _attend(
-            max_M, sum_M, acc_MD, q_MD, k_ptr, v_ptr, table_ptr, position_M, slope_M,
+        max_M, sum_M, acc = _attend(
+            max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M,
             first_key // TILE * TILE, first_full, first_key, end, scale, softcap, window, stride_block, stride_token,
-            HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, True,
+        stride_scale_block, stride_scale_token,
+            HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, True, KV, PDL,
         )  # fmt: skip
-    max_M, sum_M, acc_MD = _attend(
-        max_M, sum_M, acc_MD, q_MD, k_ptr, v_ptr, table_ptr, position_M, slope_M,
+    max_M, sum_M, acc = _attend(
+        max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M,
         first_full, end_full, first_key, end, scale, softcap, window, stride_block, stride_token,
-        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, FIXED,
+        stride_scale_block, stride_scale_token,
+        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, FIXED, KV, PDL,
     )  # fmt: skip
-    max_M, sum_M, acc_MD = _attend(
-        max_M, sum_M, acc_MD, q_MD, k_ptr, v_ptr, table_ptr, position_M, slope_M,
+    max_M, sum_M, acc = _attend(
+        max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M,
         end_full, end, first_key, end, scale, softcap, window, stride_block, stride_token,
-        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, True,
+        stride_scale_block, stride_scale_token,
+        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, True, KV, PDL,
     )  # fmt: skip
 
-    acc_MD = acc_MD / sum_M[:, None]
+    acc_MD = columns_joined(acc, QUERIES, DIM, KV) / sum_M[:, None]
     out_M = ((first_token + token_M).to(tl.int64) * (NUM_KV_HEADS * GROUP) + head_M) * HEAD_DIM
     tl.store(out_ptr + out_M[:, None] + d_D[None, :], acc_MD.to(out_ptr.dtype.element_ty), mask=real_MD)
 
@@ -126,10 +143,11 @@ def prefill_kernel(
 def _attend(
     max_M,
     sum_M,
-    acc_MD,
-    q_MD,
+    acc,
+    q,
     k_ptr,
     v_ptr,
+    scale_ptr,
     table_ptr,
     position_M,
     slope_M,
@@ -142,6 +160,8 @@ def _attend(
     window,
     stride_block,
     stride_token,
+    stride_scale_block,
+    stride_scale_token,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -150,29 +170,38 @@ def _attend(
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     MASKED: tl.constexpr,
+    KV: tl.constexpr,
+    ASM: tl.constexpr,
 ):
     """Add key tiles begin … stop to the running softmax. Only keys first_key … end are read, which matters only if
     MASKED."""
-    n_K, d_D = tl.arange(0, TILE), tl.arange(0, DIM)
-    inside_D = d_D < HEAD_DIM
-    place_KD = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + d_D[None, :]
-    k_ptr_KD, v_ptr_KD = k_ptr + place_KD, v_ptr + place_KD
+    PAIR: tl.constexpr = 1 if KV is None else 2
+    n_K, w_W = tl.arange(0, TILE), tl.arange(0, DIM // PAIR)
+    inside_W = w_W < HEAD_DIM // PAIR
+    place_KW = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None] + w_W[None, :]
+    k_ptr_KW, v_ptr_KW = k_ptr + place_KW, v_ptr + place_KW
     blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
     for start in range(begin, stop, TILE):
         key_K = start + n_K
         place_K1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
         if MASKED:
             readable_K = (key_K < end) & (key_K >= first_key)
-            k_KD = tl.load(k_ptr_KD + place_K1, mask=readable_K[:, None] & inside_D[None, :], other=0)
-            v_KD = tl.load(v_ptr_KD + place_K1, mask=readable_K[:, None] & inside_D[None, :], other=0)
+            k_KW = tl.load(k_ptr_KW + place_K1, mask=readable_K[:, None] & inside_W[None, :], other=0)
+            v_KW = tl.load(v_ptr_KW + place_K1, mask=readable_K[:, None] & inside_W[None, :], other=0)
         elif HEAD_DIM == DIM:
-            k_KD = tl.load(k_ptr_KD + place_K1)
-            v_KD = tl.load(v_ptr_KD + place_K1)
+            readable_K = n_K < TILE
+            k_KW = tl.load(k_ptr_KW + place_K1)
+            v_KW = tl.load(v_ptr_KW + place_K1)
         else:
-            k_KD = tl.load(k_ptr_KD + place_K1, mask=inside_D[None, :], other=0)
-            v_KD = tl.load(v_ptr_KD + place_K1, mask=inside_D[None, :], other=0)
+            readable_K = n_K < TILE
+            k_KW = tl.load(k_ptr_KW + place_K1, mask=inside_W[None, :], other=0)
+            v_KW = tl.load(v_ptr_KW + place_K1, mask=inside_W[None, :], other=0)
+        k_scale_K, v_scale_K = load_scales(
+            scale_ptr, blocks, start, readable_K, stride_scale_block, stride_scale_token,
+            TILE, BLOCK_SIZE, KV,
+        )  # fmt: skip
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
-        x_MK = tl.dot(q_MD, tl.trans(k_KD), input_precision="ieee")
+        x_MK = scores_of(q, k_KW, k_scale_K, KV, ASM)
         if MASKED:
             x_MK = logits(x_MK, scale, softcap, SOFTCAP)
             x_MK = nearer(x_MK, slope_M[:, None], key_K[None, :] - position_M[:, None], ALIBI)
@@ -192,7 +221,6 @@ def _attend(
             p_MK = tl.exp2(x_MK * scale - new_max_M[:, None])
         shrink_M = tl.exp2(max_M - new_max_M)
         sum_M = sum_M * shrink_M + tl.sum(p_MK, 1)
-        acc_MD *= shrink_M[:, None]
-        acc_MD = tl.dot(p_MK.to(v_KD.dtype), v_KD, acc_MD, input_precision="ieee")
+        acc = with_values(acc, shrink_M, p_MK, v_KW, v_scale_K, q, KV, ASM)
         max_M = new_max_M
-    return max_M, sum_M, acc_MD
+    return max_M, sum_M, acc

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ridgeline.kernels.attention import op as attention
 from ridgeline.kernels.attention.op import RaggedBatch, paged_attention_reference
+from ridgeline.kernels.kv_cache import KVScales
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.rotary.op import rope_kv
 
@@ -38,11 +39,13 @@ def decode_attention(
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
     v_norm: bool = False,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Do everything between the projection and the output product, for a step in which row r has token r and no other
     (tokens_each is 1). Returns [T, H, D].
 
-    The arguments are those of `rope_kv`, of which v_norm comes last, and those of `paged_attention`. Token r is at
+    The arguments are those of `rope_kv`, of which v_norm comes last, and those of `paged_attention`, with `scales`
+    for both. Token r is at
     position kv_len_R[r] - 1. Its place holds the row's newest key afterwards, and is not read before. No row reads what
     another row of the step writes.
     """
@@ -50,6 +53,7 @@ def decode_attention(
         qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
         k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
         scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, v_norm=v_norm,
+        scales=scales,
     )  # fmt: skip
 
 
@@ -76,14 +80,15 @@ def composed(rope_kv: Callable[..., Tensor], paged_attention: Callable[..., Tens
         softcap: float | None = None,
         slopes_H: Tensor | None = None,
         v_norm: bool = False,
+        scales: KVScales | None = None,
     ) -> Tensor:
         q_THD = rope_kv(
             qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
-            k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, v_norm,
+            k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, v_norm, scales,
         )  # fmt: skip
         return paged_attention(
             q_THD, k_cache_NGPD, v_cache_NGPD, batch,
-            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
+            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, scales=scales,
         )  # fmt: skip
 
     return decode_attention

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -15,6 +15,7 @@ from ridgeline.kernels.attention.triton import COMBINED, decode_config, paged_at
 from ridgeline.kernels.attention.triton_common import LOG2E
 from ridgeline.kernels.decode_attention.op import composed
 from ridgeline.kernels.decode_attention.triton_fused import fused_kernel
+from ridgeline.kernels.kv_cache import LEVELS, KVScales, for_kernels
 from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.rotary.triton import rope_kv, rope_kv_batch_invariant
 
@@ -57,9 +58,9 @@ def config(num_rows: int, group: int, head_dim: int, itemsize: int, block_size: 
         return Config(plain.tile, 16, plain.num_warps, plain.num_stages)
     if num_rows == 1 and KEY_TILE % block_size == 0:
         return Config(2 * KEY_TILE, 8, num_warps=max(4, dim // 16), num_stages=2)
-    if dim > 64 and group > 2:
+    if dim > 64 and group > 2 and itemsize > 1:
         return Config(plain.tile, 16, plain.num_warps, plain.num_stages)
-    return Config(KEY_TILE, 8, num_warps=4, num_stages=3)
+    return Config(KEY_TILE, 8, num_warps=4, num_stages=plain.num_stages)
 
 
 def decode_attention(
@@ -82,6 +83,7 @@ def decode_attention(
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
     v_norm: bool = False,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Compute `op.decode_attention`. Returns a contiguous [T, H, D]. The caches must be as `triton.paged_attention`
     wants them. Cells that no query sees may hold NaN."""
@@ -103,16 +105,18 @@ def decode_attention(
             qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
             k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
             scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, v_norm=v_norm,
+            scales=scales,
         )  # fmt: skip
     if schedule.few != 1 or schedule.window != window:
         raise ValueError(
             f"decode attention: one token a row, window {window}; "
             f"the schedule was made for up to {schedule.few} tokens a row and window {schedule.window}"
         )
-    if k_cache_NGPD.stride() != v_cache_NGPD.stride() or k_cache_NGPD.stride(3) != 1 or qkv_TX.stride(1) != 1:
-        raise ValueError("decode attention: caches of equal strides and contiguous heads expected")
+    if qkv_TX.stride(1) != 1:
+        raise ValueError("decode attention: contiguous rows of projections expected")
+    cache = for_kernels(k_cache_NGPD, v_cache_NGPD, scales)
     group, block_size, device = num_heads // num_kv_heads, k_cache_NGPD.shape[2], qkv_TX.device
-    dim, heads = max(16, triton.next_power_of_2(head_dim)), triton.next_power_of_2(group)
+    dim, heads = max(cache.least_dim, triton.next_power_of_2(head_dim)), triton.next_power_of_2(group)
     cut = config(num_rows, group, head_dim, k_cache_NGPD.element_size(), block_size)
     programs = len(schedule.items_I8) * num_kv_heads
     out_THD = torch.empty(num_rows, num_heads, head_dim, dtype=qkv_TX.dtype, device=device)
@@ -122,8 +126,8 @@ def decode_attention(
         k_norm_D,
         cos_sin_ZY,
         place_T,
-        k_cache_NGPD,
-        v_cache_NGPD,
+        *cache.tensors,
+        None if scales is None else scales.saturated_1,
         out_THD,
         batch.block_table_SC,
         schedule.items_I8,
@@ -137,8 +141,9 @@ def decode_attention(
         softcap or 0.0,
         window or 0,
         qkv_TX.stride(0),
-        *k_cache_NGPD.stride()[:3],
+        *cache.strides,
         batch.block_table_SC.stride(0),
+        *cache.scale_strides,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -156,6 +161,7 @@ def decode_attention(
         SINKS=sinks_H is not None,
         SOFTCAP=softcap is not None,
         ALIBI=slopes_H is not None,
+        KV=cache.KV,
         num_warps=cut.num_warps,
         num_stages=cut.num_stages,
         **options,
@@ -166,7 +172,8 @@ def decode_attention(
 def _aot(
     rows: int, heads: int, kv_heads: int, head_dim: int, *,
     norm: bool = False, rotate: bool = True, alibi: bool = False,
-    sinks: bool = False, v_norm: bool = False, window: bool = False, archs: tuple[str, ...] = ARCHS,
+    sinks: bool = False, v_norm: bool = False, window: bool = False, kv: str | None = None, amd: bool = False,
+    archs: tuple[str, ...] = ARCHS,
 ) -> AotKernel:  # fmt: skip
     pointers = (
         "qkv", "q_norm", "k_norm", "cos_sin", "place", "k", "v", "out", "table", "items",
@@ -178,18 +185,26 @@ def _aot(
     signature |= {"eps": "fp32", "scale": "fp32", "softcap": "fp32", "window": "i32"}
     signature |= {f"stride_{name}": "i32:16" for name in ("qkv", "block", "head", "token")} | {"stride_table": "i32"}
     group = heads // kv_heads
-    cut = config(rows, group, head_dim, 2, 64)
+    cut = config(rows, group, head_dim, 1 if kv else 2, 64)
+    cut = replace(cut, queries=16, num_stages=2) if amd else cut
     constants = {
         "NUM_KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM": triton.next_power_of_2(head_dim),
         "ROTATED": head_dim if rotate else 0, "BLOCK_SIZE": 64, "QUERIES": max(cut.queries, group), "TILE": cut.tile,
         "HEADS": triton.next_power_of_2(group), "PARTS": 8, "NORM": norm, "V_NORM": v_norm, "VALUES_ARE_KEYS": False,
-        "WINDOW": window, "SINKS": sinks, "SOFTCAP": False, "ALIBI": alibi,
+        "WINDOW": window, "SINKS": sinks, "SOFTCAP": False, "ALIBI": alibi, "KV": kv,
     }  # fmt: skip
     given = {"q_norm_ptr": norm, "k_norm_ptr": norm, "cos_sin_ptr": rotate, "slopes_ptr": alibi}
     given["sinks_ptr"] = sinks
     for name in (name for name, is_given in given.items() if not is_given):
         del signature[name]
         constants[name] = None
+    if kv:
+        signature |= {"k_ptr": "*i16", "v_ptr": "*i16", "scale_ptr": "*i32"}
+        signature |= {"stride_scale_block": "i32:16", "stride_scale_head": "i32:16"}
+        constants["stride_scale_token"] = 1
+    for name in ("scale_ptr", "saturated_ptr", "stride_scale_block", "stride_scale_head", "stride_scale_token"):
+        if name not in signature:
+            constants.setdefault(name, None)
     return AotKernel(
         fused_kernel, signature, constants,
         num_warps=cut.num_warps, num_stages=cut.num_stages, hot=True, archs=archs,
@@ -205,4 +220,8 @@ AOT = (
     _aot(64, 16, 8, 128, norm=True),
     _aot(64, 32, 32, 128, rotate=False, alibi=True),
     _aot(64, 64, 8, 64, sinks=True, window=True, archs=("sm_90", "gfx942")),
+    *(_aot(64, 32, 8, 128, kv=kv, archs=("sm_90",)) for kv in LEVELS.values()),
+    _aot(1, 32, 8, 128, kv="e4m3", archs=("sm_90",)),
+    _aot(1, 16, 8, 64, norm=True, kv="int8", archs=("sm_90",)),
+    _aot(64, 32, 8, 128, kv="e4m3", amd=True, archs=("gfx942",)),
 )

@@ -11,6 +11,7 @@ Legend:
     M  queries (heads that share a key head), padded
     K  keys of a tile
     D  head width, padded
+    W  words of a head: its elements, or pairs of levels
     E  heads that share a key head, padded
 """
 
@@ -25,12 +26,24 @@ from ridgeline.kernels.attention.triton_common import (
     LOWEST,
     held,
     load_blocks,
+    load_scales,
     load_slopes,
     logits,
     place_in_blocks,
     place_of_blocks,
 )
 from ridgeline.kernels.attention.triton_decode import add_parts, add_tile
+from ridgeline.kernels.triton_levels import (
+    largest_level,
+    levels,
+    magnitude,
+    multiplier,
+    row_scale,
+    rows_apart,
+    rows_joined,
+    unit,
+    value_of,
+)
 
 
 @triton.jit(do_not_specialize_on_alignment=["place_ptr"])
@@ -42,6 +55,8 @@ def fused_kernel(
     place_ptr,
     k_ptr,
     v_ptr,
+    scale_ptr,
+    saturated_ptr,
     out_ptr,
     table_ptr,
     items_ptr,
@@ -59,6 +74,9 @@ def fused_kernel(
     stride_head,
     stride_token,
     stride_table,
+    stride_scale_block,
+    stride_scale_head,
+    stride_scale_token,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -76,12 +94,14 @@ def fused_kernel(
     SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend with the queries of one item and one key head.
 
     parts [items, G, GROUP, HEAD_DIM], part_lse [items, G, GROUP]: float32.
     ROTATED: the rotated width; 0 for no rotation.
+    KV: the format of the cache's levels, of which two are a word; None for a cache of plain numbers.
     """
     if PDL:
         gdc_launch_dependents()
@@ -105,9 +125,16 @@ def fused_kernel(
     table_ptr += slot.to(tl.int64) * stride_table
     k_ptr += g * stride_head
     v_ptr += g * stride_head
+    if KV is not None:
+        scale_ptr += g * stride_scale_head
+    PAIR: tl.constexpr = 1 if KV is None else 2
     blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
-    k_KD, v_DK, visible_K = load_tile(
-        k_ptr, v_ptr, blocks, begin, seen, end, stride_block, stride_token, HEAD_DIM, DIM, TILE, BLOCK_SIZE
+    k_KW, v_WK, visible_K = load_tile(
+        k_ptr, v_ptr, blocks, begin, seen, end, stride_block, stride_token,
+        HEAD_DIM // PAIR, DIM // PAIR, TILE, BLOCK_SIZE,
+    )  # fmt: skip
+    scales = load_scales(
+        scale_ptr, blocks, begin, visible_K, stride_scale_block, stride_scale_token, TILE, BLOCK_SIZE, KV
     )
     blocks = load_blocks(table_ptr, begin + TILE, end, TILE, BLOCK_SIZE)
     place = tl.load(place_ptr + token)
@@ -138,14 +165,20 @@ def fused_kernel(
     q_DM = rotated(q_DM, q_partner_DM, q_weights, angles, eps, HEAD_DIM, ROTATED, NORM)
     stored_DM = newest_DM & (m_M == 0)[None, :]
     new_place = place // BLOCK_SIZE * stride_block + place % BLOCK_SIZE * stride_token
-    tl.store(k_ptr + new_place + d_DM, k_DM, mask=stored_DM)
-    tl.store(v_ptr + new_place + d_DM, v_DM, mask=stored_DM)
+    if KV is None:
+        tl.store(k_ptr + new_place + d_DM, k_DM, mask=stored_DM)
+        tl.store(v_ptr + new_place + d_DM, v_DM, mask=stored_DM)
+    else:
+        new_scale_ptr = scale_ptr + place // BLOCK_SIZE * stride_scale_block + place % BLOCK_SIZE * stride_scale_token
+        k_DM, v_DM = store_levels(
+            k_DM, v_DM, k_ptr, v_ptr, new_place * 2 + d_DM, new_scale_ptr, saturated_ptr, stored_DM, KV
+        )
 
     # The sums begin with the newest key, which is at distance 0, or with nothing
     x_M = logits(tl.sum(q_DM.to(tl.float32) * k_DM.to(tl.float32), 0), scale, softcap, SOFTCAP)
     max_M = tl.where(has_newest, x_M, LOWEST)
     weight_M = tl.where(has_newest, 1.0, 0.0) + tl.zeros((QUERIES,), tl.float32)
-    acc_DM = v_DM.to(tl.float32)
+    acc_DM = v_DM.to(tl.float32) * unit(KV)
     if SINKS:  # noqa: SIM102 (decided when compiling)
         if item == first_item:
             sink_M = tl.load(sinks_ptr + g * GROUP + m_M, mask=real_M, other=0).to(tl.float32) * LOG2E
@@ -159,24 +192,30 @@ def fused_kernel(
         # With this nothing waits for the tile before here, and the products take it from registers. (If they take it
         # from shared memory, the weights of the softmax later lie in the keys' place, and ptxas 12.8 takes the
         # weights' descriptor from a register that it never writes.)
-        k_KD, v_DK = held(k_KD), held(v_DK)
+        k_KW, v_WK = held(k_KW), held(v_WK)
     offset_K = n_K - (kv_len - 1)  # offsets of the keys of a tile that starts at 0
-    max_M, sum_KM, acc_DM = add_tile(
-        k_KD, v_DK, q_DM, visible_K[:, None], max_M, sum_KM, acc_DM, scale, softcap,
-        slope_M, (begin + offset_K)[:, None], SOFTCAP, ALIBI,
+    q, acc = rows_apart(multiplier(q_DM, KV), DIM, QUERIES, KV), rows_apart(acc_DM, DIM, QUERIES, KV)
+    max_M, sum_KM, acc = add_tile(
+        k_KW, v_WK, scales, q, visible_K[:, None], max_M, sum_KM, acc, scale, softcap,
+        slope_M, (begin + offset_K)[:, None], SOFTCAP, ALIBI, KV, PDL,
     )  # fmt: skip
     if begin + TILE < end:  # since a pipeline takes time even if it runs no step
         for start in range(begin + TILE, end, TILE):
-            k_KD, v_DK, visible_K = load_tile(
-                k_ptr, v_ptr, blocks, start, seen, end, stride_block, stride_token, HEAD_DIM, DIM, TILE, BLOCK_SIZE
+            k_KW, v_WK, visible_K = load_tile(
+                k_ptr, v_ptr, blocks, start, seen, end, stride_block, stride_token,
+                HEAD_DIM // PAIR, DIM // PAIR, TILE, BLOCK_SIZE,
+            )  # fmt: skip
+            scales = load_scales(
+                scale_ptr, blocks, start, visible_K, stride_scale_block, stride_scale_token, TILE, BLOCK_SIZE, KV
             )
             blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)
-            max_M, sum_KM, acc_DM = add_tile(
-                k_KD, v_DK, q_DM, visible_K[:, None], max_M, sum_KM, acc_DM, scale, softcap,
-                slope_M, (start + offset_K)[:, None], SOFTCAP, ALIBI,
+            max_M, sum_KM, acc = add_tile(
+                k_KW, v_WK, scales, q, visible_K[:, None], max_M, sum_KM, acc, scale, softcap,
+                slope_M, (start + offset_K)[:, None], SOFTCAP, ALIBI, KV, PDL,
             )  # fmt: skip
 
     sum_M = tl.sum(sum_KM, 0)
+    acc_DM = rows_joined(acc, DIM, QUERIES, KV)
     acc_DM *= tl.where(sum_M > 0, 1 / sum_M, 0)[None, :]
     out_ptr += (token.to(tl.int64) * NUM_KV_HEADS + g) * (GROUP * HEAD_DIM)
     if num_parts == 1:
@@ -229,6 +268,8 @@ def load_tile(
 ):
     """Return a tile's keys, its values, and which of them are visible: those from `seen` to `end`. The others are zero.
 
+    HEAD_DIM, DIM: in words.
+
     Values are loaded in the shape that the product wants. If they were transposed afterwards, in registers, the
     compiler would not let products of single warps take them from a pipeline.
     """
@@ -241,6 +282,43 @@ def load_tile(
     k_KD = tl.load(k_ptr_KD, mask=visible_K[:, None] & real_D[None, :], other=0)
     v_DK = tl.load(v_ptr_DK, mask=visible_K[None, :] & real_D[:, None], other=0)
     return k_KD, v_DK, visible_K
+
+
+@triton.jit
+def store_levels(
+    k_DM, v_DM, k_ptr, v_ptr, place_DM, scale_ptr, saturated_ptr, stored_DM, KV: tl.constexpr
+):  # fmt: skip
+    """Store the newest key and value as levels, and their scales if these are the row's own. Returns the numbers that
+    the levels stand for, in float32: a row's newest token is what everybody will read of it.
+
+    place: in bytes.
+    """
+    k_DM, v_DM = k_DM.to(tl.float32), v_DM.to(tl.float32)
+    if saturated_ptr is None:
+        k_scale_M = row_scale(tl.max(magnitude(k_DM), 0), KV)
+        v_scale_M = row_scale(tl.max(magnitude(v_DM), 0), KV)
+        low_M = (k_scale_M.to(tl.int32, bitcast=True) >> 16) & 0xFFFF
+        word_M = low_M | v_scale_M.to(tl.int32, bitcast=True)
+        tl.store(scale_ptr + 0 * word_M, word_M, mask=tl.max(stored_DM.to(tl.int32), 0) > 0)
+        k_DM, v_DM = k_DM / k_scale_M[None, :], v_DM / v_scale_M[None, :]
+    else:
+        most: tl.constexpr = largest_level(KV)
+        k_scale_M, v_scale_M = tl.load(scale_ptr), tl.load(scale_ptr + 1)
+        k_DM, v_DM = k_DM / k_scale_M, v_DM / v_scale_M
+        beyond_DM = (tl.abs(k_DM) > most).to(tl.int32) + (tl.abs(v_DM) > most).to(tl.int32)
+        beyond = tl.sum(tl.where(stored_DM, beyond_DM, 0))
+        if beyond > 0:
+            tl.atomic_add(saturated_ptr, beyond.to(tl.int64), sem="relaxed")
+        k_DM = tl.clamp(k_DM, -most, most, propagate_nan=tl.PropagateNan.ALL)
+        v_DM = tl.clamp(v_DM, -most, most, propagate_nan=tl.PropagateNan.ALL)
+    k_DM, v_DM = levels(k_DM, KV), levels(v_DM, KV)
+    tl.store(k_ptr.to(tl.pointer_type(tl.int8), bitcast=True) + place_DM, k_DM, mask=stored_DM)
+    tl.store(v_ptr.to(tl.pointer_type(tl.int8), bitcast=True) + place_DM, v_DM, mask=stored_DM)
+    k_DM, v_DM = value_of(k_DM, KV).to(tl.float32), value_of(v_DM, KV).to(tl.float32)
+    if saturated_ptr is None:
+        return k_DM * k_scale_M[None, :], v_DM * v_scale_M[None, :]
+    else:
+        return k_DM * k_scale_M, v_DM * v_scale_M
 
 
 # A head is loaded as two pieces: its elements, and for each element the partner that is rotated into it. So no thread

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.kernels import kv_cache
+from ridgeline.kernels.kv_cache import KVScales
 from ridgeline.kernels.norm.op import rms_norm
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 
@@ -87,6 +89,7 @@ def rope_kv(
     num_heads: int,
     num_kv_heads: int,
     v_norm: bool = False,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Normalise queries and keys head by head, rotate them, and store keys and values. Returns rotated queries [T, H,
     D], contiguous.
@@ -95,6 +98,7 @@ def rope_kv(
         and rotation.
     q_norm_D, k_norm_D: weights of an RMSNorm, or both None.
     v_norm: values are normalised too, without a weight.
+    scales: those of caches of 8 bits, and None for others. A row's own are written too.
     cos_sin_ZY: as in `rope`, or None for no rotation.
     place_T: block * P + offset. Of tokens that share a place (padding, in the null block) either one's key stays there.
     """
@@ -105,16 +109,23 @@ def rope_kv(
         q_THD, k_TGD = rms_norm(q_THD, None, q_norm_D, eps)[0], rms_norm(k_TGD, None, k_norm_D, eps)[0]
     if cos_sin_ZY is not None:
         q_THD, k_TGD = rope(q_THD, k_TGD, cos_sin_ZY, positions_T)
-    write_kv(k_TGD, v_TGD, k_cache_NGPD, v_cache_NGPD, place_T)
+    write_kv(k_TGD, v_TGD, k_cache_NGPD, v_cache_NGPD, place_T, scales)
     return q_THD.contiguous()
 
 
-def write_kv(k_TGD: Tensor, v_TGD: Tensor, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, place_T: Tensor) -> None:
+def write_kv(
+    k_TGD: Tensor, v_TGD: Tensor, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, place_T: Tensor, scales: KVScales | None
+) -> None:
     """Store each token's key and value at place = block * P + offset, in place."""
-    block_size = k_cache_NGPD.shape[2]
-    block_T, offset_T = place_T // block_size, place_T % block_size
-    k_cache_NGPD[block_T, :, offset_T] = k_TGD
-    v_cache_NGPD[block_T, :, offset_T] = v_TGD
+    if scales is None:
+        kv_cache.write(k_TGD, k_cache_NGPD, None, place_T)
+        kv_cache.write(v_TGD, v_cache_NGPD, None, place_T)
+        return
+    counter = scales.saturated_1
+    saturated = kv_cache.write(k_TGD, k_cache_NGPD, scales.k_NGP, place_T, counter is not None)
+    saturated += kv_cache.write(v_TGD, v_cache_NGPD, scales.v_NGP, place_T, counter is not None)
+    if counter is not None:
+        counter += saturated
 
 
 def split_heads(qkv_TX: Tensor, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:

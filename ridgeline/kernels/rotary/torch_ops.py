@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.kv_cache import KVScales
 from ridgeline.kernels.norm.torch_ops import rms_norm
 from ridgeline.kernels.rotary.op import rotate, split_heads, without_weight, write_kv
 
@@ -26,6 +27,7 @@ def rope_kv(
     num_heads: int,
     num_kv_heads: int,
     v_norm: bool = False,
+    scales: KVScales | None = None,
 ) -> Tensor:
     q_THD, k_TGD, v_TGD = split_heads(qkv_TX, num_heads, num_kv_heads, k_cache_NGPD.shape[3])
     if v_norm:
@@ -35,5 +37,5 @@ def rope_kv(
     if cos_sin_ZY is not None:
         heads_TUD = torch.cat((q_THD, k_TGD), dim=1)
         q_THD, k_TGD = rotate(heads_TUD, cos_sin_ZY, positions_T).split((num_heads, num_kv_heads), dim=1)
-    write_kv(k_TGD, v_TGD, k_cache_NGPD, v_cache_NGPD, place_T)
+    write_kv(k_TGD, v_TGD, k_cache_NGPD, v_cache_NGPD, place_T, scales)
     return q_THD.contiguous()

@@ -220,7 +220,8 @@ def _device(snapshot: Snapshot) -> Iterable[Metric]:
     cache, device = [], []
     if facts is not None:
         prefix = str(facts.enable_prefix_caching)
-        cache = [([*snapshot.labels, str(facts.block_size), str(facts.num_pages), facts.dtype, prefix], 1.0)]
+        dtype = facts.cache_dtype or facts.dtype
+        cache = [([*snapshot.labels, str(facts.block_size), str(facts.num_pages), dtype, prefix], 1.0)]
         device = [([*snapshot.labels, facts.device, facts.dtype, str(facts.max_model_len)], 1.0)]
     yield _gauge("vllm:cache_config_info", "1; the labels have the cache's settings.", CACHE, cache)
     yield _gauge("ridgeline:device_info", "1; the labels say what the engine runs on.", DEVICE, device)

@@ -274,6 +274,7 @@ def facts_of(assembly: Assembly, served_name: str, life: int) -> EngineFacts:
         dtype=assembly.dtype,
         device=str(assembly.device),
         enable_prefix_caching=config.enable_prefix_caching,
+        cache_dtype=",".join(layout.kv_dtypes),
     )
 
 

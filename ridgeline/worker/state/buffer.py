@@ -29,15 +29,16 @@ class StateMemory:
     """
 
     def __init__(self, layout: CacheLayout, device: torch.device) -> None:
-        self.layout = layout
+        self.layout, self.device = layout, device
         num_bytes = layout.num_pages * layout.page_bytes
         self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
-    def view(self, group: int, index: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        """Return the units of the group's `index`-th layer by block id: [N, *shape]. An id that is not one of the
-        group's blocks names bytes that overlap those of other blocks."""
+    def view(self, group: int, index: int, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
+        """Return the units of the group's `index`-th layer by block id, or what lies `offset` bytes behind their
+        beginnings: [N, *shape]. An id that is not one of the group's blocks names bytes that overlap those of other
+        blocks."""
         layout, size = self.layout, dtype.itemsize
-        start = index * layout.num_pages * layout.slab_bytes
+        start = index * layout.num_pages * layout.slab_bytes + offset
         unit, step = prod(shape) * size, layout.step_bytes[group]
         ids = (len(self._bytes) - start - unit) // step + 1
         inner = [prod(shape[i + 1 :]) for i in range(len(shape))]

@@ -15,6 +15,7 @@ Legend:
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,8 @@ from torch import Tensor
 from ridgeline.core.model_spec import AttentionSpec, ModelSpec
 from ridgeline.core.state_spec import KVSpec
 from ridgeline.kernels.attention.op import RaggedBatch
+from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
+from ridgeline.kernels.kv_cache import KVScales, torch_type
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.heads import Heads
 from ridgeline.worker.state.buffer import StateMemory
@@ -60,13 +63,21 @@ class PagedKV:
         self.ops, self._spec = ops, spec
         self._ways = [Scheduled.of(model.layers[layer].attention) for layer in own.layers]
         heads, tokens, width = spec.num_kv_heads, memory.layout.block_size, spec.head_dim
+        self._dtype, kept = dtype, torch_type(spec.format, dtype)
+        self._wide = _memory_for_wide(memory, spec, dtype, ops) if spec.format.quantized else None
         self.views: list[tuple[Tensor, Tensor]] = []  # by layer: keys and values, [N, G, P, D]
+        self.scales: list[KVScales | None] = []  # by layer: those that lie behind levels
+        by_token = ops.platform.device_type == "cpu"
+        inner = (tokens, heads) if by_token else (heads, tokens)
         for index in range(len(own.layers)):
-            if ops.platform.device_type == "cpu":
-                units = memory.view(group, index, dtype, (2, tokens, heads, width)).transpose(2, 3)
-            else:
-                units = memory.view(group, index, dtype, (2, heads, tokens, width))
+            units = memory.view(group, index, kept, (2, *inner, width))
+            units = units.transpose(2, 3) if by_token else units
             self.views.append((units[:, 0], units[:, 1]))
+            self.scales.append(None)
+            if spec.format.scales == "row":
+                levels = 2 * tokens * heads * width
+                pairs = memory.view(group, index, torch.bfloat16, (*inner, 2), offset=levels)
+                self.scales[-1] = KVScales(pairs_NGP2=pairs.transpose(1, 2) if by_token else pairs)
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         self.place_T = place_T
@@ -90,22 +101,52 @@ class PagedKV:
                 num_heads=way.num_heads,
                 num_kv_heads=self._spec.num_kv_heads,
                 window=self._spec.window,
-                cache_NGPD=None if way.capped or way.alibi else self.views[0][0],
+                cache_NGPD=None if way.capped or way.alibi else self._for_hopper,
                 prefix_4R=rows.prefix_4R,
                 alibi=way.alibi,
-                head_bytes=self._spec.head_dim * self.views[0][0].element_size(),
+                head_bytes=self._spec.head_dim * self._dtype.itemsize,
+                widened=self._wide is not None,
             ),
+            wide=self._wide,
         )
 
+    @property
+    def _for_hopper(self) -> Tensor | None:
+        """The keys that hopper.py would read, if it can. It converts none."""
+        if self._wide is not None:
+            return self._wide[0]
+        keys_NGPD = self.views[0][0]
+        return keys_NGPD if keys_NGPD.dtype == self._dtype else None
+
     def layer(self, index: int) -> PagedLayer:
-        return PagedLayer(self, self._ways[index], *self.views[index])
+        return PagedLayer(self, self._ways[index], *self.views[index], self.scales[index])
+
+
+def _memory_for_wide(memory: StateMemory, spec: KVSpec, dtype: torch.dtype, ops: Ops) -> tuple[Tensor, Tensor] | None:
+    """Return memory for 16-bit keys and values of long rows [W, G, P, D], where a kernel reads them faster than levels.
+
+    All groups together take the bytes that `worker.memory` keeps for attention.
+    """
+    block_size, arch = memory.layout.block_size, ops.platform.arch
+    if arch != "sm_90" or ops.chosen["attention_schedule"] != "triton":
+        return None
+    from ridgeline.kernels.attention.hopper import supports  # needs Triton, which a CPU need not have
+
+    if not supports(arch, dtype, spec.head_dim, block_size):
+        return None
+    shape = spec.num_kv_heads, block_size, spec.head_dim
+    blocks = WORKSPACE_BYTES // len(memory.layout.groups) // (2 * prod(shape) * dtype.itemsize)
+    units = torch.empty(blocks, 2, *shape, dtype=dtype, device=memory.device)
+    return units[:, 0], units[:, 1]
 
 
 class PagedLayer:
     """The keys and values of one layer, a `layers.attention.Attends`."""
 
-    def __init__(self, group: PagedKV, way: Scheduled, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor) -> None:
-        self._group, self._way, self._k, self._v = group, way, k_cache_NGPD, v_cache_NGPD
+    def __init__(
+        self, group: PagedKV, way: Scheduled, k_cache_NGPD: Tensor, v_cache_NGPD: Tensor, scales: KVScales | None
+    ) -> None:
+        self._group, self._way, self._k, self._v, self._scales = group, way, k_cache_NGPD, v_cache_NGPD, scales
 
     def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
         """Return the attended heads, [T, H * D]."""
@@ -126,15 +167,16 @@ class PagedLayer:
         )
         scale, window, softcap = spec.scale, spec.window, spec.softcap
         sinks_H, slopes_H = heads.sinks_H, heads.slopes_H
+        scales = self._scales or heads.kv_scales_of(self._k)
         if batch.tokens_each == 1:
             out_THD = ops.decode_attention(
                 *projected, batch, scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
-                v_norm=spec.v_norm,
+                v_norm=spec.v_norm, scales=scales,
             )  # fmt: skip
         else:
-            q_THD = ops.rope_kv(*projected, spec.v_norm)
+            q_THD = ops.rope_kv(*projected, spec.v_norm, scales)
             out_THD = ops.paged_attention(
                 q_THD, self._k, self._v, batch,
-                scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
+                scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, scales=scales,
             )  # fmt: skip
         return out_THD.flatten(1)
