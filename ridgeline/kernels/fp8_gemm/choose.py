@@ -2,7 +2,7 @@
 
     1 or 2 tokens   rows.py, norm and gate included; activations stay as they are
     3 to 128        on Hopper hopper_stream.py, behind a kernel that rounds the activations
-    more            on Hopper the library or hopper_tiles.py, likewise
+    more            on Hopper hopper_tiles.py, likewise
     elsewhere       tiles.py, which multiplies in 16 bits
 """
 
@@ -46,6 +46,14 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Tiles:
+    """A cut of hopper_tiles.py: tiles of 128 tokens by 256 weight rows (128 of each half if gated)."""
+
+    stages: int = 4
+    promote: bool = False
+
+
+@dataclass(frozen=True)
 class Tile:
     """A cut of tiles.py, for any GPU: a program computes rows x tokens outputs, `block` inputs at a step."""
 
@@ -67,14 +75,14 @@ def choose_rows(tokens: int, inputs: int, outputs: int, *, gated: bool) -> Rows 
     return Rows(rows, tokens, block, max(1, block // 512), 4 if block == 4096 else 6)
 
 
-def choose_stream(tokens: int, inputs: int, outputs: int, *, gated: bool, processors: int) -> Stream | None:
-    """Return the cut for a few dozen tokens, or None for more. outputs: of each half if gated.
+def choose_hopper(tokens: int, inputs: int, outputs: int, *, gated: bool, processors: int) -> Stream | Tiles:
+    """Return the cut for rounded activations on Hopper. outputs: of each half if gated.
 
-    If tiles are few, the tokens are split where that alone gives enough programs, and the inputs otherwise. The rules
-    are those of gemm/choose.py with half of the bytes.
+    If tiles of hopper_stream.py are few, the tokens are split where that alone gives enough programs, and the inputs
+    otherwise. The rules are those of gemm/choose.py with half of the bytes.
     """
-    if not 0 < tokens <= STREAM_TOKENS or inputs % 16:
-        return None
+    if tokens > STREAM_TOKENS:
+        return Tiles()
     long = not gated and inputs >= 4096
     padded, tiles = max(16, _power_of_two(tokens)), -(-outputs // 64)
     if not long and tokens > 32 and processors // 3 < tiles * -(-tokens // 32) <= processors // 2:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ridgeline.core.weight_format import BLOCK
 from ridgeline.kernels.activation.triton import gated_activation
-from ridgeline.kernels.fp8_gemm import library
-from ridgeline.kernels.fp8_gemm.choose import FIXED, Stream, Tile, choose_rows, choose_stream, choose_tile
+from ridgeline.kernels.fp8_gemm.choose import FIXED, Stream, Tile, Tiles, choose_hopper, choose_rows, choose_tile
 from ridgeline.kernels.fp8_gemm.eight import Eight
 from ridgeline.kernels.fp8_gemm.rounding import Rounded, round_rows
 from ridgeline.kernels.fp8_gemm.rows import launch_rows
@@ -71,20 +71,25 @@ def _linear(
 
 
 def rounded_linear(
-    x: Rounded, weight: Eight, bias_O: Tensor | None, gate: str | None, dtype: torch.dtype, plan: Stream | None = None
+    x: Rounded,
+    weight: Eight,
+    bias_O: Tensor | None,
+    gate: str | None,
+    dtype: torch.dtype,
+    plan: Stream | Tiles | None = None,
 ) -> Tensor:
     """Return the product of rounded activations, gated if there is a gate, on Hopper."""
     (tokens, inputs), device = x.q_TI.shape, x.q_TI.device
     outputs = len(weight.number_OI) // (2 if gate else 1)
-    plan = plan or choose_stream(
-        tokens, inputs, outputs, gated=gate is not None, processors=num_multiprocessors(device)
-    )  # fmt: skip
+    if gate and weight.blocked and outputs % BLOCK:  # a block of scales would have gates and ups
+        return gated_activation(rounded_linear(x, weight, bias_O, None, dtype), gate)
     if plan is None:
-        y_TO = library.product(x, weight, bias_O, dtype)
-        return gated_activation(y_TO, gate) if gate else y_TO
-    from ridgeline.kernels.fp8_gemm.hopper import launch_stream  # Gluon, which is imported only where it runs
+        plan = choose_hopper(tokens, inputs, outputs, gated=gate is not None, processors=num_multiprocessors(device))
+    from ridgeline.kernels.fp8_gemm import hopper  # Gluon, which is imported only where it runs
 
-    return launch_stream(plan, x, weight, bias_O, gate, dtype)
+    if isinstance(plan, Tiles):
+        return hopper.launch_tiles(plan, x, weight, bias_O, gate, dtype)
+    return hopper.launch_stream(plan, x, weight, bias_O, gate, dtype)
 
 
 def invariant_linear(x_TI: Tensor, weight: Eight, bias_O: Tensor | None) -> Tensor:

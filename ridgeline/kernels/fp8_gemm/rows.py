@@ -171,7 +171,7 @@ def rows_kernel(
             at_RG1 = (row_R // SCALED * COLUMNS)[:, None, None] + group_G1[None, :, :]
             scale_RG1 = tl.load(scale_ptr + at_RG1, mask=group_G1[None, :, :] < COLUMNS, other=0.0)
             part_RTGQ *= scale_RG1[:, None, :, :]
-        y_RT = tl.sum(part_RTGQ.reshape(part_RTGQ.shape[0], TOKENS, BLOCK // 4, can_reorder=True), 2)
+        y_RT = tl.sum(part_RTGQ.reshape(part_RTGQ.shape[0], TOKENS, BLOCK // 4), 2)
         if not BLOCKED:
             y_RT *= tl.load(scale_ptr + row_R)[:, None]
         if NORM:
