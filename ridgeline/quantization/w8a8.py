@@ -1,5 +1,5 @@
-"""The scheme "w8a8": weights are int8 levels packed for oneDNN, and each token's activations are rounded when they
-arrive.
+"""The scheme "w8a8": weights are int8 levels, packed for oneDNN on CPUs, and each token's activations are rounded when
+they arrive.
 
 Legend:
     I  inputs
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from ridgeline.kernels.op import Platform, on_gpu
 from ridgeline.kernels.w8a8_gemm.onednn import pack
 from ridgeline.kernels.w8a8_gemm.op import has_vnni
 from ridgeline.quantization.rounding import round_rows
@@ -25,4 +26,8 @@ def prepare(loaded: PlainWeight) -> ScaledWeight:
     return ScaledWeight(loaded.ops, loaded.ops.w8a8_linear, level_OI, scale_O)
 
 
-W8A8 = Scheme(name="w8a8", prepare=prepare, supports=has_vnni, needs="a CPU with VNNI", weight_bytes=1)
+def _supports(platform: Platform) -> bool:
+    return has_vnni(platform) or on_gpu(platform)
+
+
+W8A8 = Scheme(name="w8a8", prepare=prepare, supports=_supports, needs="a GPU, or a CPU with VNNI", weight_bytes=1)

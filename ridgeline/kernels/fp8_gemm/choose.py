@@ -1,9 +1,9 @@
 """The choice of the kernel for a product with 8-bit weights, and its cut: plain functions of shapes, without torch.
 
-    1 or 2 tokens   rows.py, norm and gate included; activations stay as they are
-    3 to 128        on Hopper hopper_stream.py, behind a kernel that rounds the activations
-    more            on Hopper hopper_tiles.py, likewise
-    elsewhere       tiles.py, which multiplies in 16 bits
+1 or 2 tokens   rows.py, norm and gate included; activations stay as they are
+3 to 128        on Hopper hopper_stream.py, behind a kernel that rounds the activations
+more            on Hopper hopper_tiles.py, likewise
+elsewhere       tiles.py, which multiplies in 16 bits
 """
 
 from __future__ import annotations

@@ -151,10 +151,10 @@ def _promoted(
             fresh = _awaited(fresh, 0, PARTS)
             grown = ()
             for part in gl.static_range(PARTS):
-                more_CT = fresh[part]  # type: ignore[misc]
+                more_CT = fresh[part]
                 if BLOCKED:
-                    more_CT = more_CT * (scales[part] * x_1T)  # type: ignore[misc]
-                grown = grown + (sums[part] + more_CT,)  # type: ignore[assignment, misc]  # noqa: RUF005
+                    more_CT = more_CT * (scales[part] * x_1T)
+                grown = grown + (sums[part] + more_CT,)  # noqa: RUF005
             sums = grown
         mbarrier.arrive(empty.index(here), count=1)
         step += 1

@@ -26,13 +26,23 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.activation.triton import gated
 from ridgeline.kernels.fp8_gemm.hopper_stream import PANEL
+from ridgeline.kernels.gemm.hopper import _barriers
 from ridgeline.kernels.gluon_names import load_tile, viewed
-from ridgeline.kernels.grouped_gemm.hopper_stream import barriers
-from ridgeline.kernels.grouped_gemm.hopper_tiles import _wide
 
 TOKENS = gl.constexpr(128)  # of a tile
 HALF = gl.constexpr(128)  # weight rows of half a tile
 TOGETHER = gl.constexpr(16)  # neighbouring tiles of tokens that go through the weights together
+# 64 x 128 results with 8 neighbouring ones in a thread, which stores them at once. Rows stay in the warp in which
+# products leave them.
+NEIGHBOURS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], [0, 32], [0, 64]],
+        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 128],
+    )
+)
 
 
 @gluon.jit
@@ -64,9 +74,8 @@ def _loader(
             for half in gl.static_range(2):
                 corner = [row + half * (outputs if PARTS == 2 else HALF), block * PANEL]
                 load_tile(w_desc, corner, full.index(here), halves.index(half))
-            if PDL:
-                if step == 0:
-                    gdc_wait()  # the kernel before writes x
+            if PDL and step == 0:
+                gdc_wait()  # the kernel before writes x
             boxes = viewed(x.index(here), [1, TOKENS, PANEL], x_layout)
             load_tile(x_desc, [token, block * PANEL], full.index(here), boxes.index(0))
             step += 1
@@ -76,7 +85,7 @@ def _loader(
 def _products(x, w, full, empty, step, blocks, PART: gl.constexpr, STAGES: gl.constexpr, SUM: gl.constexpr):
     """Return the sums of both halves, [W, C] each. A stage is given back when the products after it are under way."""
     # Triton 3.6 compiles no product of int8 with 256 columns
-    WIDE: gl.constexpr = HALF if SUM == gl.int32 else 2 * HALF
+    WIDE: gl.constexpr = 2 * HALF if gl.float32 == SUM else HALF
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 32])
     x_layout: gl.constexpr = x.type.layout
     sums = gl.zeros([64, 2 * HALF], SUM, layout)
@@ -155,7 +164,7 @@ def _finished(
 @gluon.jit
 def _write(y_WC, y_ptr, token, row, tokens, outputs):
     """Round results, and write those of real tokens and outputs."""
-    layout: gl.constexpr = _wide(y_WC.shape[1])
+    layout: gl.constexpr = NEIGHBOURS
     y_WC = gl.convert_layout(y_WC.to(y_ptr.dtype.element_ty), layout)
     token_W1 = gl.expand_dims(token + gl.arange(0, 64, gl.SliceLayout(1, layout)), 1)
     row_1C = gl.expand_dims(row + gl.arange(0, y_WC.shape[1], gl.SliceLayout(0, layout)), 0)
@@ -205,8 +214,8 @@ def tiles_kernel(
     STAGES: gl.constexpr, BLOCKED: gl.constexpr, PROMOTE: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Compute y [T, O]. The arguments are those of hopper_stream.stream_kernel. With a gate and BLOCKED, 128 must divide
-    the outputs."""
+    """Compute y [T, O]. The arguments are those of hopper_stream.stream_kernel. With a gate and BLOCKED, the outputs
+    must be a multiple of 128."""
     if PDL:
         gdc_launch_dependents()
     PARTS: gl.constexpr = 1 if GATE == "" else 2
@@ -214,7 +223,7 @@ def tiles_kernel(
     layout: gl.constexpr = w_desc.layout
     x = gl.allocate_shared_memory(dtype, [STAGES, TOKENS, PANEL], layout)
     w = gl.allocate_shared_memory(dtype, [STAGES, 2 * HALF, PANEL], layout)
-    full, empty = barriers(STAGES, 1), barriers(STAGES, 2)
+    full, empty = _barriers(STAGES), _barriers(STAGES, 2)
     fence_async_shared()
     items = gl.cdiv(tokens, TOKENS) * gl.cdiv(outputs, 2 * HALF // PARTS)
     blocks = gl.cdiv(inputs, PANEL)

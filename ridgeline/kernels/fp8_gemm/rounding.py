@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ridgeline.core.weight_format import BLOCK, Activations
 from ridgeline.kernels.aot import AotKernel
-from ridgeline.kernels.launch import INTERPRETED, launch_options
+from ridgeline.kernels.launch import launch_options
 
 GROUP = tl.constexpr(BLOCK)
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
@@ -101,8 +101,8 @@ def round_rows(
     activations: Activations,
     x_scale: Tensor | None,
 ) -> tuple[Rounded, Tensor]:
-    """Return (the rounded x, or rounded rms_norm(s) if there is a norm, s), with s = x + residual in x's dtype, or s = x
-    without a residual."""
+    """Return (x rounded, or with a norm rms_norm(s) rounded, and s). s = x + residual in x's dtype, or s = x without a
+    residual."""
     (tokens, inputs), device = x_TI.shape, x_TI.device
     groups = triton.cdiv(inputs, BLOCK)
     q_TI = torch.empty(tokens, inputs, dtype=dtype, device=device)

@@ -205,11 +205,13 @@ def launch_rows(
     assert plan.block >= inputs
     programs = min(plan.programs * num_multiprocessors(x_TI.device), triton.cdiv(outputs, plan.rows))
     rows_kernel[(programs,)](
-        x_TI, residual, x_TI if norm_weight_I is None else norm_weight_I, weight.number_OI.view(torch.int32), weight.scale,
-        x_TI if bias_O is None else bias_O, y_TO, s_TI, x_TI.stride(0), residual.stride(0), tokens, outputs, eps,
+        x_TI, residual, x_TI if norm_weight_I is None else norm_weight_I,
+        weight.number_OI.view(torch.int32), weight.scale, x_TI if bias_O is None else bias_O, y_TO, s_TI,
+        x_TI.stride(0), residual.stride(0), tokens, outputs, eps,
         inputs=inputs, ROWS=plan.rows, TOKENS=plan.tokens, FULL=tokens == plan.tokens, BLOCK=plan.block,
         KIND=_kind(weight.number_OI.dtype, x_TI.device), BLOCKED=weight.blocked, NORM=norm_weight_I is not None,
-        RESIDUAL=residual_TI is not None, BIAS=bias_O is not None, GATE=gate or "", num_warps=plan.warps, **launch_options(x_TI.device),
+        RESIDUAL=residual_TI is not None, BIAS=bias_O is not None, GATE=gate or "",
+        num_warps=plan.warps, **launch_options(x_TI.device),
     )  # fmt: skip
     return y_TO, s_TI
 
