@@ -154,7 +154,7 @@ def _promoted(
                 more_CT = fresh[part]
                 if BLOCKED:
                     more_CT = more_CT * (scales[part] * x_1T)
-                grown = grown + (sums[part] + more_CT,)  # noqa: RUF005
+                grown = grown + (sums[part] + more_CT,)  # type: ignore[assignment]  # noqa: RUF005
             sums = grown
         mbarrier.arrive(empty.index(here), count=1)
         step += 1
