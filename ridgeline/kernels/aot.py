@@ -56,7 +56,7 @@ from typing import Any
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
 ONE_OF_EACH = ("sm_90", "gfx942")  # for kernels that differ little between a vendor's architectures
-TENSOR_CORE_INSTRUCTIONS = re.compile(r"\b(HGMMA|QGMMA|HMMA|IMMA|QMMA|OMMA|UTCHMMA|UTCQMMA|v_mfma_\w+)")
+TENSOR_CORE_INSTRUCTIONS = re.compile(r"\b(HGMMA|QGMMA|IGMMA|HMMA|IMMA|QMMA|OMMA|UTCHMMA|UTCQMMA|v_mfma_\w+)")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 
 from ridgeline.kernels.coded_gemm.panels import pack_levels
 from ridgeline.kernels.native import has_compiler
-from ridgeline.kernels.op import Platform, has_byte_products
+from ridgeline.kernels.op import Platform, has_byte_products, on_gpu
 from ridgeline.kernels.w8a8_gemm.onednn import pack
 from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR, has_vnni
 from ridgeline.quantization.panels import PanelWeight
@@ -38,13 +38,13 @@ def prepare(loaded: PlainWeight) -> Weight:
 
 def has_products(platform: Platform) -> bool:
     """Return True where one of the fast products runs."""
-    return has_vnni(platform) or (has_byte_products(platform) and has_compiler())
+    return on_gpu(platform) or has_vnni(platform) or (has_byte_products(platform) and has_compiler())
 
 
 W8A8 = Scheme(
     name="w8a8",
     prepare=prepare,
     supports=has_products,
-    needs="a CPU with VNNI, or with AVX2 and a C++ compiler",
+    needs="a GPU, or a CPU with VNNI, or with AVX2 and a C++ compiler",
     weight_bytes=1,
 )

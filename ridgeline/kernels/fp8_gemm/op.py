@@ -23,7 +23,7 @@ from torch import Tensor
 from ridgeline.core.weight_format import BLOCK, Fp8Format
 from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.norm.op import rms_norm
-from ridgeline.kernels.op import Op
+from ridgeline.kernels.op import Implementation, Op, Platform, on_gpu
 
 LARGEST = 448.0  # of E4M3
 BY_TOKEN = Fp8Format()
@@ -165,5 +165,20 @@ CASES = (
     Case(256, 1024, 512),
 )
 
-FP8_LINEAR = Op("fp8_linear", fp8_linear)
-FP8_NORM_LINEAR = Op("fp8_norm_linear", fp8_norm_linear)
+
+def has_e4m3(platform: Platform) -> bool:
+    """Return True on GPUs for which Triton compiles E4M3: NVIDIA's from Ada and Hopper on, and AMD's."""
+    return on_gpu(platform) and not platform.arch.startswith(("sm_80", "sm_86", "sm_87"))
+
+
+def _implementations(name: str) -> tuple[Implementation, ...]:
+    here = "ridgeline.kernels.fp8_gemm"
+    return (
+        Implementation("triton", f"{here}.triton:{name}", has_e4m3),
+        Implementation("torch", f"{here}.torch_ops:{name}"),
+        Implementation("batch_invariant", f"{here}.batch_invariant:{name}", has_e4m3),
+    )
+
+
+FP8_LINEAR = Op("fp8_linear", fp8_linear, _implementations("fp8_linear"))
+FP8_NORM_LINEAR = Op("fp8_norm_linear", fp8_norm_linear, _implementations("fp8_norm_linear"))

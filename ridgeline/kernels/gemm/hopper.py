@@ -269,11 +269,11 @@ def _consumer(
 
 
 @gluon.jit
-def _barriers(number: gl.constexpr):
-    """Return `number` barriers in shared memory, each of which waits for one arrival."""
+def _barriers(number: gl.constexpr, count: gl.constexpr = 1):
+    """Return `number` barriers in shared memory, each of which waits for `count` arrivals."""
     bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(number):
-        mbarrier.init(bars.index(i), count=1)
+        mbarrier.init(bars.index(i), count=count)
     return bars
 
 

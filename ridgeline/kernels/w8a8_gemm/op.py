@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.op import Implementation, Op, Platform, has_byte_products
+from ridgeline.kernels.op import Implementation, Op, Platform, has_byte_products, on_gpu
 
 LEVELS = 127  # levels to either side of zero
 MIDDLE = 128  # the unsigned level that stands for zero; oneDNN takes activations as unsigned levels
@@ -29,7 +29,7 @@ def w8a8_linear(x_TI: Tensor, level_OI: Tensor, scale_O: Tensor, bias_O: Tensor 
 
     A token's scale is its own largest magnitude over LEVELS, so no token depends on others. Halves are rounded up
     (computed in float32 around MIDDLE). A token of zeros gives zeros; a token with a NaN or an infinity gives nothing
-    finite.
+    finite. An implementation may leave activations unrounded, which is nearer to the truth.
     """
     weight_OI = level_OI.to_dense().T if level_OI.is_mkldnn else level_OI
     scale_T1 = x_TI.abs().amax(-1, keepdim=True).float() / LEVELS
@@ -83,7 +83,9 @@ W8A8_LINEAR = Op(
     "w8a8_linear",
     w8a8_linear,
     (
+        Implementation("triton", "ridgeline.kernels.w8a8_gemm.triton:w8a8_linear", on_gpu),
         Implementation("panels", "ridgeline.kernels.w8a8_gemm.panels:w8a8_linear", has_byte_products),
         Implementation("onednn", "ridgeline.kernels.w8a8_gemm.onednn:w8a8_linear", has_vnni),
+        Implementation("batch_invariant", "ridgeline.kernels.w8a8_gemm.triton:invariant_linear", on_gpu),
     ),
 )

@@ -1,0 +1,269 @@
+"""Products of 8-bit numbers for up to a few hundred tokens on Hopper, at the memory's rate: gemm/hopper.py with scales.
+
+Both operands are E4M3 or both are int8. As there, one warp streams weights and x into a ring of shared memory, and asks
+for the first weights while the kernel before still runs; that kernel rounds the activations. The other warps multiply
+and finish tiles: scales, bias, gated activation, rounding.
+
+Hopper's matrix units keep about 14 bits of a sum of E4M3 products. With PROMOTE each 128 inputs are summed there from
+zero, and the partial sums are added up in float32 registers. Scales of blocks need that in any case. Int8 is exact.
+
+Legend:
+    C  weight rows of one part, which are the outputs of a tile
+    T  tokens of a tile
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.gemm.hopper import _awaited, _barriers, _item, _store, _together
+from ridgeline.kernels.gluon_names import load_tile, viewed
+
+PANEL = gl.constexpr(128)  # inputs in one swizzled row of shared memory, and inputs that share a scale in blocks
+
+
+@gluon.jit
+def _load_tokens(x_desc, x, full, stage, token, first, tokens, PANELS: gl.constexpr):
+    """Copy a stage's block of x. Boxes beyond the last token would be slow to fill with zeros; the first box is copied
+    in their place."""
+    layout: gl.constexpr = x_desc.layout
+    BOX: gl.constexpr = x_desc.block_shape[0]
+    BOXES: gl.constexpr = x.shape[1] // BOX
+    for panel in gl.static_range(PANELS):
+        boxes = viewed(x.index(stage * PANELS + panel), [BOXES, BOX, PANEL], layout)
+        for box in gl.static_range(BOXES):
+            corner = [gl.where(token + box * BOX < tokens, token + box * BOX, 0), first + panel * PANEL]
+            load_tile(x_desc, corner, full.index(stage), boxes.index(box))
+
+
+@gluon.jit
+def _producer(
+    x_desc, w_desc, x, w, full, empty, items, token_tiles, tokens, outputs, blocks,
+    ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Fill the ring with blocks of weights and of x, for all items of this program."""
+    PANELS: gl.constexpr = BLOCK // PANEL
+    step = 0
+    _, _, first, last = _item(gl.program_id(0), token_tiles, blocks, SPLIT)
+    ahead = gl.minimum(last - first, STAGES)
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        tile, token_tile, begin, end = _item(item, token_tiles, blocks, SPLIT)
+        for block in range(begin, end):
+            here = step % STAGES
+            mbarrier.wait(empty.index(here), ((step // STAGES) & 1) ^ 1)
+            mbarrier.expect(full.index(here), (PARTS * ROWS + TOKENS) * BLOCK)
+            for part in gl.static_range(PARTS):
+                row = tile * ROWS + part * outputs
+                for panel in gl.static_range(PANELS):
+                    place = (here * PARTS + part) * PANELS + panel
+                    load_tile(w_desc, [row, block * BLOCK + panel * PANEL], full.index(here), w.index(place))
+            if step >= ahead:
+                _load_tokens(x_desc, x, full, here, token_tile * TOKENS, block * BLOCK, tokens, PANELS)
+            elif step == ahead - 1:
+                if PDL:
+                    gdc_wait()
+                for early in range(ahead):
+                    at = (begin + early) * BLOCK
+                    _load_tokens(x_desc, x, full, early, token_tile * TOKENS, at, tokens, PANELS)
+            step += 1
+
+
+@gluon.jit
+def _scaled(value, x_scale_ptr, w_scale_ptr, row, token, tokens, outputs, AXIS: gl.constexpr):
+    """Multiply sums, whose rows lie along axis 1 - AXIS, by the scales of their outputs and tokens, in float32."""
+    layout: gl.constexpr = value.type.layout
+    at_C = row + gl.arange(0, value.shape[1 - AXIS], gl.SliceLayout(AXIS, layout))
+    at_T = token + gl.arange(0, value.shape[AXIS], gl.SliceLayout(1 - AXIS, layout))
+    w_C = gl.load(w_scale_ptr + at_C, mask=at_C < outputs, other=0)
+    x_T = gl.load(x_scale_ptr + at_T, mask=at_T < tokens, other=0)
+    return value.to(gl.float32) * gl.expand_dims(w_C, AXIS) * gl.expand_dims(x_T, 1 - AXIS)
+
+
+@gluon.jit
+def _products(
+    w, x, full, empty, step, steps,
+    ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    SUM: gl.constexpr,
+):  # fmt: skip
+    """Return (the parts' sums [C, T], the next step). A stage is given back when the products after it are
+    under way."""
+    PANELS: gl.constexpr = BLOCK // PANEL
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS // 16, 1], [16, TOKENS, 32])
+    sums = ()
+    for _ in gl.static_range(PARTS):
+        sums = sums + (gl.zeros([ROWS, TOKENS], SUM, layout),)  # type: ignore[assignment]  # noqa: RUF005
+    for i in range(steps):
+        here = step % STAGES
+        mbarrier.wait(full.index(here), (step // STAGES) & 1)
+        grown = ()
+        for part in gl.static_range(PARTS):
+            sum_CT = sums[part]  # type: ignore[var-annotated]
+            for panel in gl.static_range(PANELS):
+                a = w.index((here * PARTS + part) * PANELS + panel)
+                b = x.index(here * PANELS + panel).permute((1, 0))
+                sum_CT = warpgroup_mma(a, b, sum_CT, is_async=True)
+            grown = grown + (sum_CT,)  # type: ignore[assignment]  # noqa: RUF005
+        sums = _awaited(grown, PARTS * PANELS, PARTS)
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=i > 0)
+        step += 1
+    sums = _awaited(sums, 0, PARTS)
+    mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+    return sums, step
+
+
+@gluon.jit
+def _promoted(
+    w, x, full, empty, x_scale_ptr, w_scale_ptr, step, begin, end, row, token, tokens, outputs, inputs,
+    ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    BLOCKED: gl.constexpr,
+):  # fmt: skip
+    """Return what `_products` does, with the sums of each 128 inputs added up in float32, and scaled if BLOCKED."""
+    PANELS: gl.constexpr = BLOCK // PANEL
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS // 16, 1], [16, TOKENS, 32])
+    at_T = token + gl.arange(0, TOKENS, gl.SliceLayout(0, layout))
+    local_C = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    columns = gl.cdiv(inputs, PANEL)
+    zeros_CT = gl.zeros([ROWS, TOKENS], gl.float32, layout)
+    sums = ()
+    for _ in gl.static_range(PARTS):
+        sums = sums + (zeros_CT,)  # type: ignore[assignment]  # noqa: RUF005
+    for block in range(begin, end):
+        here = step % STAGES
+        mbarrier.wait(full.index(here), (step // STAGES) & 1)
+        for panel in gl.static_range(PANELS):
+            column = gl.minimum(block * PANELS + panel, columns - 1)
+            b = x.index(here * PANELS + panel).permute((1, 0))
+            fresh = ()
+            for part in gl.static_range(PARTS):
+                a = w.index((here * PARTS + part) * PANELS + panel)
+                fresh = fresh + (warpgroup_mma(a, b, zeros_CT, use_acc=False, is_async=True),)  # type: ignore[assignment]  # noqa: RUF005
+            scales = ()
+            if BLOCKED:
+                x_1T = gl.expand_dims(gl.load(x_scale_ptr + column * tokens + at_T, mask=at_T < tokens, other=0), 0)
+                for part in gl.static_range(PARTS):
+                    row_C = gl.minimum(row + part * outputs + local_C, PARTS * outputs - 1)
+                    scale_C = gl.load(w_scale_ptr + row_C // PANEL * columns + column)
+                    scales = scales + (gl.expand_dims(scale_C, 1),)  # type: ignore[assignment]  # noqa: RUF005
+            fresh = _awaited(fresh, 0, PARTS)
+            grown = ()
+            for part in gl.static_range(PARTS):
+                more_CT = fresh[part]
+                if BLOCKED:
+                    more_CT = more_CT * (scales[part] * x_1T)
+                grown = grown + (sums[part] + more_CT,)  # type: ignore[assignment]  # noqa: RUF005
+            sums = grown
+        mbarrier.arrive(empty.index(here), count=1)
+        step += 1
+    return sums, step
+
+
+@gluon.jit
+def _consumer(
+    x, w, full, empty, x_scale_ptr, w_scale_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr,
+    items, token_tiles, tokens, outputs, inputs, blocks,
+    ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT: gl.constexpr, BLOCKED: gl.constexpr, PROMOTE: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    """Multiply and finish all tiles of this program."""
+    WARPS: gl.constexpr = ROWS // 16
+    SUM: gl.constexpr = gl.int32 if w.dtype == gl.int8 else gl.float32
+    if PDL:
+        gdc_wait()  # the kernel before writes the scales of x
+    step = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        tile, token_tile, begin, end = _item(item, token_tiles, blocks, SPLIT)
+        row, token = tile * ROWS, token_tile * TOKENS
+        if PROMOTE:
+            sums, step = _promoted(
+                w, x, full, empty, x_scale_ptr, w_scale_ptr, step, begin, end, row, token, tokens, outputs, inputs,
+                ROWS, PARTS, TOKENS, BLOCK, STAGES, BLOCKED,
+            )  # fmt: skip
+        else:
+            sums, step = _products(w, x, full, empty, step, end - begin, ROWS, PARTS, TOKENS, BLOCK, STAGES, SUM)
+        if SPLIT == 1:
+            tall: gl.constexpr = gl.BlockedLayout([8, 1], [ROWS // 8, 256 // ROWS], [1, WARPS], [0, 1])
+            done = _finished(sums, x_scale_ptr, w_scale_ptr, row, token, tokens, outputs, PARTS, BLOCKED, 1)
+            _store(done, bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, GATE, 1, tall)
+        else:
+            wide: gl.constexpr = gl.BlockedLayout([1, 4], [128 // ROWS, ROWS // 4], [WARPS, 1], [1, 0])
+            share = _together(
+                _floats(sums, PARTS), sums_ptr, arrival_ptr, item // SPLIT, item % SPLIT, tokens - token,
+                ROWS, PARTS, TOKENS, SPLIT, wide,
+            )  # fmt: skip
+            token += item % SPLIT * (TOKENS // SPLIT)
+            done = _finished(share, x_scale_ptr, w_scale_ptr, row, token, tokens, outputs, PARTS, BLOCKED, 0)
+            _store(done, bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, GATE, 0, wide)
+
+
+@gluon.jit
+def _floats(sums, PARTS: gl.constexpr):
+    found = ()
+    for part in gl.static_range(PARTS):
+        found = found + (sums[part].to(gl.float32),)  # type: ignore[assignment]  # noqa: RUF005
+    return found
+
+
+@gluon.jit
+def _finished(
+    sums, x_scale_ptr, w_scale_ptr, row, token, tokens, outputs,
+    PARTS: gl.constexpr, BLOCKED: gl.constexpr, AXIS: gl.constexpr,
+):  # fmt: skip
+    """Return the parts' sums times their scales. In blocks they are scaled already."""
+    found = ()
+    for part in gl.static_range(PARTS):
+        if BLOCKED:
+            found = found + (sums[part],)  # type: ignore[assignment]  # noqa: RUF005
+        else:
+            of_part_ptr = w_scale_ptr + part * outputs
+            scaled = _scaled(sums[part], x_scale_ptr, of_part_ptr, row, token, tokens, outputs, AXIS)
+            found = found + (scaled,)  # type: ignore[assignment]  # noqa: RUF005
+    return found
+
+
+@gluon.jit(do_not_specialize=["tokens"])
+def stream_kernel(
+    x_desc, w_desc, x_scale_ptr, w_scale_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, tokens, outputs, inputs,
+    ROWS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    BLOCKED: gl.constexpr, PROMOTE: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Compute y [T, O].
+
+    GATE: "" or the activation. With one the weight's rows are O gates, then O ups.
+    x_scale: float32 [T], or [C, T] if BLOCKED, with C blocks of 128 inputs.
+    w_scale: float32 [O] (2 O if gated), or [blocks of 128 outputs, C] if BLOCKED.
+    sums: float32 [tiles, SPLIT, PARTS, TOKENS, ROWS].
+    arrival: a counter per tile, a multiple of SPLIT.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    PANELS: gl.constexpr = BLOCK // PANEL
+    PARTS: gl.constexpr = 1 if GATE == "" else 2
+    dtype: gl.constexpr = w_desc.dtype
+    layout: gl.constexpr = w_desc.layout
+    w = gl.allocate_shared_memory(dtype, [STAGES * PARTS * PANELS, ROWS, PANEL], layout)
+    x = gl.allocate_shared_memory(dtype, [STAGES * PANELS, TOKENS, PANEL], layout)
+    full, empty = _barriers(STAGES), _barriers(STAGES)
+    fence_async_shared()
+    token_tiles = gl.cdiv(tokens, TOKENS)
+    items = gl.cdiv(outputs, ROWS) * token_tiles * SPLIT
+    blocks = gl.cdiv(inputs, BLOCK)
+    gl.warp_specialize(
+        [
+            (_consumer, (
+                x, w, full, empty, x_scale_ptr, w_scale_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr,
+                items, token_tiles, tokens, outputs, inputs, blocks,
+                ROWS, PARTS, TOKENS, BLOCK, STAGES, SPLIT, BLOCKED, PROMOTE, BIAS, GATE, PDL,
+            )),
+            (_producer, (
+                x_desc, w_desc, x, w, full, empty, items, token_tiles, tokens, outputs, blocks,
+                ROWS, PARTS, TOKENS, BLOCK, STAGES, SPLIT, PDL,
+            )),
+        ],
+        [1],
+        [40],
+    )  # fmt: skip

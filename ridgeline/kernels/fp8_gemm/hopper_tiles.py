@@ -1,0 +1,246 @@
+"""Products of 8-bit numbers on Hopper where the matrix units are the bound: tiles of 128 tokens by 256 weight rows.
+
+Each of two warpgroups multiplies 64 tokens, and one warp fills a ring of shared memory. A program takes its share of
+the tiles one after the other, so the ring fills with the next tile's blocks while the last one's results are written.
+
+With PROMOTE the sums of each 128 inputs leave the matrix units and are added up in float32 (see hopper_stream.py). The
+256 rows are then two products of 128, one after the other, since partial sums of all of them would not fit the
+registers. While one warpgroup adds, the other one multiplies.
+
+Legend:
+    W  tokens of a warpgroup
+    C  weight rows of half a tile: 128 outputs, of a gated pair the gates or the matching ups
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.activation.triton import gated
+from ridgeline.kernels.fp8_gemm.hopper_stream import PANEL
+from ridgeline.kernels.gemm.hopper import _barriers
+from ridgeline.kernels.gluon_names import load_tile, viewed
+
+TOKENS = gl.constexpr(128)  # of a tile
+HALF = gl.constexpr(128)  # weight rows of half a tile
+TOGETHER = gl.constexpr(16)  # neighbouring tiles of tokens that go through the weights together
+# 64 x 128 results with 8 neighbouring ones in a thread, which stores them at once. Rows stay in the warp in which
+# products leave them.
+NEIGHBOURS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], [0, 32], [0, 64]],
+        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 128],
+    )
+)
+
+
+@gluon.jit
+def _place(item, tokens, outputs, PARTS: gl.constexpr):
+    """Return (first token, first output) of a tile."""
+    columns = gl.cdiv(outputs, 2 * HALF // PARTS)
+    first = item // (TOGETHER * columns) * TOGETHER
+    beside = gl.minimum(gl.cdiv(tokens, TOKENS) - first, TOGETHER)
+    place = item % (TOGETHER * columns)
+    return (first + place % beside) * TOKENS, place // beside * (2 * HALF // PARTS)
+
+
+@gluon.jit
+def _loader(
+    x_desc, w_desc, x, w, full, empty, items, tokens, outputs, blocks,
+    PARTS: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Fill the ring with blocks of x and of weights, for all tiles of this program."""
+    w_layout: gl.constexpr = w_desc.layout
+    x_layout: gl.constexpr = x_desc.layout
+    step = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        token, row = _place(item, tokens, outputs, PARTS)
+        for block in range(blocks):
+            here = step % STAGES
+            mbarrier.wait(empty.index(here), ((step // STAGES) & 1) ^ 1)
+            mbarrier.expect(full.index(here), (2 * HALF + TOKENS) * PANEL)
+            halves = viewed(w.index(here), [2, HALF, PANEL], w_layout)
+            for half in gl.static_range(2):
+                corner = [row + half * (outputs if PARTS == 2 else HALF), block * PANEL]
+                load_tile(w_desc, corner, full.index(here), halves.index(half))
+            if PDL and step == 0:
+                gdc_wait()  # the kernel before writes x
+            boxes = viewed(x.index(here), [1, TOKENS, PANEL], x_layout)
+            load_tile(x_desc, [token, block * PANEL], full.index(here), boxes.index(0))
+            step += 1
+
+
+@gluon.jit
+def _products(x, w, full, empty, step, blocks, PART: gl.constexpr, STAGES: gl.constexpr, SUM: gl.constexpr):
+    """Return the sums of both halves, [W, C] each. A stage is given back when the products after it are under way."""
+    # Triton 3.6 compiles no product of int8 with 256 columns
+    WIDE: gl.constexpr = 2 * HALF if gl.float32 == SUM else HALF
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 32])
+    x_layout: gl.constexpr = x.type.layout
+    sums = gl.zeros([64, 2 * HALF], SUM, layout)
+    for block in range(blocks):
+        here = (step + block) % STAGES
+        mbarrier.wait(full.index(here), ((step + block) // STAGES) & 1)
+        a = viewed(x.index(here), [2, 64, PANEL], x_layout).index(PART)
+        sums = warpgroup_mma(a, w.index(here).permute((1, 0)), sums, is_async=True)
+        sums = warpgroup_mma_wait(1, deps=(sums,))
+        mbarrier.arrive(empty.index((step + block + STAGES - 1) % STAGES), count=1, pred=block > 0)
+    sums = warpgroup_mma_wait(0, deps=(sums,))
+    mbarrier.arrive(empty.index((step + blocks + STAGES - 1) % STAGES), count=1)
+    return sums.to(gl.float32).reshape([64, 2, HALF]).permute((0, 2, 1)).split()
+
+
+@gluon.jit
+def _promoted(
+    x, w, full, empty, x_scale_ptr, w_scale_ptr, step, blocks, token, row, tokens, outputs, inputs,
+    PART: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, BLOCKED: gl.constexpr,
+):  # fmt: skip
+    """Return what `_products` does, with the sums of each 128 inputs added up in float32, and scaled if BLOCKED."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 32])
+    x_layout: gl.constexpr = x.type.layout
+    w_layout: gl.constexpr = w.type.layout
+    zeros_WC = gl.zeros([64, HALF], gl.float32, layout)
+    low_WC, high_WC = zeros_WC, zeros_WC
+    token_W = token + PART * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    last = gl.cdiv(PARTS * outputs, HALF) - 1
+    columns = gl.cdiv(inputs, PANEL)
+    low_ptr = w_scale_ptr + row // HALF * columns
+    high_ptr = w_scale_ptr + gl.minimum((row + (outputs if PARTS == 2 else HALF)) // HALF, last) * columns
+    x_scale_ptr += token_W
+    for block in range(blocks):
+        here = (step + block) % STAGES
+        if BLOCKED:
+            x_W1 = gl.expand_dims(gl.load(x_scale_ptr, mask=token_W < tokens, other=0), 1)
+            x_scale_ptr += tokens
+            low_scale, high_scale = gl.load(low_ptr + block), gl.load(high_ptr + block)
+        mbarrier.wait(full.index(here), ((step + block) // STAGES) & 1)
+        a = viewed(x.index(here), [2, 64, PANEL], x_layout).index(PART)
+        halves = viewed(w.index(here), [2, HALF, PANEL], w_layout)
+        more_WC = warpgroup_mma(a, halves.index(0).permute((1, 0)), zeros_WC, use_acc=False, is_async=True)
+        more_WC = warpgroup_mma_wait(0, deps=(more_WC,))
+        if BLOCKED:
+            more_WC = more_WC * (x_W1 * low_scale)
+        low_WC += more_WC
+        more_WC = warpgroup_mma(a, halves.index(1).permute((1, 0)), zeros_WC, use_acc=False, is_async=True)
+        more_WC = warpgroup_mma_wait(0, deps=(more_WC,))
+        mbarrier.arrive(empty.index(here), count=1)
+        if BLOCKED:
+            more_WC = more_WC * (x_W1 * high_scale)
+        high_WC += more_WC
+    return low_WC, high_WC
+
+
+@gluon.jit
+def _finished(
+    sum_WC, x_scale_ptr, w_scale_ptr, bias_ptr, token, row, tokens, end,
+    BLOCKED: gl.constexpr, BIAS: gl.constexpr,
+):  # fmt: skip
+    """Return the sums of one half with scales and bias, whose pointers are those of its first row. end: the last row
+    and one."""
+    layout: gl.constexpr = sum_WC.type.layout
+    at_C = row + gl.arange(0, sum_WC.shape[1], gl.SliceLayout(0, layout))
+    if not BLOCKED:
+        token_W = token + gl.arange(0, 64, gl.SliceLayout(1, layout))
+        x_W = gl.load(x_scale_ptr + token_W, mask=token_W < tokens, other=0)
+        w_C = gl.load(w_scale_ptr + at_C, mask=at_C < end, other=0)
+        sum_WC = sum_WC * gl.expand_dims(x_W, 1) * gl.expand_dims(w_C, 0)
+    if BIAS:
+        bias_C = gl.load(bias_ptr + at_C, mask=at_C < end, other=0)
+        sum_WC += gl.expand_dims(bias_C.to(gl.float32), 0)
+    return sum_WC
+
+
+@gluon.jit
+def _write(y_WC, y_ptr, token, row, tokens, outputs):
+    """Round results, and write those of real tokens and outputs."""
+    layout: gl.constexpr = NEIGHBOURS
+    y_WC = gl.convert_layout(y_WC.to(y_ptr.dtype.element_ty), layout)
+    token_W1 = gl.expand_dims(token + gl.arange(0, 64, gl.SliceLayout(1, layout)), 1)
+    row_1C = gl.expand_dims(row + gl.arange(0, y_WC.shape[1], gl.SliceLayout(0, layout)), 0)
+    pointers = y_ptr + token_W1.to(gl.int64) * outputs + row_1C
+    gl.store(pointers, y_WC, mask=(token_W1 < tokens) & (row_1C < outputs))
+
+
+@gluon.jit
+def _consumer(
+    x, w, full, empty, x_scale_ptr, w_scale_ptr, bias_ptr, y_ptr, items, tokens, outputs, inputs, blocks,
+    PART: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, BLOCKED: gl.constexpr, PROMOTE: gl.constexpr,
+    BIAS: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Multiply 64 tokens of every tile of this program, and finish them."""
+    SUM: gl.constexpr = gl.int32 if w.dtype == gl.int8 else gl.float32
+    if PDL:
+        gdc_wait()  # the kernel before writes the scales of x
+    step = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        token, row = _place(item, tokens, outputs, PARTS)
+        if PROMOTE:
+            low_WC, high_WC = _promoted(
+                x, w, full, empty, x_scale_ptr, w_scale_ptr, step, blocks, token, row, tokens, outputs, inputs,
+                PART, PARTS, STAGES, BLOCKED,
+            )  # fmt: skip
+        else:
+            low_WC, high_WC = _products(x, w, full, empty, step, blocks, PART, STAGES, SUM)
+        step += blocks
+        token += PART * 64
+        shift = outputs if PARTS == 2 else HALF
+        low_WC = _finished(
+            low_WC, x_scale_ptr, w_scale_ptr, bias_ptr, token, row, tokens, outputs, BLOCKED, BIAS
+        )  # fmt: skip
+        high_WC = _finished(
+            high_WC, x_scale_ptr, w_scale_ptr, bias_ptr, token, row + shift, tokens, PARTS * outputs, BLOCKED, BIAS
+        )  # fmt: skip
+        if GATE == "":
+            _write(low_WC, y_ptr, token, row, tokens, outputs)
+            _write(high_WC, y_ptr, token, row + HALF, tokens, outputs)
+        else:
+            _write(gated(low_WC, high_WC, GATE), y_ptr, token, row, tokens, outputs)
+
+
+@gluon.jit(do_not_specialize=["tokens"])
+def tiles_kernel(
+    x_desc, w_desc, x_scale_ptr, w_scale_ptr, bias_ptr, y_ptr, tokens, outputs, inputs,
+    STAGES: gl.constexpr, BLOCKED: gl.constexpr, PROMOTE: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    """Compute y [T, O]. The arguments are those of hopper_stream.stream_kernel. With a gate and BLOCKED, the outputs
+    must be a multiple of 128."""
+    if PDL:
+        gdc_launch_dependents()
+    PARTS: gl.constexpr = 1 if GATE == "" else 2
+    dtype: gl.constexpr = w_desc.dtype
+    layout: gl.constexpr = w_desc.layout
+    x = gl.allocate_shared_memory(dtype, [STAGES, TOKENS, PANEL], layout)
+    w = gl.allocate_shared_memory(dtype, [STAGES, 2 * HALF, PANEL], layout)
+    full, empty = _barriers(STAGES), _barriers(STAGES, 2)
+    fence_async_shared()
+    items = gl.cdiv(tokens, TOKENS) * gl.cdiv(outputs, 2 * HALF // PARTS)
+    blocks = gl.cdiv(inputs, PANEL)
+    gl.warp_specialize(
+        [
+            (_consumer, (
+                x, w, full, empty, x_scale_ptr, w_scale_ptr, bias_ptr, y_ptr, items, tokens, outputs, inputs, blocks,
+                0, PARTS, STAGES, BLOCKED, PROMOTE, BIAS, GATE, PDL,
+            )),
+            (_consumer, (
+                x, w, full, empty, x_scale_ptr, w_scale_ptr, bias_ptr, y_ptr, items, tokens, outputs, inputs, blocks,
+                1, PARTS, STAGES, BLOCKED, PROMOTE, BIAS, GATE, PDL,
+            )),
+            (_loader, (
+                x_desc, w_desc, x, w, full, empty, items, tokens, outputs, blocks, PARTS, STAGES, PDL,
+            )),
+        ],
+        [4, 1],
+        [232, 40],
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Linear maps of 8-bit weights on a GPU, for the ops of fp8_gemm and w8a8_gemm: which kernels run, one after the other.
+
+Programs that share a tile count their arrivals in memory that all launches use, so the launches on one device must be
+on one stream. No gradient passes.
+
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.weight_format import BLOCK
+from ridgeline.kernels.activation.triton import gated_activation
+from ridgeline.kernels.fp8_gemm.choose import FIXED, Stream, Tile, Tiles, choose_hopper, choose_rows, choose_tile
+from ridgeline.kernels.fp8_gemm.eight import Eight
+from ridgeline.kernels.fp8_gemm.rounding import Rounded, round_rows
+from ridgeline.kernels.fp8_gemm.rows import launch_rows
+from ridgeline.kernels.fp8_gemm.tiles import launch_tiles
+from ridgeline.kernels.launch import compute_capability, num_multiprocessors
+from ridgeline.kernels.norm.triton import rms_norm
+
+
+def linear(x_TI: Tensor, weight: Eight, bias_O: Tensor | None) -> Tensor:
+    """Return x · weightᵀ + bias: [T, O] in the dtype of `x_TI`. Activations are rounded if that is faster."""
+    return _linear(x_TI, None, None, 0.0, weight, bias_O, None)[0]
+
+
+def norm_linear(
+    x_TI: Tensor,
+    residual_TI: Tensor | None,
+    norm_weight_I: Tensor,
+    eps: float,
+    weight: Eight,
+    bias_O: Tensor | None,
+    gate: str | None,
+) -> tuple[Tensor, Tensor]:
+    """Return (y, s) as the op `norm_linear` does."""
+    return _linear(x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
+
+
+def _linear(
+    x_TI: Tensor,
+    residual_TI: Tensor | None,
+    norm_weight_I: Tensor | None,
+    eps: float,
+    weight: Eight,
+    bias_O: Tensor | None,
+    gate: str | None,
+) -> tuple[Tensor, Tensor]:
+    x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
+    (tokens, inputs), outputs = x_TI.shape, len(weight.number_OI) // (2 if gate else 1)
+    rows = choose_rows(tokens, inputs, outputs, gated=gate is not None)
+    if rows is not None:
+        return launch_rows(rows, x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
+    if tokens and _on_matrix_units(x_TI, weight):
+        assert weight.activations is not None
+        x, s_TI = round_rows(
+            x_TI, residual_TI, norm_weight_I, eps, weight.number_OI.dtype, weight.activations, weight.x_scale
+        )
+        return rounded_linear(x, weight, bias_O, gate, x_TI.dtype), s_TI
+    s_TI = x_TI
+    if norm_weight_I is not None:
+        x_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
+    y_TO = launch_tiles(choose_tile(tokens, outputs), x_TI, weight, bias_O)
+    return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
+
+
+def rounded_linear(
+    x: Rounded,
+    weight: Eight,
+    bias_O: Tensor | None,
+    gate: str | None,
+    dtype: torch.dtype,
+    plan: Stream | Tiles | None = None,
+) -> Tensor:
+    """Return the product of rounded activations, gated if there is a gate, on Hopper."""
+    (tokens, inputs), device = x.q_TI.shape, x.q_TI.device
+    outputs = len(weight.number_OI) // (2 if gate else 1)
+    if gate and weight.blocked and outputs % BLOCK:  # a block of scales would have gates and ups
+        return gated_activation(rounded_linear(x, weight, bias_O, None, dtype), gate)
+    if plan is None:
+        plan = choose_hopper(tokens, inputs, outputs, gated=gate is not None, processors=num_multiprocessors(device))
+    from ridgeline.kernels.fp8_gemm import hopper  # Gluon, which is imported only where it runs
+
+    if isinstance(plan, Tiles):
+        return hopper.launch_tiles(plan, x, weight, bias_O, gate, dtype)
+    return hopper.launch_stream(plan, x, weight, bias_O, gate, dtype)
+
+
+def invariant_linear(x_TI: Tensor, weight: Eight, bias_O: Tensor | None) -> Tensor:
+    """Return x · weightᵀ + bias, with the same bits for a token whatever tokens stand beside it."""
+    x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
+    tile = Tile(FIXED.rows, FIXED.tokens, 64) if x_TI.dtype == torch.float32 else FIXED
+    return launch_tiles(tile, x_TI, weight, bias_O)
+
+
+def _on_matrix_units(x_TI: Tensor, weight: Eight) -> bool:
+    """Return True if 8-bit products can run: on Hopper, with results of 16 bits, whose rows bulk copies can read."""
+    inputs, outputs = x_TI.shape[1], len(weight.number_OI)
+    shaped = inputs % 16 == outputs % 16 == 0 and inputs >= 256
+    rounds = weight.activations is not None and x_TI.itemsize == 2
+    return rounds and shaped and weight.number_OI.data_ptr() % 16 == 0 and compute_capability(x_TI.device) == (9, 0)

@@ -1,0 +1,46 @@
+"""The FP8 ops on a GPU. If a gradient is wanted, torch's own kernels run, since these have none.
+
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.fp8_gemm import products, torch_ops
+from ridgeline.kernels.fp8_gemm.eight import Eight
+from ridgeline.kernels.fp8_gemm.op import Fp8
+
+
+def fp8_linear(x_TI: Tensor, weight: Fp8, bias_O: Tensor | None) -> Tensor:
+    """Compute `op.fp8_linear`."""
+    if torch.is_grad_enabled() and x_TI.requires_grad:
+        return torch_ops.fp8_linear(x_TI, weight, bias_O)
+    return products.linear(x_TI, eight(weight), bias_O)
+
+
+def fp8_norm_linear(
+    x_TI: Tensor,
+    residual_TI: Tensor | None,
+    norm_weight_I: Tensor,
+    eps: float,
+    weight: Fp8,
+    bias_O: Tensor | None,
+    gate: str | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute `op.fp8_norm_linear`."""
+    if torch.is_grad_enabled() and x_TI.requires_grad:
+        return torch_ops.fp8_norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
+    return products.norm_linear(x_TI, residual_TI, norm_weight_I, eps, eight(weight), bias_O, gate)
+
+
+def eight(weight: Fp8) -> Eight:
+    """Return the weight as the kernels take it."""
+    how = weight.format
+    return Eight(
+        weight.weight_OI.contiguous(), weight.scale_SC.contiguous(), how.block, how.activations, weight.x_scale
+    )

@@ -1,0 +1,244 @@
+"""FP8 products: every kernel against float64, and the edges of E4M3.
+
+Tolerances: kernels that leave activations as they are differ from the product with the same weights in float64 by 4
+epsilons of the result's dtype and by float32 sums; those that round them, from the product of the rounded activations,
+which the test takes from the kernel that rounds. Matrix units keep about 14 bits of a sum of E4M3 products unless sums
+are promoted: each of I / 32 additions may lose 2**-13 of a sum of order one, in one direction.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.core.weight_format import Fp8Format
+from ridgeline.kernels.activation.op import gated_activation
+from ridgeline.kernels.fp8_gemm.op import (
+    BY_TOKEN,
+    CASES,
+    FP8_LINEAR,
+    FP8_NORM_LINEAR,
+    IN_BLOCKS,
+    Case,
+    round_activations,
+    rounded,
+    to_fp8,
+)
+from ridgeline.kernels.norm.op import rms_norm
+from ridgeline.kernels.op import Platform
+
+pytest.importorskip("triton")
+
+from ridgeline.kernels.fp8_gemm.choose import FIXED, Rows, Stream, Tile, Tiles, choose_hopper, choose_rows
+from ridgeline.kernels.fp8_gemm.products import rounded_linear
+from ridgeline.kernels.fp8_gemm.rounding import Rounded, round_rows, saturations
+from ridgeline.kernels.fp8_gemm.rows import launch_rows
+from ridgeline.kernels.fp8_gemm.tiles import launch_tiles
+from ridgeline.kernels.fp8_gemm.triton import eight
+
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+STATIC = Fp8Format(activations="static")
+UNROUNDED = Fp8Format(activations=None)
+
+
+def assert_close(got: Tensor, want: Tensor, inputs: int, epsilons: int = 4, slack: float = 0.0) -> None:
+    eps = torch.finfo(got.dtype).eps
+    room = epsilons * eps + 4 * inputs * 2.0**-24 + slack
+    torch.testing.assert_close(got.double(), want.double(), rtol=4 * eps, atol=room)
+
+
+def tokens_of(x: Rounded, inputs: int) -> Tensor:
+    """Return the rounded activations in float64."""
+    if x.scale.ndim == 1:
+        return x.q_TI.double() * x.scale.double()[:, None]
+    return x.q_TI.double() * x.scale.double().T.repeat_interleave(128, 1)[:, :inputs]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", [case for case in CASES if case.tokens <= 2 and case.in_width % 16 == 0], ids=str)
+def test_rows_leave_activations_as_they_are(case: Case, device: str) -> None:
+    x_TI, weight, bias_O = case.inputs(torch.float16, torch.device(device))
+    plan = choose_rows(case.tokens, case.in_width, case.out_width, gated=False)
+    assert plan is not None
+    y_TO, s_TI = launch_rows(plan, x_TI, None, None, 0.0, eight(weight), bias_O, None)
+    want_TO = x_TI.double() @ weight.dequantized().double().T
+    assert_close(y_TO, want_TO if bias_O is None else want_TO + bias_O.double(), case.in_width)
+    assert s_TI is x_TI
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("how", [BY_TOKEN, IN_BLOCKS], ids=["rows", "blocks"])
+@pytest.mark.parametrize("gate", [None, "silu"])
+def test_rows_normalise_and_gate(how: Fp8Format, gate: str | None, device: str) -> None:
+    outputs = 40
+    x_TI, weight, bias_O = Case(2, 400, 2 * outputs if gate else outputs, how, bias=True).inputs(
+        torch.float16, torch.device(device)
+    )
+    norm_I = (1 + 0.3 * torch.randn(400, device=device)).half()
+    residual_TI = torch.randn_like(x_TI)
+    plan = Rows(2, 2, 512, 1, 2)
+    y_TO, s_TI = launch_rows(plan, x_TI, residual_TI, norm_I, 1e-5, eight(weight), bias_O, gate)
+    assert torch.equal(s_TI, x_TI + residual_TI)
+    n_TI, _ = rms_norm(s_TI.float(), None, norm_I, 1e-5)
+    assert bias_O is not None
+    want_TO = n_TI.double() @ weight.dequantized().double().T + bias_O.double()
+    assert_close(y_TO, gated_activation(want_TO, gate) if gate else want_TO, 400, epsilons=32 if gate else 8)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", [case for case in CASES if case.tokens <= 40], ids=str)
+@pytest.mark.parametrize("plan", [FIXED, Tile(16, 16, 64)], ids=str)
+def test_any_gpu_multiplies_in_sixteen_bits(plan: Tile, case: Case, device: str) -> None:
+    x_TI, weight, bias_O = case.inputs(torch.float16, torch.device(device))
+    y_TO = launch_tiles(plan, x_TI, eight(weight), bias_O)
+    want_TO = x_TI.double() @ weight.dequantized().double().T
+    assert_close(y_TO, want_TO if bias_O is None else want_TO + bias_O.double(), case.in_width)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("how", [BY_TOKEN, IN_BLOCKS, STATIC], ids=["token", "block", "static"])
+@pytest.mark.parametrize("normed", [False, True])
+def test_activations_are_rounded_as_the_op_says(how: Fp8Format, normed: bool, device: str) -> None:
+    """A number may fall to the other side of a tie, as reciprocals and products are not divisions."""
+    generator = torch.Generator(device).manual_seed(1)
+    x_TI = torch.randn(5, 400, generator=generator, device=device).half()
+    x_TI[2] = 0
+    x_TI[3] *= 1e-3
+    x_scale = torch.tensor(2.0 / 448, device=device)
+    norm_I = (1 + 0.3 * torch.randn(400, generator=generator, device=device)).half() if normed else None
+    residual_TI = torch.randn(5, 400, generator=generator, device=device).half() if normed else None
+    got, s_TI = round_rows(x_TI, residual_TI, norm_I, 1e-5, torch.float8_e4m3fn, how.activations or "token", x_scale)
+    want_TI = x_TI.float()
+    if residual_TI is not None and norm_I is not None:
+        assert torch.equal(s_TI, x_TI + residual_TI)
+        want_TI = rms_norm(s_TI.float(), None, norm_I, 1e-5)[0]
+    q_TI, scale_TC = round_activations(want_TI, how, x_scale)
+    scale = scale_TC[:, 0] if got.scale.ndim == 1 else scale_TC.T
+    live = rounded(want_TI, how, x_scale).abs().amax(1) > 0
+    torch.testing.assert_close(got.scale[..., live], scale[..., live], rtol=1e-5, atol=0)
+    apart = (got.q_TI.float() - q_TI.float()).abs() / q_TI.float().abs().clamp(min=2.0**-6)
+    assert apart.max() <= 0.125  # one step
+    assert (apart > 0).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_not_a_number_stays_so_and_infinity_spoils_its_row_alone(device: str) -> None:
+    x_TI = torch.ones(4, 256, dtype=torch.bfloat16, device=device)
+    x_TI[1, 3], x_TI[2, 200], x_TI[3] = torch.nan, torch.inf, 0
+    for activations in ("token", "block"):
+        got, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, activations, None)  # type: ignore[arg-type]
+        sums_T = tokens_of(got, 256).sum(1)
+        assert sums_T[0] == pytest.approx(256, rel=1e-6)
+        assert torch.isnan(sums_T[1:3]).all()
+        assert sums_T[3] == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_numbers_that_a_static_scale_cuts_off_are_counted(device: str) -> None:
+    counter = saturations(torch.device(device))
+    before = int(counter)
+    x_TI = torch.tensor([[3.0] * 7 + [-5.0] + [0.5] * 248, [1.0] * 256], device=device)
+    got, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, "static", torch.tensor(2.0 / 448, device=device))
+    assert int(counter) - before == 8
+    assert got.q_TI[0, 0].float() == 448
+    assert got.q_TI[0, 7].float() == -448
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["triton", "torch", "batch_invariant"])
+@pytest.mark.parametrize("case", [*CASES[:2], CASES[5]], ids=str)
+def test_implementations_equal_the_reference(case: Case, kind: str, device: str) -> None:
+    """Rounding moves an activation by 1 / 16 at most: an error of up to 1 / 28 in the mean square, of terms that sum up
+    to a standard deviation of one."""
+    arguments = case.inputs(torch.float16, torch.device(device))
+    platform = Platform.of(torch.device(device))
+    got = FP8_LINEAR.choose(platform, kind)(*arguments)
+    want = FP8_LINEAR.reference(*arguments)
+    assert (got - want).float().std() < 0.04
+    x_TI, weight, bias_O = arguments
+    norm_I = torch.ones(case.in_width, dtype=torch.float16, device=device)
+    got_TO, s_TI = FP8_NORM_LINEAR.choose(platform, kind)(x_TI, x_TI, norm_I, 1e-5, weight, bias_O, "silu")
+    want_TO, want_TI = FP8_NORM_LINEAR.reference(x_TI, x_TI, norm_I, 1e-5, weight, bias_O, "silu")
+    assert (got_TO - want_TO).float().std() < 0.06
+    assert torch.equal(s_TI, want_TI)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_token_has_the_same_bits_in_any_company(device: str) -> None:
+    x_TI, weight, bias_O = Case(33 if device == "cpu" else 300, 384, 96, IN_BLOCKS, bias=True).inputs(
+        torch.float16, torch.device(device)
+    )
+    linear = FP8_LINEAR.choose(Platform.of(torch.device(device)), "batch_invariant")
+    together_TO = linear(x_TI, weight, bias_O)
+    for token in (0, 16, 32):
+        assert torch.equal(linear(x_TI[token : token + 1], weight, bias_O)[0], together_TO[token])
+
+
+def test_every_cut_chosen_fits_the_device() -> None:
+    shapes = ((6144, 4096, False), (4096, 4096, False), (14_336, 4096, True), (4096, 14_336, False), (512, 256, False))
+    for processors in (132, 78):
+        for tokens in (3, 8, 16, 17, 48, 64, 100, 128, 129, 8192):
+            for outputs, inputs, gated in shapes:
+                cut = choose_hopper(tokens, inputs, outputs, gated=gated, processors=processors)
+                parts = 2 if gated else 1
+                if isinstance(cut, Tiles):
+                    assert (128 + 256) * 128 * cut.stages <= 232_448 - 6144
+                    continue
+                assert (cut.rows * parts + cut.tokens) * cut.block * cut.stages <= 232_448 - 6144
+                assert cut.stages >= 2
+                assert cut.tokens * parts <= 256
+                assert cut.split <= min(cut.tokens, -(-inputs // cut.block))
+                tiles = -(-outputs // cut.rows) * -(-tokens // cut.tokens)
+                assert cut.split == 1 or tiles * cut.split <= processors
+
+
+CUTS = [
+    Stream(64, 16, 256, 4, 4),
+    Stream(64, 64, 128, 6),
+    Stream(64, 32, 256, 4, promote=True),
+    Stream(128, 64, 128, 4, 2, promote=True),
+    Stream(128, 128, 128, 4),
+    Tiles(),
+    Tiles(promote=True),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [BY_TOKEN, IN_BLOCKS, STATIC], ids=["token", "block", "static"])
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_matrix_units_multiply_rounded_activations(cut: Stream | Tiles, gate: str | None, how: Fp8Format) -> None:
+    device = torch.device("cuda")
+    if Platform.of(device).arch != "sm_90":
+        pytest.skip("not a Hopper GPU")
+    shapes = ((1, 512, 128, False), (61, 1040, 384, True), (300, 2048, 640, False))
+    for seed, (tokens, inputs, outputs, bias) in enumerate(shapes):
+        rows = 2 * outputs if gate else outputs
+        x_TI, weight, bias_O = Case(tokens, inputs, rows, how, bias).inputs(torch.bfloat16, device, seed)
+        x, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, how.activations or "token", weight.x_scale)
+        want_TO = tokens_of(x, inputs) @ weight.dequantized().double().T
+        want_TO = want_TO if bias_O is None else want_TO + bias_O.double()
+        want_TO = gated_activation(want_TO, gate) if gate else want_TO
+        exact = cut.promote or how.block
+        slack = 0.0 if exact else inputs / 32 * 2.0**-13
+        for _ in range(2):  # the second time the counters must be where the first needed them
+            got_TO = rounded_linear(x, eight(weight), bias_O, gate, torch.bfloat16, cut)
+            assert_close(got_TO, want_TO, inputs, 32 if gate else 4, slack + (2.0**-9 if exact else 0))
+
+
+@pytest.mark.gpu
+def test_e4m3_weights_of_every_bit_pattern_reach_the_sums() -> None:
+    numbers = torch.arange(256, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
+    numbers = numbers[~numbers.float().isnan()]
+    weight = to_fp8(torch.ones(254, 256, device="cuda"), BY_TOKEN)
+    weight = weight._replace(
+        weight_OI=numbers[:, None].expand(254, 256).contiguous(), scale_SC=torch.ones(254, 1, device="cuda")
+    )
+    x_TI = torch.zeros(1, 256, dtype=torch.bfloat16, device="cuda")
+    x_TI[0, 7] = 1
+    y_TO, _ = launch_rows(Rows(2, 1, 512, 1, 2), x_TI, None, None, 0.0, eight(weight), None, None)
+    assert torch.equal(y_TO[0].float(), numbers.float())
