@@ -78,21 +78,26 @@ def arranged(weight: Coded) -> Fragments:
     return Fragments(*_each(weight._replace(code_OB=code_OB.view(shape)), _twisted))
 
 
-def _each(weight: Coded, change: Callable[[Tensor], Tensor]) -> Coded:
+def _each(weight: Coded, change: Callable[[Tensor, int], Tensor]) -> Coded:
     """Return the weight with its scales and zeros changed."""
-    names = ("scale_OG", "zero_OG", "outer_OS", "outer_minimum_OS")
-    found = {name: getattr(weight, name) for name in names}
-    return weight._replace(**{name: None if x is None else change(x) for name, x in found.items()})
+    groups = unit(weight.format) // weight.format.group if weight.format.group else 0
+    found = {
+        name: None if x is None else change(x, max(1, groups) if name.endswith("G") else 1)
+        for name in ("scale_OG", "zero_OG", "outer_OS", "outer_minimum_OS")
+        for x in [getattr(weight, name)]
+    }
+    return weight._replace(**found)
 
 
-def _twisted(x_OG: Tensor) -> Tensor:
-    """Return the numbers of a tile's 16 rows side by side, group by group."""
-    return x_OG.flatten(0, -2).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous().view(x_OG.shape)
+def _twisted(x_OG: Tensor, groups: int) -> Tensor:
+    """Return the numbers of a tile's 16 rows side by side, `groups` groups (those of a unit) of a row together."""
+    x = x_OG.flatten(0, -2).unflatten(0, (-1, TILE)).unflatten(2, (-1, groups))
+    return x.transpose(1, 2).contiguous().view(x_OG.shape)
 
 
-def _untwisted(x_OG: Tensor) -> Tensor:
-    groups = x_OG.shape[-1]
-    return x_OG.reshape(-1, groups, TILE).transpose(1, 2).contiguous().view(x_OG.shape)
+def _untwisted(x_OG: Tensor, groups: int) -> Tensor:
+    x = x_OG.reshape(-1, x_OG.shape[-1] // groups, TILE, groups)
+    return x.transpose(1, 2).contiguous().view(x_OG.shape)
 
 
 def _words(code_OI: Tensor, how: CodedFormat) -> Tensor:

@@ -13,7 +13,8 @@ Legend:
     R  rows of all tiles of a part
     P  places of a slice, 16
     T  tokens
-    U  inputs of a unit
+    U  inputs of a unit, or some of them
+    G  groups of a unit
 """
 
 from __future__ import annotations
@@ -33,144 +34,268 @@ def _groups(unit, group):
     return max(1, unit // group)
 
 
+@gluon.constexpr_function
+def _held(warps, many, groups):
+    """Return the layout [W, R, G] in which threads load scales: those of their rows of the sums, groups together."""
+    registers = [[0, 0, 1 << i] for i in range(groups.bit_length() - 1)]
+    registers += [[0, 8 << i, 0] for i in range(many.bit_length())]
+    lanes = [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
+    slots = [[1 << i, 0, 0] for i in range(warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, slots, [], [warps, 16 * many, groups])
+
+
 @gluon.jit
 def _split(x, COUNT: gl.constexpr):
     """Return a tuple of the COUNT tensors that lie side by side in the last axis of `x` [W, A, B, COUNT]."""
     if COUNT == 1:
         return (x.reshape([x.shape[0], x.shape[1], x.shape[2]]),)
     else:
-        first, second = gl.split(
-            x.reshape([x.shape[0], x.shape[1], x.shape[2], 2, COUNT // 2]).permute([0, 1, 2, 4, 3])
-        )
+        pairs = x.reshape([x.shape[0], x.shape[1], x.shape[2], 2, COUNT // 2]).permute([0, 1, 2, 4, 3])
+        first, second = gl.split(pairs)
         return _split(first, COUNT // 2) + _split(second, COUNT // 2)
 
 
 @gluon.jit
 def _words(raw, operand: gl.constexpr):
-    """Return the words of the matrix units' left operand: a tuple of [W, R, P]. raw: [W, many, 256 · tiles]."""
+    """Return the words of a plane as left operands: a tuple of [W, R, P]. raw: [W, many, 256 · tiles]."""
     W: gl.constexpr = raw.shape[0]
     MANY: gl.constexpr = raw.shape[1]
     COUNT: gl.constexpr = raw.shape[2] // 256
     x = raw.reshape([W, MANY, COUNT, 8, 4, 2, 2, 2]).permute([0, 1, 6, 3, 5, 4, 7, 2])
-    out = ()
     parts = _split(x.reshape([W, MANY * 16, 16, COUNT]), COUNT)
+    out = ()
     for i in gl.static_range(COUNT):
-        out = out + (gl.convert_layout(parts[i], operand, assert_trivial=True),)  # type: ignore[assignment]  # noqa: RUF005
+        out = out + (gl.convert_layout(parts[i], operand, assert_trivial=True),)
     return out
 
 
 @gluon.jit
 def _slices(x_WTU, SPAN: gl.constexpr, operand: gl.constexpr):
-    """Return the slices of a unit of x as right operands: a tuple of [W, P, T]."""
+    """Return the slices of x as right operands: a tuple of [W, P, T]."""
     W: gl.constexpr = x_WTU.shape[0]
     T: gl.constexpr = x_WTU.shape[1]
     COUNT: gl.constexpr = x_WTU.shape[2] // 16
     x = x_WTU.reshape([W, T, COUNT // (SPAN // 16), 4, SPAN // 16, 2, 2]).permute([0, 5, 3, 6, 1, 2, 4])
-    out = ()
     parts = _split(x.reshape([W, 16, T, COUNT]), COUNT)
+    out = ()
     for i in gl.static_range(COUNT):
-        out = out + (gl.convert_layout(parts[i], operand, assert_trivial=True),)  # type: ignore[assignment]  # noqa: RUF005
+        out = out + (gl.convert_layout(parts[i], operand, assert_trivial=True),)
+    return out
+
+
+@gluon.jit
+def _each(scale_WRG, layout: gl.constexpr):
+    """Return the scales of each group: a tuple of [W, R]."""
+    W: gl.constexpr = scale_WRG.shape[0]
+    R: gl.constexpr = scale_WRG.shape[1]
+    COUNT: gl.constexpr = scale_WRG.shape[2]
+    parts = _split(scale_WRG.reshape([W, R, 1, COUNT]), COUNT)
+    out = ()
+    for i in gl.static_range(COUNT):
+        out = out + (gl.convert_layout(parts[i].reshape([W, R]), layout, assert_trivial=True),)
     return out
 
 
 @gluon.jit
 def _number(value):
-    """Return scales in float32. Bytes are exponents of two (E8M0), except in nested formats, whose int8 are levels."""
+    """Return scales in float32. Bytes without a sign are exponents of two (E8M0); 2**-127 becomes 0."""
     if value.dtype == gl.uint8:
-        bits = gl.where(value == 0, 0x400000, value.to(gl.int32) << 23)
-        return bits.to(gl.float32, bitcast=True)
+        return (value.to(gl.int32) << 23).to(gl.float32, bitcast=True)
     else:
         return value.to(gl.float32)
 
 
 @gluon.jit
+def _plane(
+    codes, unit, first: gl.constexpr, SIZE: gl.constexpr, WORDS: gl.constexpr, UNITS: gl.constexpr,
+    MANY: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """Ask for the SIZE words of a plane in the warps' units: [W, many, words]."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
+    slot_W = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    tile_M = gl.arange(0, MANY, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+    word_S = gl.arange(0, SIZE, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    at_W = gl.minimum(unit + slot_W, UNITS - 1) * WORDS + first
+    at = at_W[:, None, None] + (tile_M * (UNITS * WORDS))[None, :, None] + word_S[None, None, :]
+    return gl.load(codes + at, eviction_policy="evict_first")
+
+
+@gluon.jit
+def _scales(
+    pointer, unit, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
+    WARPS: gl.constexpr,
+):  # fmt: skip
+    """Ask for the scales of the warps' units: [W, R, G]."""
+    COUNT: gl.constexpr = _groups(UNIT, GROUP)
+    layout: gl.constexpr = _held(WARPS, MANY, COUNT)
+    slot_W = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    row_R = gl.arange(0, MANY * 16, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+    group_G = gl.arange(0, COUNT, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    at_W = gl.minimum(unit + slot_W, UNITS - 1)
+    if GROUP > UNIT:
+        at_W = at_W // (GROUP // UNIT)
+    at_R = row_R // 16 * (UNITS * UNIT // GROUP * 16) + row_R % 16 * COUNT
+    at = (at_W * (16 * COUNT))[:, None, None] + at_R[None, :, None] + group_G[None, None, :]
+    return gl.load(pointer + at)
+
+
+@gluon.jit
 def _fetch(
-    codes, scales, minima, outers, outer_minima, unit,
-    UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr, WARPS: gl.constexpr,
-    LOW: gl.constexpr, HIGH: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr,
-    sums: gl.constexpr, operand: gl.constexpr,
+    from_, step, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
+    WARPS: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr,
+    PARTS: gl.constexpr,
 ):  # fmt: skip
-    """Ask for what the warps need of their units, of one part: (planes, scales, zeros or minima, outer scales)."""
+    """Ask for what the warps need of their units, for each part: (planes, scales, zeros or minima, outer scales, outer
+    minima). Scales stand for what there is not."""
     WORDS: gl.constexpr = UNIT * (LOW + HIGH)
-    planes = ()
-    for high in gl.static_range(2 if HIGH else 1):
-        SIZE: gl.constexpr = UNIT * (HIGH if high else LOW)
-        layout: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
-        slot_W = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
-        tile_M = gl.arange(0, MANY, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
-        word_S = gl.arange(0, SIZE, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
-        unit_W11 = gl.minimum(unit + slot_W, UNITS - 1)[:, None, None]
-        at = unit_W11 * WORDS + tile_M[None, :, None] * (UNITS * WORDS) + word_S[None, None, :]
-        if high:
-            at += UNIT * LOW
-        planes = planes + (gl.load(codes + at, eviction_policy="evict_first"),)  # type: ignore[assignment]  # noqa: RUF005
-
-    scale, zero, outer = (), (), ()
-    for group in gl.static_range(_groups(UNIT, GROUP)):
-        at_WR = _places(unit, group, UNIT, UNITS, GROUP, MANY, WARPS, gl.SliceLayout(2, sums))
-        scale = scale + (gl.load(scales + at_WR),)  # type: ignore[assignment]  # noqa: RUF005
-        if ZEROS == "levels":
-            at_WR = _places(unit, group, UNIT, UNITS, GROUP, MANY, WARPS, gl.SliceLayout(2, operand))
-            zero = zero + (gl.load(minima + at_WR),)  # type: ignore[assignment]  # noqa: RUF005
-        elif ZEROS == "minimum":
-            zero = zero + (gl.load(minima + at_WR),)  # type: ignore[assignment]  # noqa: RUF005
-    if NESTED:
-        at_WR = _places(unit, 0, UNIT, UNITS, 256, MANY, WARPS, gl.SliceLayout(2, sums))
-        outer = (gl.load(outers + at_WR),)
-        if ZEROS == "minimum":
-            outer = outer + (gl.load(outer_minima + at_WR),)  # type: ignore[assignment]  # noqa: RUF005
-    return planes, scale, zero, outer
-
-
-@gluon.jit
-def _places(
-    unit, group: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
-    WARPS: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """Return where the scales of the warps' units are: [W, R]."""
-    GROUPS: gl.constexpr = UNITS * UNIT // GROUP
-    row_R = gl.arange(0, MANY * 16, gl.SliceLayout(0, layout))
-    unit_W = gl.minimum(unit + gl.arange(0, WARPS, gl.SliceLayout(1, layout)), UNITS - 1)
-    if GROUP >= UNIT:
-        group_W = unit_W // (GROUP // UNIT)
-    else:
-        group_W = unit_W * (UNIT // GROUP) + group
-    return group_W[:, None] * 16 + (row_R % 16 + row_R // 16 * (GROUPS * 16))[None, :]
-
-
-@gluon.jit
-def _multiplied(
-    acc_WRT, slot, x_slices, UNIT: gl.constexpr, GROUP: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
-    ASM: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr, operand: gl.constexpr,
-):  # fmt: skip
-    """Return the sums with a unit's products added."""
-    planes, scales, zeros, outers = slot
-    dtype: gl.constexpr = x_slices[0].dtype
-    GROUPS: gl.constexpr = _groups(UNIT, GROUP)
-    SLICES: gl.constexpr = UNIT // 16 // GROUPS  # of a group
-    low = _words(planes[0], operand)
-    high = _words(planes[1], operand) if HIGH else ()
-    ones = gl.full([acc_WRT.shape[0], acc_WRT.shape[1], 16], 1.0, dtype, operand)
-    for group in gl.static_range(GROUPS):
-        part_WRT = gl.zeros_like(acc_WRT)
-        total_WRT = gl.zeros_like(acc_WRT)
-        zero = subtracted(zeros[group], LOW + HIGH, dtype) if ZEROS == "levels" else 0
-        for i in gl.static_range(group * SLICES, group * SLICES + SLICES):
-            x_WPT = x_slices[i]
-            w_WRP = operands(low, high, zero, i, LOW, HIGH, ASM, ZEROS, x_WPT)
-            part_WRT = mma_v2(w_WRP, x_WPT, part_WRT)
-            if ZEROS == "minimum":
-                total_WRT = mma_v2(ones, x_WPT, total_WRT)
-        scale_WR = _number(scales[group])
+    unit = step * WARPS
+    slot = ()
+    for p in gl.static_range(PARTS):
+        codes, scales, minima, outers, outer_minima = from_[p]
+        planes = (_plane(codes, unit, 0, UNIT * LOW, WORDS, UNITS, MANY, WARPS),)
+        if HIGH:
+            planes = planes + (_plane(codes, unit, UNIT * LOW, UNIT * HIGH, WORDS, UNITS, MANY, WARPS),)
+        scale = _scales(scales, unit, UNIT, UNITS, GROUP, MANY, WARPS)
+        zero, outer, outer_minimum = scale, scale, scale
+        if ZEROS != "middle":
+            zero = _scales(minima, unit, UNIT, UNITS, GROUP, MANY, WARPS)
         if NESTED:
-            scale_WR *= outers[0].to(gl.float32)
-        acc_WRT += part_WRT * scale_WR[:, :, None]
+            outer = _scales(outers, unit, UNIT, UNITS, 256, MANY, WARPS)
+            if ZEROS == "minimum":
+                outer_minimum = _scales(outer_minima, unit, UNIT, UNITS, 256, MANY, WARPS)
+        slot = slot + ((planes, scale, zero, outer, outer_minimum),)
+    return slot
+
+
+@gluon.jit
+def _tokens(
+    source, unit, first: gl.constexpr, TOKENS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constexpr,
+    UNITS: gl.constexpr, WARPS: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Load WIDTH inputs of the warps' units of x: [W, T, U], with zeros past the last token and the last unit."""
+    x_ptr, x_stride, tokens = source
+    unit_W = unit + gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    token_T = gl.arange(0, TOKENS, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+    input_U = first + gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    at = token_T[None, :, None] * x_stride + (unit_W * UNIT)[:, None, None] + input_U[None, None, :]
+    kept = (token_T < tokens)[None, :, None] & (unit_W < UNITS)[:, None, None] & (input_U >= 0)[None, None, :]
+    return gl.load(x_ptr + at, mask=kept, other=0)
+
+
+@gluon.jit
+def _zeros(PARTS: gl.constexpr, WARPS: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr, sums: gl.constexpr):
+    """Return the parts' sums, all zero."""
+    out = ()
+    for _ in gl.static_range(PARTS):
+        out = out + (gl.zeros([WARPS, ROWS, TOKENS], gl.float32, sums),)
+    return out
+
+
+@gluon.jit
+def _with(sums, others, factors, index: gl.constexpr, PARTS: gl.constexpr):
+    """Return sums + others · factors for each part. factors: for each part [W, R] of each group. others: one for each
+    part, or one for all."""
+    out = ()
+    for p in gl.static_range(PARTS):
+        out = out + (sums[p] + others[p] * _number(factors[p][index])[:, :, None],)
+    return out
+
+
+@gluon.jit
+def _unit(
+    acc, slot, x, source, step,
+    UNIT: gl.constexpr, UNITS: gl.constexpr, SPAN: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
+    LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr,
+    LATE: gl.constexpr, TOKENS: gl.constexpr, WARPS: gl.constexpr, PARTS: gl.constexpr,
+    sums: gl.constexpr, left: gl.constexpr, right: gl.constexpr, tokenwise: gl.constexpr,
+):  # fmt: skip
+    """Return the parts' sums with the products of each warp's unit added.
+
+    x: the slices of the unit. LATE: they are loaded here, span by span, since all of them would fill the registers.
+    """
+    row: gl.constexpr = gl.SliceLayout(2, sums)
+    ROWS: gl.constexpr = MANY * 16
+    COUNT: gl.constexpr = _groups(UNIT, GROUP)
+    EACH: gl.constexpr = SPAN // 16  # slices of a span
+    SPANS: gl.constexpr = UNIT // SPAN // COUNT  # of a group
+    low, high, scale, zero, outer, outer_minimum = (), (), (), (), (), ()
+    for p in gl.static_range(PARTS):
+        planes, scale_WRG, zero_WRG, outer_WRG, outer_minimum_WRG = slot[p]
+        low = low + (_words(planes[0], left),)
+        high = high + (_words(planes[1], left) if HIGH else (),)
+        scale = scale + (_each(scale_WRG, row),)
+        zero = zero + (_each(zero_WRG, gl.SliceLayout(2, left) if ZEROS == "levels" else row),)
+        outer = outer + (_each(outer_WRG, row),)
+        outer_minimum = outer_minimum + (_each(outer_minimum_WRG, row),)
+    ones = gl.full([WARPS, ROWS, 16], 1.0, source[0].dtype.element_ty, left)
+    whole = _zeros(PARTS, WARPS, ROWS, TOKENS, sums) if NESTED else acc
+    less = _zeros(PARTS, WARPS, ROWS, TOKENS, sums)  # what minima take away
+    for group in gl.static_range(COUNT):
+        part = _zeros(PARTS, WARPS, ROWS, TOKENS, sums)
+        total = gl.zeros([WARPS, ROWS, TOKENS], gl.float32, sums)
+        for span in gl.static_range(group * SPANS, group * SPANS + SPANS):
+            here = x
+            if LATE:
+                here = _slices(
+                    _tokens(source, step * WARPS, span * SPAN, TOKENS, SPAN, UNIT, UNITS, WARPS, tokenwise), SPAN, right
+                )
+            for j in gl.static_range(EACH):
+                x_WPT = here[j if LATE else span * EACH + j]
+                grown = ()
+                for p in gl.static_range(PARTS):
+                    minus = subtracted(zero[p][group], LOW + HIGH, x_WPT.dtype) if ZEROS == "levels" else 0
+                    w_WRP = operands(low[p], high[p], minus, span * EACH + j, LOW, HIGH, ASM, ZEROS, x_WPT)
+                    grown = grown + (mma_v2(w_WRP, x_WPT, part[p]),)
+                part = grown
+                if ZEROS == "minimum":
+                    total = mma_v2(ones, x_WPT, total)
+        whole = _with(whole, part, scale, group, PARTS)
         if ZEROS == "minimum":
-            minimum_WR = _number(zeros[group])
-            if NESTED:
-                minimum_WR *= outers[1].to(gl.float32)
-            acc_WRT -= total_WRT * minimum_WR[:, :, None]
-    return acc_WRT
+            less = _with(less, (total, total), zero, group, PARTS)
+    if NESTED:
+        whole = _with(acc, whole, outer, 0, PARTS)
+    if ZEROS == "minimum":
+        grown = ()
+        for p in gl.static_range(PARTS):
+            by = outer_minimum[p][0].to(gl.float32)[:, :, None] if NESTED else 1.0
+            grown = grown + (whole[p] - less[p] * by,)
+        whole = grown
+    return whole
+
+
+@gluon.jit
+def _chunk(
+    acc, slots, early, from_, held, source, chunk,
+    UNIT: gl.constexpr, UNITS: gl.constexpr, SPAN: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
+    LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr,
+    LATE: gl.constexpr, TOKENS: gl.constexpr, WARPS: gl.constexpr, PARTS: gl.constexpr,
+    SOLO: gl.constexpr, AHEAD: gl.constexpr, MORE: gl.constexpr,
+    sums: gl.constexpr, left: gl.constexpr, right: gl.constexpr, tokenwise: gl.constexpr,
+):  # fmt: skip
+    """Multiply AHEAD units of each warp, and ask for the next ones if there are MORE.
+
+    early: x of the first of them, if it comes from memory and not LATE.
+    """
+    fresh = ()
+    for ahead in gl.static_range(AHEAD):
+        step = chunk * AHEAD + ahead
+        x = ()
+        if SOLO:
+            columns = gl.zeros([WARPS, TOKENS, UNIT], source[0].dtype.element_ty, tokenwise)  # for their shape only
+            x_WTU, _ = gl.broadcast(held.index(step).load(tokenwise), columns)
+            x = _slices(x_WTU, SPAN, right)
+        elif not LATE:
+            x = _slices(early, SPAN, right)
+            early = _tokens(source, (step + 1) * WARPS, 0, TOKENS, UNIT, UNIT, UNITS, WARPS, tokenwise)
+        acc = _unit(
+            acc, slots[ahead], x, source, step, UNIT, UNITS, SPAN, GROUP, MANY, LOW, HIGH, ASM, ZEROS, NESTED, LATE,
+            TOKENS, WARPS, PARTS, sums, left, right, tokenwise,
+        )  # fmt: skip
+        if MORE:
+            fresh = fresh + (
+                _fetch(from_, step + AHEAD, UNIT, UNITS, GROUP, MANY, WARPS, LOW, HIGH, ZEROS, NESTED, PARTS),
+            )
+    return acc, fresh, early
 
 
 @gluon.jit
@@ -183,28 +308,27 @@ def _prepared(
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     layout: gl.constexpr = gl.BlockedLayout([1, 1, UNIT // 32], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
     held = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STEPS, WARPS, 1, UNIT], shared)
-    input_W1U = (
-        gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None, None] * UNIT
-        + gl.arange(0, UNIT, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
-    )
+    slot_W = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    place_U = gl.arange(0, UNIT, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    first_W1U = slot_W[:, None, None] * UNIT + place_U[None, None, :]
     n = ()
     if NORM:
         for step in gl.static_range(STEPS):
-            at = input_W1U + step * (WARPS * UNIT)
-            n = n + (gl.load(norm_ptr + at, mask=at < inputs, other=0),)  # type: ignore[assignment]  # noqa: RUF005
+            at = first_W1U + step * (WARPS * UNIT)
+            n = n + (gl.load(norm_ptr + at, mask=at < inputs, other=0),)
     if PDL:
         tl.extra.cuda.gdc_wait()
     x = ()
     for step in gl.static_range(STEPS):
-        at = input_W1U + step * (WARPS * UNIT)
+        at = first_W1U + step * (WARPS * UNIT)
         s = gl.load(x_ptr + at, mask=at < inputs, other=0)
         if RESIDUAL:
             s = (s.to(gl.float32) + gl.load(residual_ptr + at, mask=at < inputs, other=0).to(gl.float32)).to(s.dtype)
-        x = x + (s,)  # type: ignore[assignment]  # noqa: RUF005
+        x = x + (s,)
     squares = gl.zeros([WARPS, 1, UNIT], gl.float32, layout)
     for step in gl.static_range(STEPS):
         s = x[step]
-        at = input_W1U + step * (WARPS * UNIT)
+        at = first_W1U + step * (WARPS * UNIT)
         if RESIDUAL:
             gl.store(s_ptr + at, s, mask=(at < inputs) & writes)
         if NORM:
@@ -225,6 +349,7 @@ def fragments_kernel(
     NESTED: gl.constexpr, GROUP: gl.constexpr, UNIT: gl.constexpr, SPAN: gl.constexpr,
     MANY: gl.constexpr, TOKENS: gl.constexpr, DEPTH: gl.constexpr, WARPS: gl.constexpr,
     SOLO: gl.constexpr,  # there is one token, which is held in shared memory
+    LATE: gl.constexpr,  # x is loaded span by span
     NORM: gl.constexpr, RESIDUAL: gl.constexpr, FACTOR: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
@@ -232,69 +357,55 @@ def fragments_kernel(
 
     code: int16. LOW, HIGH: bits of the planes; HIGH is 0 if there is only one.
     factor: the factor of the whole weight.
+    DEPTH: divides the steps.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     PARTS: gl.constexpr = 1 if GATE == "" else 2
     UNITS: gl.constexpr = inputs // UNIT
     STEPS: gl.constexpr = (UNITS + WARPS - 1) // WARPS
-    AHEAD: gl.constexpr = DEPTH if DEPTH < STEPS else STEPS
-    CHUNKS: gl.constexpr = (STEPS + AHEAD - 1) // AHEAD
+    CHUNKS: gl.constexpr = STEPS // DEPTH
     ROWS: gl.constexpr = MANY * 16
     sums: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, sums, 2)
     tokenwise: gl.constexpr = gl.BlockedLayout([1, 1, SPAN // 4], [1, 8, 4], [WARPS, 1, 1], [2, 1, 0])
 
-    codes, scales, minima, outers, outer_minima = (), (), (), (), ()
-    for part in gl.static_range(PARTS):
-        tile = (gl.program_id(0) * MANY + part * (outputs // 16)).to(gl.int64)
-        group_at = tile * (inputs // GROUP * 16)
-        outer_at = tile * (inputs // 256 * 16)
-        codes = codes + (code_ptr + tile * (UNITS * UNIT * (LOW + HIGH)),)  # type: ignore[assignment]  # noqa: RUF005
-        scales = scales + (scale_ptr + group_at,)  # type: ignore[assignment]  # noqa: RUF005
-        minima = minima + (zero_ptr + group_at,)  # type: ignore[assignment]  # noqa: RUF005
-        outers = outers + (outer_ptr + outer_at,)  # type: ignore[assignment]  # noqa: RUF005
-        outer_minima = outer_minima + (outer_minimum_ptr + outer_at,)  # type: ignore[assignment]  # noqa: RUF005
+    from_, slots = (), ()
+    for p in gl.static_range(PARTS):
+        tile = (gl.program_id(0) * MANY + p * (outputs // 16)).to(gl.int64)
+        codes = code_ptr + tile * (UNITS * UNIT * (LOW + HIGH))
+        at, outer_at = tile * (inputs // GROUP * 16), tile * (inputs // 256 * 16)
+        others = (scale_ptr + at, zero_ptr + at, outer_ptr + outer_at, outer_minimum_ptr + outer_at)
+        from_ = from_ + ((codes, others[0], others[1], others[2], others[3]),)
+    for step in gl.static_range(DEPTH):
+        slots = slots + (_fetch(from_, step, UNIT, UNITS, GROUP, MANY, WARPS, LOW, HIGH, ZEROS, NESTED, PARTS),)
 
-    slots = ()
-    acc = ()
-    for step in gl.static_range(AHEAD):
-        slot = ()
-        for part in gl.static_range(PARTS):
-            slot = slot + (  # type: ignore[assignment]  # noqa: RUF005
-                _fetch(
-                    codes[part], scales[part], minima[part], outers[part], outer_minima[part], step * WARPS,
-                    UNIT, UNITS, GROUP, MANY, WARPS, LOW, HIGH, ZEROS, NESTED, sums, left,
-                ),
-            )  # fmt: skip
-        slots = slots + (slot,)  # type: ignore[assignment]  # noqa: RUF005
-    for part in gl.static_range(PARTS):
-        acc = acc + (gl.zeros([WARPS, ROWS, TOKENS], gl.float32, sums),)  # type: ignore[assignment]  # noqa: RUF005
-
-    factor = 1.0
+    held, factor = 0, 1.0
     if SOLO:
         held, factor = _prepared(
             x_ptr, residual_ptr, norm_ptr, s_ptr, gl.program_id(0) == 0, eps,
             UNIT, STEPS, WARPS, inputs, NORM, RESIDUAL, PDL,
         )  # fmt: skip
-    else:
-        held = 0
-        if PDL:
-            tl.extra.cuda.gdc_wait()
+    elif PDL:
+        tl.extra.cuda.gdc_wait()
 
     first_token = gl.program_id(1) * TOKENS
+    source = (x_ptr + first_token.to(gl.int64) * x_stride, x_stride, tokens - first_token)
+    early = 0
+    if not SOLO and not LATE:
+        early = _tokens(source, 0, 0, TOKENS, UNIT, UNIT, UNITS, WARPS, tokenwise)
+    acc = _zeros(PARTS, WARPS, ROWS, TOKENS, sums)
     for chunk in range(CHUNKS - 1):
-        acc, slots = _chunk(
-            acc, slots, codes, scales, minima, outers, outer_minima, held, x_ptr, x_stride, first_token, tokens, chunk,
-            inputs, UNIT, SPAN, GROUP, MANY, TOKENS, WARPS, LOW, HIGH, ASM, ZEROS, NESTED, SOLO,
-            True, AHEAD, PARTS, left, right, tokenwise,
+        acc, slots, early = _chunk(
+            acc, slots, early, from_, held, source, chunk, UNIT, UNITS, SPAN, GROUP, MANY, LOW, HIGH, ASM, ZEROS,
+            NESTED, LATE, TOKENS, WARPS, PARTS, SOLO, DEPTH, True, sums, left, right, tokenwise,
         )  # fmt: skip
-    acc, slots = _chunk(
-        acc, slots, codes, scales, minima, outers, outer_minima, held, x_ptr, x_stride, first_token, tokens, CHUNKS - 1,
-        inputs, UNIT, SPAN, GROUP, MANY, TOKENS, WARPS, LOW, HIGH, ASM, ZEROS, NESTED, SOLO,
-        False, AHEAD, PARTS, left, right, tokenwise,
+    acc, _, _ = _chunk(
+        acc, slots, early, from_, held, source, CHUNKS - 1, UNIT, UNITS, SPAN, GROUP, MANY, LOW, HIGH, ASM, ZEROS,
+        NESTED, LATE, TOKENS, WARPS, PARTS, SOLO, DEPTH, False, sums, left, right, tokenwise,
     )  # fmt: skip
+
     if FACTOR:
         factor *= gl.load(factor_ptr)
     layout: gl.constexpr = gl.SliceLayout(0, sums)
@@ -310,56 +421,3 @@ def fragments_kernel(
         y_RT = gated(y_RT, up_RT, GATE)
     at_RT = token_T.to(gl.int64)[None, :] * outputs + row_R[:, None]
     gl.store(y_ptr + at_RT, y_RT.to(y_ptr.dtype.element_ty), mask=(token_T < tokens)[None, :] & (row_R >= 0)[:, None])
-
-
-@gluon.jit
-def _tokens(
-    x_ptr, x_stride, first_token, tokens, unit,
-    TOKENS: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, WARPS: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """Load the warps' units of x: [W, T, U], with zeros past the last token and the last unit."""
-    unit_W = unit + gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
-    token_T = first_token + gl.arange(0, TOKENS, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
-    input_U = gl.arange(0, UNIT, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
-    at = token_T[None, :, None] * x_stride + (unit_W * UNIT)[:, None, None] + input_U[None, None, :]
-    kept = (token_T < tokens)[None, :, None] & (unit_W < UNITS)[:, None, None] & (input_U >= 0)[None, None, :]
-    return gl.load(x_ptr + at, mask=kept, other=0)
-
-
-@gluon.jit
-def _chunk(
-    acc, slots, codes, scales, minima, outers, outer_minima, held, x_ptr, x_stride, first_token, tokens, chunk,
-    inputs: gl.constexpr, UNIT: gl.constexpr, SPAN: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
-    TOKENS: gl.constexpr, WARPS: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr,
-    ZEROS: gl.constexpr, NESTED: gl.constexpr, SOLO: gl.constexpr, MORE: gl.constexpr, AHEAD: gl.constexpr,
-    PARTS: gl.constexpr, left: gl.constexpr, right: gl.constexpr, tokenwise: gl.constexpr,
-):  # fmt: skip
-    """Multiply AHEAD units of each warp, and ask for the next ones if there are MORE."""
-    UNITS: gl.constexpr = inputs // UNIT
-    sums: gl.constexpr = left.parent
-    fresh = ()
-    for ahead in gl.static_range(AHEAD):
-        step = chunk * AHEAD + ahead
-        if SOLO:
-            columns = gl.zeros([WARPS, TOKENS, UNIT], x_ptr.dtype.element_ty, tokenwise)  # for their shape only
-            x_WTU, _ = gl.broadcast(held.index(step).load(tokenwise), columns)
-        else:
-            x_WTU = _tokens(x_ptr, x_stride, first_token, tokens, step * WARPS, TOKENS, UNIT, UNITS, WARPS, tokenwise)
-        x = _slices(x_WTU, SPAN, right)
-        grown = ()
-        slot = ()
-        for part in gl.static_range(PARTS):
-            grown = grown + (  # type: ignore[assignment]  # noqa: RUF005
-                _multiplied(acc[part], slots[ahead][part], x, UNIT, GROUP, LOW, HIGH, ASM, ZEROS, NESTED, left),
-            )
-            if MORE:
-                slot = slot + (  # type: ignore[assignment]  # noqa: RUF005
-                    _fetch(
-                        codes[part], scales[part], minima[part], outers[part], outer_minima[part],
-                        (step + AHEAD) * WARPS, UNIT, UNITS, GROUP, MANY, WARPS, LOW, HIGH, ZEROS, NESTED,
-                        sums, left,
-                    ),
-                )  # fmt: skip
-        acc = grown
-        fresh = fresh + (slot,)  # type: ignore[assignment]  # noqa: RUF005
-    return acc, fresh
