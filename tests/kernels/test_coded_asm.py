@@ -49,9 +49,7 @@ def run(text: str, arguments: list[Tensor], dtype: torch.dtype) -> Tensor:
                 held[to] = a[0] | a[1]
             case ["lop3", _]:
                 table = int(a[3])
-                held[to] = sum(
-                    (f(a[0], i >> 2) & f(a[1], i >> 1) & f(a[2], i)) for i in range(8) if table >> i & 1
-                )  # type: ignore[assignment]
+                held[to] = sum((f(a[0], i >> 2) & f(a[1], i >> 1) & f(a[2], i)) for i in range(8) if table >> i & 1)  # type: ignore[assignment]
             case ["prmt", _]:
                 both = a[0] | a[1] << 32
                 held[to] = sum((both >> 8 * (a[2] >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))  # type: ignore[assignment]

@@ -78,6 +78,16 @@ def arranged(weight: Coded) -> Fragments:
     return Fragments(*_each(weight._replace(code_OB=code_OB.view(shape)), _twisted))
 
 
+def rows(weight: Coded, first: int, last: int) -> Coded:
+    """Return some rows of a weight, whole tiles of them if it is in fragments."""
+    tensors = {
+        name: x[first:last]
+        for name in ("code_OB", "scale_OG", "zero_OG", "outer_OS", "outer_minimum_OS")
+        if (x := getattr(weight, name)) is not None
+    }
+    return weight._replace(**tensors)
+
+
 def _each(weight: Coded, change: Callable[[Tensor, int], Tensor]) -> Coded:
     """Return the weight with its scales and zeros changed."""
     groups = unit(weight.format) // weight.format.group if weight.format.group else 0

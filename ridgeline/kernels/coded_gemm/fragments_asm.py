@@ -71,7 +71,9 @@ def _bytes(i: int, dtype: str, zeros: bool, middle: bool) -> str:
         asm += "lop3.b32 a, a, 0x00ff00ff, 0x64006400, 0xea;"
         if zeros:
             return asm + _added("$0", "a", "$2", dtype)
-        return asm + f"mov.b32 c, {_twice(_bits(-1152.0 if middle else -1024.0, dtype))};" + _added("$0", "a", "c", dtype)
+        return (
+            asm + f"mov.b32 c, {_twice(_bits(-1152.0 if middle else -1024.0, dtype))};" + _added("$0", "a", "c", dtype)
+        )
     asm += "lop3.b32 b, a, 0x00800080, 0x43804380, 0x6a; lop3.b32 a, a, 0x007f007f, 0x43004300, 0xea;"
     asm += f"mov.b32 one, {_twice(_bits(-1.0, dtype))}; fma.rn.bf16x2 a, b, one, a;"
     if zeros:

@@ -19,13 +19,22 @@ Legend:
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+import triton
 import triton.language as tl
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from ridgeline.core.weight_format import CodedFormat
 from ridgeline.kernels.activation.triton import gated
-from ridgeline.kernels.coded_gemm.fragments_asm import operands, subtracted
+from ridgeline.kernels.coded_gemm.choose import Cut
+from ridgeline.kernels.coded_gemm.fragments import TILE, Fragments, span, unit
+from ridgeline.kernels.coded_gemm.fragments_asm import instructions, operands, subtracted
+from ridgeline.kernels.launch import launch_options
 
 
 @gluon.constexpr_function
@@ -421,3 +430,46 @@ def fragments_kernel(
         y_RT = gated(y_RT, up_RT, GATE)
     at_RT = token_T.to(gl.int64)[None, :] * outputs + row_R[:, None]
     gl.store(y_ptr + at_RT, y_RT.to(y_ptr.dtype.element_ty), mask=(token_T < tokens)[None, :] & (row_R >= 0)[:, None])
+
+
+def _constants(cut: Cut, how: CodedFormat, inputs: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the kernel's constants that follow from a cut and a format."""
+    low, high = (*how.planes(), 0)[:2]
+    return {
+        "inputs": inputs, "LOW": low, "HIGH": high, "ASM": instructions(how, dtype),
+        "ZEROS": how.zeros if how.values == "levels" else "middle", "NESTED": how.nested,
+        "GROUP": how.group or inputs, "UNIT": unit(how), "SPAN": span(how),
+        "MANY": cut.many, "TOKENS": cut.tokens, "DEPTH": cut.depth, "WARPS": cut.warps, "SOLO": cut.solo,
+        "LATE": cut.late,
+    }  # fmt: skip
+
+
+def launch(
+    cut: Cut,
+    x_TI: Tensor,
+    residual_TI: Tensor | None,
+    norm_weight_I: Tensor | None,
+    eps: float,
+    weight: Fragments,
+    bias_O: Tensor | None,
+    gate: str | None,
+) -> tuple[Tensor, Tensor]:
+    """Return (y, s) as `coded_norm_linear` does. Without `norm_weight_I` there is no norm, and s is x; only a solo cut
+    has a norm. x's columns are in the order of the weight's."""
+    (tokens, inputs), how, device = x_TI.shape, weight.format, x_TI.device
+    outputs = weight.code_OB.shape[0] // (2 if gate else 1)
+    y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=device)
+    s_TI = x_TI if residual_TI is None else torch.empty(tokens, inputs, dtype=x_TI.dtype, device=device)
+
+    def some(x: Tensor | None) -> Tensor:
+        """Return x, or any pointer in place of an absent tensor: the kernel reads only what its flags say."""
+        return x_TI if x is None else x
+
+    fragments_kernel[(outputs // (TILE * cut.many), triton.cdiv(tokens, cut.tokens))](
+        x_TI, some(residual_TI), some(norm_weight_I), weight.code_OB.view(torch.int16), weight.scale_OG,
+        some(weight.zero_OG), some(weight.outer_OS), some(weight.outer_minimum_OS), some(weight.scale), some(bias_O),
+        y_TO, s_TI, x_TI.stride(0), tokens, outputs, eps, **_constants(cut, how, inputs, x_TI.dtype),
+        NORM=norm_weight_I is not None, RESIDUAL=residual_TI is not None, FACTOR=weight.scale is not None,
+        BIAS=bias_O is not None, GATE=gate or "", num_warps=cut.warps, **launch_options(device),
+    )  # fmt: skip
+    return y_TO, s_TI
