@@ -101,12 +101,17 @@ def cuts(matrix: Matrix, tokens: int, bits: int) -> list[Cut]:
     """Return cuts to try beside the chosen one."""
     units, parts = matrix.inputs // 128, 2 if matrix.gate else 1
     found = []
-    for warps in (2, 4, 8, 16):
+    for warps in (2, 4, 8):
         for many in (1, 2):
             steps = -(-units // warps)
-            for depth in (2, 4, 7, 8, 14):
+            for depth in (1, 2, 4, 7, 8):
                 registers = depth * 2 * bits * parts * many
-                if steps % depth == 0 and steps >= depth and 8 <= registers <= 64 and units >= warps:
+                if (
+                    steps % depth == 0
+                    and steps >= depth
+                    and (8 if tokens > 16 else 16) <= registers <= 64
+                    and units >= warps
+                ):
                     size = 8 if tokens <= 8 else 16 if tokens <= 16 else 32
                     found.append(Cut(many, size, depth, warps, solo=tokens == 1))
                     if tokens > 32 and many == 1 and parts == 1:

@@ -45,6 +45,6 @@ def choose(tokens: int, tiles: int, units: int, *, words: int, parts: int, proce
     while warps > 1 and warps > units:
         warps //= 2
     steps = -(-units // warps)
-    room = 32 if size <= 16 else 16  # registers for what is under way
+    room = {8: 64, 16: 32, 32: 16}[size]  # registers for what is under way
     depth = max(d for d in range(1, steps + 1) if steps % d == 0 and (d == 1 or d * words * parts * many <= room))
     return Cut(many, size, depth, warps, solo=tokens == 1)
