@@ -22,7 +22,7 @@ from ridgeline.core.weight_format import SUPER, CodedFormat
 from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.gemm.op import linear
 from ridgeline.kernels.norm.op import rms_norm
-from ridgeline.kernels.op import Implementation, Op, has_byte_products
+from ridgeline.kernels.op import Implementation, Op, has_byte_products, on_gpu
 
 TABLES = {
     "e2m1": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
@@ -259,10 +259,20 @@ CASES = (
 CODED_LINEAR = Op(
     "coded_linear",
     coded_linear,
-    (Implementation("panels", "ridgeline.kernels.coded_gemm.panels:coded_linear", has_byte_products),),
+    (
+        Implementation("triton", "ridgeline.kernels.coded_gemm.triton:coded_linear", on_gpu),
+        Implementation("panels", "ridgeline.kernels.coded_gemm.panels:coded_linear", has_byte_products),
+        Implementation("torch", "ridgeline.kernels.coded_gemm.torch_ops:coded_linear"),
+        Implementation("batch_invariant", "ridgeline.kernels.coded_gemm.batch_invariant:coded_linear", on_gpu),
+    ),
 )
 CODED_NORM_LINEAR = Op(
     "coded_norm_linear",
     coded_norm_linear,
-    (Implementation("panels", "ridgeline.kernels.coded_gemm.panels:coded_norm_linear", has_byte_products),),
+    (
+        Implementation("triton", "ridgeline.kernels.coded_gemm.triton:coded_norm_linear", on_gpu),
+        Implementation("panels", "ridgeline.kernels.coded_gemm.panels:coded_norm_linear", has_byte_products),
+        Implementation("torch", "ridgeline.kernels.coded_gemm.torch_ops:coded_norm_linear"),
+        Implementation("batch_invariant", "ridgeline.kernels.coded_gemm.batch_invariant:coded_norm_linear", on_gpu),
+    ),
 )

@@ -1,0 +1,171 @@
+"""Codes in registers → operands of the matrix units, two at a time: bit operations that place a code in the mantissa of
+a number of which a constant is then subtracted.
+
+128 + code is exact in bfloat16 for codes of up to 7 bits, and 1024 + code in float16 for all. E2M1 has the layout of a
+small float, so shifts place its exponent and its mantissa; a product then corrects the bias of the exponent.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ridgeline.core.weight_format import CodedFormat
+from ridgeline.kernels.coded_gemm.fragments import SLICE, unit
+from ridgeline.kernels.coded_gemm.op import TABLES
+
+_MAGIC = {"bf16": (0x4300, 128), "fp16": (0x6400, 1024)}  # the bits of a number, and the number
+_ONE = {"bf16": 0x3F80, "fp16": 0x3C00}
+_PTX = {"bf16": "bf16x2", "fp16": "f16x2"}
+
+
+def _twice(bits: int) -> str:
+    return f"0x{bits << 16 | bits:08x}"
+
+
+def _bits(value: float, dtype: str) -> int:
+    """Return the bits of a number that the type can hold, or the nearest that it can."""
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    return int(torch.tensor(value, dtype=kind).view(torch.int16)) & 0xFFFF
+
+
+def _shifted(to: str, source: str, left: int) -> str:
+    """Return an instruction that shifts to the left, or to the right if `left` is negative."""
+    if left == 0:
+        return f"mov.b32 {to}, {source};"
+    return f"{'shl' if left > 0 else 'shr'}.b32 {to}, {source}, {abs(left)};"
+
+
+def _added(to: str, value: str, other: str, dtype: str) -> str:
+    """Return an instruction that adds. A fused product with one is what all GPUs have (sm_80 has no sum of bfloat16)."""
+    return f"mov.b32 one, {_twice(_ONE[dtype])}; fma.rn.{_PTX[dtype]} {to}, {value}, one, {other};"
+
+
+def _levels(i: int, low: int, high: int, dtype: str, zeros: bool) -> str:
+    magic, number = _MAGIC[dtype]
+    at, width = i % (16 // low) * low, low + high
+    asm = _shifted("a", "$1", -at) + f"lop3.b32 a, a, {_twice((1 << low) - 1)}, {_twice(magic)}, 0xea;"
+    if high:
+        at = i % (16 // high) * high
+        asm += _shifted("b", "$2", low - at) + f"lop3.b32 a, b, {_twice(((1 << high) - 1) << low)}, a, 0xea;"
+    if zeros:
+        return asm + _added("$0", "a", f"${3 if high else 2}", dtype)
+    return asm + f"mov.b32 c, {_twice(_bits(-number - 2.0 ** (width - 1), dtype))};" + _added("$0", "a", "c", dtype)
+
+
+def _minimum(i: int, low: int, high: int, dtype: str) -> str:
+    """Return instructions for levels of which nothing is subtracted here."""
+    _, number = _MAGIC[dtype]
+    width = low + high
+    middle = _twice(_bits(-number - 2.0 ** (width - 1), dtype))
+    return _levels(i, low, high, dtype, False).replace(middle, _twice(_bits(-number, dtype)))
+
+
+def _bytes(i: int, dtype: str, zeros: bool, middle: bool) -> str:
+    """Return instructions for codes of 8 bits. bfloat16 holds code - 128: 128 plus the low 7 bits, less 128 or 256."""
+    asm = _shifted("a", "$1", -8 * (i % 2))
+    if dtype == "fp16":
+        asm += "lop3.b32 a, a, 0x00ff00ff, 0x64006400, 0xea;"
+        if zeros:
+            return asm + _added("$0", "a", "$2", dtype)
+        return (
+            asm + f"mov.b32 c, {_twice(_bits(-1152.0 if middle else -1024.0, dtype))};" + _added("$0", "a", "c", dtype)
+        )
+    asm += "lop3.b32 b, a, 0x00800080, 0x43804380, 0x6a; lop3.b32 a, a, 0x007f007f, 0x43004300, 0xea;"
+    asm += f"mov.b32 one, {_twice(_bits(-1.0, dtype))}; fma.rn.bf16x2 a, b, one, a;"
+    if zeros:
+        return asm + _added("$0", "a", "$2", dtype)
+    if middle:
+        return asm + "mov.b32 $0, a;"
+    return asm + f"mov.b32 c, {_twice(_bits(128.0, dtype))};" + _added("$0", "a", "c", dtype)
+
+
+def _e2m1(i: int, dtype: str) -> str:
+    j = i % 4
+    place = {"bf16": 6, "fp16": 9}[dtype]
+    asm = _shifted("a", "$1", place - 3 * j) + f"and.b32 a, a, {_twice(7 << place)};"
+    asm += _shifted("b", "$1", 3 - j) + "lop3.b32 a, b, 0x80008000, a, 0xea;"
+    factor = _bits(2.0**126 if dtype == "bf16" else 2.0**14, dtype)
+    return asm + f"mov.b32 one, {_twice(factor)}; mov.b32 c, 0x80008000; fma.rn.{_PTX[dtype]} $0, a, one, c;"
+
+
+def _table(i: int, values: str, dtype: str) -> str:
+    """Return instructions that look the two codes up, byte by byte: `prmt` chooses among eight bytes."""
+    bits = [_bits(value, dtype) for value in TABLES[values]]
+
+    def four(first: int, shift: int) -> str:
+        return f"0x{sum((bits[first + k] >> shift & 0xFF) << 8 * k for k in range(4)):08x}"
+
+    asm = _shifted("a", "$1", -4 * (i % 4))
+    # the selectors: the codes' low three bits side by side, and which half of the table each is from
+    asm += "and.b32 b, a, 0x00070007; shr.u32 c, b, 12; or.b32 b, b, c;"
+    asm += "and.b32 a, a, 0x00080008; shr.u32 c, a, 12; or.b32 a, a, c; shr.u32 a, a, 1;"
+    for name, shift in (("l", 0), ("h", 8)):
+        asm += f"mov.b32 c, {four(0, shift)}; mov.b32 one, {four(4, shift)}; prmt.b32 d, c, one, b;"
+        asm += f"mov.b32 c, {four(8, shift)}; mov.b32 one, {four(12, shift)}; prmt.b32 e, c, one, b;"
+        asm += f"add.u32 c, a, 0x10; prmt.b32 {name}, d, e, c;"
+    return asm + "prmt.b32 $0, l, h, 0x5140;"
+
+
+@cache
+def instructions(how: CodedFormat, dtype: torch.dtype) -> tuple[str, ...]:
+    """Return the assembly for each slice of a unit."""
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    low, high = (*how.planes(), 0)[:2]
+
+    def body(i: int) -> str:
+        if how.values == "e2m1":
+            return _e2m1(i, name)
+        if how.values != "levels":
+            return _table(i, how.values, name)
+        if low == 8:
+            return _bytes(i, name, how.zeros == "levels", how.zeros == "middle")
+        if how.zeros == "minimum":
+            return _minimum(i, low, high, name)
+        return _levels(i, low, high, name, how.zeros == "levels")
+
+    return tuple("{ .reg .b32 a, b, c, d, e, l, h, one; " + body(i) + " }" for i in range(unit(how) // SLICE))
+
+
+@gluon.constexpr_function
+def _place(i, bits):
+    """Return the tile of words that has the i-th slice."""
+    return i // (16 // bits)
+
+
+@gluon.jit
+def subtracted(zero_WR, BITS: gl.constexpr, dtype: gl.constexpr):
+    """Return what is added to the numbers that codes were placed in, for zeros that are levels: int16 [W, R]."""
+    if dtype == gl.float16:
+        return zero_WR.to(gl.int16) | -7168  # the bits of -1024
+    elif BITS == 8:
+        return (128.0 - zero_WR.to(gl.float32)).to(gl.bfloat16).to(gl.int16, bitcast=True)
+    else:
+        return zero_WR.to(gl.int16) | -15616  # the bits of -128
+
+
+@gluon.jit
+def operands(
+    low, high, zero_WR, i: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr,
+    ZEROS: gl.constexpr, x,
+):  # fmt: skip
+    """Return slice i of a unit's codes as numbers, less the zeros: [W, R, P].
+
+    low, high: the words of the two planes.
+    zero_WR: of `subtracted`, if zeros are levels.
+    """
+    words = low[_place(i, LOW)]
+    if HIGH:
+        more = high[_place(i, HIGH)]
+        if ZEROS == "levels":
+            zero_WRP = zero_WR[:, :, None]
+            return gl.inline_asm_elementwise(ASM[i], "=r,r,r,r", [words, more, zero_WRP], x.dtype, True, 2)
+        else:
+            return gl.inline_asm_elementwise(ASM[i], "=r,r,r", [words, more], x.dtype, True, 2)
+    elif ZEROS == "levels":
+        return gl.inline_asm_elementwise(ASM[i], "=r,r,r", [words, zero_WR[:, :, None]], x.dtype, True, 2)
+    else:
+        return gl.inline_asm_elementwise(ASM[i], "=r,r", [words], x.dtype, True, 2)

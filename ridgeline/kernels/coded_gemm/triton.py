@@ -1,0 +1,95 @@
+"""Linear maps of weights in codes on a GPU. If NVIDIA's matrix units take the codes from fragments, up to about two
+hundred tokens are multiplied from there; otherwise the weight is dequantized and `linear` multiplies.
+
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.activation.triton import gated_activation
+from ridgeline.kernels.coded_gemm.choose import FRAGMENT_TOKENS, Cut, choose
+from ridgeline.kernels.coded_gemm.dequantize import dequantize
+from ridgeline.kernels.coded_gemm.fragments import TILE, Fragments, unit
+from ridgeline.kernels.coded_gemm.op import Coded
+from ridgeline.kernels.gemm import triton as gemm
+from ridgeline.kernels.launch import num_multiprocessors
+from ridgeline.kernels.norm.triton import rms_norm
+
+
+def coded_linear(x_TI: Tensor, weight: Coded, bias_O: Tensor | None) -> Tensor:
+    """Compute `op.coded_linear`."""
+    x_TI = ordered(x_TI, weight)
+    y_TO = from_fragments(x_TI, weight, bias_O, None)
+    return gemm.linear(x_TI, dequantize(weight, x_TI.dtype), bias_O) if y_TO is None else y_TO
+
+
+def coded_norm_linear(
+    x_TI: Tensor,
+    residual_TI: Tensor | None,
+    norm_weight_I: Tensor,
+    eps: float,
+    weight: Coded,
+    bias_O: Tensor | None,
+    gate: str | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute `op.coded_norm_linear`. In float16 the norm has a kernel of its own: what it scales could overflow."""
+    cut = cut_of(x_TI, weight, gate)
+    packed = x_TI.stride(-1) == 1 and (residual_TI is None or residual_TI.is_contiguous())
+    if cut is not None and cut.solo and packed and weight.order_I is None and x_TI.dtype == torch.bfloat16:
+        return _launch(cut, x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
+    n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
+    y_TO = from_fragments(ordered(n_TI, weight), weight, bias_O, gate)
+    if y_TO is not None:
+        return y_TO, s_TI
+    y_TO = coded_linear(n_TI, weight, bias_O)
+    return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
+
+
+def ordered(x_TI: Tensor, weight: Coded) -> Tensor:
+    """Return x with its columns in the order of the codes."""
+    if weight.order_I is not None:
+        return x_TI.index_select(1, weight.order_I)
+    return x_TI if x_TI.stride(-1) == 1 else x_TI.contiguous()
+
+
+def from_fragments(
+    x_TI: Tensor, weight: Coded, bias_O: Tensor | None, gate: str | None, most: int = FRAGMENT_TOKENS
+) -> Tensor | None:
+    """Return the product, gated if there is a gate; None if the weight is not in fragments, or tokens are more than
+    `most`. x's columns are in the order of the codes."""
+    cut = cut_of(x_TI, weight, gate, most)
+    return None if cut is None else _launch(cut, x_TI, None, None, 0.0, weight, bias_O, gate)[0]
+
+
+def cut_of(x_TI: Tensor, weight: Coded, gate: str | None, most: int = FRAGMENT_TOKENS) -> Cut | None:
+    """Return the cut of the kernel for fragments, or None if it does not apply."""
+    how, parts = weight.format, 2 if gate else 1
+    tiles, rest = divmod(weight.code_OB.shape[0], TILE * parts)
+    if not isinstance(weight, Fragments) or x_TI.itemsize != 2 or rest or not 0 < len(x_TI) <= most:
+        return None
+    return choose(
+        len(x_TI), tiles, weight.inputs // unit(how), words=unit(how) * how.bits // 64, parts=parts,
+        processors=num_multiprocessors(x_TI.device),
+    )  # fmt: skip
+
+
+def _launch(
+    cut: Cut,
+    x_TI: Tensor,
+    residual_TI: Tensor | None,
+    norm_weight_I: Tensor | None,
+    eps: float,
+    weight: Coded,
+    bias_O: Tensor | None,
+    gate: str | None,
+) -> tuple[Tensor, Tensor]:
+    from ridgeline.kernels.coded_gemm.fragments_kernel import launch  # Gluon, which is imported only where it runs
+
+    assert isinstance(weight, Fragments)
+    return launch(cut, x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
