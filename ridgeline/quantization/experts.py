@@ -1,7 +1,7 @@
 """The forms that experts' stacked weights take.
 
-Where the grouped ops multiply a whole stack at once, as on a GPU, the stack stays as it was loaded. Elsewhere, and for
-schemes that hold one matrix at a time, it becomes a list of `Weight`s, which are multiplied one expert after the other.
+Where the grouped ops multiply a whole stack at once, as on a GPU, it stays a stack: as it was loaded, or in FP8 or in
+codes. Elsewhere it becomes a list of `Weight`s, which are multiplied one expert after the other.
 
 Legend:
     T  tokens
@@ -20,10 +20,15 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ridgeline.kernels.fp8_gemm.op import Fp8
+from ridgeline.kernels.grouped_gemm.matrices import Quantized, part, shape_of, stacked
 from ridgeline.kernels.grouped_gemm.torch_ops import down, gate_up
 from ridgeline.kernels.onednn import together_in_large_pages
+from ridgeline.kernels.op import REFERENCE
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.route.op import Routes
+from ridgeline.quantization.coded import CodedWeight
+from ridgeline.quantization.fp8 import Fp8Weight
 from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
 
 
@@ -57,6 +62,29 @@ class StackedWeights:
 
 
 @dataclass(frozen=True)
+class QuantizedStack:
+    """Weights in FP8 or in codes, with the experts in front of each tensor."""
+
+    ops: Ops
+    weight: Quantized
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def gate_up(self, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str) -> Tensor:
+        return self.ops.grouped_gate_up(x_TM, self.weight, bias_EO, routes, gate)
+
+    def down(self, h_PF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None) -> Tensor:
+        return self.ops.grouped_down(h_PF, self.weight, bias_EM, routes, add_TM)
+
+    def listed(self) -> ListedWeights:
+        """Return one `Weight` for each expert."""
+        experts, outputs, _ = shape_of(self.weight)
+        return ListedWeights([_one(self.ops, part(self.weight, expert)) for expert in range(experts)], outputs)
+
+
+@dataclass(frozen=True)
 class ListedWeights:
     """One `Weight` for each expert, of any scheme. It reads the counts back to the host, so it is for CPUs."""
 
@@ -77,11 +105,28 @@ class ListedWeights:
         return self.weights[expert].linear(rows_NI, bias_O)
 
 
-def prepare_experts(loaded: StackedWeights, scheme: Scheme) -> ExpertWeights:
-    """Return the weights in the form of their scheme, or `loaded` itself where no other form is faster."""
+def prepare_experts(loaded: StackedWeights | QuantizedStack, scheme: Scheme) -> ExpertWeights:
+    """Return the weights in the form of their scheme, or `loaded` itself where no other form is faster. A quantized
+    stack keeps its form."""
+    if isinstance(loaded, QuantizedStack):
+        return loaded if multiplies_stacks(loaded.ops) else loaded.listed()
     matrices = [PlainWeight(loaded.ops, matrix) for matrix in loaded.weight_EOI.detach().unbind()]
-    prepared = [scheme.prepare(matrix) for matrix in matrices]
+    first = scheme.prepare(matrices[0])
+    if multiplies_stacks(loaded.ops) and isinstance(first, Fp8Weight | CodedWeight):
+        # One matrix at a time, since rounding takes float32 copies
+        rest = [scheme.prepare(matrix) for matrix in matrices[1:]]
+        return QuantizedStack(loaded.ops, stacked([first.weight, *(other.weight for other in rest)]))  # type: ignore[attr-defined]
+    prepared = [first, *map(scheme.prepare, matrices[1:])]
     if all(new is old for new, old in zip(prepared, matrices, strict=True)):
         return loaded
     together_in_large_pages([weight.stored for weight in prepared])
     return ListedWeights(prepared, loaded.weight_EOI.shape[1])
+
+
+def multiplies_stacks(ops: Ops) -> bool:
+    """Return True if the grouped ops are kernels, which multiply a whole stack at once."""
+    return not {ops.chosen["grouped_gate_up"], ops.chosen["grouped_down"]} & {"torch", REFERENCE}
+
+
+def _one(ops: Ops, weight: Quantized) -> Weight:
+    return Fp8Weight(ops, weight) if isinstance(weight, Fp8) else CodedWeight(ops, weight)

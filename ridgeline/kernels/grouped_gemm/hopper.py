@@ -52,7 +52,7 @@ def grouped_gate_up(
     This op and the next one go together: `grouped_down` may read the routes before the kernel ahead of it has ended,
     and counts on this op to have waited for them.
     """
-    return _products(x_TM, weight_EGM, bias_EG, routes, gate, plan)
+    return products(x_TM, weight_EGM, bias_EG, routes, gate, plan)
 
 
 def grouped_down(
@@ -61,17 +61,20 @@ def grouped_down(
 ) -> Tensor:  # fmt: skip
     """Compute `op.grouped_down`, with every pair's product rounded to the dtype of `h_PF`. It must follow
     `grouped_gate_up` of this module."""
-    return combine(_products(h_PF, weight_EMF, bias_EM, routes, "", plan), routes, add_TM, len(weight_EMF))
+    return combine(products(h_PF, weight_EMF, bias_EM, routes, "", plan), routes, add_TM, len(weight_EMF))
 
 
-def _products(
-    x: Tensor, weight_EOI: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str, plan: Stream | Tiles | None
-) -> Tensor:
-    """Return act(gate) * up if there is a gate, otherwise the products: [P, O]."""
+def products(
+    x: Tensor, weight_EOI: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str,
+    plan: Stream | Tiles | None = None, y_PO: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return act(gate) * up if there is a gate, otherwise the products: [P, O]. y_PO: where they are written, if some
+    experts' are there already."""
     (experts, outputs, inputs), device, pairs = weight_EOI.shape, x.device, len(routes.token_P)
     outputs = outputs // 2 if gate else outputs
     plan = plan or choose(pairs, experts, inputs, gated=gate != "")
-    y_PO = torch.empty(pairs, outputs, dtype=x.dtype, device=device)
+    if y_PO is None:
+        y_PO = torch.empty(pairs, outputs, dtype=x.dtype, device=device)
     x, weight = x.contiguous(), weight_EOI.view(-1, inputs)
     bias = x if bias_EO is None else bias_EO  # any pointer will do where there is no bias
     processors = num_multiprocessors(device)

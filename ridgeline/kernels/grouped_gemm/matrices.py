@@ -1,0 +1,65 @@
+"""The matrices of all experts, in any form: a plain stack [E, O, I], or a tuple in FP8 or in codes whose tensors have
+the experts in front.
+
+Legend:
+    E  experts
+    N  rows of x
+    O  outputs of an expert's matrix
+    I  inputs of an expert's matrix
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.coded_gemm.op import Coded, coded_linear
+from ridgeline.kernels.fp8_gemm.op import Fp8, fp8_linear
+from ridgeline.kernels.gemm.op import linear
+
+Quantized = Fp8 | Coded
+Matrices = Tensor | Fp8 | Coded
+Q = TypeVar("Q", bound=Fp8 | Coded)
+
+
+def shape_of(weight: Matrices) -> tuple[int, int, int]:
+    """Return (experts, outputs, inputs)."""
+    if isinstance(weight, Coded):
+        return len(weight.code_OB), weight.code_OB.shape[-2], weight.inputs
+    experts, outputs, inputs = (weight.weight_OI if isinstance(weight, Fp8) else weight).shape
+    return experts, outputs, inputs
+
+
+def part(weight: Q, where: int | slice) -> Q:
+    """Return one expert's matrix, or the stack of some experts, as views."""
+    return _each(weight, lambda tensors: tensors[0][where])
+
+
+def stacked(weights: Sequence[Q]) -> Q:
+    """Return the stack of matrices of one format."""
+    return _each(weights[0], torch.stack, *weights[1:])
+
+
+def _each(weight: Q, change: Callable[[list[Tensor]], Tensor], *others: Q) -> Q:
+    """Return a tuple whose every tensor is `change` of those in the same place."""
+    fields: list[Any] = [
+        change(list(alike)) if isinstance(alike[0], Tensor) else alike[0] for alike in zip(weight, *others, strict=True)
+    ]
+    return type(weight)(*fields)
+
+
+def dequantized(weight: Quantized, expert: int) -> Tensor:
+    """Return one expert's matrix in float32."""
+    return part(weight, expert).dequantized()
+
+
+def product(x_NI: Tensor, weight: Matrices, expert: int, bias_O: Tensor | None) -> Tensor:
+    """Return the linear map of one expert in float32. Beside FP8 weights activations are rounded as the format says."""
+    if isinstance(weight, Fp8):
+        return fp8_linear(x_NI.float(), part(weight, expert), bias_O)
+    if isinstance(weight, Coded):
+        return coded_linear(x_NI.float(), part(weight, expert), bias_O)
+    return linear(x_NI.float(), weight[expert], bias_O)
