@@ -63,6 +63,7 @@ def grouped_gate_up(
         )  # fmt: skip
         if isinstance(own, Rows):
             return _gate_up_rows(own, x_TM, weight_EGM.contiguous(), bias_EG, routes, gate)
+        assert isinstance(own, Tiles)
         return _plain_products(own, x_TM, weight_EGM, bias_EG, routes, gate, on_hopper=plan is None)
     how = plan or _quantized_plan(x_TM, weight_EGM, routes, 2)
     if isinstance(how, Rows):
@@ -91,6 +92,7 @@ def grouped_down(
         )  # fmt: skip
         if isinstance(own, Rows):
             return _down_rows(own, h_PF, weight_EMF.contiguous(), bias_EM, routes, add_TM)
+        assert isinstance(own, Tiles)
         y_PM = _plain_products(own, h_PF, weight_EMF, bias_EM, routes, None, on_hopper=plan is None)
         return combine(y_PM, routes, add_TM, experts)
     how = plan or _quantized_plan(h_PF, weight_EMF, routes, triton.next_power_of_2(used))
