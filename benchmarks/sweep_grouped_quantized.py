@@ -29,9 +29,10 @@ from sweep_grouped import FLOPS, RATE, one_child
 from ridgeline.core.weight_format import Fp8Format, WeightFormat
 from ridgeline.kernels.aot import compiling_for
 from ridgeline.kernels.coded_gemm.op import MXFP4, W4
-from ridgeline.kernels.grouped_gemm import op, triton
+from ridgeline.kernels.grouped_gemm import hopper, op, triton
 from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, Widened
-from ridgeline.kernels.grouped_gemm.matrices import Quantized, part, shape_of, stacked
+from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, widening
+from ridgeline.kernels.grouped_gemm.matrices import Quantized, part, shape_of, stacked, turned
 from ridgeline.kernels.launch import settle_cache_keys
 from ridgeline.kernels.route.op import Routes
 
@@ -61,7 +62,7 @@ MODELS = {
     "qwen3-30b fp8": Model(replace(QWEN, format=CHANNELS), 4),
     "mixtral w4": Model(op.Case(1, 4096, 14_336, 8, 2, format=W4), 2),
 }
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Rows, Tiles, Widened)}
+KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Rows, Tiles, Widened, Stream)}
 
 
 def plans(model: Model, what: str, tokens: int) -> list[Any]:
@@ -75,7 +76,11 @@ def plans(model: Model, what: str, tokens: int) -> list[Any]:
     if average <= 256:
         block = 128 if inputs % 128 == 0 else 64
         found += [Tiles(64, 16, block, 4, 4)] if average <= 24 else []
-        found += [Tiles(64, 64, block, 4, 3), Tiles(128, 64, block, 8, 3)] if average > 8 else []
+        found += [Tiles(64, 64, block, 4, 3)] if average > 8 else []
+        gated = what == "gate_up"
+        cuts = [(64, 16, 8, 2), (64, 16, 8, 1), (128, 16, 8, 1)] if average <= 24 else []
+        cuts += [(64, 64, 16, 2), (64, 64, 16, 1), (128, 64, 16, 1)] if average >= 4 else []
+        found += [widening(rows, held, narrow, gated=gated, resident=some) for rows, held, narrow, some in cuts]
     return [*found, Widened()] if average >= 32 else found
 
 
@@ -107,6 +112,8 @@ def plan_of(told: Any) -> Any:
 
 
 def run(what: str, plan: Any, arguments: tuple[Any, ...]) -> torch.Tensor:
+    if plan is not None and plan[0] == "Stream":
+        return (hopper.grouped_gate_up if what == "gate_up" else hopper.grouped_down)(*arguments, plan_of(plan))
     return (triton.grouped_gate_up if what == "gate_up" else triton.grouped_down)(*arguments, plan=plan_of(plan))
 
 
@@ -142,7 +149,7 @@ def on_meta(job: Job) -> tuple[Any, ...]:
         name: empty(case.experts, *shapes[name], dtype=field.dtype) if isinstance(field, torch.Tensor) else field
         for name, field in zip(small._fields, small, strict=True)
     }
-    weight = type(small)(**fields)
+    weight = turned(type(small)(**fields))
     int32 = torch.int32
     routes = Routes(
         empty(case.tokens, case.used, dtype=int32), empty(case.tokens, case.used, dtype=torch.float32),
@@ -181,7 +188,7 @@ class Bench:
         case = replace(model.case, experts=4, used=1)
         made = case.gate_up_inputs if what == "gate_up" else case.down_inputs
         few = made(torch.bfloat16, self.device)[1]
-        return stacked([part(few, expert % 4) for expert in range(model.case.experts)])
+        return turned(stacked([part(few, expert % 4) for expert in range(model.case.experts)]))
 
     def _layer(self, model: Model, job: Job, seed: int) -> tuple[Any, ...]:
         case = replace(model.case, tokens=job.tokens, skew=1.0 if job.check else 0.0)

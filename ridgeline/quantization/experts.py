@@ -21,7 +21,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ridgeline.kernels.fp8_gemm.op import Fp8
-from ridgeline.kernels.grouped_gemm.matrices import Quantized, part, shape_of, stacked
+from ridgeline.kernels.grouped_gemm.matrices import Quantized, arranged, part, shape_of, stacked
 from ridgeline.kernels.grouped_gemm.torch_ops import down, gate_up
 from ridgeline.kernels.onednn import together_in_large_pages
 from ridgeline.kernels.op import REFERENCE
@@ -109,13 +109,16 @@ def prepare_experts(loaded: StackedWeights | QuantizedStack, scheme: Scheme) -> 
     """Return the weights in the form of their scheme, or `loaded` itself where no other form is faster. A quantized
     stack keeps its form."""
     if isinstance(loaded, QuantizedStack):
-        return loaded if multiplies_stacks(loaded.ops) else loaded.listed()
+        if not multiplies_stacks(loaded.ops):
+            return loaded.listed()
+        return QuantizedStack(loaded.ops, arranged(loaded.weight))
     matrices = [PlainWeight(loaded.ops, matrix) for matrix in loaded.weight_EOI.detach().unbind()]
     first = scheme.prepare(matrices[0])
     if multiplies_stacks(loaded.ops) and isinstance(first, Fp8Weight | CodedWeight):
         # One matrix at a time, since rounding takes float32 copies
         rest = [scheme.prepare(matrix) for matrix in matrices[1:]]
-        return QuantizedStack(loaded.ops, stacked([first.weight, *(other.weight for other in rest)]))  # type: ignore[attr-defined]
+        stack = stacked([first.weight, *(other.weight for other in rest)])  # type: ignore[attr-defined]
+        return QuantizedStack(loaded.ops, arranged(stack))
     prepared = [first, *map(scheme.prepare, matrices[1:])]
     if all(new is old for new, old in zip(prepared, matrices, strict=True)):
         return loaded

@@ -167,7 +167,7 @@ def test_a_stack_in_codes_is_listed_where_no_kernel_multiplies_it() -> None:
     x_TM, weight, bias_EG, routes, gate = case.gate_up_inputs(torch.float32, CPU)
     kernels = Ops(HERE, {"grouped_gate_up": "triton", "grouped_down": "triton"})
     stack = QuantizedStack(kernels, weight)
-    assert prepare_experts(stack, scheme(None)) is stack
+    assert prepare_experts(stack, scheme(None)) == stack
     listed = prepare_experts(QuantizedStack(Ops(HERE), weight), scheme(None))
     assert isinstance(listed, ListedWeights)
     assert listed.nbytes == stack.nbytes

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ridgeline.core.weight_format import BLOCK
 from ridgeline.kernels.fp8_gemm.op import Fp8
-from ridgeline.kernels.grouped_gemm.matrices import Quantized
+from ridgeline.kernels.grouped_gemm.matrices import Quantized, is_turned
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -37,6 +37,7 @@ class Form:
     scales: "float", "e8m0" or "e4m3".
     zeros: there is a zero for each scale; otherwise levels have their zero in the middle.
     factor: there is a factor for each expert.
+    turned: scales lie as [E, groups, outputs], as hopper_widen.py wants them (`turned`).
     """
 
     kind: str
@@ -45,6 +46,7 @@ class Form:
     scales: str = "float"
     zeros: bool = False
     factor: bool = False
+    turned: bool = False
 
     @property
     def per_byte(self) -> int:
@@ -63,11 +65,12 @@ class Form:
 
     def constants(self) -> dict[str, Any]:
         return {"KIND": self.kind, "GROUP": self.group, "SPAN": self.span, "SCALES": self.scales} | {
-            "ZEROS": self.zeros, "FACTOR": self.factor, "LIFT": self.lift,
+            "ZEROS": self.zeros, "FACTOR": self.factor, "LIFT": self.lift, "TURNED": self.turned,
         }  # fmt: skip
 
 
 PLAIN = {"KIND": "", "GROUP": 1, "SPAN": 1, "SCALES": "", "ZEROS": False, "FACTOR": False, "LIFT": 1.0}
+PLAIN["TURNED"] = False
 
 
 def form_of(weight: Quantized) -> Form | None:
@@ -83,7 +86,8 @@ def form_of(weight: Quantized) -> Form | None:
     if weight.order_I is not None or not (fits and cut and known):
         return None
     scales = {torch.uint8: "e8m0", torch.float8_e4m3fn: "e4m3"}.get(weight.scale_OG.dtype, "float")
-    return Form(how.values, group, 1, scales, weight.zero_OG is not None, weight.scale is not None)
+    turned = is_turned(weight.scale_OG)
+    return Form(how.values, group, 1, scales, weight.zero_OG is not None, weight.scale is not None, turned)
 
 
 def tensors(weight: Quantized) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -92,9 +96,12 @@ def tensors(weight: Quantized) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if isinstance(weight, Fp8):
         stored = weight.weight_OI.view(torch.uint8).contiguous()
         return stored, weight.scale_SC.contiguous(), stored, stored
-    scale = weight.scale_OG.contiguous()
+    scale, zero = weight.scale_OG, weight.zero_OG
+    if is_turned(scale):
+        scale, zero = scale.transpose(-1, -2), None if zero is None else zero.transpose(-1, -2)
+    scale = scale.contiguous()
     scale = scale.view(torch.uint8) if scale.dtype == torch.float8_e4m3fn else scale
-    zero = scale if weight.zero_OG is None else weight.zero_OG.contiguous()
+    zero = scale if zero is None else zero.contiguous()
     return weight.code_OB.contiguous(), scale, zero, scale if weight.scale is None else weight.scale
 
 
@@ -117,6 +124,12 @@ def level(byte, SHIFT: tl.constexpr):
     """Return the levels in the four bits from SHIFT on, plus 128."""
     word = byte.to(tl.uint32)
     return (((word << (16 - SHIFT)) & 0x000F0000) | 0x43000000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scale_at(expert, line, group, LINES: tl.constexpr, GROUPS: tl.constexpr, TURNED: tl.constexpr):
+    """Return where the scale of a group lies. line: a row of scales of the expert, of LINES."""
+    return expert * (LINES * GROUPS) + (group * LINES + line if TURNED else line * GROUPS + group)
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from torch import Tensor
 from ridgeline.kernels.coded_gemm.op import Coded, coded_linear
 from ridgeline.kernels.fp8_gemm.op import Fp8, fp8_linear
 from ridgeline.kernels.gemm.op import linear
+from ridgeline.kernels.launch import compute_capability
 
 Quantized = Fp8 | Coded
 Matrices = Tensor | Fp8 | Coded
@@ -49,6 +50,30 @@ def _each(weight: Q, change: Callable[[list[Tensor]], Tensor], *others: Q) -> Q:
         change(list(alike)) if isinstance(alike[0], Tensor) else alike[0] for alike in zip(weight, *others, strict=True)
     ]
     return type(weight)(*fields)
+
+
+def is_turned(scale_OG: Tensor) -> bool:
+    """Return True if the outputs of a group follow each other."""
+    return not scale_OG.is_contiguous() and scale_OG.transpose(-1, -2).is_contiguous()
+
+
+def arranged(weight: Quantized) -> Quantized:
+    """Return the same matrices as the kernels of their device want them in memory."""
+    here = weight.weight_OI.device if isinstance(weight, Fp8) else weight.code_OB.device
+    return turned(weight) if compute_capability(here) == (9, 0) else weight
+
+
+def turned(weight: Quantized) -> Quantized:
+    """Return the same matrices with scales (and zeros) of codes in another order in memory: the outputs of a group
+    follow each other."""
+    if isinstance(weight, Fp8):
+        return weight
+
+    def turn(scale_OG: Tensor) -> Tensor:
+        return scale_OG.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+    zero_OG = None if weight.zero_OG is None else turn(weight.zero_OG)
+    return weight._replace(scale_OG=turn(weight.scale_OG), zero_OG=zero_OG)
 
 
 def dequantized(weight: Quantized, expert: int) -> Tensor:

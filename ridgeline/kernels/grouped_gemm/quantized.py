@@ -99,24 +99,22 @@ def widen_kernel(
     weight_ptr, scale_ptr, zero_ptr, factor_ptr, y_ptr,
     O: tl.constexpr, I: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,  # noqa: E741
     GROUP: tl.constexpr, SPAN: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr,
-    LIFT: tl.constexpr,
+    LIFT: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     """Write ROWS rows of one expert's matrix. Grid (tiles of O, experts)."""
     expert = tl.program_id(1).to(tl.int64)
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     kept_R1 = (row_R < O)[:, None]
     row_R = tl.minimum(row_R, O - 1)
-    scale_row_R = expert * ((O + SPAN - 1) // SPAN) + row_R // SPAN
-    row_R = expert * O + row_R
     input_1B = tl.arange(0, BLOCK)[None, :]
     for start in range(0, I, BLOCK):
         w_RB = dequantized_block(
-            weight_ptr, scale_ptr, zero_ptr, row_R, scale_row_R, start, I, BLOCK, tl.float32, KIND, GROUP, SCALES,
-            ZEROS, LIFT,
+            weight_ptr, scale_ptr, zero_ptr, expert, row_R, start, O, I, BLOCK, tl.float32, KIND, GROUP, SPAN, SCALES,
+            ZEROS, LIFT, TURNED,
         )  # fmt: skip
         if FACTOR:
             w_RB *= tl.load(factor_ptr + expert)
-        at = row_R[:, None] * I + start + input_1B
+        at = (expert * O + row_R)[:, None] * I + start + input_1B
         tl.store(y_ptr + at, w_RB.to(y_ptr.dtype.element_ty), mask=kept_R1 & (start + input_1B < I))
 
 

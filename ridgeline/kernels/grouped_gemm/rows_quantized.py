@@ -21,7 +21,7 @@ import triton.language as tl
 from ridgeline.kernels.activation.triton import gated
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.grouped_gemm.choose import Rows
-from ridgeline.kernels.grouped_gemm.forms import Form, e2m1, e4m3, level, load_scales
+from ridgeline.kernels.grouped_gemm.forms import Form, e2m1, e4m3, level, load_scales, scale_at
 
 
 @triton.jit
@@ -39,9 +39,10 @@ def _stored(
 
 @triton.jit
 def _sums(
-    byte_ACNQ, scale_ptr, zero_ptr, x_ptr, x_at_A, x_kept_A, kept_A, scale_row_AC, start,
+    byte_ACNQ, scale_ptr, zero_ptr, x_ptr, x_at_A, x_kept_A, expert_A, kept_A, line_AC, start,
     I: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr, PER: tl.constexpr, KIND: tl.constexpr,  # noqa: E741
-    GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, LIFT: tl.constexpr,
+    GROUP: tl.constexpr, LINES: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, LIFT: tl.constexpr,
+    TURNED: tl.constexpr,
 ):  # fmt: skip
     """Return the sums of a block's products: [A, C]."""
     N: tl.constexpr = BLOCK // (RUN * PER)
@@ -51,9 +52,9 @@ def _sums(
     x_kept = x_kept_A[:, None, None, None] & (input_NQ < I)[None, None]
     x_at = x_ptr + x_at_A[:, None, None, None] + input_NQ[None, None]
     group_N = (start + run_N * (RUN * PER)) // GROUP
-    scale_at = scale_row_AC[:, :, None] * GROUPS + group_N[None, None]
+    at_ACN = scale_at(expert_A[:, None, None], line_AC[:, :, None], group_N[None, None], LINES, GROUPS, TURNED)
     scale_kept = kept_A[:, None, None] & (group_N < GROUPS)[None, None]
-    scale_ACN = load_scales(scale_ptr + scale_at, scale_kept, SCALES) * LIFT
+    scale_ACN = load_scales(scale_ptr + at_ACN, scale_kept, SCALES) * LIFT
     if KIND == "fp8":
         x = tl.load(x_at, mask=x_kept, other=0.0).to(tl.float32) * LIFT
         sum_ACN = tl.sum(e4m3(byte_ACNQ) * x, 3)
@@ -66,7 +67,7 @@ def _sums(
         else:
             middle = 136.0
             if ZEROS:
-                middle = 128.0 + tl.load(zero_ptr + scale_at, mask=scale_kept, other=0).to(tl.float32)
+                middle = 128.0 + tl.load(zero_ptr + at_ACN, mask=scale_kept, other=0).to(tl.float32)
             sum_ACN = tl.sum(level(byte_ACNQ, 0) * low + level(byte_ACNQ, 4) * high, 3)
             sum_ACN -= middle * tl.sum(low + high, 3)
     return tl.sum(scale_ACN * sum_ACN, 2)
@@ -75,9 +76,10 @@ def _sums(
 @triton.jit
 def _products(
     first_ACNQ, weight_ptr, scale_ptr, zero_ptr, factor_ptr, x_ptr, x_at_A, x_kept_A, expert_A, kept_A, row_AC,
-    scale_row_AC,
+    line_AC,
     I: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr, PER: tl.constexpr, KIND: tl.constexpr,  # noqa: E741
-    GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr, LIFT: tl.constexpr,
+    GROUP: tl.constexpr, LINES: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr,
+    LIFT: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     """Return the rows' products [A, C]. first: the bytes of the first block."""
     y_AC = tl.zeros(row_AC.shape, tl.float32)
@@ -86,8 +88,8 @@ def _products(
         if start > 0:
             byte_ACNQ = _stored(weight_ptr, row_AC, kept_A, start, I, BLOCK, RUN, PER)
         y_AC += _sums(
-            byte_ACNQ, scale_ptr, zero_ptr, x_ptr, x_at_A, x_kept_A, kept_A, scale_row_AC, start, I, BLOCK, RUN,
-            PER, KIND, GROUP, SCALES, ZEROS, LIFT,
+            byte_ACNQ, scale_ptr, zero_ptr, x_ptr, x_at_A, x_kept_A, expert_A, kept_A, line_AC, start, I, BLOCK, RUN,
+            PER, KIND, GROUP, LINES, SCALES, ZEROS, LIFT, TURNED,
         )  # fmt: skip
     if FACTOR:
         y_AC *= tl.load(factor_ptr + expert_A, mask=kept_A, other=0.0)[:, None]
@@ -99,8 +101,8 @@ def gate_up_quantized_rows_kernel(
     x_ptr, weight_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, expert_ptr, place_ptr, y_ptr, x_stride,
     M: tl.constexpr, F: tl.constexpr, E: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     RUN: tl.constexpr, PER: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr,
-    SCALES: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr, LIFT: tl.constexpr, BIAS: tl.constexpr,
-    GATE: tl.constexpr, PDL: tl.constexpr,
+    SCALES: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr, LIFT: tl.constexpr, TURNED: tl.constexpr,
+    BIAS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute C outputs of one pair. Grid (tiles of F, pairs in the order of tokens)."""
     if PDL:
@@ -115,12 +117,12 @@ def gate_up_quantized_rows_kernel(
         kept_A = half_A < 2
         local_AC = half_A[:, None] * F + tl.minimum(column_C, F - 1)[None, :]
         row_AC = expert * (2 * F) + local_AC
-        scale_row_AC = expert * ((2 * F + SPAN - 1) // SPAN) + local_AC // SPAN
         x_at_A = (pair // K).to(tl.int64) * x_stride + tl.arange(0, 1)
         first_ACNQ = _stored(weight_ptr, row_AC, kept_A, 0, M, BLOCK, RUN, PER)
         y_AC = _products(
             first_ACNQ, weight_ptr, scale_ptr, zero_ptr, factor_ptr, x_ptr, x_at_A, x_at_A >= 0, expert + half_A * 0,
-            kept_A, row_AC, scale_row_AC, M, BLOCK, RUN, PER, KIND, GROUP, SCALES, ZEROS, FACTOR, LIFT,
+            kept_A, row_AC, local_AC // SPAN, M, BLOCK, RUN, PER, KIND, GROUP, (2 * F + SPAN - 1) // SPAN, SCALES,
+            ZEROS, FACTOR, LIFT, TURNED,
         )  # fmt: skip
         if BIAS:
             y_AC += tl.load(bias_ptr + row_AC).to(tl.float32)
@@ -136,7 +138,7 @@ def down_quantized_rows_kernel(
     F: tl.constexpr, M: tl.constexpr, E: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, RUN: tl.constexpr, PER: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
     SPAN: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr, LIFT: tl.constexpr,
-    BIAS: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+    TURNED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute C outputs of one token: the weighted sum over its experts. Grid (tiles of M, tokens). CHOICES is a power
     of two that covers K."""
@@ -150,14 +152,14 @@ def down_quantized_rows_kernel(
     column_C = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     local_C = tl.minimum(column_C, M - 1)
     row_AC = expert_A[:, None] * M + local_C[None, :]
-    scale_row_AC = expert_A[:, None] * ((M + SPAN - 1) // SPAN) + local_C[None, :] // SPAN
+    line_AC = expert_A[:, None] * 0 + local_C[None, :] // SPAN
     first_ACNQ = _stored(weight_ptr, row_AC, kept_A, 0, F, BLOCK, RUN, PER)
     if PDL:
         tl.extra.cuda.gdc_wait()
     factor_A = tl.load(weight_of_ptr + token * K + choice_A, mask=kept_A, other=0.0)
     y_AC = _products(
-        first_ACNQ, weight_ptr, scale_ptr, zero_ptr, factor_ptr, h_ptr, place_A * F, kept_A, expert_A, kept_A,
-        row_AC, scale_row_AC, F, BLOCK, RUN, PER, KIND, GROUP, SCALES, ZEROS, FACTOR, LIFT,
+        first_ACNQ, weight_ptr, scale_ptr, zero_ptr, factor_ptr, h_ptr, place_A * F, kept_A, expert_A, kept_A, row_AC,
+        line_AC, F, BLOCK, RUN, PER, KIND, GROUP, (M + SPAN - 1) // SPAN, SCALES, ZEROS, FACTOR, LIFT, TURNED,
     )  # fmt: skip
     if BIAS:
         y_AC += tl.load(bias_ptr + row_AC, mask=kept_A[:, None], other=0.0).to(tl.float32)

@@ -24,7 +24,7 @@ import triton.language as tl
 from ridgeline.kernels.activation.triton import gated
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.grouped_gemm.choose import Tiles
-from ridgeline.kernels.grouped_gemm.forms import PLAIN, Form, e2m1, e4m3, level, load_scales
+from ridgeline.kernels.grouped_gemm.forms import PLAIN, Form, e2m1, e4m3, level, load_scales, scale_at
 
 
 @triton.jit
@@ -38,25 +38,26 @@ def load_weights(pointers, mask, DOT: tl.constexpr):
 
 @triton.jit
 def dequantized(
-    weight_ptr, scale_ptr, zero_ptr, row_R, scale_row_R, start,
-    I: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,  # noqa: E741
-    SCALES: tl.constexpr, ZEROS: tl.constexpr, LIFT: tl.constexpr,
+    weight_ptr, scale_ptr, zero_ptr, expert, row_R, start,
+    O: tl.constexpr, I: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr,  # noqa: E741
+    GROUP: tl.constexpr, SPAN: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, LIFT: tl.constexpr,
+    TURNED: tl.constexpr,
 ):  # fmt: skip
-    """Load a block of rows in FP8 or codes (forms.py) as an operand [R, B]."""
+    """Load a block of rows of one expert in FP8 or codes (forms.py) as an operand [R, B]. O: all of its rows."""
     PER: tl.constexpr = 1 if KIND == "fp8" else 2
     EACH: tl.constexpr = GROUP if GROUP < BLOCK and GROUP < I else BLOCK
     GROUPS: tl.constexpr = (I + GROUP - 1) // GROUP
     group_G = tl.arange(0, BLOCK // EACH)
     byte_GQ = start // PER + group_G[:, None] * (EACH // PER) + tl.arange(0, EACH // PER)[None, :]
     scale_G = start // GROUP + group_G
-    byte_at = row_R[:, None, None] * (I // PER) + byte_GQ[None]
-    scale_at = scale_row_R[:, None] * GROUPS + scale_G[None]
+    byte_at = (expert * O + row_R)[:, None, None] * (I // PER) + byte_GQ[None]
+    scale_RG_at = scale_at(expert, (row_R // SPAN)[:, None], scale_G[None], (O + SPAN - 1) // SPAN, GROUPS, TURNED)
     if I % BLOCK == 0:
         byte_RGQ = tl.load(weight_ptr + byte_at)
-        scale_RG = load_scales(scale_ptr + scale_at, None, SCALES)
+        scale_RG = load_scales(scale_ptr + scale_RG_at, None, SCALES)
     else:
         byte_RGQ = tl.load(weight_ptr + byte_at, mask=(byte_GQ < I // PER)[None], other=0)
-        scale_RG = load_scales(scale_ptr + scale_at, (scale_G < GROUPS)[None], SCALES)
+        scale_RG = load_scales(scale_ptr + scale_RG_at, (scale_G < GROUPS)[None], SCALES)
     scale_RG1 = (scale_RG * LIFT)[:, :, None]
     if KIND == "fp8":
         w = e4m3(byte_RGQ) * LIFT * scale_RG1
@@ -66,7 +67,9 @@ def dequantized(
         else:
             middle = scale_RG1 * 0 + 136.0
             if ZEROS:
-                zero_RG = tl.load(zero_ptr + scale_at, mask=(scale_G < GROUPS)[None] & (row_R >= 0)[:, None], other=0)
+                zero_RG = tl.load(
+                    zero_ptr + scale_RG_at, mask=(scale_G < GROUPS)[None] & (row_R >= 0)[:, None], other=0
+                )
                 middle = 128.0 + zero_RG.to(tl.float32)[:, :, None]
             low, high = level(byte_RGQ, 0) - middle, level(byte_RGQ, 4) - middle
         w = tl.join((low * scale_RG1).to(DOT), (high * scale_RG1).to(DOT))
@@ -95,7 +98,7 @@ def grouped_tiles_kernel(
     I: tl.constexpr, O: tl.constexpr, E: tl.constexpr, EXPERTS: tl.constexpr,  # noqa: E741
     ROWS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
     KIND: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr,
-    FACTOR: tl.constexpr, LIFT: tl.constexpr,
+    FACTOR: tl.constexpr, LIFT: tl.constexpr, TURNED: tl.constexpr,
     GATHER: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute y [P, O]. Grid (tiles of O, tiles of pairs).
@@ -103,7 +106,7 @@ def grouped_tiles_kernel(
     I, O: inputs and outputs of an expert (of each half if gated).
     GATHER: x has a row for each token. Otherwise it has one for each pair.
     GATE: "" or the activation. With one an expert's rows are O gates, then O ups.
-    KIND, GROUP, SPAN, SCALES, ZEROS, FACTOR, LIFT: see `Form`. KIND is "" for plain weights.
+    KIND, GROUP, SPAN, SCALES, ZEROS, FACTOR, LIFT, TURNED: see `Form`. KIND is "" for plain weights.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -122,16 +125,13 @@ def grouped_tiles_kernel(
         input_B = tl.arange(0, BLOCK)
         w_RB = weight_ptr + expert.to(tl.int64) * (HEIGHT * I) + row_R.to(tl.int64)[:, None] * I + input_B[None, :]
         x_BT = x_ptr + x_row_T.to(tl.int64)[None, :] * x_stride + input_B[:, None]
-        if KIND != "":
-            w_row_R = expert.to(tl.int64) * HEIGHT + row_R
-            scale_row_R = expert.to(tl.int64) * ((HEIGHT + SPAN - 1) // SPAN) + row_R // SPAN
         acc_RT = tl.zeros((ROWS, TOKENS), tl.float32)
         for start in tl.range(0, I, BLOCK, num_stages=STAGES):
             inside_B = start + input_B < I
             if KIND != "":
                 a_RB = dequantized(
-                    weight_ptr, scale_ptr, zero_ptr, w_row_R, scale_row_R, start, I, BLOCK, DOT, KIND, GROUP, SCALES,
-                    ZEROS, LIFT,
+                    weight_ptr, scale_ptr, zero_ptr, expert.to(tl.int64), row_R, start, HEIGHT, I, BLOCK, DOT, KIND,
+                    GROUP, SPAN, SCALES, ZEROS, LIFT, TURNED,
                 )  # fmt: skip
             elif I % BLOCK == 0:
                 a_RB = load_weights(w_RB + start, None, DOT)

@@ -68,7 +68,7 @@ def grouped_gate_up(
     how = plan or _quantized_plan(x_TM, weight_EGM, routes, 2)
     if isinstance(how, Rows):
         return quantized.gate_up_rows(how, x_TM, weight_EGM, bias_EG, routes, gate)
-    return _quantized_products(how, x_TM, weight_EGM, bias_EG, routes, gate)
+    return _quantized_products(how, x_TM, weight_EGM, bias_EG, routes, gate, on_hopper=plan is None)
 
 
 def grouped_down(
@@ -98,7 +98,8 @@ def grouped_down(
     how = plan or _quantized_plan(h_PF, weight_EMF, routes, triton.next_power_of_2(used))
     if isinstance(how, Rows):
         return quantized.down_rows(how, h_PF, weight_EMF, bias_EM, routes, add_TM)
-    return combine(_quantized_products(how, h_PF, weight_EMF, bias_EM, routes, None), routes, add_TM, experts)
+    y_PM = _quantized_products(how, h_PF, weight_EMF, bias_EM, routes, None, on_hopper=plan is None)
+    return combine(y_PM, routes, add_TM, experts)
 
 
 def _plain_products(
@@ -123,9 +124,16 @@ def _quantized_plan(x: Tensor, weight: Quantized, routes: Routes, together: int)
 
 
 def _quantized_products(
-    plan: Tiles | Widened, x: Tensor, weight: Quantized, bias_EO: Tensor | None, routes: Routes, gate: str | None
-) -> Tensor:
-    """Return every pair's product with matrices in FP8 or codes, as `launch_tiles` does."""
+    plan: Tiles | Widened, x: Tensor, weight: Quantized, bias_EO: Tensor | None, routes: Routes, gate: str | None,
+    *, on_hopper: bool,
+) -> Tensor:  # fmt: skip
+    """Return every pair's product with matrices in FP8 or codes, as `launch_tiles` does.
+
+    on_hopper: the kernels of hopper.py take the place of tiles where they can run.
+    """
+    hopper = _hopper(x.device) if on_hopper else None
+    if isinstance(plan, Tiles) and hopper is not None and hopper.supports(x, weight, gated=gate is not None):
+        return hopper.products(x, weight, bias_EO, routes, gate or "")
     if isinstance(plan, Tiles) and form_of(weight) is not None:
         return launch_tiles(plan, x, weight, bias_EO, routes, gate)
     tokens, used = routes.expert_TK.shape
