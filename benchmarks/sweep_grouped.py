@@ -332,9 +332,9 @@ def alike(a: Job, b: Job) -> bool:
     return {**a.plan, "stages": 0} == {**b.plan, "stages": 0}
 
 
-def one_child(path: Path, number: int, until: float) -> Iterator[dict[str, Any]]:
+def one_child(path: Path, number: int, until: float, program: str = __file__) -> Iterator[dict[str, Any]]:
     """Yield the answers of a child. The last one has no number if the child hung or died over the next job."""
-    command = [sys.executable, "-W", "ignore", __file__, "--child", str(path)]
+    command = [sys.executable, "-W", "ignore", program, "--child", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         reader = selectors.DefaultSelector()

@@ -1,7 +1,7 @@
 """The forms that experts' stacked weights take.
 
-Where the grouped ops multiply a whole stack at once, as on a GPU, the stack stays as it was loaded. Elsewhere, and for
-schemes that hold one matrix at a time, it becomes a list of `Weight`s, which are multiplied one expert after the other.
+Where the grouped ops multiply a whole stack at once, as on a GPU, it stays a stack: as it was loaded, or in FP8 or in
+codes. Elsewhere it becomes a list of `Weight`s, which are multiplied one expert after the other.
 
 Legend:
     T  tokens
@@ -20,11 +20,17 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ridgeline.core.weight_format import CodedFormat, Fp8Format
+from ridgeline.kernels.fp8_gemm.op import Fp8
+from ridgeline.kernels.grouped_gemm.matrices import Quantized, arranged, part, shape_of, stacked
 from ridgeline.kernels.grouped_gemm.torch_ops import down, gate_up
 from ridgeline.kernels.onednn import together_in_large_pages
+from ridgeline.kernels.op import REFERENCE
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.route.op import Routes
-from ridgeline.quantization.held import Filling, one_by_one
+from ridgeline.quantization.coded import CodedWeight
+from ridgeline.quantization.fp8 import Fp8Weight
+from ridgeline.quantization.held import Filling, formed, one_by_one
 from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
 
 
@@ -58,6 +64,29 @@ class StackedWeights:
 
 
 @dataclass(frozen=True)
+class QuantizedStack:
+    """Weights in FP8 or in codes, with the experts in front of each tensor."""
+
+    ops: Ops
+    weight: Quantized
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def gate_up(self, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str) -> Tensor:
+        return self.ops.grouped_gate_up(x_TM, self.weight, bias_EO, routes, gate)
+
+    def down(self, h_PF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None) -> Tensor:
+        return self.ops.grouped_down(h_PF, self.weight, bias_EM, routes, add_TM)
+
+    def listed(self) -> ListedWeights:
+        """Return one `Weight` for each expert."""
+        experts, outputs, _ = shape_of(self.weight)
+        return ListedWeights([_one(self.ops, part(self.weight, expert)) for expert in range(experts)], outputs)
+
+
+@dataclass(frozen=True)
 class ListedWeights:
     """One `Weight` for each expert, of any scheme. It reads the counts back to the host, so it is for CPUs."""
 
@@ -78,10 +107,21 @@ class ListedWeights:
         return self.weights[expert].linear(rows_NI, bias_O)
 
 
-def prepare_experts(loaded: StackedWeights, scheme: Scheme) -> ExpertWeights:
-    """Return the weights in the form of their scheme, or `loaded` itself where no other form is faster."""
+def prepare_experts(loaded: StackedWeights | QuantizedStack, scheme: Scheme) -> ExpertWeights:
+    """Return the weights in the form of their scheme, or `loaded` itself where no other form is faster. A quantized
+    stack keeps its form."""
+    if isinstance(loaded, QuantizedStack):
+        if not multiplies_stacks(loaded.ops):
+            return loaded.listed()
+        return QuantizedStack(loaded.ops, arranged(loaded.weight))
     matrices = [PlainWeight(loaded.ops, matrix) for matrix in loaded.weight_EOI.detach().unbind()]
-    prepared = [scheme.prepare(matrix) for matrix in matrices]
+    first = scheme.prepare(matrices[0])
+    if multiplies_stacks(loaded.ops) and isinstance(first, Fp8Weight | CodedWeight):
+        # One matrix at a time, since rounding takes float32 copies
+        rest = [scheme.prepare(matrix) for matrix in matrices[1:]]
+        stack = stacked([first.weight, *(other.weight for other in rest)])  # type: ignore[attr-defined]
+        return QuantizedStack(loaded.ops, arranged(stack))
+    prepared = [first, *map(scheme.prepare, matrices[1:])]
     if all(new is old for new, old in zip(prepared, matrices, strict=True)):
         return loaded
     together_in_large_pages([weight.stored for weight in prepared])
@@ -89,6 +129,18 @@ def prepare_experts(loaded: StackedWeights, scheme: Scheme) -> ExpertWeights:
 
 
 def held_experts(ops: Ops, filling: Filling) -> ExpertWeights:
-    """Return a filled stack in the form of its files, of which experts are multiplied one after the other."""
-    outputs = sum(filling.parts.values())
-    return ListedWeights(one_by_one(ops, filling), outputs)
+    """Return a filled stack in the form of its files: a stack where the grouped ops are kernels, otherwise a weight for
+    each expert."""
+    held = filling.held
+    if multiplies_stacks(ops) and held is not None and isinstance(held.format, Fp8Format | CodedFormat):
+        return QuantizedStack(ops, arranged(formed(held, filling.tensors)))
+    return ListedWeights(one_by_one(ops, filling), sum(filling.parts.values()))
+
+
+def multiplies_stacks(ops: Ops) -> bool:
+    """Return True if the grouped ops are kernels, which multiply a whole stack at once."""
+    return not {ops.chosen["grouped_gate_up"], ops.chosen["grouped_down"]} & {"torch", REFERENCE}
+
+
+def _one(ops: Ops, weight: Quantized) -> Weight:
+    return Fp8Weight(ops, weight) if isinstance(weight, Fp8) else CodedWeight(ops, weight)

@@ -10,16 +10,17 @@ from torch import Tensor
 
 from ridgeline.kernels.grouped_gemm import triton
 from ridgeline.kernels.grouped_gemm.choose import FIXED
+from ridgeline.kernels.grouped_gemm.matrices import Matrices
 from ridgeline.kernels.route.op import Routes
 
 
-def grouped_gate_up(x_TM: Tensor, weight_EGM: Tensor, bias_EG: Tensor | None, routes: Routes, gate: str) -> Tensor:
+def grouped_gate_up(x_TM: Tensor, weight_EGM: Matrices, bias_EG: Tensor | None, routes: Routes, gate: str) -> Tensor:
     """Compute `op.grouped_gate_up`."""
     return triton.grouped_gate_up(x_TM, weight_EGM, bias_EG, routes, gate, FIXED)
 
 
 def grouped_down(
-    h_PF: Tensor, weight_EMF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None
+    h_PF: Tensor, weight_EMF: Matrices, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None
 ) -> Tensor:
     """Compute `op.grouped_down`."""
     return triton.grouped_down(h_PF, weight_EMF, bias_EM, routes, add_TM, FIXED)

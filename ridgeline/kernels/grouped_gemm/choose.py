@@ -38,6 +38,13 @@ class Tiles:
     stages: int
 
 
+@dataclass(frozen=True)
+class Widened:
+    """Matrices in FP8 or codes become 16 bits wide in memory, some experts' at a time, and are multiplied as plain ones
+    are. It pays for many pairs, since tiles would widen them in registers for every 64 pairs."""
+
+
+WIDENED = 256  # pairs of each expert above which it does
 FIXED = Tiles(64, 64, 64, 4, 4)  # for any number of tokens, where results must not depend on it
 
 
@@ -49,7 +56,7 @@ def choose_gate_up(
     if tokens <= ROWS_TOKENS and 2 * block <= CELLS:
         rows = min(2 if block <= 4096 else 1, _power_of_two(inner))
         return Rows(rows, block, max(1, min(8, 2 * rows * block // 2048)))
-    return _tiles(tokens, experts, used, itemsize, shared)
+    return choose_tiles(tokens, experts=experts, used=used, itemsize=itemsize, shared=shared)
 
 
 def choose_down(
@@ -61,7 +68,33 @@ def choose_down(
         # Of 1, 2 and 4 rows two were the fastest for 1, 2 and 4 tokens (docs/log.md)
         rows = max(1, min(2, CELLS // (choices * block), _power_of_two(outputs)))
         return Rows(rows, block, max(1, min(8, choices * rows * block // 4096)))
-    return _tiles(tokens, experts, used, itemsize, shared)
+    return choose_tiles(tokens, experts=experts, used=used, itemsize=itemsize, shared=shared)
+
+
+def choose_quantized(
+    tokens: int, inputs: int, outputs: int, *, together: int, experts: int, used: int, per_byte: int, itemsize: int = 2
+) -> Rows | Tiles | Widened:
+    """Return the cut of an op with matrices in FP8 or codes.
+
+    together: how many matrices a program of rows_quantized.py reads at once.
+    """
+    if tokens <= ROWS_TOKENS:
+        return _quantized_rows(inputs, outputs, together, per_byte)
+    if tokens * used > WIDENED * experts:
+        return Widened()
+    each = tokens * used / min(experts, tokens * used)
+    held = max(16, min(64, _power_of_two(int(1.5 * each))))
+    return Tiles(64, held, 128 if itemsize == 2 and inputs % 128 == 0 else 64, 4, 3)
+
+
+def _quantized_rows(inputs: int, outputs: int, together: int, per_byte: int) -> Rows:
+    """Return the cut of rows_quantized.py. A program reads 4 kB of a block. Blocks are so long that the last one of a
+    row is nearly full."""
+    block = 2048
+    while block > 256 and -(-inputs // block) * block > 1.1 * inputs:
+        block //= 2
+    rows = max(1, min(_power_of_two(4096 * per_byte // (together * block)), 8, _power_of_two(outputs)))
+    return Rows(rows, block, max(1, min(8, together * rows * block // per_byte // 1024)))
 
 
 def row_tiles(pairs: int, experts: int, tokens: int) -> int:
@@ -70,7 +103,7 @@ def row_tiles(pairs: int, experts: int, tokens: int) -> int:
     return begun + (pairs - begun) // tokens
 
 
-def _tiles(tokens: int, experts: int, used: int, itemsize: int, shared: int) -> Tiles:
+def choose_tiles(tokens: int, *, experts: int, used: int, itemsize: int, shared: int) -> Tiles:
     """Return the cut of tiles.py. A tile holds an expert's pairs, if counts are about even, so that most weights are
     read once."""
     each = tokens * used / min(experts, tokens * used)

@@ -12,6 +12,7 @@ RING = 217_000  # bytes of shared memory for stages; barriers and turned tiles n
 # Pairs per expert up to which weights are streamed. At 32 of them tiles were 3 % faster, at 16 they were slower
 # (Qwen3-30B-A3B on an H200, docs/log.md).
 STREAMED = 24
+WIDE_BLOCK = 128  # inputs of a block whose weights are widened in registers
 PANEL = 64  # inputs in one swizzled row of shared memory
 
 
@@ -66,6 +67,18 @@ def stream(rows: int, tokens: int, narrow: int, block: int, inputs: int, *, gate
         block //= 2
     stage = (rows * (2 if gated else 1) + tokens) * block * 2
     return Stream(rows, tokens, narrow, block, min(RING // resident // stage, 16), resident)
+
+
+def choose_widening(pairs: int, experts: int, inputs: int, *, gated: bool) -> Stream:
+    """Return the cut for so many pairs with matrices in FP8 or codes."""
+    tokens = min(64, max(16, _power_of_two(2 * pairs / experts)))
+    return widening(64, tokens, max(8, tokens // 4), gated=gated)
+
+
+def widening(rows: int, tokens: int, narrow: int, *, gated: bool, resident: int = 2) -> Stream:
+    """Return a cut with as many stages as fit. A stage is counted as if numbers took a byte and a bit."""
+    stage = rows * (2 if gated else 1) * (WIDE_BLOCK + 8) + tokens * WIDE_BLOCK * 2
+    return Stream(rows, tokens, narrow, WIDE_BLOCK, min(RING // resident // stage, 16), resident)
 
 
 def _power_of_two(n: float) -> int:

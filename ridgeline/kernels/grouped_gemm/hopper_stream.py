@@ -28,13 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.gemm.hopper import PANEL, _awaited, _store, barrier
 from ridgeline.kernels.gluon_names import load_rows, load_tile, viewed
 from ridgeline.kernels.grouped_gemm.hopper_walk import begin_share, counts_of, next_piece, share, slots
-
-
-@gluon.jit
-def _top(tile, WIDTH: gl.constexpr):
-    """Return the first WIDTH rows of a panel of pairs."""
-    layout: gl.constexpr = tile.layout
-    return viewed(tile, [tile.shape[0] // WIDTH, WIDTH, PANEL], layout).index(0)
+from ridgeline.kernels.grouped_gemm.hopper_widen import first_rows, rescaled, scaler, widened_products
 
 
 @gluon.jit
@@ -61,7 +55,7 @@ def gather_rows(
             mask = real & (column >= 0)
             if INPUTS % BLOCK != 0:
                 mask = mask & (column + ((block + i) * BLOCK + panel * PANEL) < INPUTS)
-            tile = _top(x.index(here * PANELS + panel), WIDTH)
+            tile = first_rows(x.index(here * PANELS + panel), WIDTH)
             load_rows(tile, pointers + panel * PANEL, mask=mask)
         async_copy.mbarrier_arrive(full.index(here), increment_count=False)
         pointers += BLOCK
@@ -101,11 +95,12 @@ def _gatherer(
 def _streamer(
     w_desc, counts, w, full, empty, at, end, expert, place, first, count,
     INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, TILES: gl.constexpr,
-    TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
-    """Fill the ring with weights, for all items of this program."""
+    """Fill the ring with weights, for all items of this program. BYTES: of a row in a block."""
     BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
-    PANELS: gl.constexpr = BLOCK // PANEL
+    WIDE: gl.constexpr = w.shape[2]  # numbers of a row in a panel
+    PANELS: gl.constexpr = BYTES * 8 // (WIDE * w.dtype.primitive_bitwidth)
     step = at * 0
     while at < end:
         row = expert * (PARTS * OUTPUTS) + place // ((count + (TOKENS - 1)) // TOKENS) * ROWS
@@ -114,11 +109,11 @@ def _streamer(
         for i in range(steps):
             here = (step + i) % STAGES
             mbarrier.wait(empty.index(here), (((step + i) // STAGES) & 1) ^ 1)
-            mbarrier.expect(full.index(here), PARTS * ROWS * BLOCK * 2)
+            mbarrier.expect(full.index(here), PARTS * ROWS * BYTES)
             for part in gl.static_range(PARTS):
                 for panel in gl.static_range(PANELS):
                     tile = w.index((here * PARTS + part) * PANELS + panel)
-                    corner = [row + part * OUTPUTS, (block + i) * BLOCK + panel * PANEL]
+                    corner = [row + part * OUTPUTS, ((block + i) * PANELS + panel) * WIDE]
                     load_tile(w_desc, corner, full.index(here), tile)
         step += steps
         at += steps
@@ -145,7 +140,7 @@ def _products(
             sum_CW = sums[part]  # type: ignore[var-annotated]
             for panel in gl.static_range(PANELS):
                 a = w.index((here * PARTS + part) * PANELS + panel)
-                b = _top(x.index(here * PANELS + panel), WIDTH).permute((1, 0))
+                b = first_rows(x.index(here * PANELS + panel), WIDTH).permute((1, 0))
                 sum_CW = warpgroup_mma(a, b, sum_CW, is_async=True)
             grown = grown + (sum_CW,)  # type: ignore[assignment]  # noqa: RUF005
         sums = _awaited(grown, PARTS * PANELS, PARTS)
@@ -205,26 +200,41 @@ def _completed(
 
 @gluon.jit
 def _finish(
-    w, x, full, empty, bias_ptr, y_ptr, sums_ptr, flag_ptr, step, steps, block, total, row, pair, last,
+    w, s, x, full, empty, scale_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, step, steps, block, total,
+    expert, row, pair, last,
     WIDTH: gl.constexpr, BLOCKS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr,
-    TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
+    TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr, SPAN: gl.constexpr,
+    SCALES: gl.constexpr, FACTOR: gl.constexpr, LIFT: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """Multiply a piece of an item, and finish the item or leave the piece. last: the end of the expert's pairs."""
     WARPS: gl.constexpr = ROWS // 16
-    sums = _products(w, x, full, empty, step, steps, ROWS, PARTS, WIDTH, BLOCK, STAGES)
+    if KIND == "":
+        sums = _products(w, x, full, empty, step, steps, ROWS, PARTS, WIDTH, BLOCK, STAGES)
+    else:
+        LINES: gl.constexpr = (PARTS * OUTPUTS + SPAN - 1) // SPAN
+        block_ptr = scale_ptr + (expert * LINES + row // SPAN) * BLOCKS + block
+        sums = widened_products(
+            w, s, x, full, empty, block_ptr, step, steps, ROWS, PARTS, WIDTH, STAGES, KIND, SPAN, SCALES, LIFT,
+            OUTPUTS // SPAN * BLOCKS,
+        )  # fmt: skip
     if block > 0:
         _leave(sums, sums_ptr, flag_ptr, last - pair, ROWS, PARTS, TOKENS)
     else:
         sums = _completed(sums, sums_ptr, flag_ptr, last - pair, steps, total, BLOCKS, ROWS, PARTS, TOKENS)
+        if KIND != "":
+            sums = rescaled(sums, scale_ptr, factor_ptr, expert, row, OUTPUTS, PARTS, KIND, SPAN, FACTOR, LIFT)
+        own_bias_ptr = bias_ptr + expert * (PARTS * OUTPUTS)
         tall: gl.constexpr = gl.BlockedLayout([8, 1], [ROWS // 8, 256 // ROWS], [1, WARPS], [0, 1])
-        _store(sums, bias_ptr, y_ptr, row, pair, last, OUTPUTS, BIAS, GATE, 1, tall)
+        _store(sums, own_bias_ptr, y_ptr, row, pair, last, OUTPUTS, BIAS, GATE, 1, tall)
 
 
 @gluon.jit
 def _consumer(
-    w, x, full, empty, counts, bias_ptr, y_ptr, sums_ptr, flag_ptr, at, end, total, expert, place, first, count,
+    w, s, x, full, empty, counts, scale_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, at, end, total, expert,
+    place, first, count,
     INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, TILES: gl.constexpr,
-    TOKENS: gl.constexpr, NARROW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr,
+    TOKENS: gl.constexpr, NARROW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr,
+    SPAN: gl.constexpr, SCALES: gl.constexpr, FACTOR: gl.constexpr, LIFT: gl.constexpr, BIAS: gl.constexpr,
     GATE: gl.constexpr,
 ):  # fmt: skip
     """Multiply and finish all pieces of this program."""
@@ -236,18 +246,19 @@ def _consumer(
         row = place // units * ROWS
         block = at % BLOCKS
         steps = gl.minimum(BLOCKS - block, end - at)
-        own_bias_ptr = bias_ptr + expert * (PARTS * OUTPUTS)
         if first + count - pair <= NARROW:
             _finish(
-                w, x, full, empty, own_bias_ptr, y_ptr, sums_ptr, flag_ptr, step, steps, block, total,
-                row, pair, first + count,
-                NARROW, BLOCKS, OUTPUTS, ROWS, PARTS, TOKENS, BLOCK, STAGES, BIAS, GATE,
+                w, s, x, full, empty, scale_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, step, steps, block,
+                total, expert, row, pair, first + count,
+                NARROW, BLOCKS, OUTPUTS, ROWS, PARTS, TOKENS, BLOCK, STAGES, KIND, SPAN, SCALES,
+                FACTOR, LIFT, BIAS, GATE,
             )  # fmt: skip
         else:
             _finish(
-                w, x, full, empty, own_bias_ptr, y_ptr, sums_ptr, flag_ptr, step, steps, block, total,
-                row, pair, first + count,
-                TOKENS, BLOCKS, OUTPUTS, ROWS, PARTS, TOKENS, BLOCK, STAGES, BIAS, GATE,
+                w, s, x, full, empty, scale_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, step, steps, block,
+                total, expert, row, pair, first + count,
+                TOKENS, BLOCKS, OUTPUTS, ROWS, PARTS, TOKENS, BLOCK, STAGES, KIND, SPAN, SCALES,
+                FACTOR, LIFT, BIAS, GATE,
             )  # fmt: skip
         step += steps
         at += steps
@@ -265,10 +276,11 @@ def barriers(number: gl.constexpr, count: gl.constexpr):
 
 @gluon.jit
 def grouped_stream_kernel(
-    x_ptr, w_desc, bias_ptr, token_ptr, start_ptr, y_ptr, sums_ptr, flag_ptr,
+    x_ptr, w_desc, scale_ptr, factor_ptr, bias_ptr, token_ptr, start_ptr, y_ptr, sums_ptr, flag_ptr,
     E: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr,
-    NARROW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr,
-    GATE: gl.constexpr, PDL: gl.constexpr,
+    NARROW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr,
+    SPAN: gl.constexpr, SCALES: gl.constexpr, FACTOR: gl.constexpr, LIFT: gl.constexpr,
+    GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute y [P, O] of the pairs that some expert computes.
 
@@ -278,18 +290,30 @@ def grouped_stream_kernel(
     GATE: "" or the activation. With one an expert's rows are O gates, then O ups.
     sums: float32 [programs, PARTS, TOKENS, ROWS].
     flag: 0 for each program.
+    KIND, GROUP, SPAN, SCALES, FACTOR, LIFT: see forms.py. KIND is "" for plain weights.
+    scale: of codes [E, groups, outputs], otherwise as `Fp8` has them.
     """
     PANELS: gl.constexpr = BLOCK // PANEL
     PARTS: gl.constexpr = 1 if GATE == "" else 2
     TILES: gl.constexpr = (OUTPUTS + ROWS - 1) // ROWS
     BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
-    dtype: gl.constexpr = w_desc.dtype
-    layout: gl.constexpr = w_desc.layout
-    w = gl.allocate_shared_memory(dtype, [STAGES * PARTS * PANELS, ROWS, PANEL], layout)
-    x = gl.allocate_shared_memory(dtype, [STAGES * PANELS, TOKENS, PANEL], layout)
+    BYTES: gl.constexpr = BLOCK // 2 if KIND == "e2m1" or KIND == "levels" else BLOCK * (1 if KIND == "fp8" else 2)
+    SCALED: gl.constexpr = KIND == "e2m1" or KIND == "levels"
+    x_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    x = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES * PANELS, TOKENS, PANEL], x_layout)
+    w_shape: gl.constexpr = w_desc.block_shape
+    WEIGHT_PANELS: gl.constexpr = PANELS if KIND == "" else 1
+    w = gl.allocate_shared_memory(
+        w_desc.dtype, [STAGES * PARTS * WEIGHT_PANELS, w_shape[0], w_shape[1]], w_desc.layout
+    )  # fmt: skip
+    s = w
+    if SCALED:
+        plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        GROUPS: gl.constexpr = BLOCK // GROUP if GROUP < BLOCK else 1
+        s = gl.allocate_shared_memory(scale_ptr.dtype.element_ty, [STAGES * PARTS, GROUPS, ROWS], plain)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     counts = gl.allocate_shared_memory(gl.int32, [slots(E), 1], flat)
-    full, empty = barriers(STAGES, 1 + 4 * 32), barriers(STAGES, 1)
+    full, empty = barriers(STAGES, 1 + 4 * 32 + (32 if SCALED else 0)), barriers(STAGES, 1)
     fence_async_shared()
     if PDL:
         if GATHER:
@@ -300,21 +324,47 @@ def grouped_stream_kernel(
     at, end, total, expert, place, first, count = begin_share(
         i_S, start_S, count_S, gl.program_id(0), gl.num_programs(0), E, TOKENS, TILES, BLOCKS
     )
-    gl.warp_specialize(
-        [
-            (_consumer, (
-                w, x, full, empty, counts, bias_ptr, y_ptr, sums_ptr, flag_ptr, at, end, total, expert, place,
-                first, count, INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, NARROW, BLOCK, STAGES, BIAS, GATE,
-            )),
-            (_gatherer, (
-                x_ptr, token_ptr, counts, x, full, empty, at, end, expert, place, first, count,
-                INPUTS, TILES, TOKENS, NARROW, BLOCK, STAGES, GATHER, PDL,
-            )),
-            (_streamer, (
-                w_desc, counts, w, full, empty, at, end, expert, place, first, count,
-                INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, BLOCK, STAGES,
-            )),
-        ],
-        [4, 1],
-        [72, 40],
-    )  # fmt: skip
+    if SCALED:
+        gl.warp_specialize(
+            [
+                (_consumer, (
+                    w, s, x, full, empty, counts, scale_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, at, end,
+                    total, expert, place, first, count, INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, NARROW, BLOCK,
+                    STAGES, KIND, SPAN, SCALES, FACTOR, LIFT, BIAS, GATE,
+                )),
+                (_gatherer, (
+                    x_ptr, token_ptr, counts, x, full, empty, at, end, expert, place, first, count,
+                    INPUTS, TILES, TOKENS, NARROW, BLOCK, STAGES, GATHER, PDL,
+                )),
+                (_streamer, (
+                    w_desc, counts, w, full, empty, at, end, expert, place, first, count,
+                    INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, BLOCK, STAGES, BYTES,
+                )),
+                (scaler, (
+                    scale_ptr, counts, s, full, empty, at, end, expert, place, first, count,
+                    INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, STAGES, GROUP,
+                )),
+            ],
+            [4, 1, 1],
+            [72, 40, 40],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_consumer, (
+                    w, s, x, full, empty, counts, scale_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, at, end,
+                    total, expert, place, first, count, INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, NARROW, BLOCK,
+                    STAGES, KIND, SPAN, SCALES, FACTOR, LIFT, BIAS, GATE,
+                )),
+                (_gatherer, (
+                    x_ptr, token_ptr, counts, x, full, empty, at, end, expert, place, first, count,
+                    INPUTS, TILES, TOKENS, NARROW, BLOCK, STAGES, GATHER, PDL,
+                )),
+                (_streamer, (
+                    w_desc, counts, w, full, empty, at, end, expert, place, first, count,
+                    INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, BLOCK, STAGES, BYTES,
+                )),
+            ],
+            [4, 1],
+            [72, 40],
+        )  # fmt: skip

@@ -42,8 +42,9 @@ def _scheduler(
     _, _, count_S = counts_of(start_ptr, E)
     items = gl.sum((count_S + (PAIRS - 1)) // PAIRS, 0) * TILES
     item = gl.program_id(0)
-    before, expert, first = item * 0, item * 0, item * 0
-    count = gl.load(start_ptr + 1)
+    before, expert = item * 0, item * 0
+    first = gl.load(start_ptr)  # not 0 where these experts are some of a layer's
+    count = gl.load(start_ptr + 1) - first
     turn = item * 0
     more = True
     while more:

@@ -4,6 +4,8 @@ A mixture's feed-forward is two ops. The first gathers each expert's tokens, mul
 applies the gated activation. The second multiplies with down and adds up each token's experts in the order of its
 choice, so that the sum does not depend on the tokens beside it.
 
+Matrices are plain stacks, or in FP8 or codes (matrices.py).
+
 Legend:
     T  tokens
     M  model width
@@ -22,40 +24,49 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ridgeline.core.weight_format import CodedFormat, Fp8Format, WeightFormat
 from ridgeline.kernels.activation.op import gated_activation
+from ridgeline.kernels.coded_gemm import op as coded
+from ridgeline.kernels.fp8_gemm.op import to_fp8
+from ridgeline.kernels.grouped_gemm.matrices import Matrices, product, shape_of, stacked
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.route.op import Routes, in_order
 
 
-def grouped_gate_up(x_TM: Tensor, weight_EGM: Tensor, bias_EG: Tensor | None, routes: Routes, gate: str) -> Tensor:
+def grouped_gate_up(x_TM: Tensor, weight_EGM: Matrices, bias_EG: Tensor | None, routes: Routes, gate: str) -> Tensor:
     """Return act(gate(x)) * up(x) of every pair, by each pair's own expert: [P, F] in the dtype of `x_TM`. Rows of
-    pairs that nobody computes are undefined."""
+    pairs that nobody computes are undefined.
+
+    Activations beside FP8 weights are rounded as the weights' format says. An implementation may leave them as they
+    are, and may round dequantized weights to the dtype of `x_TM`.
+    """
     pairs = len(routes.token_P)
-    y_PF = torch.zeros(pairs, weight_EGM.shape[1] // 2, dtype=x_TM.dtype, device=x_TM.device)
+    y_PF = torch.zeros(pairs, shape_of(weight_EGM)[1] // 2, dtype=x_TM.dtype, device=x_TM.device)
     for expert, (first, end) in enumerate(_spans(routes)):
-        rows_NM = x_TM[routes.token_P[first:end].long()].float()
-        y_NG = rows_NM @ weight_EGM[expert].float().T
-        if bias_EG is not None:
-            y_NG = y_NG + bias_EG[expert].float()
-        y_PF[first:end] = gated_activation(y_NG, gate).to(x_TM.dtype)
+        if first < end:
+            bias_G = None if bias_EG is None else bias_EG[expert]
+            y_NG = product(x_TM[routes.token_P[first:end].long()], weight_EGM, expert, bias_G)
+            y_PF[first:end] = gated_activation(y_NG, gate).to(x_TM.dtype)
     return y_PF
 
 
 def grouped_down(
-    h_PF: Tensor, weight_EMF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None
+    h_PF: Tensor, weight_EMF: Matrices, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None
 ) -> Tensor:
     """Return, for every token, the sum over its experts of weight · (down(h) + bias), plus `add_TM` if there is one:
-    [T, M] in the dtype of `h_PF`. Sums are in float32. Tokens that go nowhere get `add_TM` alone, or 0.
+    [T, M] in the dtype of `h_PF`. Sums are in float32. Tokens that go nowhere get `add_TM` alone, or 0. Roundings are
+    those of `grouped_gate_up`.
 
     add_TM: another part of the feed-forward's output (a shared expert's).
     """
     tokens, used = routes.expert_TK.shape
-    y_PM = torch.zeros(tokens * used, weight_EMF.shape[1], device=h_PF.device)
+    experts, width, _ = shape_of(weight_EMF)
+    y_PM = torch.zeros(tokens * used, width, device=h_PF.device)
     for expert, (first, end) in enumerate(_spans(routes)):
-        y_PM[first:end] = h_PF[first:end].float() @ weight_EMF[expert].float().T
-        if bias_EM is not None:
-            y_PM[first:end] += bias_EM[expert].float()
-    computed_TK = routes.expert_TK < len(weight_EMF)
+        if first < end:
+            bias_M = None if bias_EM is None else bias_EM[expert]
+            y_PM[first:end] = product(h_PF[first:end], weight_EMF, expert, bias_M)
+    computed_TK = routes.expert_TK < experts
     weight_TK = torch.where(computed_TK, routes.weight_TK, 0)
     y_TKM = torch.where(computed_TK[:, :, None], y_PM[routes.place_TK.long()], 0)
     y_TM = (weight_TK[:, :, None] * y_TKM).sum(1)
@@ -73,6 +84,8 @@ class Case:
 
     skew: 0 spreads tokens over experts alike; larger numbers send more of them to the first experts.
     dead: so many of the last tokens go nowhere.
+    format: the form of the matrices; None: as they are.
+    scales: the dtype of the scales of codes.
     """
 
     tokens: int
@@ -85,6 +98,8 @@ class Case:
     add: bool = False
     skew: float = 0.0
     dead: int = 0
+    format: WeightFormat | None = None
+    scales: torch.dtype = torch.float16
 
     def routes(self, device: torch.device, seed: int = 0) -> Routes:
         """Return random routes; each token's experts differ."""
@@ -110,9 +125,16 @@ class Case:
 
     def _operands(
         self, rows: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, seed: int
-    ) -> tuple[Tensor, Tensor]:
-        weight = self._normal(seed + 3, device, self.experts, outputs, inputs).mul_(inputs**-0.5).to(dtype)
-        return self._normal(seed + 4, device, rows, inputs).to(dtype), weight
+    ) -> tuple[Tensor, Matrices]:
+        x = self._normal(seed + 4, device, rows, inputs).to(dtype)
+        if isinstance(self.format, CodedFormat):
+            case = coded.Case(rows, inputs, outputs, self.format, scales=self.scales)
+            generator = torch.Generator(device).manual_seed(seed + 3)
+            return x, stacked([coded.random_codes(case, device, generator) for _ in range(self.experts)])
+        weight = self._normal(seed + 3, device, self.experts, outputs, inputs).mul_(inputs**-0.5)
+        if isinstance(self.format, Fp8Format):
+            return x, to_fp8(weight, self.format)
+        return x, weight.to(dtype)
 
     @staticmethod
     def _normal(seed: int, device: torch.device, *shape: int) -> Tensor:

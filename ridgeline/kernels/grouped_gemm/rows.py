@@ -27,8 +27,8 @@ from ridgeline.kernels.grouped_gemm.choose import Rows, choose_down, choose_gate
 
 @triton.jit
 def load_weights(pointers, mask):
-    """Load stored weights of experts. They are read once a step and should not push out of the cache what is read
-    again. (Narrower types would be widened and scaled here.)"""
+    """Load plain weights of experts. They are read once a step and should not push out of the cache what is read
+    again."""
     return tl.load(pointers, mask=mask, other=0.0, eviction_policy="evict_first")
 
 

@@ -24,16 +24,56 @@ import triton.language as tl
 from ridgeline.kernels.activation.triton import gated
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.grouped_gemm.choose import Tiles
+from ridgeline.kernels.grouped_gemm.forms import PLAIN, Form, e2m1, e4m3, level, load_scales, scale_at
 
 
 @triton.jit
 def load_weights(pointers, mask, DOT: tl.constexpr):
-    """Load a block of stored weights as an operand. mask: None where all of them exist. (Narrower types would be
-    widened and scaled here.)"""
+    """Load a block of plain weights as an operand. mask: None where all of them exist."""
     if mask is None:
         return tl.load(pointers).to(DOT)
     else:
         return tl.load(pointers, mask=mask, other=0.0).to(DOT)
+
+
+@triton.jit
+def dequantized(
+    weight_ptr, scale_ptr, zero_ptr, expert, row_R, start,
+    O: tl.constexpr, I: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr,  # noqa: E741
+    GROUP: tl.constexpr, SPAN: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, LIFT: tl.constexpr,
+    TURNED: tl.constexpr,
+):  # fmt: skip
+    """Load a block of rows of one expert in FP8 or codes (forms.py) as an operand [R, B]. O: all of its rows."""
+    PER: tl.constexpr = 1 if KIND == "fp8" else 2
+    EACH: tl.constexpr = GROUP if GROUP < BLOCK and GROUP < I else BLOCK
+    GROUPS: tl.constexpr = (I + GROUP - 1) // GROUP
+    group_G = tl.arange(0, BLOCK // EACH)
+    byte_GQ = start // PER + group_G[:, None] * (EACH // PER) + tl.arange(0, EACH // PER)[None, :]
+    scale_G = start // GROUP + group_G
+    byte_at = (expert * O + row_R)[:, None, None] * (I // PER) + byte_GQ[None]
+    scale_RG_at = scale_at(expert, (row_R // SPAN)[:, None], scale_G[None], (O + SPAN - 1) // SPAN, GROUPS, TURNED)
+    if I % BLOCK == 0:
+        byte_RGQ = tl.load(weight_ptr + byte_at)
+        scale_RG = load_scales(scale_ptr + scale_RG_at, None, SCALES)
+    else:
+        byte_RGQ = tl.load(weight_ptr + byte_at, mask=(byte_GQ < I // PER)[None], other=0)
+        scale_RG = load_scales(scale_ptr + scale_RG_at, (scale_G < GROUPS)[None], SCALES)
+    scale_RG1 = (scale_RG * LIFT)[:, :, None]
+    if KIND == "fp8":
+        w = e4m3(byte_RGQ) * LIFT * scale_RG1
+    else:
+        if KIND == "e2m1":
+            low, high = e2m1(byte_RGQ, 0) * LIFT, e2m1(byte_RGQ, 4) * LIFT
+        else:
+            middle = scale_RG1 * 0 + 136.0
+            if ZEROS:
+                zero_RG = tl.load(
+                    zero_ptr + scale_RG_at, mask=(scale_G < GROUPS)[None] & (row_R >= 0)[:, None], other=0
+                )
+                middle = 128.0 + zero_RG.to(tl.float32)[:, :, None]
+            low, high = level(byte_RGQ, 0) - middle, level(byte_RGQ, 4) - middle
+        w = tl.join((low * scale_RG1).to(DOT), (high * scale_RG1).to(DOT))
+    return w.to(DOT).reshape(row_R.shape[0], BLOCK)
 
 
 @triton.jit
@@ -54,9 +94,11 @@ def _find(start_ptr, tile, E: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.co
 
 @triton.jit
 def grouped_tiles_kernel(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, token_ptr, start_ptr, x_stride,
+    x_ptr, weight_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, token_ptr, start_ptr, x_stride,
     I: tl.constexpr, O: tl.constexpr, E: tl.constexpr, EXPERTS: tl.constexpr,  # noqa: E741
     ROWS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr,
+    FACTOR: tl.constexpr, LIFT: tl.constexpr, TURNED: tl.constexpr,
     GATHER: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute y [P, O]. Grid (tiles of O, tiles of pairs).
@@ -64,6 +106,7 @@ def grouped_tiles_kernel(
     I, O: inputs and outputs of an expert (of each half if gated).
     GATHER: x has a row for each token. Otherwise it has one for each pair.
     GATE: "" or the activation. With one an expert's rows are O gates, then O ups.
+    KIND, GROUP, SPAN, SCALES, ZEROS, FACTOR, LIFT, TURNED: see `Form`. KIND is "" for plain weights.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -84,14 +127,23 @@ def grouped_tiles_kernel(
         x_BT = x_ptr + x_row_T.to(tl.int64)[None, :] * x_stride + input_B[:, None]
         acc_RT = tl.zeros((ROWS, TOKENS), tl.float32)
         for start in tl.range(0, I, BLOCK, num_stages=STAGES):
-            if I % BLOCK == 0:
+            inside_B = start + input_B < I
+            if KIND != "":
+                a_RB = dequantized(
+                    weight_ptr, scale_ptr, zero_ptr, expert.to(tl.int64), row_R, start, HEIGHT, I, BLOCK, DOT, KIND,
+                    GROUP, SPAN, SCALES, ZEROS, LIFT, TURNED,
+                )  # fmt: skip
+            elif I % BLOCK == 0:
                 a_RB = load_weights(w_RB + start, None, DOT)
+            else:
+                a_RB = load_weights(w_RB + start, inside_B[None, :], DOT)
+            if I % BLOCK == 0:
                 b_BT = tl.load(x_BT + start, mask=exists_T[None, :], other=0.0).to(DOT)
             else:
-                inside_B = start + input_B < I
-                a_RB = load_weights(w_RB + start, inside_B[None, :], DOT)
                 b_BT = tl.load(x_BT + start, mask=inside_B[:, None] & exists_T[None, :], other=0.0).to(DOT)
             acc_RT = tl.dot(a_RB, b_BT, acc_RT, input_precision="ieee")
+        if FACTOR:
+            acc_RT *= tl.load(factor_ptr + expert)
         column_C = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
         kept_C = column_C < O
         bias_C = bias_ptr + expert.to(tl.int64) * HEIGHT + column_C
@@ -112,25 +164,27 @@ def grouped_tiles_kernel(
         )
 
 
-def _aot(plan: Tiles, inputs: int, outputs: int, gate: str, *archs: str) -> AotKernel:
-    signature = {f"{name}_ptr": "*bf16" for name in ("x", "weight", "bias", "y")}
+def _aot(plan: Tiles, experts: int, inputs: int, outputs: int, gate: str, *archs: str, form: Form | None = None) -> Any:
+    stored = "*bf16" if form is None else "*u8"
+    signature = dict.fromkeys(("x_ptr", "bias_ptr", "y_ptr"), "*bf16")
+    signature |= {"weight_ptr": stored, "scale_ptr": stored, "zero_ptr": stored, "factor_ptr": "*fp32"}
+    if form is not None and form.scales == "float":
+        signature["scale_ptr"] = "*fp32"
     signature |= {"token_ptr": "*i32", "start_ptr": "*i32", "x_stride": "i32:16"}
-    constants: dict[str, Any] = {
-        "I": inputs,
-        "O": outputs,
-        "E": 128,
-        "EXPERTS": 128,
-        "ROWS": plan.rows,
-        "TOKENS": plan.tokens,
-    }
-    constants |= {"BLOCK": plan.block, "STAGES": plan.stages, "DOT": tl.bfloat16}
-    constants |= {"GATHER": gate != "", "BIAS": False, "GATE": gate}
+    constants: dict[str, Any] = {"I": inputs, "O": outputs, "E": experts, "EXPERTS": experts}
+    constants |= {"ROWS": plan.rows, "TOKENS": plan.tokens, "BLOCK": plan.block, "STAGES": plan.stages}
+    constants |= {"DOT": tl.bfloat16, "GATHER": gate != "", "BIAS": False, "GATE": gate}
+    constants |= PLAIN if form is None else form.constants()
     return AotKernel(
         grouped_tiles_kernel, signature, constants, num_warps=plan.warps, hot=True, tensor_cores="HGMMA", archs=archs
     )
 
 
 AOT = (
-    _aot(Tiles(64, 16, 128, 4, 4), 2048, 768, "silu", *ONE_OF_EACH),
-    _aot(Tiles(128, 128, 64, 8, 4), 768, 2048, "", "sm_90"),
+    _aot(Tiles(64, 16, 128, 4, 4), 128, 2048, 768, "silu", *ONE_OF_EACH),
+    _aot(Tiles(128, 128, 64, 8, 4), 128, 768, 2048, "", "sm_90"),
+    _aot(
+        Tiles(64, 16, 128, 4, 4), 32, 2880, 2880, "swiglu_clamped", *ONE_OF_EACH, form=Form("e2m1", 32, scales="e8m0")
+    ),
+    _aot(Tiles(64, 16, 128, 4, 4), 128, 2048, 768, "silu", *ONE_OF_EACH, form=Form("fp8", 128, 128)),
 )

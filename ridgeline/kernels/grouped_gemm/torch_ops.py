@@ -11,6 +11,7 @@ Legend: see op.py
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -18,22 +19,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.activation.torch_ops import gated_activation
+from ridgeline.kernels.fp8_gemm.op import Fp8, rounded
+from ridgeline.kernels.grouped_gemm.matrices import Matrices, Quantized, dequantized, shape_of
 from ridgeline.kernels.route.op import Routes
 
 Span = tuple[int, int, int]  # (expert, its first pair, the one behind its last)
 Linear = Callable[[int, Tensor, Tensor | None], Tensor]  # (expert, rows, bias) → the expert's linear map of the rows
 
 
-def grouped_gate_up(x_TM: Tensor, weight_EGM: Tensor, bias_EG: Tensor | None, routes: Routes, gate: str) -> Tensor:
-    """Compute what the reference does, with products in the dtype of the weights."""
+def grouped_gate_up(x_TM: Tensor, weight_EGM: Matrices, bias_EG: Tensor | None, routes: Routes, gate: str) -> Tensor:
+    """Compute what the reference does, with products in the dtype of the weights, or of x if these are quantized."""
     return gate_up(_linear(weight_EGM), x_TM, bias_EG, routes, gate)
 
 
 def grouped_down(
-    h_PF: Tensor, weight_EMF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None
+    h_PF: Tensor, weight_EMF: Matrices, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None
 ) -> Tensor:
-    """Compute what the reference does, with products in the dtype of the weights."""
-    return down(_linear(weight_EMF), weight_EMF.shape[1], h_PF, bias_EM, routes, add_TM)
+    """Compute what the reference does, with products in the dtype of the weights, or of h if these are quantized."""
+    return down(_linear(weight_EMF), shape_of(weight_EMF)[1], h_PF, bias_EM, routes, add_TM)
 
 
 def gate_up(linear: Linear, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str) -> Tensor:
@@ -61,9 +64,18 @@ def down(
     return (y_TM if add_TM is None else y_TM + add_TM).to(h_PF.dtype)
 
 
-def _linear(weight_EOI: Tensor) -> Linear:
+def _linear(weight_EOI: Matrices) -> Linear:
+    if not isinstance(weight_EOI, Tensor):
+        return partial(_dequantizing, weight_EOI)
     weights = weight_EOI.unbind()  # the gradient of all views is made in one piece
     return lambda expert, rows_NI, bias_O: F.linear(rows_NI, weights[expert], bias_O)
+
+
+def _dequantizing(weight: Quantized, expert: int, rows_NI: Tensor, bias_O: Tensor | None) -> Tensor:
+    if isinstance(weight, Fp8):
+        x_scale = None if weight.x_scale is None else weight.x_scale[expert]
+        rows_NI = rounded(rows_NI, weight.format, x_scale).to(rows_NI.dtype)
+    return F.linear(rows_NI, dequantized(weight, expert).to(rows_NI.dtype), bias_O)
 
 
 def _each(linear: Linear, x_CI: Tensor, bias_EO: Tensor | None, spans: Sequence[Span]) -> Tensor:

@@ -21,9 +21,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.kernels.grouped_gemm import torch_ops
-from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, choose_down, choose_gate_up, row_tiles
+from ridgeline.kernels.grouped_gemm import quantized, torch_ops
+from ridgeline.kernels.grouped_gemm.choose import (
+    Rows,
+    Tiles,
+    Widened,
+    choose_down,
+    choose_gate_up,
+    choose_quantized,
+    choose_tiles,
+    row_tiles,
+)
 from ridgeline.kernels.grouped_gemm.combine import combine
+from ridgeline.kernels.grouped_gemm.forms import PLAIN, form_of, tensors
+from ridgeline.kernels.grouped_gemm.matrices import Matrices, Quantized, shape_of
 from ridgeline.kernels.grouped_gemm.rows import down_rows_kernel, gate_up_rows_kernel
 from ridgeline.kernels.grouped_gemm.tiles import grouped_tiles_kernel
 from ridgeline.kernels.launch import INTERPRETED, compute_capability, launch_options, shared_memory
@@ -34,71 +45,132 @@ _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16:
 
 def grouped_gate_up(
     x_TM: Tensor,
-    weight_EGM: Tensor,
+    weight_EGM: Matrices,
     bias_EG: Tensor | None,
     routes: Routes,
     gate: str,
-    plan: Rows | Tiles | None = None,
+    plan: Rows | Tiles | Widened | None = None,
 ) -> Tensor:
     """Compute `op.grouped_gate_up`. plan: another cut than the one that would be chosen, for tests and tuning."""
     if _needs_gradient(x_TM, weight_EGM, bias_EG):
         return torch_ops.grouped_gate_up(x_TM, weight_EGM, bias_EG, routes, gate)
-    (tokens, used), (experts, height, width) = routes.expert_TK.shape, weight_EGM.shape
+    (tokens, used), (experts, height, width) = routes.expert_TK.shape, shape_of(weight_EGM)
     x_TM = x_TM if x_TM.stride(1) == 1 else x_TM.contiguous()
-    own = plan or choose_gate_up(
-        tokens, width, height // 2, experts=experts, used=used, itemsize=x_TM.itemsize,
-        shared=shared_memory(x_TM.device),
-    )  # fmt: skip
-    if isinstance(own, Rows):
-        return _gate_up_rows(own, x_TM, weight_EGM.contiguous(), bias_EG, routes, gate)
-    hopper = _hopper(x_TM.device) if plan is None else None
-    if hopper is not None and hopper.supports(x_TM, weight_EGM):
-        return hopper.grouped_gate_up(x_TM, weight_EGM, bias_EG, routes, gate)
-    return launch_tiles(own, x_TM, weight_EGM.contiguous(), bias_EG, routes, gate)
+    if isinstance(weight_EGM, Tensor):
+        own = plan or choose_gate_up(
+            tokens, width, height // 2, experts=experts, used=used, itemsize=x_TM.itemsize,
+            shared=shared_memory(x_TM.device),
+        )  # fmt: skip
+        if isinstance(own, Rows):
+            return _gate_up_rows(own, x_TM, weight_EGM.contiguous(), bias_EG, routes, gate)
+        assert isinstance(own, Tiles)
+        return _plain_products(own, x_TM, weight_EGM, bias_EG, routes, gate, on_hopper=plan is None)
+    how = plan or _quantized_plan(x_TM, weight_EGM, routes, 2)
+    if isinstance(how, Rows):
+        return quantized.gate_up_rows(how, x_TM, weight_EGM, bias_EG, routes, gate)
+    return _quantized_products(how, x_TM, weight_EGM, bias_EG, routes, gate, on_hopper=plan is None)
 
 
 def grouped_down(
     h_PF: Tensor,
-    weight_EMF: Tensor,
+    weight_EMF: Matrices,
     bias_EM: Tensor | None,
     routes: Routes,
     add_TM: Tensor | None,
-    plan: Rows | Tiles | None = None,
+    plan: Rows | Tiles | Widened | None = None,
 ) -> Tensor:
     """Compute `op.grouped_down`. plan: another cut than the one that would be chosen, for tests and tuning."""
     if _needs_gradient(h_PF, weight_EMF, bias_EM, add_TM, routes.weight_TK):
         return torch_ops.grouped_down(h_PF, weight_EMF, bias_EM, routes, add_TM)
-    (tokens, used), (experts, width, inner) = routes.expert_TK.shape, weight_EMF.shape
+    (tokens, used), (experts, width, inner) = routes.expert_TK.shape, shape_of(weight_EMF)
     h_PF = h_PF.contiguous()
     add_TM = add_TM if add_TM is None or add_TM.stride(1) == 1 else add_TM.contiguous()
-    own = plan or choose_down(
-        tokens, inner, width, experts=experts, used=used, itemsize=h_PF.itemsize, shared=shared_memory(h_PF.device)
-    )
-    if isinstance(own, Rows):
-        return _down_rows(own, h_PF, weight_EMF.contiguous(), bias_EM, routes, add_TM)
-    hopper = _hopper(h_PF.device) if plan is None else None
-    if hopper is not None and hopper.supports(h_PF, weight_EMF):
-        return hopper.grouped_down(h_PF, weight_EMF, bias_EM, routes, add_TM)
-    y_PM = launch_tiles(own, h_PF, weight_EMF.contiguous(), bias_EM, routes, None)
+    if isinstance(weight_EMF, Tensor):
+        own = plan or choose_down(
+            tokens, inner, width, experts=experts, used=used, itemsize=h_PF.itemsize,
+            shared=shared_memory(h_PF.device),
+        )  # fmt: skip
+        if isinstance(own, Rows):
+            return _down_rows(own, h_PF, weight_EMF.contiguous(), bias_EM, routes, add_TM)
+        assert isinstance(own, Tiles)
+        y_PM = _plain_products(own, h_PF, weight_EMF, bias_EM, routes, None, on_hopper=plan is None)
+        return combine(y_PM, routes, add_TM, experts)
+    how = plan or _quantized_plan(h_PF, weight_EMF, routes, triton.next_power_of_2(used))
+    if isinstance(how, Rows):
+        return quantized.down_rows(how, h_PF, weight_EMF, bias_EM, routes, add_TM)
+    y_PM = _quantized_products(how, h_PF, weight_EMF, bias_EM, routes, None, on_hopper=plan is None)
     return combine(y_PM, routes, add_TM, experts)
 
 
+def _plain_products(
+    plan: Tiles, x: Tensor, weight_EOI: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str | None,
+    y_PO: Tensor | None = None, *, on_hopper: bool,
+) -> Tensor:  # fmt: skip
+    """Return what `launch_tiles` returns, by the kernels of hopper.py where they can run."""
+    hopper = _hopper(x.device) if on_hopper else None
+    if hopper is not None and hopper.supports(x, weight_EOI):
+        return hopper.products(x, weight_EOI, bias_EO, routes, gate or "", y_PO=y_PO)
+    return launch_tiles(plan, x, weight_EOI.contiguous(), bias_EO, routes, gate, y_PO)
+
+
+def _quantized_plan(x: Tensor, weight: Quantized, routes: Routes, together: int) -> Rows | Tiles | Widened:
+    form, (tokens, used), (experts, outputs, inputs) = form_of(weight), routes.expert_TK.shape, shape_of(weight)
+    if form is None:  # no kernel reads it
+        return Widened()
+    return choose_quantized(
+        tokens, inputs, outputs, together=together, experts=experts, used=used, per_byte=form.per_byte,
+        itemsize=x.itemsize,
+    )  # fmt: skip
+
+
+def _quantized_products(
+    plan: Tiles | Widened, x: Tensor, weight: Quantized, bias_EO: Tensor | None, routes: Routes, gate: str | None,
+    *, on_hopper: bool,
+) -> Tensor:  # fmt: skip
+    """Return every pair's product with matrices in FP8 or codes, as `launch_tiles` does.
+
+    on_hopper: the kernels of hopper.py take the place of tiles where they can run.
+    """
+    hopper = _hopper(x.device) if on_hopper else None
+    if isinstance(plan, Tiles) and hopper is not None and hopper.supports(x, weight, gated=gate is not None):
+        return hopper.products(x, weight, bias_EO, routes, gate or "")
+    if isinstance(plan, Tiles) and form_of(weight) is not None:
+        return launch_tiles(plan, x, weight, bias_EO, routes, gate)
+    tokens, used = routes.expert_TK.shape
+    own = plan if isinstance(plan, Tiles) else choose_tiles(
+        tokens, experts=shape_of(weight)[0], used=used, itemsize=x.itemsize, shared=shared_memory(x.device)
+    )  # fmt: skip
+    y_PO = None
+    for matrices, biases, some in quantized.widened(weight, bias_EO, routes, x.dtype):
+        y_PO = _plain_products(own, x, matrices, biases, some, gate, y_PO, on_hopper=plan is not own)
+    assert y_PO is not None
+    return y_PO
+
+
 def launch_tiles(
-    plan: Tiles, x: Tensor, weight_EOI: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str | None
-) -> Tensor:
+    plan: Tiles, x: Tensor, weight: Matrices, bias_EO: Tensor | None, routes: Routes, gate: str | None,
+    y_PO: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return every pair's product [P, O] with its own expert. With a gate x has a row for each token, and the result
-    is act(first half) * second half. Without one x has a row for each pair."""
-    experts, height, inputs = weight_EOI.shape
+    is act(first half) * second half. Without one x has a row for each pair.
+
+    y_PO: where products are written, if some experts' are there already.
+    """
+    experts, height, inputs = shape_of(weight)
+    form = None if isinstance(weight, Tensor) else form_of(weight)
+    stored = (weight, x, x, x) if isinstance(weight, Tensor) else tensors(weight)
     outputs, pairs = height // 2 if gate else height, len(routes.token_P)
-    y_PO = torch.empty(pairs, outputs, dtype=x.dtype, device=x.device)
+    if y_PO is None:
+        y_PO = torch.empty(pairs, outputs, dtype=x.dtype, device=x.device)
     # Triton's interpreter cannot multiply bfloat16: it would multiply the raw bits
     operands = torch.float32 if INTERPRETED and x.dtype == torch.bfloat16 else x.dtype
     columns = plan.rows // 2 if gate else plan.rows
     grouped_tiles_kernel[(triton.cdiv(outputs, columns), row_tiles(pairs, experts, plan.tokens))](
-        x, weight_EOI, x if bias_EO is None else bias_EO, y_PO, routes.token_P, routes.start_E1, x.stride(0),
+        x, *stored, x if bias_EO is None else bias_EO, y_PO, routes.token_P, routes.start_E1, x.stride(0),
         I=inputs, O=outputs, E=experts, EXPERTS=triton.next_power_of_2(experts), ROWS=plan.rows, TOKENS=plan.tokens,
         BLOCK=plan.block, STAGES=plan.stages, DOT=_DTYPES[operands], GATHER=gate is not None,
-        BIAS=bias_EO is not None, GATE=gate or "", num_warps=plan.warps, **launch_options(x.device),
+        BIAS=bias_EO is not None, GATE=gate or "", **(PLAIN if form is None else form.constants()),
+        num_warps=plan.warps, **launch_options(x.device),
     )  # fmt: skip
     return y_PO
 
@@ -139,5 +211,5 @@ def _hopper(device: torch.device) -> Any:
     return importlib.import_module(name) if compute_capability(device) == (9, 0) and find_spec(name) else None
 
 
-def _needs_gradient(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+def _needs_gradient(*tensors: Matrices | None) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
