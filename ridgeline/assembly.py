@@ -31,6 +31,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.perf.held import held_precision
 from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import Roofline
+from ridgeline.quantization.experts import keeps_stacks
 from ridgeline.quantization.held import keeping, runs_well
 from ridgeline.quantization.scheme import Scheme, scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL
@@ -229,14 +230,17 @@ def _scheme(wanted: str | None, folder: Path) -> Scheme:
 
 
 def _kept(forms: Forms, config: LLMConfig, folder: Path, ops: Ops) -> Forms:
-    """Return the modules whose weights keep the form of the files. On a CPU these are the ones that it multiplies fast,
-    or all if the user names implementations; others become plain numbers when they are loaded, as do a GGUF file's if
-    they are to be rounded otherwise."""
+    """Return the modules whose weights keep the form of the files: on a GPU all, on a CPU those that it multiplies fast
+    (or all, if the user names implementations). Others become plain numbers when they are loaded, as do a GGUF file's
+    if they are to be rounded otherwise."""
     if config.quantization is not None and is_gguf(folder):
         return {}
-    if on_gpu(ops.platform) or config.kernels:
-        return forms
-    return {name: form for name, form in forms.items() if all(runs_well(held, ops) for held in form.helds)}
+    wanted = on_gpu(ops.platform) or bool(config.kernels)
+    return {
+        name: form
+        for name, form in forms.items()
+        if (wanted or runs_well(form, ops)) and (form.copies == 1 or keeps_stacks(ops))
+    }
 
 
 def _load(choices: Choices, progress: Progress | None) -> tuple[Decoder, MemoryReport]:

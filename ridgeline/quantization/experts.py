@@ -128,6 +128,11 @@ def prepare_experts(loaded: StackedWeights | QuantizedStack, scheme: Scheme) -> 
     return ListedWeights(prepared, loaded.weight_EOI.shape[1])
 
 
+def keeps_stacks(ops: Ops) -> bool:
+    """Return True if stacks can be multiplied in the form of their files."""
+    return ops.platform.device_type == "cpu"  # one expert after the other
+
+
 def held_experts(ops: Ops, filling: Filling) -> ExpertWeights:
     """Return a filled stack in the form of its files: a stack where the grouped ops are kernels, otherwise a weight for
     each expert."""

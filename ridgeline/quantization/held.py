@@ -40,15 +40,16 @@ def keeping(forms: Mapping[str, HeldMatrix], others: Scheme) -> SchemeOf:
     return lambda module: replace(others, held=forms[module].helds) if module in forms else others
 
 
-def runs_well(held: Held | None, ops: Ops) -> bool:
-    """Return True if the platform has an implementation of the op that multiplies with the form."""
-    if held is None:
-        return True
-    how = held.format
-    op = (
-        "w8a8_linear" if isinstance(how, Int8Format) else "fp8_linear" if isinstance(how, Fp8Format) else "coded_linear"
-    )
-    return ops.chosen[op] != REFERENCE
+def runs_well(form: HeldMatrix, ops: Ops) -> bool:
+    """Return True if the platform has an implementation of its own of the op that multiplies with a form. torch's, as
+    the reference, makes plain numbers of the whole weight at each call."""
+    return not {ops.chosen[_op(held)] for held in form.helds if held is not None} & {REFERENCE, "torch"}
+
+
+def _op(held: Held) -> str:
+    if isinstance(held.format, Int8Format):
+        return "w8a8_linear"
+    return "fp8_linear" if isinstance(held.format, Fp8Format) else "coded_linear"
 
 
 def fields(held: Held | None, outputs: int, inputs: int, dtype: torch.dtype) -> dict[str, Field]:

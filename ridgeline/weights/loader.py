@@ -5,6 +5,7 @@ Checkpoint tensors are copied and cast straight into their part of the (fused) p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -52,6 +53,8 @@ from ridgeline.weights.transfer import fill
 Progress = Callable[[str, float], None]
 
 DUMMY_STD = 0.02
+
+logger = logging.getLogger(__name__)
 
 _HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", *ROPE_FACTORS)  # they follow from the config
 
@@ -144,6 +147,7 @@ def load_weights(
         plain = empty_decoder(decoder.spec) if method else decoder
         views, pieces = checkpoint_views(plain, weights), pieces_of(plain, weights, method, stored)
         check_checkpoint(plain, views, stored, folder, pieces)
+        _tell_of_unused(stored)
         shapes = {name: view.shape for name, view in views.items()}
         places = list(_targets(decoder, weights, pieces, stored, widened(weights, shapes, pieces, stored)))
         done, total = 0, sum(target.numel() for target, _ in places)
@@ -155,6 +159,11 @@ def load_weights(
             if offset := missing_offset(decoder, parameter, sources[0]):
                 with torch.no_grad():
                     decoder.get_parameter(parameter).add_(offset)
+
+
+def _tell_of_unused(stored: Stored) -> None:
+    if scales := [name for name in stored if KV_SCALES.search(name)]:
+        logger.warning("%d scales of a quantized KV cache (%s, …) are not used.", len(scales), scales[0])
 
 
 def _targets(decoder: Decoder, weights: WeightMap, pieces: Pieces, stored: Stored, plain: Stored) -> Iterator[Target]:

@@ -46,10 +46,7 @@ def copy(whole: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
 def refusal(folder: Path, *, headers: bool = False) -> str:
     """The sentence that loading ends with, or already the look at the headers."""
     with pytest.raises(ModelLoadError) as caught:
-        if headers:
-            check_files(folder, read_model_config(folder))
-        else:
-            load(folder)
+        check_files(folder, read_model_config(folder)) if headers else load(folder)
     message = str(caught.value)
     assert "\n" not in message
     assert message.endswith(".")
@@ -178,7 +175,7 @@ def test_projections_that_are_multiplied_as_one_share_their_order(copy: Any) -> 
 
     folder = damaged(copy("gptq order"), swap)
     load(folder)  # as plain numbers it has no order
-    with pytest.raises(ModelLoadError, match="k_proj has another order of inputs than .*q_proj"):
+    with pytest.raises(ModelLoadError, match=r"k_proj has another order of inputs than .*q_proj"):
         kept(folder)
 
 

@@ -163,13 +163,16 @@ def test_an_output_layer_may_be_quantized(tmp_path: Path) -> None:
     torch.testing.assert_close(decoder.unembed(x), numbers.T)
 
 
-def test_biases_of_zeros_and_scales_of_a_cache_are_let_through(tmp_path: Path) -> None:
+def test_biases_of_zeros_and_scales_of_a_cache_are_let_through(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder, _ = quantize("llama", SCHEMES["gptq"], tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     zeros = {"model.layers.0.mlp.down_proj.bias": torch.zeros(128)}
     scales = {f"model.layers.0.self_attn.{name}": torch.tensor(0.5) for name in ("k_scale", "v_scale", "q_scale")}
     save_file({**tensors, **zeros, **scales}, folder / "model.safetensors")
     load(folder)
+    assert "3 scales of a quantized KV cache (model.layers.0.self_attn.k_scale, …) are not used." in caplog.text
     save_file({**tensors, "model.layers.0.mlp.down_proj.bias": torch.ones(128)}, folder / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"has no place for: model\.layers\.0\.mlp\.down_proj\.bias"):
         load(folder)
