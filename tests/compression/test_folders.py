@@ -106,10 +106,7 @@ def test_what_was_not_quantized_is_as_it_was(case: str, made: Made, source: Path
 
 
 def oracle(folder: Path, **options: Any) -> Any:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **options)
-    with torch.no_grad():
-        model(IDS)  # some are unpacked when they first run
-    return model
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **options)
 
 
 def assert_weights_are(model: QuantizedModel, theirs: Any, read: Callable[[Any], torch.Tensor]) -> None:
@@ -124,6 +121,8 @@ def assert_weights_are(model: QuantizedModel, theirs: Any, read: Callable[[Any],
 def test_transformers_finds_what_compressed_tensors_holds(case: str, made: Made) -> None:
     model, folder = made(case)
     theirs = oracle(folder)
+    with torch.no_grad():
+        theirs(IDS)  # it unpacks weights when it first runs
     assert_weights_are(model, theirs, lambda module: module.weight)
     for name, each in model.outcome.made.items():
         rounded = theirs.get_submodule(name).quantization_scheme.input_activations
