@@ -28,9 +28,19 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.roofline import Roofline
-from ridgeline.quantization.scheme import Scheme, everywhere, scheme
+from ridgeline.quantization.held import keeping, runs_well
+from ridgeline.quantization.scheme import Scheme, scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from ridgeline.weights.loader import Progress, check_files, load_weights, read_model_config, resolve_model
+from ridgeline.weights.formats.gguf_file import is_gguf
+from ridgeline.weights.loader import (
+    Progress,
+    check_files,
+    load_weights,
+    read_model_config,
+    resolve_model,
+    stored_forms,
+)
+from ridgeline.weights.quantized.plan import Forms, method_name
 from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import hardware_of
@@ -78,6 +88,7 @@ class Choices:
     """The decisions that are made before anything is loaded.
 
     why: the reason for the dtype.
+    forms: the matrices that keep the form of the files.
     longest: the context that memory has room for, as far as that is known before the weights are there.
     captured: decode steps run as CUDA graphs.
     """
@@ -89,6 +100,7 @@ class Choices:
     dtype: str
     why: str
     scheme: Scheme
+    forms: Forms
     ops: Ops
     overrides: Mapping[str, str]
     max_seqs: int
@@ -152,17 +164,21 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
 
 def _choose(config: LLMConfig, device: torch.device) -> Choices:
     """Settle everything that needs no weights. Raise InvalidConfig or ModelLoadError for what could never run."""
-    weights, platform = scheme(config.quantization), Platform.of(device)
+    platform, folder = Platform.of(device), resolve_model(config.model or EMBEDDED_MODEL, config.revision)
+    weights = _scheme(config.quantization, folder)
     weights.check(platform)
-    folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     model = read_model_config(folder)
     dtype, why = choose_dtype(config.dtype, model.dtype, device)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
-    check_weights_fit(model.spec, device, dtype=dtype, positions=1)
+    overrides = choose_kernels(config, device)
+    ops = Ops(platform, overrides)
+    if method_name(folder) is None and not is_gguf(folder):
+        check_weights_fit(model.spec, device, dtype=dtype, positions=1)
     if config.load_format != "dummy":
         check_files(folder, model)
+    forms = _kept(stored_forms(folder, model, files=config.load_format != "dummy"), config, folder, ops)
+    check_weights_fit(model.spec, device, dtype=dtype, positions=1, forms=forms.values())
     max_seqs, max_tokens = choose_limits(config, device)
-    overrides = choose_kernels(config, device)
     cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
     choices = Choices(
         config=config,
@@ -172,7 +188,8 @@ def _choose(config: LLMConfig, device: torch.device) -> Choices:
         dtype=dtype,
         why=why,
         scheme=weights,
-        ops=Ops(platform, overrides),
+        forms=forms,
+        ops=ops,
         overrides=overrides,
         max_seqs=max_seqs,
         max_tokens=max_tokens,
@@ -181,10 +198,35 @@ def _choose(config: LLMConfig, device: torch.device) -> Choices:
         cascade=cascade,
         captured=on_gpu(platform) and not config.enforce_eager,
     )
-    least = weight_bytes(model.spec, dtype_bytes=weights.weight_bytes or DTYPE_BYTES[dtype], positions=1)
+    item = weights.weight_bytes or DTYPE_BYTES[dtype]
+    least = weight_bytes(model.spec, dtype_bytes=item, positions=1, forms=forms.values())
     longest = choices.memory(weights=least, loaded=False, longest=wanted_len).max_model_len
-    check_weights_fit(model.spec, device, dtype=dtype, positions=longest)
+    check_weights_fit(model.spec, device, dtype=dtype, positions=longest, forms=forms.values())
     return replace(choices, longest=longest)
+
+
+def _scheme(wanted: str | None, folder: Path) -> Scheme:
+    """Return the scheme of weights that are plain numbers in the files. Raise InvalidConfig if the checkpoint is
+    quantized otherwise than the user says."""
+    method = method_name(folder)
+    if method is None or wanted is None:
+        return scheme(wanted)
+    if wanted.removesuffix("_marlin") != method:  # vLLM's names of its kernels for GPTQ and AWQ
+        raise InvalidConfig(
+            f"quantization is {wanted!r}, and the checkpoint is quantized as {method!r}; leave quantization out."
+        )
+    return scheme(None)
+
+
+def _kept(forms: Forms, config: LLMConfig, folder: Path, ops: Ops) -> Forms:
+    """Return the modules whose weights keep the form of the files. On a CPU these are the ones that it multiplies fast,
+    or all if the user names implementations; others become plain numbers when they are loaded, as do a GGUF file's if
+    they are to be rounded otherwise."""
+    if config.quantization is not None and is_gguf(folder):
+        return {}
+    if on_gpu(ops.platform) or config.kernels:
+        return forms
+    return {name: form for name, form in forms.items() if all(runs_well(held, ops) for held in form.helds)}
 
 
 def _load(choices: Choices, progress: Progress | None) -> tuple[Decoder, MemoryReport]:
@@ -198,7 +240,7 @@ def _load(choices: Choices, progress: Progress | None) -> tuple[Decoder, MemoryR
             device=choices.device,
             max_positions=choices.wanted_len,
             rotary_rows=choices.longest,
-            scheme_of=everywhere(choices.scheme),
+            scheme_of=keeping(choices.forms, choices.scheme),
         )
         names, form = choices.model.weights, config.load_format
         load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)

@@ -54,6 +54,7 @@ def write(model: QuantizedModel, target: Path, *, shard_size: int = SHARD_SIZE, 
     try:
         write_shards(partial_folder, split(planned, shard_size), count)
         copy_beside(model.folder, partial_folder)
+        _note_in_card(model, partial_folder / "README.md")
         (partial_folder / "config.json").write_text(json.dumps(_config(model, written), indent=2) + "\n", "utf-8")
         partial_folder.rename(target)
     except BaseException:
@@ -91,6 +92,17 @@ def _planned(name: str, tensor: Tensor) -> Planned:
 
 def _on_host(tensor: Tensor) -> Tensor:
     return tensor.cpu().contiguous()
+
+
+def _note_in_card(model: QuantizedModel, card: Path) -> None:
+    """Say in the copied card that its figures are those of the model before."""
+    if card.exists():
+        schemes = ", ".join(sorted({made.scheme for made in model.outcome.made.values()}))
+        with card.open("a", encoding="utf-8") as file:
+            file.write(
+                f"\n## Quantized\n\nRidgeline quantized these weights ({schemes}, method {model.make.method}, "
+                f"{model.bits_per_weight:.2f} bits per weight). The figures above are those of the model before.\n"
+            )
 
 
 def _config(model: QuantizedModel, written: Written) -> dict[str, Any]:

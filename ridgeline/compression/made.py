@@ -9,7 +9,6 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +20,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.w8a8_gemm.onednn import pack
 from ridgeline.quantization.coded import CodedWeight
 from ridgeline.quantization.fp8 import Fp8Weight
+from ridgeline.quantization.joined import JoinedWeight
 from ridgeline.quantization.make.grids import Form
 from ridgeline.quantization.outliers import OutlierWeight
 from ridgeline.quantization.scheme import ScaledWeight, Weight
@@ -78,39 +78,14 @@ class Made:
 
 
 @dataclass(frozen=True)
-class JoinedWeight:
-    """Several weights of the same inputs, whose outputs lie side by side.
+class ReorderedWeight(JoinedWeight):
+    """Weights whose outputs lie in another order than their layer's.
 
-    order_O: the output that each of ours is among those, if they are in another order.
+    order_O: the output that each of the layer's is.
     """
 
-    ops: Ops
-    weights: Sequence[Weight]
-    order_O: Tensor | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(weight.nbytes for weight in self.weights)
-
-    @property
-    def stored(self) -> Tensor:
-        return self.weights[0].stored
+    order_O: Tensor
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
-        y_TO = torch.cat([weight.linear(x_TI, None) for weight in self.weights], -1)
-        if self.order_O is not None:
-            y_TO = y_TO[:, self.order_O]
+        y_TO = super().linear(x_TI, None)[:, self.order_O]
         return y_TO if bias_O is None else y_TO + bias_O
-
-    def norm_linear(
-        self,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> tuple[Tensor, Tensor]:
-        n_TI, s_TI = self.ops.rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-        y_TO = self.linear(n_TI, bias_O)
-        return (self.ops.gated_activation(y_TO, gate) if gate else y_TO), s_TI

@@ -137,4 +137,10 @@ def _tokens(folder: Path, config: ModelConfig, documents: Sequence[str] | None, 
     except ModelLoadError as error:
         raise InvalidConfig(f"calibration needs the model's tokenizer: {error}") from error
     bos = config.bos_token_id if config.bos_token_id is not None else tokenizer.bos_id
-    return sequences(documents or default_documents(), tokenizer, count=count, length=length, bos=bos)
+    tokens_BS = sequences(documents or default_documents(), tokenizer, count=count, length=length, bos=bos)
+    if (largest := int(tokens_BS.max())) >= config.spec.vocab_size:
+        raise InvalidConfig(
+            f"the tokenizer of {folder} gives the id {largest}, and the model has {config.spec.vocab_size} tokens; "
+            "one of them is not of this model."
+        )
+    return tokens_BS

@@ -89,7 +89,7 @@ def _rounded(weight_OI: Tensor, grid: Grid, config: MakeConfig, seen: InputStati
         how = Gptq(
             damping=config.damping,
             act_order=config.act_order,
-            static_groups=config.static_groups or config.file_format not in ("gptq", "compressed-tensors"),
+            static_groups=config.static_groups,
             clip=config.clip,
         )
         return gptq(weight_OI, seen.hessian_II, grid, how)

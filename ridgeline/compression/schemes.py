@@ -165,6 +165,8 @@ class MakeConfig:
             raise InvalidConfig(f"a group must be a multiple of 8 inputs, or 0 for whole rows, got {self.group}.")
         if self.act_order and self.rounding != "gptq":
             raise InvalidConfig(f"act-order is an option of the method gptq, and the method is {self.method}.")
+        if not self.static_groups and self.file_format != "gptq":
+            raise InvalidConfig(f"groups that are not static are held by the format gptq, not by {self.file_format}.")
 
 
 def _check_names(config: MakeConfig) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.compression.folding import fold_layer
-from ridgeline.compression.made import JoinedWeight, Made
+from ridgeline.compression.made import Made, ReorderedWeight
 from ridgeline.compression.modules import Matrix, ignored, matrices, stacked, stored_rows
 from ridgeline.compression.rounding import check_fits, grid_of, round_matrix
 from ridgeline.compression.schemes import MakeConfig
@@ -30,6 +30,7 @@ from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.layers.dense import DenseCausal
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.quantization.experts import ListedWeights, StackedWeights
+from ridgeline.quantization.joined import JoinedWeight
 from ridgeline.quantization.make.statistics import InputStatistics, ObservedWeight
 from ridgeline.quantization.scheme import PlainWeight, Weight
 
@@ -172,7 +173,7 @@ def joined(matrix: Matrix, made: Sequence[Made]) -> Weight:
     starts = [sum(len(before) for before in rows[:index]) for index in range(len(rows))]
     stored_O = torch.cat([start + each for start, each in zip(starts, rows, strict=True)])
     plain = bool((stored_O == torch.arange(len(stored_O))).all())
-    return JoinedWeight(ops, weights, None if plain else stored_O.argsort())
+    return JoinedWeight(ops, weights) if plain else ReorderedWeight(ops, weights, stored_O.argsort())
 
 
 class Run:

@@ -12,7 +12,7 @@ BLOCK = 128  # inputs, and outputs, that share a scale in the block form of FP8
 SUPER = 256  # inputs that share the scales of scales
 
 Activations = Literal["token", "static", "block"]
-Values = Literal["levels", "e2m1", "nf4", "iq4"]
+Values = Literal["levels", "e2m1", "fp4", "nf4", "iq4"]
 Zeros = Literal["middle", "levels", "minimum"]
 
 
@@ -45,7 +45,7 @@ class CodedFormat:
     bits: 2, 3, 4, 5, 6 or 8 bits of a code.
     group: neighbouring inputs that share a scale; 0: the whole row.
     values: the value of a code. "levels": the code as a number. Others are tables of sixteen values: "e2m1" of MXFP4
-        and NVFP4, "nf4" of QLoRA, "iq4" of GGUF's IQ4.
+        and NVFP4, "fp4" of bitsandbytes, "nf4" of QLoRA, "iq4" of GGUF's IQ4.
     zeros: what is subtracted from levels. "middle": 2^(bits - 1). "levels": a whole number for each group. "minimum": a
         number for each group, in the weight's own units. Tables have none: "middle" then means nothing.
     nested: scales (and minima) are whole numbers, which every 256 inputs multiply by a float16 scale.
@@ -70,4 +70,67 @@ class CodedFormat:
         return {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}[self.bits]
 
 
-WeightFormat = Fp8Format | CodedFormat
+@dataclass(frozen=True, kw_only=True)
+class Int8Format:
+    """Int8 levels with a float32 scale for each output. Activations are rounded to int8 too, token by token."""
+
+
+WeightFormat = Fp8Format | CodedFormat | Int8Format
+
+SCALE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "uint8": 1, "int8": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """The form in which a weight lies in memory: its format, and what a format leaves to the file.
+
+    scales: the dtype of the scales of codes, a key of SCALE_BYTES. "int8" if they are nested.
+    factor: codes have a factor of the whole weight.
+    ordered: the columns of codes may be in another order than the inputs.
+    """
+
+    format: WeightFormat
+    scales: str = "float32"
+    factor: bool = False
+    ordered: bool = False
+
+    def num_bytes(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of a weight with its scales, without single numbers."""
+        how = self.format
+        if isinstance(how, Int8Format):
+            return outputs * (inputs + 4)
+        if isinstance(how, Fp8Format):
+            scales = -(-outputs // BLOCK) * -(-inputs // BLOCK) if how.block else outputs
+            return outputs * inputs + 4 * scales
+        groups, scale = inputs // (how.group or inputs), SCALE_BYTES[self.scales]
+        zero = {"middle": 0, "levels": 1, "minimum": scale}[how.zeros]
+        outer = (4 if how.zeros == "minimum" else 2) * (inputs // SUPER) if how.nested else 0
+        return outputs * (inputs * how.bits // 8 + groups * (scale + zero) + outer) + 4 * inputs * self.ordered
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldMatrix:
+    """The matrix of a linear map, or a stack of them, in the forms of the files.
+
+    helds: the form of each tensor of which the files make it up; None: plain numbers.
+    rows: the outputs of each.
+    copies: how many matrices a stack has.
+    beside: the same numbers lie in memory as plain numbers too, since they are the embedding's table.
+    """
+
+    helds: tuple[Held | None, ...]
+    rows: tuple[int, ...]
+    inputs: int
+    copies: int = 1
+    beside: bool = False
+
+    @property
+    def numbers(self) -> int:
+        return self.copies * sum(self.rows) * self.inputs
+
+    def num_bytes(self, item: float) -> float:
+        """Return its bytes, if a plain number has so many."""
+        parts = zip(self.helds, self.rows, strict=True)
+        return self.copies * sum(
+            rows * self.inputs * item if held is None else held.num_bytes(rows, self.inputs) for held, rows in parts
+        )

@@ -13,6 +13,8 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +25,8 @@ from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import feed_forward
 from ridgeline.layers.norm import Norm
-from ridgeline.quantization.experts import ExpertWeights, StackedWeights, prepare_experts
+from ridgeline.quantization.experts import ExpertWeights, StackedWeights, held_experts, prepare_experts
+from ridgeline.quantization.held import Filling, empty
 
 
 class ExpertStack(nn.Module):
@@ -31,22 +34,30 @@ class ExpertStack(nn.Module):
 
     parts: the rows of each fused projection of one expert. The weight is [experts, sum(parts), inputs].
     weight: the parameter that is loaded and trained. It is None once another form has taken its place.
-    matrices: the form that multiplies.
+    fillings: the tensors that are loaded instead, if the scheme keeps the form of the files.
+    matrices: the form that multiplies; it is set by `prepare` if there are such tensors.
     """
 
     weight: nn.Parameter | None
+    fillings: Sequence[Filling]
     matrices: ExpertWeights
 
     def __init__(self, experts: int, inputs: int, parts: tuple[int, ...], bias: bool, build: Build) -> None:
         super().__init__()
         self.parts = parts
         self.ops, self.scheme = build.ops, build.scheme
-        self.weight = weight = build.parameter(experts, sum(parts), inputs)
+        held, self.inputs, self.weight = self.scheme.held, inputs, None
+        rows = parts if len(held) == len(parts) else (sum(parts),)  # of one tensor that holds all parts
+        self.fillings = empty(held, rows, inputs, build.dtype, build.device, experts)
+        if not held:
+            self.weight = build.parameter(experts, sum(parts), inputs)
+            self.matrices = StackedWeights(build.ops, self.weight)
         self.bias = build.parameter(experts, sum(parts)) if bias else None
-        self.matrices = StackedWeights(build.ops, weight)
 
     def prepare(self) -> None:
         """Hold the loaded weights in the form of their scheme. If that is another form, the parameter is let go."""
+        if self.fillings:
+            self.matrices, self.fillings = held_experts(self.ops, self.fillings[0]), ()
         if self.weight is None:
             return
         loaded = StackedWeights(self.ops, self.weight)
@@ -57,6 +68,8 @@ class ExpertStack(nn.Module):
     @property
     def prepared_bytes(self) -> int:
         """Bytes of the weights if they are not a parameter, otherwise 0."""
+        if self.fillings:
+            return sum(filling.nbytes for filling in self.fillings)
         return self.matrices.nbytes if self.weight is None else 0
 
 

@@ -8,10 +8,13 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from ridgeline.layers.build import Build
 from ridgeline.layers.norm import Norm
+from ridgeline.quantization.held import Filling, empty, joined, settled
 from ridgeline.quantization.scheme import PlainWeight, Weight
 
 
@@ -19,12 +22,14 @@ class Linear(nn.Module):
     """A linear map, or several of them fused.
 
     parts: the rows of each fused projection, in order. The weight is [sum(parts), inputs].
-    tied: the parameter of another module, to be used as the weight.
+    tied: the parameter of another module, to be used as the weight if that is plain numbers.
     weight: the parameter that is loaded and trained. It is None once another form has taken its place.
+    fillings: the tensors that are loaded instead, if the scheme keeps the form of the files.
     matrix: the form that multiplies.
     """
 
     weight: nn.Parameter | None
+    fillings: Sequence[Filling]
     matrix: Weight
 
     def __init__(
@@ -34,13 +39,20 @@ class Linear(nn.Module):
         self.parts = parts
         self.ops = build.ops
         self.scheme = build.scheme
-        self.weight = weight = tied if tied is not None else build.parameter(sum(parts), inputs)
+        held, self.inputs = self.scheme.held, inputs
+        rows = parts if len(held) == len(parts) else (sum(parts),)  # of one tensor that holds all parts
+        self.fillings = empty(held, rows, inputs, build.dtype, build.device)
+        self.weight = weight = None
+        if not held:
+            self.weight = weight = tied if tied is not None else build.parameter(sum(parts), inputs)
         self.bias = build.parameter(sum(parts)) if bias else None
-        self.matrix = PlainWeight(build.ops, weight)
+        self.matrix = joined(build.ops, self.fillings) if weight is None else PlainWeight(build.ops, weight)
 
     def prepare(self) -> None:
         """Hold the loaded weight in the form of its scheme. If that is another form, the parameter is let go (a tied
         one stays with its other owner), and the layer can then neither be trained nor exported."""
+        if self.fillings:
+            self.matrix, self.fillings = settled(self.matrix), ()
         if self.weight is None:
             return
         loaded = PlainWeight(self.ops, self.weight)

@@ -81,8 +81,6 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
     ids."""
     text = config.get("text_config")  # of a multimodal checkpoint
     base, generate = Config(config, text if isinstance(text, Mapping) else None), Config(generation or {})
-    if base.section("quantization_config").raw("quant_method") != "mxfp4":
-        base.refuse("quantization_config", "only unquantized checkpoints and MXFP4 are loaded")
     architecture = architecture_of(config)
     spec = architecture.spec(config)
     eos_ids = token_ids(generate, "eos_token_id") or token_ids(base, "eos_token_id")

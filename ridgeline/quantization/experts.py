@@ -24,6 +24,7 @@ from ridgeline.kernels.grouped_gemm.torch_ops import down, gate_up
 from ridgeline.kernels.onednn import together_in_large_pages
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.route.op import Routes
+from ridgeline.quantization.held import Filling, one_by_one
 from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
 
 
@@ -85,3 +86,9 @@ def prepare_experts(loaded: StackedWeights, scheme: Scheme) -> ExpertWeights:
         return loaded
     together_in_large_pages([weight.stored for weight in prepared])
     return ListedWeights(prepared, loaded.weight_EOI.shape[1])
+
+
+def held_experts(ops: Ops, filling: Filling) -> ExpertWeights:
+    """Return a filled stack in the form of its files, of which experts are multiplied one after the other."""
+    outputs = sum(filling.parts.values())
+    return ListedWeights(one_by_one(ops, filling), outputs)

@@ -15,6 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.weight_format import Held
 from ridgeline.kernels.onednn import num_bytes
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
@@ -128,6 +129,8 @@ class Scheme:
     prepare: takes a loaded weight and returns the weight to multiply with. It returns the loaded weight itself if no
         other form is faster. Any other form has no gradients and keeps no reference to the loaded weight.
     weight_bytes: bytes of one weight without its scales; None: as many as its dtype has.
+    held: the form of each fused projection in the files, in which it is allocated and kept (None: plain numbers). Such
+        weights are not prepared. Empty where weights are loaded as plain numbers.
     """
 
     name: str
@@ -135,6 +138,7 @@ class Scheme:
     supports: Callable[[Platform], bool]
     needs: str
     weight_bytes: int | None = None
+    held: tuple[Held | None, ...] = ()
 
     def check(self, platform: Platform) -> None:
         """Raise InvalidConfig if the scheme does not run on `platform`."""

@@ -20,11 +20,15 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.weights.dequantize import dequantize
 from ridgeline.weights.formats.gguf_file import TENSOR_TYPES, TensorInfo, is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
-from ridgeline.weights.mxfp4 import MXFP4, dequantized, fits
 
-LOADABLE = frozenset({"F64", "F32", "BF16", "F16", MXFP4} | {type.name for type in TENSOR_TYPES.values()})
+PLAIN = frozenset({"F64", "F32", "BF16", "F16"})
+LOADABLE = frozenset(PLAIN | {type.name for type in TENSOR_TYPES.values()})
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def _no_blocks() -> Tensor:
+    raise AssertionError("only GGUF's tensors have blocks")
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,16 @@ class StoredTensor:
     """A tensor in a file.
 
     dtype: the name in the file's format.
-    read: returns the tensor, dequantized if it was quantized.
+    read: returns the tensor. Blocks of GGUF are dequantized.
     part: returns one index of its first dimension. None in files that are read whole.
+    blocks: returns the bytes of GGUF's blocks, a block in a row.
     """
 
     shape: list[int]
     dtype: str
     read: Callable[[], Tensor]
     part: Callable[[int], Tensor] | None = None
+    blocks: Callable[[], Tensor] = _no_blocks
 
 
 @contextmanager
@@ -57,14 +63,21 @@ def _gguf_tensors(path: Path) -> dict[str, StoredTensor]:
     gguf = read_gguf(path)
     mapped = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
 
-    def read(info: TensorInfo) -> Tensor:
-        data = mapped[info.start : info.start + info.num_bytes]
-        aligned = data if info.start % 8 == 0 else data.clone()
-        return dequantize(aligned, info.type).view(info.shape)
+    def aligned(start: int, size: int) -> Tensor:
+        data = mapped[start : start + size]
+        return data if start % 8 == 0 else data.clone()
 
-    return {
-        name: StoredTensor(list(info.shape), info.type.name, partial(read, info)) for name, info in gguf.tensors.items()
-    }
+    def stored(info: TensorInfo) -> StoredTensor:
+        each = info.num_bytes // info.shape[0]
+        return StoredTensor(
+            list(info.shape),
+            info.type.name,
+            lambda: dequantize(aligned(info.start, info.num_bytes), info.type).view(info.shape),
+            lambda index: dequantize(aligned(info.start + index * each, each), info.type).view(info.shape[1:]),
+            lambda: aligned(info.start, info.num_bytes).view(-1, info.type.bytes),
+        )
+
+    return {name: stored(info) for name, info in gguf.tensors.items()}
 
 
 def _by_name(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:
@@ -82,26 +95,7 @@ def _by_name(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:
             found[name] = StoredTensor(
                 part.get_shape(), part.get_dtype(), partial(file.get_tensor, name), part.__getitem__
             )
-    return _dequantized(found)
-
-
-def _dequantized(found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors, in which each pair of MXFP4 blocks and scales is the one tensor that they stand for, with the
-    shape that it has in an unquantized checkpoint: [stack, inputs, outputs]."""
-    for name in [name.removesuffix("_blocks") for name in found if name.endswith("_blocks")]:
-        blocks, scales = found[f"{name}_blocks"], found.get(f"{name}_scales")
-        if scales is None or not fits(blocks.shape, scales.shape):
-            continue
-        stack, outputs, groups, size = blocks.shape
-        kind = MXFP4 if blocks.dtype == scales.dtype == "U8" else f"{blocks.dtype} with scales in {scales.dtype}"
-        whole, one = partial(_read_mxfp4, blocks.read, scales.read), partial(_read_mxfp4, blocks.part, scales.part)
-        found[name] = StoredTensor([stack, groups * 2 * size, outputs], kind, whole, one)
-        del found[f"{name}_blocks"], found[f"{name}_scales"]
     return found
-
-
-def _read_mxfp4(blocks: Any, scales: Any, *index: int) -> Tensor:
-    return dequantized(blocks(*index), scales(*index)).transpose(-1, -2)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -6,6 +6,7 @@ Checkpoint tensors are copied and cast straight into their part of the (fused) p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,19 +21,33 @@ from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack
+from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
+from ridgeline.quantization.held import fill_random
 from ridgeline.weights.checkpoint import LOADABLE, StoredTensor, open_checkpoint
 from ridgeline.weights.folder import resolve_model as resolve_model
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import ROPE_FACTORS, gguf_model_config, gguf_weights
-from ridgeline.weights.mxfp4 import MXFP4
+from ridgeline.weights.quantized.piece import Stored
+from ridgeline.weights.quantized.plan import (
+    KV_SCALES,
+    Forms,
+    Pieces,
+    Target,
+    folder_method,
+    forms,
+    matrices,
+    module_weights,
+    pieces_of,
+    targets,
+    widened,
+)
 from ridgeline.weights.transfer import fill
 
 Progress = Callable[[str, float], None]
-Target = tuple[Tensor, Callable[[], Tensor]]
 
 DUMMY_STD = 0.02
 
@@ -52,10 +67,39 @@ def check_files(folder: Path, model: ModelConfig) -> None:
     the config's sizes is allocated."""
     with open_checkpoint(folder) as stored:
         weights = as_stored(model.weights, stored, folder, model.spec)
-        if missing := [each.name for sources in weights.values() for each in sources if each.name not in stored]:
+        method = folder_method(folder)
+        present = stored.keys() if method is None else stored.keys() | module_weights(stored)
+        if missing := [each.name for sources in weights.values() for each in sources if each.name not in present]:
             raise ModelLoadError(f"{folder} lacks tensors that {_config_of(folder)} asks for: {_some(missing)}.")
         decoder = empty_decoder(model.spec)
-        check_checkpoint(decoder, checkpoint_views(decoder, weights), stored, folder)
+        pieces = pieces_of(decoder, weights, method, stored)
+        check_checkpoint(decoder, checkpoint_views(decoder, weights), stored, folder, pieces)
+
+
+@contextmanager
+def open_plain(folder: Path, model: ModelConfig) -> Iterator[tuple[WeightMap, Stored]]:
+    """Yield the weight map and the tensors of a model's files, in which quantized weights are plain numbers. Raise
+    ModelLoadError as `check_files` does."""
+    check_files(folder, model)
+    with open_checkpoint(folder) as stored:
+        weights, decoder = as_stored(model.weights, stored, folder, model.spec), empty_decoder(model.spec)
+        pieces = pieces_of(decoder, weights, folder_method(folder), stored)
+        shapes = {name: view.shape for name, view in checkpoint_views(decoder, weights).items()}
+        yield weights, widened(weights, shapes, pieces, stored)
+
+
+def stored_forms(folder: Path, model: ModelConfig, *, files: bool = True) -> Forms:
+    """Return the forms that the weights of a quantized checkpoint can be kept in, by the names of the decoder's
+    modules. Other modules' weights are plain numbers.
+
+    files: False goes by the config alone, as far as there is one.
+    """
+    decoder = empty_decoder(model.spec)
+    if not files and not is_gguf(folder):
+        return forms(decoder, model.weights, pieces_of(decoder, model.weights, folder_method(folder), None))
+    with open_checkpoint(folder) as stored:
+        weights = as_stored(model.weights, stored, folder, model.spec)
+        return forms(decoder, weights, pieces_of(decoder, weights, folder_method(folder), stored))
 
 
 def empty_decoder(spec: ModelSpec) -> Decoder:
@@ -73,7 +117,8 @@ def load_weights(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> None:
-    """Fill every parameter of `decoder` from `folder`, or with random numbers if load_format is "dummy".
+    """Fill every parameter of `decoder` from `folder`, or with random numbers if load_format is "dummy". Quantized
+    weights keep the form of the files in modules whose scheme says so; elsewhere they become plain numbers.
 
     `progress` is called with what is being done and the fraction that is done. Raise ModelLoadError, before any
     parameter is touched, if files are missing or damaged, or hold other tensors than the config promises.
@@ -83,10 +128,14 @@ def load_weights(
         return
     with open_checkpoint(folder) as stored:
         weights = as_stored(weight_map, stored, folder, decoder.spec)
-        views = checkpoint_views(decoder, weights)
-        check_checkpoint(decoder, views, stored, folder)
-        done, total = 0, sum(view.tensor.numel() for view in views.values())
-        for count in _fill([target for name, view in views.items() for target in _targets(stored[name], view.tensor)]):
+        method = folder_method(folder)
+        plain = empty_decoder(decoder.spec) if method else decoder
+        views, pieces = checkpoint_views(plain, weights), pieces_of(plain, weights, method, stored)
+        check_checkpoint(plain, views, stored, folder, pieces)
+        shapes = {name: view.shape for name, view in views.items()}
+        places = list(_targets(decoder, weights, pieces, stored, widened(weights, shapes, pieces, stored)))
+        done, total = 0, sum(target.numel() for target, _ in places)
+        for count in _fill(places):
             done += count
             if progress is not None:
                 progress("loading weights", done / total)
@@ -96,10 +145,23 @@ def load_weights(
                     decoder.get_parameter(parameter).add_(offset)
 
 
-def _targets(stored: StoredTensor, view: Tensor) -> Iterator[Target]:
-    """Yield what is to be filled, with the function that reads it. A stack in MXFP4 is read one by one, since all of it
-    would take much memory before it is copied."""
-    if stored.dtype != MXFP4 or stored.part is None:
+def _targets(decoder: Decoder, weights: WeightMap, pieces: Pieces, stored: Stored, plain: Stored) -> Iterator[Target]:
+    """Yield what is to be filled, with the function that reads it. plain: the files' tensors without quantized ones."""
+    kept = {name for name, owner, _ in matrices(decoder, weights, tied=True) if owner.fillings}
+    for name, module, sources in matrices(decoder, weights, tied=True):
+        if name in kept:
+            yield from targets(module, sources, pieces, stored, stored_view)
+    for parameter, sources in weights.items():
+        if parameter.removesuffix(".weight") in kept:
+            continue
+        for name, view in checkpoint_views(decoder, {parameter: sources}).items():
+            yield from _plain_targets(plain[name], view.tensor, quantized=name in pieces)
+
+
+def _plain_targets(stored: StoredTensor, view: Tensor, *, quantized: bool) -> Iterator[Target]:
+    """Yield a parameter's part. Stacks of quantized experts are read one by one, since all of them would take much
+    memory before they are copied."""
+    if not quantized or stored.part is None:
         yield view, lambda: stored.read().view(view.shape)
         return
     for index, one in enumerate(view):
@@ -132,15 +194,20 @@ def fill_dummy(decoder: Decoder, seed: int) -> None:
     """Set the weights of norms and the factors of experts and layers to 1, biases and corrections to 0, and the rest to
     normal(0, DUMMY_STD). Equal seeds on equal devices give equal numbers."""
     generators: dict[torch.device, torch.Generator] = {}
+
+    def generator_of(device: torch.device) -> torch.Generator:
+        return generators.setdefault(device, torch.Generator(device).manual_seed(seed))
+
+    for module in decoder.modules():
+        for filling in module.fillings if isinstance(module, (Linear, ExpertStack)) else ():
+            fill_random(filling, DUMMY_STD, generator_of(next(iter(filling.tensors.values())).device))
     for name, parameter in decoder.named_parameters():
         if name.endswith(("bias", ".correction")):
             nn.init.zeros_(parameter)
         elif name.endswith(("norm.weight", ".expert_scale", ".scalar")):
             nn.init.ones_(parameter)
         else:
-            device = parameter.device
-            generator = generators.setdefault(device, torch.Generator(device).manual_seed(seed))
-            nn.init.normal_(parameter, std=DUMMY_STD, generator=generator)
+            nn.init.normal_(parameter, std=DUMMY_STD, generator=generator_of(parameter.device))
 
 
 def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:
@@ -216,14 +283,18 @@ def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder:
     }
 
 
-def check_checkpoint(
-    decoder: Decoder, views: Mapping[str, View], stored: Mapping[str, StoredTensor], folder: Path
-) -> None:
+def check_checkpoint(decoder: Decoder, views: Mapping[str, View], stored: Stored, folder: Path, pieces: Pieces) -> None:
     """Raise ModelLoadError unless the files hold exactly what the config promises."""
     says = _config_of(folder)
+    for piece in pieces.values():
+        if problem := piece.problem(stored):
+            raise ModelLoadError(f"{folder} {problem}.")
+    used = {name for piece in pieces.values() for name in piece.tensors}
+    views = {name: view for name, view in views.items() if name not in pieces}
     if missing := [name for name in views if name not in stored]:
         raise ModelLoadError(f"{folder} lacks tensors that {says} asks for: {_some(missing)}.")
-    if extra := [name for name in stored if name not in views and not redundant(name, decoder, stored)]:
+    spare = (name for name in stored if name not in views and name not in used)
+    if extra := [name for name in spare if not redundant(name, decoder, stored, pieces)]:
         raise ModelLoadError(f"{folder} holds tensors that {says} has no place for: {_some(extra)}.")
     misshaped = [
         f"{name} is {stored[name].shape}, wanted {view.shape}"
@@ -240,9 +311,13 @@ def _config_of(model: Path) -> str:
     return "its metadata" if is_gguf(model) else "config.json"
 
 
-def redundant(name: str, decoder: Decoder, stored: Mapping[str, StoredTensor]) -> bool:
-    """Return True for a buffer that follows from the config, a copy of the tied embedding, or what the architecture
-    does not use."""
+def redundant(name: str, decoder: Decoder, stored: Stored, pieces: Pieces) -> bool:
+    """Return True for a buffer that follows from the config, a copy of the tied embedding, what the architecture does
+    not use, scales of a quantized cache, or a bias of zeros that a quantizer added."""
+    if KV_SCALES.search(name):
+        return True
+    if f"{name.removesuffix('.bias')}.weight" in pieces and name.endswith(".bias"):
+        return not stored[name].read().any()
     tied = name == "lm_head.weight" and decoder.spec.tie_word_embeddings
     copy = tied and stored[name].shape == list(decoder.embed.weight.shape)
     return copy or name.endswith(_HARMLESS) or name.startswith(decoder.spec.unused)

@@ -24,11 +24,6 @@ _SCALES[255] = torch.nan
 _AT_ONCE = 1 << 12  # groups: temporaries stay in the processor's cache and are far smaller than the tensor
 
 
-def fits(blocks: list[int], scales: list[int]) -> bool:
-    """Return True if these are the shapes of a stack of matrices' groups and of their scales."""
-    return len(blocks) == 4 and blocks[-1] == GROUP_BYTES and blocks[:-1] == scales
-
-
 def dequantized(blocks_NB: Tensor, scales_N: Tensor) -> Tensor:
     """Return the values in bfloat16, which holds all of them exactly but for the smallest and largest scales. The
     groups of a row follow each other: [..., groups, 16] becomes [..., 32 · groups]."""

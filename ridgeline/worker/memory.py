@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.state_spec import DTYPE_BYTES
+from ridgeline.core.weight_format import HeldMatrix
 from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
 from ridgeline.perf.footprint import parameters, step_bytes_per_token
 
@@ -73,18 +74,24 @@ def activation_bytes(model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max
     return max_tokens * per_token + max_seqs * per_seq + sampling_tables + WORKSPACE_BYTES
 
 
-def weight_bytes(model: ModelSpec, *, dtype_bytes: int, positions: int) -> int:
+def weight_bytes(model: ModelSpec, *, dtype_bytes: int, positions: int, forms: Iterable[HeldMatrix] = ()) -> int:
     """Return the least memory that the parameters and the rotary table take. It is computed in Python integers, which
-    hold any size."""
+    hold any size.
+
+    forms: the matrices that are kept in the forms of the files.
+    """
+    saved = sum(int((0 if f.beside else f.numbers * dtype_bytes) - f.num_bytes(dtype_bytes)) for f in forms)
     ropes = {layer.mixer.rope for layer in model.layers if layer.mixer.rope is not None}
     tables = sum(positions * rope.rotary_dim * 4 for rope in ropes)
-    return parameters(model).total * dtype_bytes + tables
+    return parameters(model).total * dtype_bytes - saved + tables
 
 
-def check_weights_fit(model: ModelSpec, device: torch.device, *, dtype: str, positions: int) -> None:
+def check_weights_fit(
+    model: ModelSpec, device: torch.device, *, dtype: str, positions: int, forms: Iterable[HeldMatrix] = ()
+) -> None:
     """Raise InvalidConfig, before anything is allocated, if the model cannot be held at all."""
-    needed, free = weight_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], positions=positions), _physically_free(device)
-    if needed > free:
+    needed = weight_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], positions=positions, forms=forms)
+    if needed > (free := _physically_free(device)):
         raise InvalidConfig(
             f"the model needs {_size(needed)} for its weights in {dtype}, and {_size(free)} are free on {device}; "
             "take a smaller dtype or model, or, if that is not the model's real size, mend its config.json."

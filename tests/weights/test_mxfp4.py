@@ -91,21 +91,21 @@ def test_a_converted_gpt_oss_is_the_same_unquantized(shipped: tuple[Path, Path],
     [
         (
             lambda tensors, name: tensors.pop(f"{name}_scales"),
-            "lacks tensors that config.json asks for: .*gate_up_proj",
+            "lacks .*gate_up_proj_scales, which config.json's MXFP4 weights need",
         ),
         (
             lambda tensors, name: tensors.update({f"{name}_scales": tensors[f"{name}_scales"][:, :-1].contiguous()}),
-            "lacks tensors that config.json asks for: .*gate_up_proj",
+            "gate_up_proj_scales of the shape .8, 63, 2., wanted .8, 64, 2.",
         ),
         (
             lambda tensors, name: tensors.update({f"{name}_scales": tensors[f"{name}_scales"].half()}),
-            "types we do not load: .*U8 with scales in F16",
+            "gate_up_proj_scales as F16, and MXFP4 weights have U8 there",
         ),
         (
             lambda tensors, name: tensors.update(
                 {f"{name}_{part}": tensors[f"{name}_{part}"][:3].contiguous() for part in ("blocks", "scales")}
             ),
-            "gate_up_proj is .3, 64, 64., wanted .8, 64, 64.",
+            "gate_up_proj_blocks of the shape .3, 64, 2, 16., wanted .8, 64, 2, 16.",
         ),
     ],
     ids=["no scales", "too few scales", "scales of another type", "too few experts"],

@@ -2,7 +2,7 @@
 
 int-quantized, float-quantized   weight int8 or float8_e4m3fn [O, I], weight_scale float32 [O, 1]
 pack-quantized                   weight_packed int32 [O, I · bits / 32], weight_scale [O, G], weight_shape int64 [2],
-                                 weight_zero_point int32 [O · bits / 32, G], weight_g_idx int32 [I]
+                                 weight_zero_point int32 [O · bits / 32, G]
 mxfp4-pack-quantized             weight_packed uint8 [O, I / 2] (the first code in the low bits),
                                  weight_scale uint8 [O, I / 32], exponents with the bias 127
 nvfp4-pack-quantized             the same with weight_scale float8_e4m3fn [O, I / 16] and weight_global_scale
@@ -61,11 +61,6 @@ class CompressedTensors:
 def _packed(name: str, form: Coded, dtype: torch.dtype) -> dict[str, Tensor]:
     bits, code_OI = form.format.bits, form.codes()
     found = {f"{name}.weight_scale": form.scale_OG.to(dtype), f"{name}.weight_shape": torch.tensor(code_OI.shape)}
-    if form.order_I is not None:
-        order = form.order_I.long()
-        code_OI = torch.empty_like(code_OI).index_copy_(1, order, code_OI)
-        group_I = (torch.arange(form.inputs, device=order.device) // (form.inputs // form.scale_OG.shape[1])).int()
-        found[f"{name}.weight_g_idx"] = torch.empty_like(group_I).index_copy_(0, order, group_I)
     if form.zero_OG is not None:
         found[f"{name}.weight_zero_point"] = words(form.zero_OG, bits, name)
     return {f"{name}.weight_packed": words(code_OI.T, bits, name).T.contiguous(), **found}
@@ -96,7 +91,7 @@ def _group(scheme: str, targets: list[str], config: MakeConfig) -> dict[str, Any
         weights = _args(bits, "int", "channel" if whole else "group", None if whole else config.group)
         weights["symmetric"] = scheme == "int8" or not config.zeros
         if config.act_order and not whole:
-            weights["actorder"] = "static" if config.static_groups else "group"
+            weights["actorder"] = "weight"  # the order in which columns were rounded; readers need not know it
     return {
         "targets": targets,
         "weights": weights,

@@ -26,6 +26,10 @@ from ridgeline.kernels.op import Op
 
 TABLES = {
     "e2m1": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
+    "fp4": (
+        0.0, 0.0625 / 12, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25,
+        -0.0, -0.0625 / 12, -2 / 3, -1.0, -1 / 3, -0.5, -1 / 6, -0.25,
+    ),
     "nf4": (
         -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
         -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -191,7 +195,7 @@ def random_codes(case: Case, device: torch.device, generator: torch.Generator) -
 
     code_OB = packed(integers(0, 1 << how.bits, rows, columns), how.bits)
     middle = 1 << (how.bits - 1)
-    spread = {"levels": middle / 1.7, "e2m1": 2.9, "nf4": 0.55, "iq4": 70.0}[how.values]
+    spread = {"levels": middle / 1.7, "e2m1": 2.9, "fp4": 0.53, "nf4": 0.55, "iq4": 70.0}[how.values]
     step = columns**-0.5 / spread
     zero_OG = outer_OS = outer_minimum_OS = scale = None
     if how.nested:

@@ -2,11 +2,11 @@
 rounding's error sparse, found from the weights alone.
 
 It minimizes Σ |W - rounded(W)|^p with p < 1, which few large errors disturb less than a squared error. The error is
-split off as a variable of its own, so that two steps with closed forms take turns: the split error is shrunk, and the
-zero (the scale, where there are no zeros) becomes the mean (the least squares) of what remains.
+split off as a variable of its own, so that two steps with closed forms take turns: the split error is shrunk, and then
+scales are fitted to what remains.
 
-The method's own format keeps zeros as real numbers. None of the formats here do, so zeros are rounded at the end of
-each turn, and the best turn is kept.
+The method's own format keeps zeros as real numbers, and fits nothing else. None of the formats here do, so zeros are
+rounded, and the scale is fitted too, by least squares. The best turn is kept.
 
 Legend:
     I  inputs
@@ -55,13 +55,15 @@ def _fit(slab_OJ: Tensor, grid: Grid) -> Scales:
 
 def _turn(target_OJ: Tensor, code_OJ: Tensor, grid: Grid, scales: Scales) -> Scales:
     """Return the scales that suit these codes best."""
-    if scales.zero is not None:
-        zero_O1 = (code_OJ - target_OJ / scales.scale).mean(1, keepdim=True)
-        return Scales(scales.scale, zero_O1.round().clamp(1, float(code_OJ.max().clamp(min=1))))
-    unit_OJ = grid.values(code_OJ, Scales(torch.ones_like(scales.scale)))
+    zero_O1 = scales.zero
+    if zero_O1 is not None:
+        mean_O1 = (code_OJ - target_OJ / scales.scale).mean(1, keepdim=True)
+        zero_O1 = mean_O1.round().clamp(1, float(code_OJ.max().clamp(min=1)))
+    unit_OJ = grid.values(code_OJ, Scales(torch.ones_like(scales.scale), zero_O1))
     squares_O1 = unit_OJ.square().sum(1, keepdim=True)
     scale_O1 = (unit_OJ * target_OJ).sum(1, keepdim=True) / squares_O1.clamp(min=1e-12)
-    return Scales(torch.where(scale_O1 > 0, grid.stored(scale_O1.clamp(min=1e-30)), scales.scale))
+    stored_O1 = grid.stored(scale_O1.clamp(min=1e-30))
+    return Scales(torch.where(scale_O1 > 0, stored_O1, scales.scale), zero_O1)
 
 
 def _shrunk(error_OJ: Tensor, weight: float) -> Tensor:

@@ -15,13 +15,12 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import Source
 from ridgeline.models.config import ModelConfig
-from ridgeline.weights.checkpoint import StoredTensor, open_checkpoint
+from ridgeline.weights.checkpoint import StoredTensor
 from ridgeline.weights.loader import (
-    as_stored,
-    check_files,
     checkpoint_views,
     empty_decoder,
     missing_offset,
+    open_plain,
     read_model_config,
 )
 
@@ -93,10 +92,8 @@ def open_model(path: Path) -> Iterator[OpenModel]:
     """Open a model. Raise ModelLoadError as the loader does: for files that are missing or damaged, and for tensors
     that are missing, extra or misshaped."""
     config = read_model_config(path)
-    check_files(path, config)
     decoder = empty_decoder(config.spec)
-    with open_checkpoint(path) as stored:
-        weights = as_stored(config.weights, stored, path, config.spec)
+    with open_plain(path, config) as (weights, stored):
         views = checkpoint_views(decoder, weights)
         plain = {
             name: tuple(Source(name=each.name, stacked=each.stacked) for each in sources)

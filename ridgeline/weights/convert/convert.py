@@ -70,7 +70,8 @@ def convert(
         check_copies(model, report)
         if dtype is None and is_gguf(source):
             dtype = model.config.dtype
-        planned = [_planned(tensor, dtype, report) for tensor in model.tensors]
+        others = getattr(torch, dtype or model.config.dtype)
+        planned = [_planned(tensor, dtype, others, report) for tensor in model.tensors]
         partial_folder.mkdir()
         try:
             write_shards(partial_folder, split(planned, shard_size), _counter(model, progress))
@@ -94,8 +95,9 @@ def _counter(model: OpenModel, progress: Progress) -> Callable[[Planned], None]:
     return count
 
 
-def _planned(tensor: OpenTensor, dtype: str | None, report: Report) -> Planned:
-    kind = _DTYPES.get(tensor.stored.dtype, torch.float32) if dtype is None else getattr(torch, dtype)
+def _planned(tensor: OpenTensor, dtype: str | None, others: torch.dtype, report: Report) -> Planned:
+    """others: the dtype of what was quantized."""
+    kind = _DTYPES.get(tensor.stored.dtype, others) if dtype is None else others
     shape = stored_shape(tensor.part, tensor.ours)
     return Planned(tensor.ours.name, shape, kind, partial(_made, tensor, kind, shape, report))
 

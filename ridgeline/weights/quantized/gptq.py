@@ -1,0 +1,148 @@
+"""The method "gptq": codes packed along the inputs, as AutoGPTQ and GPTQModel write them.
+
+qweight is a little-endian stream of bits down each column. qzeros are packed likewise along the outputs; the first
+version of the format stores them less 1. With act order (`desc_act`) g_idx names the group of each input.
+
+Legend:
+    O  outputs
+    I  inputs
+    G  groups of a row
+    W  words of 32 bits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.weight_format import CodedFormat, Held
+from ridgeline.kernels.coded_gemm.op import packed, unpacked
+from ridgeline.weights.quantized.names import among, pattern
+from ridgeline.weights.quantized.piece import (
+    HALVES,
+    Files,
+    Piece,
+    Read,
+    Section,
+    Stored,
+    Wanted,
+    check_divides,
+    dtype_of,
+    finite_scales,
+    group_size,
+    little_endian_bytes,
+)
+
+BITS = (2, 3, 4, 8)
+
+
+class Gptq:
+    """See `Method`."""
+
+    label = "GPTQ"
+    tied = False
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        section = self.section = Section(config)
+        form = section.choice("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+        self.less_one = form == "gptq"
+        self.lm_head = section.boolean("lm_head")
+        self.skipped = section.names("modules_to_not_convert")
+        self.rules = self._rules()
+        self._settings(section)  # so that a wrong value is found at once
+
+    def _rules(self) -> list[tuple[bool, Any, Section]]:
+        """Return GPTQModel's `dynamic`: (is it quantized, regular expression, what is other than elsewhere)."""
+        dynamic = self.section.section("dynamic")
+        found = []
+        for key, changes in (dynamic.values if dynamic else {}).items():
+            text, skip = str(key).removeprefix("+:"), str(key).startswith("-:")
+            own = changes if isinstance(changes, Mapping) else {}
+            section = Section({**self.section.values, **own}, f"quantization_config.dynamic.{key}")
+            found.append((not skip, pattern(text.removeprefix("-:")), section))
+        return found
+
+    @staticmethod
+    def _settings(section: Section) -> tuple[int, int, bool, bool]:
+        """Return bits, group, symmetric, ordered."""
+        return (
+            section.integer("bits", BITS),
+            group_size(section, "group_size", 128),
+            section.boolean("sym", True),
+            section.boolean("desc_act"),
+        )
+
+    def piece(self, name: str, shape: tuple[int, ...], stored: Stored | None) -> Piece | None:
+        section = self.section
+        if len(shape) != 2 or (name == "lm_head" and not self.lm_head) or among(name, self.skipped):
+            return None
+        for quantized, expression, own in self.rules:
+            if expression.match(name):
+                if not quantized:
+                    return None
+                section = own
+                break
+        bits, group, symmetric, ordered = self._settings(section)
+        outputs, inputs = shape
+        check_divides(name, inputs, group)
+        if inputs * bits % 32 or outputs * bits % 32:
+            return None  # which GPTQ leaves as they are
+        groups = inputs // (group or inputs)
+        how = CodedFormat(bits=bits, group=group, zeros="middle" if symmetric else "levels")
+        tensors = {
+            f"{name}.qweight": Wanted(((inputs * bits // 32, outputs),), ("I32",)),
+            f"{name}.scales": Wanted(((groups, outputs),), HALVES),
+            f"{name}.qzeros": Wanted(((groups, outputs * bits // 32),), ("I32",), optional=symmetric),
+            f"{name}.g_idx": Wanted(((inputs,),), ("I32", "I64"), optional=not ordered),
+        }
+        read: dict[str, Read] = {
+            "code_OB": lambda files: _codes(files, name, bits, group if ordered else None),
+            "scale_OG": lambda files: finite_scales(f"{name}.scales")(files).T,
+        }
+        if not symmetric:
+            read["zero_OG"] = lambda files: _zeros(files(f"{name}.qzeros"), bits, self.less_one)
+        if ordered:
+            read["order_I"] = lambda files: order(files(f"{name}.g_idx"), group, f"{name}.g_idx")
+        held = Held(format=how, scales=dtype_of(stored, f"{name}.scales", "float16"), ordered=ordered)
+        return Piece(held=held, tensors=tensors, read=read, label="GPTQ")
+
+
+def _codes(files: Files, name: str, bits: int, ordered_group: int | None) -> Tensor:
+    """Return the codes in planes, with columns in the order of their groups if there is such an order."""
+    bytes_OB = little_endian_bytes(files(f"{name}.qweight").T)
+    if ordered_group is None and bits != 3:
+        return bytes_OB
+    codes_OI = stream(bytes_OB, bits)
+    if ordered_group is not None:
+        codes_OI = codes_OI[:, order(files(f"{name}.g_idx"), ordered_group, f"{name}.g_idx").long()]
+    return packed(codes_OI, bits)
+
+
+def _zeros(words_GW: Tensor, bits: int, less_one: bool) -> Tensor:
+    """Return the zeros of each output: uint8 [O, G]."""
+    zeros_GO = stream(little_endian_bytes(words_GW), bits)
+    if less_one:
+        zeros_GO = (zeros_GO + 1) & ((1 << bits) - 1)
+    return zeros_GO.T
+
+
+def stream(bytes_B: Tensor, bits: int) -> Tensor:
+    """Return the numbers of a stream of bits, the low ones first: uint8 [..., 8 / bits · B]."""
+    if bits != 3:
+        return unpacked(bytes_B, bits)
+    single = unpacked(bytes_B, 1).unflatten(-1, (-1, 3))
+    return single[..., 0] | single[..., 1] << 1 | single[..., 2] << 2
+
+
+def order(group_I: Tensor, group: int, name: str) -> Tensor:
+    """Return the inputs sorted by their groups, int32 [I]. Raise ModelLoadError unless groups are of one size."""
+    inputs, group_I = len(group_I), group_I.long()
+    each = group or inputs
+    counts = torch.bincount(group_I.clamp(0, inputs), minlength=inputs // each)
+    if (group_I < 0).any() or len(counts) != inputs // each or (counts != each).any():
+        raise ModelLoadError(f"{name} does not put {each} inputs into each group; copy it again.")
+    return torch.argsort(group_I, stable=True).int()

@@ -1,0 +1,251 @@
+"""Which of a checkpoint's weights are quantized, what forms they get, and how they are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.model_spec import Source, WeightMap
+from ridgeline.core.weight_format import BLOCK, Fp8Format, Held, HeldMatrix
+from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.experts import ExpertStack
+from ridgeline.layers.linear import Linear
+from ridgeline.quantization.held import WHOLE, Filling
+from ridgeline.weights.checkpoint import PLAIN, StoredTensor
+from ridgeline.weights.formats.gguf_file import is_gguf
+from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.quantized import METHODS
+from ridgeline.weights.quantized.gguf import Gguf
+from ridgeline.weights.quantized.piece import Method, Piece, Stored
+
+Target = tuple[Tensor, Callable[[], Tensor]]
+Pieces = Mapping[str, Piece]  # the name of a source → how it is stored
+Forms = Mapping[str, HeldMatrix]  # by the names of the decoder's modules
+
+SIDE_FILES = ("quantize_config.json", "quant_config.json")  # of GPTQ and AWQ, before configs had an entry for it
+KV_SCALES = re.compile(r"\.(?:[kvq]|kv|prob|[kvq]_proj\.output|[kv]_proj\.[kv])_(?:scale|zero_point)$")
+
+
+def quantization_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the quantization config in a folder's config.json, or in the file beside it; None: there is none."""
+    text = config.get("text_config")
+    for values in (config, text if isinstance(text, Mapping) else {}):
+        for name in ("quantization_config", "compression_config"):
+            if (found := values.get(name)) is not None:
+                if not isinstance(found, Mapping):
+                    raise ModelLoadError(f"config.json sets {name} to {repr(found)[:80]}; it must be an object.")
+                return found or None
+    for name, method in zip(SIDE_FILES, ("gptq", "awq"), strict=True):
+        if side := read_json(folder / name):
+            return {"quant_method": method, **side}
+    return None
+
+
+def method_of(config: Mapping[str, Any] | None) -> Method | None:
+    """Return the method of a quantization config. Raise ModelLoadError for one that we do not read."""
+    if config is None:
+        return None
+    name = config.get("quant_method")
+    if not isinstance(name, str) or name not in METHODS:
+        raise ModelLoadError(
+            f"config.json names the quantization method {repr(name)[:80]}, which is not read; known are "
+            f"{', '.join(METHODS)}."
+        )
+    method: Method = METHODS[name](config)
+    return method
+
+
+def method_name(folder: Path) -> str | None:
+    """Return the name of the method of the weights in a folder, or None if they are plain numbers."""
+    config = quantization_config(folder, read_json(folder / "config.json"))
+    return None if config is None else str(config.get("quant_method"))
+
+
+def folder_method(folder: Path) -> Method | None:
+    """Return the method of the weights in a folder or GGUF file."""
+    if is_gguf(folder):
+        return Gguf()
+    return method_of(quantization_config(folder, read_json(folder / "config.json")))
+
+
+def module_weights(stored: Stored) -> set[str]:
+    """Return the weights that files may hold in tensors of other names, by the names that plain ones have."""
+    modules = {f"{name.rpartition('.')[0]}.weight" for name in stored}
+    return modules | {name.removesuffix("_blocks") for name in stored if name.endswith("_blocks")}
+
+
+def pieces_of(decoder: Decoder, weights: WeightMap, method: Method | None, stored: Stored | None) -> Pieces:
+    """Return the quantized weights. A weight that lies in the files as plain numbers is none, whatever the config says.
+
+    decoder: a plain one, for its shapes. stored: None where there are no files.
+    """
+    if method is None:
+        return {}
+    found: dict[str, Piece] = {}
+    for module, owner, sources in matrices(decoder, weights, tied=method.tied):
+        for source, rows in zip(sources, _rows(owner, sources), strict=True):
+            plain = stored is not None and source.name in stored and stored[source.name].dtype in PLAIN
+            shape = (len(owner.weight), rows, owner.inputs) if source.stacked else (rows, owner.inputs)
+            piece = None if plain else method.piece(source.name.removesuffix(".weight"), shape, stored)
+            if piece is not None:
+                _check_order(module, source, piece)
+                found[source.name] = piece
+    return found
+
+
+def matrices(decoder: Decoder, weights: WeightMap, *, tied: bool) -> Iterator[tuple[str, Any, Sequence[Source]]]:
+    """Yield the linear maps and stacks of experts that are loaded, with their names and sources.
+
+    tied: with the output layer that shares the embedding's table.
+    """
+    for parameter, sources in weights.items():
+        module, _, kind = parameter.rpartition(".")
+        owner = decoder.get_submodule(module)
+        if kind == "weight" and isinstance(owner, (Linear, ExpertStack)):
+            yield module, owner, sources
+    if tied and decoder.spec.tie_word_embeddings:
+        yield "unembed", decoder.unembed, weights["embed.weight"]
+
+
+def _rows(owner: Any, sources: Sequence[Source]) -> Sequence[int]:
+    """Return the outputs of each source."""
+    if isinstance(owner, ExpertStack) and not sources[0].stacked:
+        return owner.parts * (len(sources) // len(owner.parts))
+    return owner.parts if len(sources) == len(owner.parts) else (sum(owner.parts),)
+
+
+def _check_order(module: str, source: Source, piece: Piece) -> None:
+    how = piece.held.format
+    if isinstance(how, Fp8Format) and how.block and (source.heads or source.interleaved or source.alternating):
+        raise ModelLoadError(f"{source.name} has its rows in another order than {module}, which blocks of FP8 cross.")
+
+
+def forms(decoder: Decoder, weights: WeightMap, pieces: Pieces) -> Forms:
+    """Return the forms of the modules with quantized weights, by the modules' names.
+
+    Stacks have one form for all experts and projections. Where files have several, weights are plain numbers.
+    """
+    found: dict[str, HeldMatrix] = {}
+    for module, owner, sources in matrices(decoder, weights, tied=True):
+        helds = tuple(pieces[source.name].held if source.name in pieces else None for source in sources)
+        rows = tuple(_rows(owner, sources))
+        if isinstance(owner, Linear):
+            if any(helds):
+                beside = module == "unembed" and decoder.spec.tie_word_embeddings
+                found[module] = HeldMatrix(helds=helds, rows=rows, inputs=owner.inputs, beside=beside)
+        elif len(set(helds)) == 1 and helds[0] is not None and _whole_blocks(owner, helds[0]):
+            count = len(sources) if sources[0].stacked else len(owner.parts)
+            one = (helds[0],) * count
+            found[module] = HeldMatrix(helds=one, rows=rows[:count], inputs=owner.inputs, copies=len(owner.weight))
+    return found
+
+
+def _whole_blocks(stack: ExpertStack, held: Held) -> bool:
+    block = isinstance(held.format, Fp8Format) and held.format.block
+    return not block or not any(rows % BLOCK for rows in stack.parts[:-1])
+
+
+def widened(weights: WeightMap, views: Mapping[str, list[int]], pieces: Pieces, stored: Stored) -> Stored:
+    """Return the files' tensors, in which the pieces are plain tensors of the shapes that unquantized files have."""
+    used = {name for piece in pieces.values() for name in piece.tensors}
+    found = {name: tensor for name, tensor in stored.items() if name not in used}
+    sources = {source.name: source for each in weights.values() for source in each}
+    for name, piece in pieces.items():
+        flip = sources[name].transpose
+
+        def read(piece: Piece = piece, flip: bool = flip) -> Tensor:
+            return _flipped(piece.numbers(lambda each: stored[each].read()), flip)
+
+        def part(index: int, piece: Piece = piece, flip: bool = flip) -> Tensor:
+            return _flipped(piece.numbers(partial(_part, stored, index)), flip)
+
+        found[name] = StoredTensor(views[name], piece.label, read, part if sources[name].stacked else None)
+    return found
+
+
+def _flipped(numbers: Tensor, flip: bool) -> Tensor:
+    return numbers.transpose(-1, -2) if flip else numbers
+
+
+def _part(stored: Stored, index: int, name: str) -> Tensor:
+    part = stored[name].part
+    assert part is not None
+    return part(index)
+
+
+def targets(
+    module: nn.Module,
+    sources: Sequence[Source],
+    pieces: Pieces,
+    stored: Stored,
+    view: Callable[[Tensor, Source], Tensor],
+) -> Iterator[Target]:
+    """Yield the tensors of a module that keeps the form of its files, each with the function that reads it.
+
+    view: returns a part of a tensor in the order of a source.
+    """
+    assert isinstance(module, (Linear, ExpertStack))
+    for filling in module.fillings:
+        own = [replace(source, transpose=False) for source in _own(filling.parts, len(module.parts), sources)]
+        for field, tensor in filling.tensors.items():
+            if field in WHOLE:
+                yield tensor, partial(_shared, field, own, pieces, stored, tensor.shape)
+                continue
+            for source, part in zip(own, _split(filling, field, len(own)), strict=True):
+                place = view(part, source)
+                yield place, partial(_read, pieces.get(source.name), field, source.name, stored, place.shape)
+
+
+def _own(parts: Mapping[int, int], count: int, sources: Sequence[Source]) -> list[Source]:
+    """Return the sources of some of a module's projections."""
+    if len(sources) <= count:
+        return [sources[part] for part in parts]
+    return [source for number, source in enumerate(sources) if number % count in parts]
+
+
+def _split(filling: Filling, field: str, count: int) -> Sequence[Tensor]:
+    """Return the parts of a field that so many sources fill."""
+    parts = filling.rows(field)
+    if count <= len(parts):
+        return parts
+    experts = [part.unbind() for part in parts]  # of files with one tensor for each expert
+    return [part[expert] for expert in range(len(experts[0])) for part in experts]
+
+
+def _read(piece: Piece | None, field: str, name: str, stored: Stored, shape: torch.Size) -> Tensor:
+    if piece is None:
+        return stored[name].read().view(shape)
+    return piece.read[field](lambda each: stored[each].read()).reshape(shape)
+
+
+def _shared(field: str, sources: Sequence[Source], pieces: Pieces, stored: Stored, shape: torch.Size) -> Tensor:
+    """Return what all outputs share, of which each source has its own: the largest scale of activations, or what must
+    be the same in all of them."""
+    found = [pieces[source.name].read[field](lambda each: stored[each].read()) for source in sources]
+    single = 1 if field == "order_I" else 0
+    if len(shape) == single:
+        return _agreed(field, found, sources)
+    each = len(found) // shape[0]
+    groups = [range(first, first + each) for first in range(0, len(found), each)]
+    return torch.stack([_agreed(field, [found[i] for i in group], [sources[i] for i in group]) for group in groups])
+
+
+def _agreed(field: str, found: Sequence[Tensor], sources: Sequence[Source]) -> Tensor:
+    if field == "x_scale":
+        return torch.stack(list(found)).amax(0)
+    for tensor, source in zip(found, sources, strict=True):
+        if not torch.equal(tensor, found[0]):
+            what = "order of inputs" if field == "order_I" else "factor"
+            one, other = (each.name.removesuffix(".weight") for each in (source, sources[0]))
+            raise ModelLoadError(
+                f"{one} has another {what} than {other}, with which it is multiplied as one; quantize them together."
+            )
+    return found[0]

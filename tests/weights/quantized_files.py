@@ -1,0 +1,473 @@
+"""Tiny models quantized and written as the formats' makers describe them, in numpy and number by number.
+
+Each writer takes a float32 matrix [outputs, inputs] and returns the tensors of its module and the numbers that they
+stand for. Nothing here is the package's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests import tiny_models
+
+Written = tuple[dict[str, Tensor], Tensor]
+Writer = Callable[[Tensor], Written]
+
+SIZES = {
+    "llama": {"hidden_size": 128, "intermediate_size": 256},
+    "qwen3": {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32},
+    "qwen3_moe": {"hidden_size": 128, "moe_intermediate_size": 128, "num_experts": 4},
+    "mixtral": {"hidden_size": 128, "intermediate_size": 128},
+}
+MATRICES = re.compile(r"layers\.\d+\..*(_proj|\.w[123])\.weight$")
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """config: the quantization_config. write: what becomes of a matrix. plain: parts of the names of
+    those that stay as they are. others: parts of names, whose matrices are written otherwise. rounds: how activations
+    are rounded, a key of ROUNDED."""
+
+    config: dict[str, Any]
+    write: Writer
+    plain: tuple[str, ...] = ()
+    others: Mapping[str, Writer] = field(default_factory=dict)
+    rounds: str | None = None
+
+
+def quantize(family: str, scheme: Scheme, folder: Path, **changes: Any) -> tuple[Path, Any]:
+    """Write the family's tiny model quantized, and return its folder and transformers' model with those numbers."""
+    model = tiny_models.build(family, **{**SIZES[family], **changes})
+    model.save_pretrained(folder)
+    stored = tiny_models.as_stored(model, tiny_models.tensors(model))
+    numbers: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        tensor = tensor.detach().contiguous()
+        if not MATRICES.search(name) or any(part in name for part in scheme.plain):
+            tensors[name] = tensor
+            continue
+        write = next((own for part, own in scheme.others.items() if part in name), scheme.write)
+        made, numbers[name] = write(tensor)
+        base = name.removesuffix(".weight")
+        tensors |= {
+            f"{base}.{each}": value.clone(memory_format=torch.contiguous_format) for each, value in made.items()
+        }
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    plain = folder.with_name(f"{folder.name}-plain")
+    plain.mkdir()
+    save_file(
+        {**{n: t.contiguous() for n, t in stored.items()}, **numbers}, plain / "model.safetensors", {"format": "pt"}
+    )
+    config = json.loads((folder / "config.json").read_text())
+    (plain / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": scheme.config}))
+    return folder, type(model).from_pretrained(plain, attn_implementation="eager").eval()
+
+
+def _in_e4m3(x: Tensor, scale: Tensor) -> Tensor:
+    return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+
+def _by_block(x: Tensor) -> Tensor:
+    blocks = x.unflatten(-1, (-1, 128))
+    return _in_e4m3(blocks, blocks.abs().amax(-1, keepdim=True) / 448).flatten(-2)
+
+
+def _in_int8(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale + 0.5).floor() * scale
+
+
+X_SCALE = 0.125
+ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "static": lambda x: _in_e4m3(x, torch.tensor(X_SCALE)),
+    "token": lambda x: _in_e4m3(x, x.abs().amax(-1, keepdim=True) / 448),
+    "block": _by_block,
+    "int8": _in_int8,
+}
+
+
+def round_inputs(model: Any, scheme: Scheme) -> None:
+    """Make a model round what its quantized linear maps get."""
+    if scheme.rounds is None:
+        return
+    rounded = ROUNDED[scheme.rounds]
+    for name, module in model.named_modules():
+        if MATRICES.search(f"{name}.weight") and isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(lambda module, given: (rounded(given[0]), *given[1:]))
+
+
+def _int32(words: np.ndarray) -> Tensor:
+    return torch.from_numpy(words.astype(np.uint32).view(np.int32))
+
+
+# FP8
+
+
+def _e4m3(values: Tensor) -> Tensor:
+    return values.clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def fp8_tensor(static: bool, scale_name: str = "weight_scale", x_name: str = "input_scale") -> Writer:
+    def write(matrix: Tensor) -> Written:
+        scale = matrix.abs().max() / 448
+        numbers = _e4m3(matrix / scale)
+        made = {"weight": numbers, scale_name: scale.reshape(())}
+        if static:
+            made[x_name] = torch.tensor([X_SCALE])
+        return made, numbers.float() * scale
+
+    return write
+
+
+def fp8_channel(matrix: Tensor) -> Written:
+    scale = (matrix.abs().amax(1, keepdim=True) / 448).bfloat16()
+    numbers = _e4m3(matrix / scale.float())
+    return {"weight": numbers, "weight_scale": scale}, numbers.float() * scale.float()
+
+
+def fp8_block(scale_name: str) -> Writer:
+    def write(matrix: Tensor) -> Written:
+        rows, columns = matrix.shape
+        scale = torch.empty(-(-rows // 128), -(-columns // 128))
+        numbers, back = torch.empty(rows, columns, dtype=torch.float8_e4m3fn), torch.empty(rows, columns)
+        for r in range(scale.shape[0]):
+            for c in range(scale.shape[1]):
+                place = slice(r * 128, (r + 1) * 128), slice(c * 128, (c + 1) * 128)
+                scale[r, c] = matrix[place].abs().max() / 448
+                numbers[place] = _e4m3(matrix[place] / scale[r, c])
+                back[place] = numbers[place].float() * scale[r, c]
+        return {"weight": numbers, scale_name: scale}, back
+
+    return write
+
+
+# Codes in groups
+
+
+def _affine(matrix: Tensor, bits: int, group: int, symmetric: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return codes [O, I] from 0, float16 scales [O, G] and zeros [O, G]."""
+    rows, columns = matrix.shape
+    size = group if group > 0 else columns
+    values = matrix.numpy().reshape(rows, columns // size, size)
+    top = (1 << bits) - 1
+    if symmetric:
+        scale = (np.abs(values).max(-1) * 2 / top).astype(np.float16)
+        zero = np.full(scale.shape, 1 << (bits - 1))
+    else:
+        low, high = np.minimum(values.min(-1), 0), np.maximum(values.max(-1), 0)
+        scale = ((high - low) / top).astype(np.float16)
+        zero = np.clip(np.round(-low / scale.astype(np.float32)), 0, top).astype(np.int64)
+    codes = np.clip(np.round(values / scale.astype(np.float32)[..., None]) + zero[..., None], 0, top)
+    return codes.reshape(rows, columns).astype(np.int64), scale, zero
+
+
+def _numbers(codes: np.ndarray, scale: np.ndarray, zero: np.ndarray, group_of: np.ndarray) -> Tensor:
+    found = (codes - zero[:, group_of]).astype(np.float32) * scale[:, group_of].astype(np.float32)
+    return torch.from_numpy(found.astype(np.float32))
+
+
+def _stream(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Pack the first dimension into words of 32 bits: number n takes the bits from n · bits on."""
+    count, width = numbers.shape
+    words = np.zeros((count * bits // 32, width), np.uint64)
+    for n in range(count):
+        for bit in range(bits):
+            word, place = divmod(n * bits + bit, 32)
+            words[word] |= ((numbers[n].astype(np.uint64) >> np.uint64(bit)) & np.uint64(1)) << np.uint64(place)
+    return words
+
+
+def gptq(bits: int = 4, group: int = 128, symmetric: bool = True, act_order: bool = False, version: int = 1) -> Writer:
+    def write(matrix: Tensor) -> Written:
+        columns = matrix.shape[1]
+        size = group if group > 0 else columns
+        order = np.random.default_rng(columns).permutation(columns) if act_order else np.arange(columns)
+        codes, scale, zero = _affine(matrix[:, torch.from_numpy(order)], bits, group, symmetric)
+        group_of = np.empty(columns, np.int64)
+        group_of[order] = np.arange(columns) // size
+        natural = np.empty_like(codes)
+        natural[:, order] = codes
+        stored = (zero - (version == 1)) % (1 << bits)
+        made = {
+            "qweight": _int32(_stream(natural.T, bits)),
+            "qzeros": _int32(_stream(stored, bits).T),
+            "scales": torch.from_numpy(scale.T.copy()),
+            "g_idx": torch.from_numpy(group_of.astype(np.int32)),
+        }
+        return made, _numbers(natural, scale, zero, group_of)
+
+    return write
+
+
+def awq(group: int = 64) -> Writer:
+    places = (0, 2, 4, 6, 1, 3, 5, 7)  # AutoAWQ's order_map: the column that a word's n-th code has
+
+    def words(numbers: np.ndarray) -> Tensor:
+        found = np.zeros((numbers.shape[0], numbers.shape[1] // 8), np.uint64)
+        for word in range(found.shape[1]):
+            for n, column in enumerate(places):
+                found[:, word] |= numbers[:, word * 8 + column].astype(np.uint64) << np.uint64(4 * n)
+        return _int32(found)
+
+    def write(matrix: Tensor) -> Written:
+        codes, scale, zero = _affine(matrix, 4, group, symmetric=False)
+        made = {"qweight": words(codes.T), "qzeros": words(zero.T), "scales": torch.from_numpy(scale.T.copy())}
+        return made, _numbers(codes, scale, zero, np.arange(matrix.shape[1]) // group)
+
+    return write
+
+
+def packed(bits: int = 4, group: int = 64, symmetric: bool = True, act_order: bool = False) -> Writer:
+    """compressed-tensors' pack-quantized."""
+
+    def words(numbers: np.ndarray) -> np.ndarray:
+        per_word = 32 // bits
+        found = np.zeros((numbers.shape[0], -(-numbers.shape[1] // per_word)), np.uint64)
+        for column in range(numbers.shape[1]):
+            word, place = divmod(column, per_word)
+            found[:, word] |= numbers[:, column].astype(np.uint64) << np.uint64(place * bits)
+        return found
+
+    def write(matrix: Tensor) -> Written:
+        rows, columns = matrix.shape
+        size = group if group > 0 else columns
+        order = np.random.default_rng(columns).permutation(columns) if act_order else np.arange(columns)
+        codes, scale, zero = _affine(matrix[:, torch.from_numpy(order)], bits, group, symmetric)
+        group_of = np.empty(columns, np.int64)
+        group_of[order] = np.arange(columns) // size
+        natural = np.empty_like(codes)
+        natural[:, order] = codes
+        made = {
+            "weight_packed": _int32(words(natural)),
+            "weight_scale": torch.from_numpy(scale),
+            "weight_shape": torch.tensor([rows, columns]),
+        }
+        if not symmetric:
+            made["weight_zero_point"] = _int32(words(zero.T).T)
+        if act_order:
+            made["weight_g_idx"] = torch.from_numpy(group_of.astype(np.int32))
+        return made, _numbers(natural, scale, zero, group_of)
+
+    return write
+
+
+def int8_channel(matrix: Tensor) -> Written:
+    scale = matrix.abs().amax(1, keepdim=True) / 127
+    levels = (matrix / scale).round().to(torch.int8)
+    return {"weight": levels, "weight_scale": scale}, levels.float() * scale
+
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def _four_bits(values: Tensor) -> Tensor:
+    """Return the code of the nearest E2M1 number: the sign in the highest of four bits."""
+    table = torch.tensor(E2M1)
+    return (values.abs()[..., None] - table).abs().argmin(-1) | (values < 0).long() << 3
+
+
+def _e2m1(codes: Tensor) -> Tensor:
+    return torch.tensor(E2M1)[codes & 7] * torch.where(codes > 7, -1.0, 1.0)
+
+
+def _pairs(codes: Tensor, high_first: bool = False) -> Tensor:
+    first, second = codes[..., 0::2], codes[..., 1::2]
+    return (first << 4 | second if high_first else second << 4 | first).to(torch.uint8)
+
+
+def mxfp4(matrix: Tensor) -> Written:
+    rows, columns = matrix.shape
+    groups = matrix.view(rows, columns // 32, 32)
+    power = groups.abs().amax(-1).log2().floor() - 2
+    codes = _four_bits(groups / 2 ** power[..., None])
+    numbers = (_e2m1(codes) * 2 ** power[..., None]).view(rows, columns)
+    made = {"weight_packed": _pairs(codes.view(rows, columns)), "weight_scale": (power + 127).to(torch.uint8)}
+    return made, numbers
+
+
+def nvfp4(matrix: Tensor) -> Written:
+    """The file's factor is what the scales were multiplied by. It is that of all modules, as of those fused."""
+    rows, columns = matrix.shape
+    factor = torch.tensor([256.0])
+    groups = matrix.view(rows, columns // 16, 16)
+    scale = (groups.abs().amax(-1) / 6 * factor).to(torch.float8_e4m3fn)
+    real = scale.float() / factor
+    codes = _four_bits(groups / real[..., None])
+    numbers = (_e2m1(codes) * real[..., None]).view(rows, columns)
+    made = {
+        "weight_packed": _pairs(codes.view(rows, columns)),
+        "weight_scale": scale,
+        "weight_global_scale": factor,
+        "input_global_scale": torch.tensor([3.0]),
+    }
+    return made, numbers
+
+
+# bitsandbytes
+
+
+def bnb_int8(matrix: Tensor) -> Written:
+    largest = matrix.abs().amax(1)
+    levels = (matrix / largest[:, None] * 127).round().to(torch.int8)
+    made = {"weight": levels, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return made, levels.float() * largest[:, None] / 127
+
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+FP4 = (0.0, 0.0052083333, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25)  # of one sign; the highest bit is the sign
+
+
+def bnb_four(kind: str = "nf4", nested: bool = False) -> Writer:
+    table = torch.tensor(NF4 if kind == "nf4" else (*FP4, *(-value for value in FP4)))
+
+    def write(matrix: Tensor) -> Written:
+        rows, columns = matrix.shape
+        blocks = matrix.reshape(-1, 64)
+        largest = blocks.abs().amax(1)
+        state: dict[str, Any] = {"quant_type": kind, "blocksize": 64, "shape": [rows, columns], "dtype": "float32"}
+        made = {"weight.absmax": largest, "weight.quant_map": table}
+        if nested:
+            offset, levels = largest.mean(), torch.linspace(-1, 1, 256)
+            outer = torch.stack([part.abs().max() for part in (largest - offset).split(256)])
+            relative = (largest - offset) / outer.repeat_interleave(256)[: len(largest)]
+            codes = (relative[:, None] - levels).abs().argmin(1)
+            made["weight.absmax"] = codes.to(torch.uint8)
+            made |= {"weight.nested_absmax": outer, "weight.nested_quant_map": levels}
+            state |= {"nested_offset": offset.item(), "nested_blocksize": 256, "nested_dtype": "float32"}
+            largest = levels[codes] * outer.repeat_interleave(256)[: len(largest)] + offset
+        codes = (blocks[..., None] / largest[:, None, None] - table).abs().argmin(-1)
+        made["weight"] = _pairs(codes.flatten(), high_first=True)[:, None]
+        spelled = json.dumps(state).encode()
+        made[f"weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(list(spelled), dtype=torch.uint8)
+        return made, (table[codes] * largest[:, None]).view(rows, columns)
+
+    return write
+
+
+def compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head", "re:.*mlp.gate$"],
+        "quantization_status": "compressed",
+        "kv_cache_scheme": None,
+        **more,
+    }
+
+
+_FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
+_TOKENS = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
+_INT = {"type": "int", "strategy": "group", "dynamic": False}
+_FOUR = {"num_bits": 4, "type": "float", "symmetric": True, "dynamic": False}
+_INT8_TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
+
+
+def _gptq(**how: Any) -> Scheme:
+    bits, group, symmetric = how.get("bits", 4), how.get("group", 128), how.get("symmetric", True)
+    act, version = how.get("act_order", False), how.get("version", 1)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric, "desc_act": act}
+    return Scheme({**config, "checkpoint_format": "gptq" if version == 1 else "gptq_v2"}, gptq(**how))
+
+
+def _bnb(**how: Any) -> Scheme:
+    config = {"bnb_4bit_quant_type": how["kind"], "bnb_4bit_use_double_quant": how.get("nested", False)}
+    method = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "uint8"}
+    return Scheme({**method, **config}, bnb_four(**how))
+
+
+def _packed(**how: Any) -> Scheme:
+    group, act = how.get("group", 64), how.get("act_order", False)
+    numbers = {
+        **_INT,
+        "num_bits": how.get("bits", 4),
+        "symmetric": how.get("symmetric", True),
+        "actorder": "group" if act else None,
+        **({"group_size": group} if group > 0 else {"strategy": "channel"}),
+    }
+    return Scheme(compressed("pack-quantized", numbers), packed(**how))
+
+
+SCHEMES: dict[str, Scheme] = {
+    "fp8 static": Scheme(
+        {"quant_method": "fp8", "activation_scheme": "static"}, fp8_tensor(static=True), rounds="static"
+    ),
+    "fp8 dynamic": Scheme(
+        {"quant_method": "fp8", "activation_scheme": "dynamic"}, fp8_tensor(static=False), rounds="token"
+    ),
+    "fp8 transformers": Scheme(
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        fp8_tensor(True, "weight_scale_inv", "activation_scale"),
+        rounds="static",
+    ),
+    "fp8 blocks": Scheme(
+        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]},
+        fp8_block("weight_scale_inv"),
+        rounds="block",
+    ),
+    "fbgemm": Scheme({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, fp8_channel, rounds="token"),
+    "ct fp8 tensor": Scheme(
+        compressed("float-quantized", {**_FLOAT8, "strategy": "tensor"}, {**_FLOAT8, "strategy": "tensor"}),
+        fp8_tensor(static=True),
+        rounds="static",
+    ),
+    "ct fp8 channel": Scheme(
+        compressed("float-quantized", {**_FLOAT8, "strategy": "channel"}, _TOKENS), fp8_channel, rounds="token"
+    ),
+    "ct fp8 block": Scheme(
+        compressed("float-quantized", {**_FLOAT8, "strategy": "block", "block_structure": [128, 128]}, _TOKENS),
+        fp8_block("weight_scale"),
+        rounds="block",
+    ),
+    "ct fp8 weights": Scheme(compressed("naive-quantized", {**_FLOAT8, "strategy": "channel"}), fp8_channel),
+    "ct int8": Scheme(
+        compressed("int-quantized", {**_INT, "num_bits": 8, "strategy": "channel"}, _INT8_TOKENS),
+        int8_channel,
+        rounds="int8",
+    ),
+    "ct int8 weights": Scheme(
+        compressed("int-quantized", {**_INT, "num_bits": 8, "strategy": "channel"}), int8_channel
+    ),
+    "ct w4": _packed(),
+    "ct w4 zeros": _packed(symmetric=False),
+    "ct w4 order": _packed(act_order=True),
+    "ct w4 channel": _packed(group=-1),
+    "ct w8": _packed(bits=8, group=32, symmetric=False),
+    "ct mxfp4": Scheme(compressed("mxfp4-pack-quantized", {**_FOUR, "strategy": "group", "group_size": 32}), mxfp4),
+    "ct nvfp4": Scheme(
+        compressed("nvfp4-pack-quantized", {**_FOUR, "strategy": "tensor_group", "group_size": 16}), nvfp4
+    ),
+    "gptq": _gptq(),
+    "gptq 32": _gptq(group=32, symmetric=False),
+    "gptq row": _gptq(group=-1),
+    "gptq order": _gptq(group=32, symmetric=False, act_order=True),
+    "gptq v2": _gptq(group=64, symmetric=False, version=2),
+    "gptq 8": _gptq(bits=8, group=64),
+    "gptq 8 zeros": _gptq(bits=8, group=64, symmetric=False, act_order=True),
+    "gptq 2": _gptq(bits=2, group=32, symmetric=False),
+    "gptq 3": _gptq(bits=3, group=64, symmetric=False, act_order=True),
+    "awq": Scheme({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}, awq()),
+    "bnb int8": Scheme({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_int8),
+    "bnb nf4": _bnb(kind="nf4"),
+    "bnb nf4 nested": _bnb(kind="nf4", nested=True),
+    "bnb fp4": _bnb(kind="fp4"),
+}
