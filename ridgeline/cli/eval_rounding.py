@@ -92,7 +92,8 @@ def quantization(
     if as_json:
         print(json.dumps([{"scheme": r.scheme, "method": r.method, **_values(r)} for r in rows]))
     else:
-        title = f"{dense.folder.name}, {tokens_WT1[:, 1:].numel():,} tokens, speed on {_named(where)}"
+        title = f"{dense.folder.name}, {tokens_WT1[:, 1:].numel():,} tokens"
+        title += f"; tokens/s at batch sizes on {_named(where)}" if sizes else ""
         Console().print(_table(title, rows, sizes))
     print(f"ridgeline: appended to {out}", file=sys.stderr)
 
@@ -180,7 +181,7 @@ def _table(title: str, rows: Sequence[Row], batches: Sequence[int]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("scheme")
     table.add_column("method")
-    for name in ("bits", "MB", "ppl", "KL", "KL p99", "greedy", *(f"tok/s b{batch}" for batch in batches)):
+    for name in ("bits", "MB", "ppl", "KL", "greedy", *(f"b{batch}" for batch in batches)):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         costs = row.costs
@@ -191,7 +192,6 @@ def _table(title: str, rows: Sequence[Row], batches: Sequence[int]) -> Table:
             f"{row.weight_bytes / 1e6:,.2f}",
             f"{costs.perplexity:,.3f}",
             f"{costs.kl_mean:.1e}",
-            f"{costs.kl_p99:.1e}",
             f"{costs.equal_greedy:.1%}",
             *(f"{row.speed[batch]:,.0f}" if batch in row.speed else "" for batch in batches),
         )
@@ -199,14 +199,16 @@ def _table(title: str, rows: Sequence[Row], batches: Sequence[int]) -> Table:
 
 
 def _cache_table(title: str, found: CacheCosts) -> Table:
-    named = f"{title}: perplexity (KL) by position, {found.windows} windows, a scale for each token and key head"
+    named = f"{title}: perplexity by position, {found.windows} windows, a scale for each token and key head"
     table = Table(title=named, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    starts = [0, *found.edges[:-1]]
-    ends = (f"{start:,}–{end - 1:,}" for start, end in zip(starts, found.edges, strict=True))  # noqa: RUF001
-    for name in ("cache", "rounded", "bits", *ends):
-        table.add_column(name, justify="right" if name[0].isdigit() or name == "bits" else "left", no_wrap=True)
-    table.add_row("float32", "", "32", *(f"{each:.3f}" for each in found.perplexity))
+    table.add_column("cache")
+    table.add_column("rounded")
+    for name in ("bits", "KL", *(f"< {edge:,}" for edge in found.edges)):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row("float32", "", "32", "", *(f"{each:.3f}" for each in found.perplexity))
+    widths = [end - start for start, end in zip([0, *found.edges[:-1]], found.edges, strict=True)]
     for cost in found.costs:
-        cells = (f"{p:.3f} ({kl:.0e})" for p, kl in zip(cost.perplexity, cost.kl, strict=True))
-        table.add_row(cost.format, cost.side, f"{cost.bits:.2f}", *cells)
+        kl = sum(each * width for each, width in zip(cost.kl, widths, strict=True)) / found.edges[-1]
+        cells = (f"{each:.3f}" for each in cost.perplexity)
+        table.add_row(cost.format, cost.side, f"{cost.bits:.2f}", f"{kl:.1e}", *cells)
     return table
