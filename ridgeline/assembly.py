@@ -48,6 +48,7 @@ class Assembly:
 
     engine: Engine
     worker: LocalWorker
+    ops: Ops
     model: ModelConfig
     folder: Path
     device: torch.device
@@ -143,6 +144,7 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     return Assembly(
         engine=engine,
         worker=worker,
+        ops=choices.ops,
         model=choices.model,
         folder=choices.folder,
         device=device,
