@@ -61,6 +61,7 @@ class Assembly:
 
     engine: Engine
     worker: LocalWorker
+    ops: Ops
     model: ModelConfig
     folder: Path
     device: torch.device
@@ -163,6 +164,7 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     return Assembly(
         engine=engine,
         worker=worker,
+        ops=choices.ops,
         model=choices.model,
         folder=choices.folder,
         device=device,

@@ -61,7 +61,7 @@ def cached_as(llm: LLM, keys: str, values: str) -> Iterator[None]:
         raise InvalidConfig(
             "formats are simulated with kv_cache_dtype auto, enforce_eager, and without enable_prefix_caching."
         )
-    ops = llm.assembly.worker.runner.decoder.ops
+    ops = llm.assembly.ops
     before = ops.rope_kv, ops.decode_attention
     write = storing(rope_kv, keys, values)
     ops.rope_kv, ops.decode_attention = write, composed(write, ops.paged_attention)  # type: ignore[misc, assignment]
