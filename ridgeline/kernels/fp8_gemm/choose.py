@@ -1,9 +1,13 @@
 """The choice of the kernel for a product with 8-bit weights, and its cut: plain functions of shapes, without torch.
 
-1 or 2 tokens   rows.py, norm and gate included; activations stay as they are
-3 to 128        on Hopper hopper_stream.py, behind a kernel that rounds the activations
-more            on Hopper hopper_tiles.py, likewise
-elsewhere       tiles.py, which multiplies in 16 bits
+On Hopper a kernel rounds the activations, with the norm before if there is one. Then come
+
+up to 64 tokens      hopper_stream.py
+up to some hundreds  hopper_stream.py, if one lap of its tiles of 128 x 128 is enough; with scales of blocks
+                     hopper_tiles.py
+more                 hopper_tiles.py, or library.py
+
+On other GPUs tiles.py multiplies in 16 bits. The rules are those which won in benchmarks/results/h200-fp8.jsonl.
 """
 
 from __future__ import annotations
@@ -12,20 +16,9 @@ from dataclasses import dataclass
 
 PANEL = 128  # inputs in one swizzled row of shared memory, and inputs of a block with a scale of its own
 RING = 217_000  # bytes of shared memory for stages; barriers and turned tiles need a few thousand more
-ROWS_TOKENS = 2
-STREAM_TOKENS = 128
-MOST_INPUTS = 16_384  # a program of rows.py holds a whole row
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A cut of rows.py: `rows` weight rows at once (of each half if gated). programs: on each multiprocessor."""
-
-    rows: int
-    tokens: int
-    block: int
-    warps: int
-    programs: int
+STREAM_TOKENS = 64  # above that, scales of blocks belong to too many columns of a thread
+LIBRARY_TOKENS = 1024
+LIBRARY_INPUTS = 16_384
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,8 @@ class Stream:
 
 @dataclass(frozen=True)
 class Tiles:
-    """A cut of hopper_tiles.py: tiles of 128 tokens by 256 weight rows (128 of each half if gated)."""
+    """A cut of hopper_tiles.py: tiles of 128 tokens by 256 weight rows, or by 128 with `promote` (half of them gates if
+    gated)."""
 
     stages: int = 4
     promote: bool = False
@@ -64,33 +58,33 @@ class Tile:
     stages: int = 3
 
 
-def choose_rows(tokens: int, inputs: int, outputs: int, *, gated: bool) -> Rows | None:
-    """Return the cut for one or two tokens, or None. outputs: of each half if gated."""
-    if not 0 < tokens <= ROWS_TOKENS or inputs > MOST_INPUTS or inputs % 16:
-        return None
-    block = max(512, _power_of_two(inputs))
-    if block > 4096:
-        return Rows(1, tokens, block, 16, 2)
-    rows = (2 if gated else 4) // (tokens if block == 4096 else 1)
-    return Rows(rows, tokens, block, max(1, block // 512), 4 if block == 4096 else 6)
-
-
-def choose_hopper(tokens: int, inputs: int, outputs: int, *, gated: bool, processors: int) -> Stream | Tiles:
-    """Return the cut for rounded activations on Hopper. outputs: of each half if gated.
-
-    If tiles of hopper_stream.py are few, the tokens are split where that alone gives enough programs, and the inputs
-    otherwise. The rules are those of gemm/choose.py with half of the bytes.
-    """
+def choose_hopper(
+    tokens: int, inputs: int, outputs: int, *, gated: bool, processors: int, blocked: bool = False
+) -> Stream | Tiles:
+    """Return the cut for rounded activations on Hopper. outputs: of each half if gated."""
     if tokens > STREAM_TOKENS:
-        return Tiles()
-    long = not gated and inputs >= 4096
-    padded, tiles = max(16, _power_of_two(tokens)), -(-outputs // 64)
-    if not long and tokens > 32 and processors // 3 < tiles * -(-tokens // 32) <= processors // 2:
-        padded = 32
-    rows = 64
-    if tiles * -(-tokens // padded) > processors:
+        if blocked:
+            return Tiles(6, promote=True)
+        columns = -(-tokens // 128)
+        # A tile of hopper_tiles.py costs two of 128 x 128, so it must save half of the laps
+        if tokens > 128 and -(-outputs // 128) * columns > processors:
+            return Tiles()
+        rows = 128 if -(-outputs // 64) * columns > processors else 64
+        tiles = -(-outputs // rows) * columns
+        return stream(rows, 128, inputs, tiles, gated=gated, processors=processors, long=not gated and inputs >= 8192)
+    # Programs that share a tile's inputs wait for each other for about as long as 4096 inputs take
+    long = not gated and inputs >= (4096 if blocked else 8192)
+    padded, rows = max(16, _power_of_two(tokens)), 64
+    tiles = -(-outputs // 64)
+    if tiles > processors:
         rows, tiles = 128, -(-outputs // 128)
-    return stream(rows, padded, inputs, tiles * -(-tokens // padded), gated=gated, processors=processors, long=long)
+    return stream(rows, padded, inputs, tiles, gated=gated, processors=processors, long=long)
+
+
+def library_wins(tokens: int, inputs: int, *, gated: bool) -> bool:
+    """Return True where cuBLAS' product of E4M3 numbers is faster: its tiles overlap the end of one with the begin of
+    the next, which matters less the longer the rows are, and it has no gate."""
+    return tokens >= LIBRARY_TOKENS and inputs < LIBRARY_INPUTS and not gated
 
 
 def stream(

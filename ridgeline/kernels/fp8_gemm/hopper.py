@@ -56,12 +56,14 @@ def launch_tiles(
     """Return what `launch_stream` does."""
     (tokens, inputs), device = x.q_TI.shape, x.q_TI.device
     outputs = len(weight.number_OI) // 2 if gate else len(weight.number_OI)
-    tiles = triton.cdiv(tokens, 128) * triton.cdiv(outputs, 128 if gate else 256)
+    promote = _promotes(plan, weight)
+    rows = 128 if promote else 256
+    tiles = triton.cdiv(tokens, 128) * triton.cdiv(outputs, rows // 2 if gate else rows)
     y_TO = torch.empty(tokens, outputs, dtype=dtype, device=device)
     tiles_kernel[(min(tiles, num_multiprocessors(device)),)](
-        _descriptor(x.q_TI, 128), _descriptor(weight.number_OI, 128), x.scale, weight.scale,
+        _descriptor(x.q_TI, 128), _descriptor(weight.number_OI, rows // 2), x.scale, weight.scale,
         y_TO if bias_O is None else bias_O, y_TO, tokens, outputs, inputs, STAGES=plan.stages, BLOCKED=weight.blocked,
-        PROMOTE=_promotes(plan, weight), BIAS=bias_O is not None, GATE=gate or "", num_warps=4,
+        PROMOTE=promote, BIAS=bias_O is not None, GATE=gate or "", num_warps=4,
         **launch_options(device),
     )  # fmt: skip
     return y_TO
@@ -90,7 +92,7 @@ def _aot(plan: Stream | Tiles, kind: str, gate: str, *, blocked: bool) -> AotKer
     flags = {"BLOCKED": blocked, "PROMOTE": blocked or plan.promote, "BIAS": False, "GATE": gate}
     unit = "IGMMA" if kind == "i8" else "QGMMA"
     if isinstance(plan, Tiles):
-        signature |= {"x_desc": _box(kind, 128), "w_desc": _box(kind, 128)}
+        signature |= {"x_desc": _box(kind, 128), "w_desc": _box(kind, 64 if flags["PROMOTE"] else 128)}
         named = flags | {"STAGES": plan.stages}
         return AotKernel(tiles_kernel, signature, named, num_warps=4, tensor_cores=unit, archs=("sm_90",))
     signature |= {"x_desc": _box(kind, min(plan.tokens, 32)), "w_desc": _box(kind, plan.rows)}
@@ -109,8 +111,8 @@ AOT = (
     _aot(Stream(64, 64, 256, 4, 4), "i8", "", blocked=False),
     _aot(Tiles(), "fp8e4nv", "silu", blocked=False),
     _aot(Tiles(), "fp8e4nv", "", blocked=False),
-    _aot(Tiles(promote=True), "fp8e4nv", "", blocked=False),
-    _aot(Tiles(), "fp8e4nv", "", blocked=True),
-    _aot(Tiles(), "fp8e4nv", "silu", blocked=True),
+    _aot(Tiles(6, promote=True), "fp8e4nv", "", blocked=False),
+    _aot(Tiles(6, promote=True), "fp8e4nv", "", blocked=True),
+    _aot(Tiles(6, promote=True), "fp8e4nv", "silu", blocked=True),
     _aot(Tiles(), "i8", "", blocked=False),
 )

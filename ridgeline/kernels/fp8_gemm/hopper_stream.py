@@ -125,40 +125,49 @@ def _promoted(
     PANELS: gl.constexpr = BLOCK // PANEL
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS // 16, 1], [16, TOKENS, 32])
     at_T = token + gl.arange(0, TOKENS, gl.SliceLayout(0, layout))
-    local_C = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     columns = gl.cdiv(inputs, PANEL)
     zeros_CT = gl.zeros([ROWS, TOKENS], gl.float32, layout)
     sums = ()
     for _ in gl.static_range(PARTS):
         sums = sums + (zeros_CT,)  # type: ignore[assignment]  # noqa: RUF005
+    if BLOCKED:
+        scales = _scales(x_scale_ptr, w_scale_ptr, row, at_T, begin * PANELS, tokens, outputs, columns, PARTS)
     for block in range(begin, end):
         here = step % STAGES
         mbarrier.wait(full.index(here), (step // STAGES) & 1)
         for panel in gl.static_range(PANELS):
-            column = gl.minimum(block * PANELS + panel, columns - 1)
             b = x.index(here * PANELS + panel).permute((1, 0))
             fresh = ()
             for part in gl.static_range(PARTS):
                 a = w.index((here * PARTS + part) * PANELS + panel)
                 fresh = fresh + (warpgroup_mma(a, b, zeros_CT, use_acc=False, is_async=True),)  # type: ignore[assignment]  # noqa: RUF005
-            scales = ()
             if BLOCKED:
-                x_1T = gl.expand_dims(gl.load(x_scale_ptr + column * tokens + at_T, mask=at_T < tokens, other=0), 0)
-                for part in gl.static_range(PARTS):
-                    row_C = gl.minimum(row + part * outputs + local_C, PARTS * outputs - 1)
-                    scale_C = gl.load(w_scale_ptr + row_C // PANEL * columns + column)
-                    scales = scales + (gl.expand_dims(scale_C, 1),)  # type: ignore[assignment]  # noqa: RUF005
+                ahead = block * PANELS + panel + 1
+                coming = _scales(x_scale_ptr, w_scale_ptr, row, at_T, ahead, tokens, outputs, columns, PARTS)
             fresh = _awaited(fresh, 0, PARTS)
             grown = ()
             for part in gl.static_range(PARTS):
                 more_CT = fresh[part]
                 if BLOCKED:
-                    more_CT = more_CT * (scales[part] * x_1T)
+                    more_CT = more_CT * gl.expand_dims(scales[0] * scales[1 + part], 0)
                 grown = grown + (sums[part] + more_CT,)  # type: ignore[assignment]  # noqa: RUF005
             sums = grown
+            if BLOCKED:
+                scales = coming
         mbarrier.arrive(empty.index(here), count=1)
         step += 1
     return sums, step
+
+
+@gluon.jit
+def _scales(x_scale_ptr, w_scale_ptr, row, at_T, column, tokens, outputs, columns, PARTS: gl.constexpr):
+    """Return the scales of the tokens in a block of inputs, [T], and that of each part's weights, whose rows are all in
+    one block."""
+    column = gl.minimum(column, columns - 1)
+    scales = (gl.load(x_scale_ptr + column * tokens + at_T, mask=at_T < tokens, other=0),)
+    for part in gl.static_range(PARTS):
+        scales = scales + (gl.load(w_scale_ptr + (row + part * outputs) // PANEL * columns + column),)  # type: ignore[assignment]  # noqa: RUF005
+    return scales
 
 
 @gluon.jit

@@ -1,15 +1,16 @@
-"""Products of 8-bit numbers on Hopper where the matrix units are the bound: tiles of 128 tokens by 256 weight rows.
+"""Products of 8-bit numbers on Hopper where the matrix units are the bound: tiles of 128 tokens by 256 or 128 weight
+rows.
 
 Each of two warpgroups multiplies 64 tokens, and one warp fills a ring of shared memory. A program takes its share of
 the tiles one after the other, so the ring fills with the next tile's blocks while the last one's results are written.
 
-With PROMOTE the sums of each 128 inputs leave the matrix units and are added up in float32 (see hopper_stream.py). The
-256 rows are then two products of 128, one after the other, since partial sums of all of them would not fit the
-registers. While one warpgroup adds, the other one multiplies.
+With PROMOTE the sums of each 128 inputs leave the matrix units and are added up in float32 (see hopper_stream.py).
+Tiles then have 128 rows, since partial sums and sums of 256 would not fit the registers. While one warpgroup adds, the
+other one multiplies. Scales are loaded 128 inputs ahead.
 
 Legend:
     W  tokens of a warpgroup
-    C  weight rows of half a tile: 128 outputs, of a gated pair the gates or the matching ups
+    C  weight rows of half a tile: outputs, of a gated pair the gates or the matching ups
 """
 
 from __future__ import annotations
@@ -30,23 +31,25 @@ from ridgeline.kernels.gemm.hopper import _barriers
 from ridgeline.kernels.gluon_names import load_tile, viewed
 
 TOKENS = gl.constexpr(128)  # of a tile
-HALF = gl.constexpr(128)  # weight rows of half a tile
 TOGETHER = gl.constexpr(16)  # neighbouring tiles of tokens that go through the weights together
-# 64 x 128 results with 8 neighbouring ones in a thread, which stores them at once. Rows stay in the warp in which
-# products leave them.
-NEIGHBOURS = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], [0, 32], [0, 64]],
+
+
+@gluon.constexpr_function
+def _neighbours(half: int) -> gl.DistributedLinearLayout:
+    """Return a layout of 64 x `half` results with 8 neighbouring ones in a thread, which stores them at once. Rows stay
+    in the warp in which products leave them."""
+    wide = [[0, 32], [0, 64]] if half == 128 else [[0, 32]]
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], *wide],
         lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
         warp_bases=[[16, 0], [32, 0]],
         block_bases=[],
-        shape=[64, 128],
+        shape=[64, half],
     )
-)
 
 
 @gluon.jit
-def _place(item, tokens, outputs, PARTS: gl.constexpr):
+def _place(item, tokens, outputs, HALF: gl.constexpr, PARTS: gl.constexpr):
     """Return (first token, first output) of a tile."""
     columns = gl.cdiv(outputs, 2 * HALF // PARTS)
     first = item // (TOGETHER * columns) * TOGETHER
@@ -58,14 +61,14 @@ def _place(item, tokens, outputs, PARTS: gl.constexpr):
 @gluon.jit
 def _loader(
     x_desc, w_desc, x, w, full, empty, items, tokens, outputs, blocks,
-    PARTS: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+    HALF: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with blocks of x and of weights, for all tiles of this program."""
     w_layout: gl.constexpr = w_desc.layout
     x_layout: gl.constexpr = x_desc.layout
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        token, row = _place(item, tokens, outputs, PARTS)
+        token, row = _place(item, tokens, outputs, HALF, PARTS)
         for block in range(blocks):
             here = step % STAGES
             mbarrier.wait(empty.index(here), ((step // STAGES) & 1) ^ 1)
@@ -82,8 +85,15 @@ def _loader(
 
 
 @gluon.jit
+def _halves(x):
+    """Return the left and the right half of a tensor, whose columns a thread holds in both. No number moves."""
+    return x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)).split()
+
+
+@gluon.jit
 def _products(x, w, full, empty, step, blocks, PART: gl.constexpr, STAGES: gl.constexpr, SUM: gl.constexpr):
     """Return the sums of both halves, [W, C] each. A stage is given back when the products after it are under way."""
+    HALF: gl.constexpr = w.shape[1] // 2
     # Triton 3.6 compiles no product of int8 with 256 columns
     WIDE: gl.constexpr = 2 * HALF if gl.float32 == SUM else HALF
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 32])
@@ -98,7 +108,7 @@ def _products(x, w, full, empty, step, blocks, PART: gl.constexpr, STAGES: gl.co
         mbarrier.arrive(empty.index((step + block + STAGES - 1) % STAGES), count=1, pred=block > 0)
     sums = warpgroup_mma_wait(0, deps=(sums,))
     mbarrier.arrive(empty.index((step + blocks + STAGES - 1) % STAGES), count=1)
-    return sums.to(gl.float32).reshape([64, 2, HALF]).permute((0, 2, 1)).split()
+    return _halves(sums.to(gl.float32))
 
 
 @gluon.jit
@@ -107,37 +117,41 @@ def _promoted(
     PART: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, BLOCKED: gl.constexpr,
 ):  # fmt: skip
     """Return what `_products` does, with the sums of each 128 inputs added up in float32, and scaled if BLOCKED."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 32])
+    HALF: gl.constexpr = w.shape[1] // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * HALF, 32])
     x_layout: gl.constexpr = x.type.layout
-    w_layout: gl.constexpr = w.type.layout
-    zeros_WC = gl.zeros([64, HALF], gl.float32, layout)
-    low_WC, high_WC = zeros_WC, zeros_WC
-    token_W = token + PART * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
-    last = gl.cdiv(PARTS * outputs, HALF) - 1
+    zeros = gl.zeros([64, 2 * HALF], gl.float32, layout)
+    low_WC, high_WC = _halves(zeros)
+    # A thread has the same rows of halves as of a tile
+    rows: gl.constexpr = gl.SliceLayout(1, low_WC.type.layout)
+    token_W = token + PART * 64 + gl.arange(0, 64, rows)
     columns = gl.cdiv(inputs, PANEL)
-    low_ptr = w_scale_ptr + row // HALF * columns
-    high_ptr = w_scale_ptr + gl.minimum((row + (outputs if PARTS == 2 else HALF)) // HALF, last) * columns
+    low_ptr = w_scale_ptr + row // PANEL * columns
+    last = gl.cdiv(PARTS * outputs, PANEL) - 1
+    high_ptr = w_scale_ptr + gl.minimum((row + (outputs if PARTS == 2 else HALF)) // PANEL, last) * columns
     x_scale_ptr += token_W
+    if BLOCKED:
+        x_W = gl.load(x_scale_ptr, mask=token_W < tokens, other=0)
+        low_scale, high_scale = gl.load(low_ptr), gl.load(high_ptr)
     for block in range(blocks):
         here = (step + block) % STAGES
         if BLOCKED:
-            x_W1 = gl.expand_dims(gl.load(x_scale_ptr, mask=token_W < tokens, other=0), 1)
-            x_scale_ptr += tokens
-            low_scale, high_scale = gl.load(low_ptr + block), gl.load(high_ptr + block)
+            low_W1, high_W1 = gl.expand_dims(x_W * low_scale, 1), gl.expand_dims(x_W * high_scale, 1)
+            ahead = gl.minimum(block + 1, blocks - 1)
+            x_W = gl.load(x_scale_ptr + ahead * tokens, mask=token_W < tokens, other=0)
+            low_scale, high_scale = gl.load(low_ptr + ahead), gl.load(high_ptr + ahead)
         mbarrier.wait(full.index(here), ((step + block) // STAGES) & 1)
         a = viewed(x.index(here), [2, 64, PANEL], x_layout).index(PART)
-        halves = viewed(w.index(here), [2, HALF, PANEL], w_layout)
-        more_WC = warpgroup_mma(a, halves.index(0).permute((1, 0)), zeros_WC, use_acc=False, is_async=True)
-        more_WC = warpgroup_mma_wait(0, deps=(more_WC,))
-        if BLOCKED:
-            more_WC = more_WC * (x_W1 * low_scale)
-        low_WC += more_WC
-        more_WC = warpgroup_mma(a, halves.index(1).permute((1, 0)), zeros_WC, use_acc=False, is_async=True)
-        more_WC = warpgroup_mma_wait(0, deps=(more_WC,))
+        more = warpgroup_mma(a, w.index(here).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        more = warpgroup_mma_wait(0, deps=(more,))
         mbarrier.arrive(empty.index(here), count=1)
+        more_low_WC, more_high_WC = _halves(more)
         if BLOCKED:
-            more_WC = more_WC * (x_W1 * high_scale)
-        high_WC += more_WC
+            low_WC += more_low_WC * low_W1
+            high_WC += more_high_WC * high_W1
+        else:
+            low_WC += more_low_WC
+            high_WC += more_high_WC
     return low_WC, high_WC
 
 
@@ -164,7 +178,7 @@ def _finished(
 @gluon.jit
 def _write(y_WC, y_ptr, token, row, tokens, outputs):
     """Round results, and write those of real tokens and outputs."""
-    layout: gl.constexpr = NEIGHBOURS
+    layout: gl.constexpr = _neighbours(y_WC.shape[1])
     y_WC = gl.convert_layout(y_WC.to(y_ptr.dtype.element_ty), layout)
     token_W1 = gl.expand_dims(token + gl.arange(0, 64, gl.SliceLayout(1, layout)), 1)
     row_1C = gl.expand_dims(row + gl.arange(0, y_WC.shape[1], gl.SliceLayout(0, layout)), 0)
@@ -179,12 +193,13 @@ def _consumer(
     BIAS: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Multiply 64 tokens of every tile of this program, and finish them."""
+    HALF: gl.constexpr = w.shape[1] // 2
     SUM: gl.constexpr = gl.int32 if w.dtype == gl.int8 else gl.float32
     if PDL:
         gdc_wait()  # the kernel before writes the scales of x
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        token, row = _place(item, tokens, outputs, PARTS)
+        token, row = _place(item, tokens, outputs, HALF, PARTS)
         if PROMOTE:
             low_WC, high_WC = _promoted(
                 x, w, full, empty, x_scale_ptr, w_scale_ptr, step, blocks, token, row, tokens, outputs, inputs,
@@ -218,6 +233,7 @@ def tiles_kernel(
     must be a multiple of 128."""
     if PDL:
         gdc_launch_dependents()
+    HALF: gl.constexpr = 64 if PROMOTE else 128
     PARTS: gl.constexpr = 1 if GATE == "" else 2
     dtype: gl.constexpr = w_desc.dtype
     layout: gl.constexpr = w_desc.layout
@@ -238,7 +254,7 @@ def tiles_kernel(
                 1, PARTS, STAGES, BLOCKED, PROMOTE, BIAS, GATE, PDL,
             )),
             (_loader, (
-                x_desc, w_desc, x, w, full, empty, items, tokens, outputs, blocks, PARTS, STAGES, PDL,
+                x_desc, w_desc, x, w, full, empty, items, tokens, outputs, blocks, HALF, PARTS, STAGES, PDL,
             )),
         ],
         [4, 1],

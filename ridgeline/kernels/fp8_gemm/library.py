@@ -14,6 +14,12 @@ from ridgeline.kernels.fp8_gemm.eight import Eight
 from ridgeline.kernels.fp8_gemm.rounding import Rounded
 
 
+def has(weight: Eight, dtype: torch.dtype) -> bool:
+    """Return True if the library's product is worth a thought: its sums of int8 have no scales, and with scales of rows
+    it writes bfloat16 alone."""
+    return weight.number_OI.dtype != torch.int8 and not weight.blocked and dtype == torch.bfloat16
+
+
 def product(x: Rounded, weight: Eight, bias_O: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return x · weightᵀ + bias: [T, O] in `dtype`.
 

@@ -16,17 +16,17 @@ from torch import Tensor
 
 from ridgeline.core.weight_format import BLOCK
 from ridgeline.kernels.activation.triton import gated_activation
-from ridgeline.kernels.fp8_gemm.choose import FIXED, Stream, Tile, Tiles, choose_hopper, choose_rows, choose_tile
+from ridgeline.kernels.fp8_gemm import library
+from ridgeline.kernels.fp8_gemm.choose import FIXED, Stream, Tile, Tiles, choose_hopper, choose_tile, library_wins
 from ridgeline.kernels.fp8_gemm.eight import Eight
 from ridgeline.kernels.fp8_gemm.rounding import Rounded, round_rows
-from ridgeline.kernels.fp8_gemm.rows import launch_rows
 from ridgeline.kernels.fp8_gemm.tiles import launch_tiles
 from ridgeline.kernels.launch import compute_capability, num_multiprocessors
 from ridgeline.kernels.norm.triton import rms_norm
 
 
 def linear(x_TI: Tensor, weight: Eight, bias_O: Tensor | None) -> Tensor:
-    """Return x · weightᵀ + bias: [T, O] in the dtype of `x_TI`. Activations are rounded if that is faster."""
+    """Return x · weightᵀ + bias: [T, O] in the dtype of `x_TI`. Activations are rounded on Hopper."""
     return _linear(x_TI, None, None, 0.0, weight, bias_O, None)[0]
 
 
@@ -53,10 +53,7 @@ def _linear(
     gate: str | None,
 ) -> tuple[Tensor, Tensor]:
     x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
-    (tokens, inputs), outputs = x_TI.shape, len(weight.number_OI) // (2 if gate else 1)
-    rows = choose_rows(tokens, inputs, outputs, gated=gate is not None)
-    if rows is not None:
-        return launch_rows(rows, x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
+    tokens = len(x_TI)
     if tokens and _on_matrix_units(x_TI, weight):
         assert weight.activations is not None
         x, s_TI = round_rows(
@@ -66,7 +63,7 @@ def _linear(
     s_TI = x_TI
     if norm_weight_I is not None:
         x_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-    y_TO = launch_tiles(choose_tile(tokens, outputs), x_TI, weight, bias_O)
+    y_TO = launch_tiles(choose_tile(tokens, len(weight.number_OI)), x_TI, weight, bias_O)
     return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
 
 
@@ -84,7 +81,11 @@ def rounded_linear(
     if gate and weight.blocked and outputs % BLOCK:  # a block of scales would have gates and ups
         return gated_activation(rounded_linear(x, weight, bias_O, None, dtype), gate)
     if plan is None:
-        plan = choose_hopper(tokens, inputs, outputs, gated=gate is not None, processors=num_multiprocessors(device))
+        shape, gated = (tokens, inputs), gate is not None
+        if library.has(weight, dtype) and library_wins(*shape, gated=gated):
+            return library.product(x, weight, bias_O, dtype)
+        processors = num_multiprocessors(device)
+        plan = choose_hopper(*shape, outputs, gated=gated, processors=processors, blocked=weight.blocked)
     from ridgeline.kernels.fp8_gemm import hopper  # Gluon, which is imported only where it runs
 
     if isinstance(plan, Tiles):
