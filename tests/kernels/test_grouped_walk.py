@@ -61,6 +61,8 @@ class Language:
         return np.cumsum(x)
 
     minimum, maximum = staticmethod(min), staticmethod(max)
+    expand_dims = staticmethod(np.expand_dims)
+    SliceLayout = staticmethod(lambda *_: None)
     arange = staticmethod(lambda start, end, layout: np.arange(start, end))
     sum = staticmethod(lambda x, axis: int(x.sum()))
     max = staticmethod(lambda x, axis: int(x.max()))
@@ -93,7 +95,7 @@ def patterns() -> Iterator[list[int]]:
 @pytest.mark.parametrize("programs", [1, 5, 132, 264])
 @pytest.mark.parametrize(("tokens", "tiles", "blocks"), [(16, 3, 12), (64, 2, 3), (32, 1, 1), (16, 1, 45)])
 def test_shares_hold_every_block_of_every_item_once(tokens: int, tiles: int, blocks: int, programs: int) -> None:
-    """The three roles of a program walk alike, and an item that is cut is put together from the right programs."""
+    """The four roles of a program walk alike, and an item that is cut is put together from the right programs."""
     rows, inputs, outputs = 64, blocks * 64, tiles * 64
     for counts in patterns():
         start, experts = start_of(counts), len(counts)
@@ -127,6 +129,11 @@ def test_shares_hold_every_block_of_every_item_once(tokens: int, tiles: int, blo
                 for step, steps, block, row, _, _, expert_row, _ in walked.consumed
                 for i in range(steps)
             ]
+            assert walked.scaled == [  # of a stack [experts, groups, outputs], four groups a block
+                (expert_row // outputs * blocks + block + i) * 4 * outputs + row
+                for _, steps, block, row, _, _, expert_row, _ in walked.consumed
+                for i in range(steps)
+            ]
         lengths = [end - at for at, end in shares]
         assert max(lengths) - min(lengths) <= 1
         expected = Counter(
@@ -154,6 +161,7 @@ class _Walked:
         self.consumed: list[tuple[int, ...]] = []
         self.gathered: list[tuple[int, ...]] = []
         self.streamed: list[tuple[int, ...]] = []
+        self.scaled: list[int] = []
 
     def run(
         self, module: Any, language: Language, counts: list[int], walk: tuple[int, ...], total: int,
@@ -161,9 +169,10 @@ class _Walked:
     ) -> None:  # fmt: skip
         at, end, *expert = walk
 
-        def finish(w, x, full, empty, bias, y, sums, flag, step, steps, block, all_, row, pair, last, width, *rest):  # type: ignore[no-untyped-def]
+        def finish(*given):  # type: ignore[no-untyped-def]
+            step, steps, block, all_, expert, row, pair, last, width = given[11:20]
             assert all_ == total
-            self.consumed.append((step, steps, block, row, pair, last, bias, width))
+            self.consumed.append((step, steps, block, row, pair, last, expert * outputs, width))
 
         def gather(x, token, ring, full, empty, step, steps, pair, pairs, block, width, *rest):  # type: ignore[no-untyped-def]
             self.gathered.append((step, steps, pair, pairs, block, width))
@@ -173,26 +182,40 @@ class _Walked:
             load.step += 1  # type: ignore[attr-defined]
 
         load.step = 0  # type: ignore[attr-defined]
-        ring = SimpleNamespace(index=lambda i: None)
+
+        def scale(tile: Any, pointer: Pointer, mask: Any) -> None:
+            assert mask.all()
+            self.scaled.append(int(pointer.at[0, 0]))
+
+        number = SimpleNamespace(primitive_bitwidth=16)
+        ring = SimpleNamespace(index=lambda i: None, shape=(0, 4, 64), dtype=number)
         quiet = SimpleNamespace(wait=lambda *_: None, expect=lambda *_: None)
         names = {"mbarrier": quiet, "PANEL": 64, "_finish": finish, "gather_rows": gather, "load_tile": load}
-        consumer, gatherer, streamer = (
-            in_python(getattr(module, name), language, **names) for name in ("_consumer", "_gatherer", "_streamer")
+        names |= {"load_rows": scale, "INPUTS_OF_BLOCK": 128}
+        names["async_copy"] = SimpleNamespace(mbarrier_arrive=lambda *_, **__: None)
+        consumer, gatherer, streamer, scaler = (
+            in_python(getattr(module, name), language, **names)
+            for name in ("_consumer", "_gatherer", "_streamer", "scaler")
         )
         cut = {"TOKENS": tokens, "TILES": tiles, "BLOCK": 64, "STAGES": 4, "INPUTS": inputs}
         consumer(
-            None, None, None, None, counts, 0, 0, 0, 0, at, end, total, *expert,
-            OUTPUTS=outputs, ROWS=rows, PARTS=1, NARROW=8, BIAS=False, GATE="", **cut,
+            None, None, None, None, None, counts, 0, 0, 0, 0, 0, 0, at, end, total, *expert,
+            OUTPUTS=outputs, ROWS=rows, PARTS=1, NARROW=8, KIND="", SPAN=1, SCALES="", FACTOR=False, LIFT=1.0,
+            BIAS=False, GATE="", **cut,
         )  # fmt: skip
         gatherer(None, None, counts, None, None, None, *walk, NARROW=8, GATHER=True, PDL=False, **cut)
-        streamer(None, counts, ring, ring, ring, *walk, OUTPUTS=outputs, ROWS=rows, PARTS=1, **cut)
+        streamer(None, counts, ring, ring, ring, *walk, OUTPUTS=outputs, ROWS=rows, PARTS=1, BYTES=128, **cut)
+        cut |= {"INPUTS": 2 * inputs, "GROUP": 32}  # as many blocks, of 128 inputs
+        del cut["BLOCK"]
+        scaler(Pointer([]), counts, ring, ring, ring, *walk, OUTPUTS=outputs, ROWS=rows, PARTS=1, **cut)
 
 
+@pytest.mark.parametrize("before", [0, 37], ids="{} pairs of other experts".format)
 @pytest.mark.parametrize("programs", [1, 7, 132])
-def test_tickets_hand_out_every_tile_once_and_the_counter_is_left_at_zero(programs: int) -> None:
+def test_tickets_hand_out_every_tile_once_and_the_counter_is_left_at_zero(programs: int, before: int) -> None:
     tiles = 6
     for counts in patterns():
-        start, ticket, told = start_of(counts), [0], []
+        start, ticket, told = [before + first for first in start_of(counts)], [0], []
 
         def add(pointer: Pointer, value: int, sem: str) -> int:
             pointer.values[0] += value
