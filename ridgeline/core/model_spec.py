@@ -134,9 +134,7 @@ class AttentionSpec:
 
     @property
     def state(self) -> KVSpec:
-        return KVSpec(
-            num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window, format=self.kv_format
-        )
+        return KVSpec(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window, format=self.kv_format)
 
     @property
     def norms(self) -> tuple[tuple[NormSpec, int], ...]:
@@ -277,7 +275,8 @@ def _cached_as(layer: LayerSpec, wanted: KVFormat) -> LayerSpec:
         return layer
     if wanted.quantized and mixer.head_dim % 2:
         raise InvalidConfig(
-            f"kv_cache_dtype {wanted.dtype} needs heads of even width, and this model's have {mixer.head_dim}; use auto."
+            f"kv_cache_dtype {wanted.dtype} needs heads of even width, and this model's have "
+            f"{mixer.head_dim}; use auto."
         )
     return replace(layer, mixer=replace(mixer, kv_format=wanted))
 

@@ -92,8 +92,8 @@ def magnitude(x):
 
 @triton.jit
 def row_scale(largest, KV: tl.constexpr):
-    """Return the scale of rows whose largest magnitude this is: rounded up to a bfloat16, 1 where all is 0, and no number
-    where something is infinite."""
+    """Return the scale of rows whose largest magnitude this is: rounded up to a bfloat16, 1 where all is 0, and no
+    number where something is infinite."""
     scale = largest * (1 / largest_level(KV))
     up = ((scale.to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000).to(tl.float32, bitcast=True)
     return tl.where(largest == INFINITE, float("nan"), tl.where(scale == 0, 1.0, up))

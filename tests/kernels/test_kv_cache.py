@@ -115,8 +115,8 @@ def test_a_row_uses_all_levels_and_none_saturates(dtype: torch.dtype) -> None:
 
 
 def test_what_the_formats_can_hold() -> None:
-    """E4M3 has a digit more, E5M2 more range. With a scale for each row that is worth something only for numbers that are
-    2^15 times smaller than the row's largest, and int8 is the most exact for numbers of one size."""
+    """E4M3 has a digit more, E5M2 more range. With a scale for each row that is worth something only for numbers that
+    are 2^17 times smaller than the row's largest, and int8 is the most exact for numbers of one size."""
     normal, wide = torch.randn(500, 128), torch.randn(500, 128) * torch.logspace(-6, 0, 128)
 
     def error(x: Tensor, dtype: torch.dtype) -> tuple[float, float]:
@@ -128,7 +128,7 @@ def test_what_the_formats_can_hold() -> None:
     assert int8 < e4m3 / 2 < e5m2 / 3
     assert 0.02 < e4m3 < 0.03  # rounding to 4 binary digits: 2**-4 / sqrt(3) / about sqrt(2)
     small_e4m3, small_e5m2, small_int8 = (error(wide, dtype)[1] for dtype in TYPES)
-    assert small_e5m2 < small_e4m3 < small_int8
+    assert small_e5m2 < 0.1 < small_e4m3 <= small_int8 == 1  # the others have lost most of these numbers
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -193,9 +193,9 @@ def test_attention_to_levels_is_attention_to_their_numbers(
     name: str, case: Case, dtype: torch.dtype, activations: torch.dtype, device: str
 ) -> None:
     """With no number in every cell that no row sees, neither level nor scale."""
-    if device == "cpu" and (case in WIDE) != (dtype == torch.float8_e4m3fn and activations == torch.float16):
-        if case in WIDE or (name == "triton" and activations != torch.float16):
-            pytest.skip("the interpreter is slow, and these differ little")
+    slow = case in WIDE and (dtype != torch.float8_e4m3fn or activations != torch.float16)
+    if device == "cpu" and (slow or (name == "triton" and activations != torch.float16)):
+        pytest.skip("the interpreter is slow, and these differ little")
     on = torch.device(device)
     q_THD, k, v, batch = make_case(case, torch.float32, on)
     numbers = numbers_of((k.cpu(), v.cpu()), dtype)
@@ -218,8 +218,8 @@ def test_attention_to_levels_is_attention_to_their_numbers(
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_the_error_of_attention_is_within_what_rounding_can_do(dtype: torch.dtype) -> None:
-    """In float64: a score moves by at most scale · Σ |q| |Δk|, so a weight by a factor of at most exp(2 δ), and an output
-    by that share of the largest value, and by the largest Δv."""
+    """In float64: a score moves by at most scale · Σ |q| |Δk|, so a weight by a factor of at most exp(2 δ), and an
+    output by that share of the largest value, and by the largest Δv."""
     case = Case(rows=((1, 90), (9, 40)), head_dim=32)
     q_THD, k, v, batch = make_case(case, torch.float32, torch.device("cpu"))
     k_levels, v_levels, scales = filled(k, v, dtype)
@@ -294,7 +294,9 @@ def test_decode_attention_writes_and_reads_levels(
         out = attend(*arguments, **case.options(torch.float32, on), scales=scales)
         block, offset = places // shape[2], places % shape[2]
         kept = [
-            kv_cache.numbers(kv_cache.taken(x, block)[torch.arange(len(block)), :, offset], s[block, :, offset], torch.float32)
+            kv_cache.numbers(
+                kv_cache.taken(x, block)[torch.arange(len(block)), :, offset], s[block, :, offset], torch.float32
+            )
             for x, s in zip(arguments[6:8], (scales.k_NGP, scales.v_NGP), strict=True)
         ]
         results.append((out, torch.stack(kept), 0 if scales.saturated_1 is None else scales.saturated_1.item()))
@@ -330,7 +332,9 @@ def test_long_rows_are_widened_where_they_fit(dtype: torch.dtype, window: int | 
     cache = kv_cache.for_kernels(*levels, scales)
     shape = {"num_tokens": len(q_THD), "tokens_each": 0, "num_heads": 8, "num_kv_heads": 2, "window": window}
     rows_R = (batch.start_R1, batch.kv_len_R, batch.slots_R)
-    needed = sum(-(-kv // 32) - (0 if window is None else max(0, kv - new - 69) // 32) for new, kv in case.rows if new > 4)
+    needed = sum(
+        -(-kv // 32) - (0 if window is None else max(0, kv - new - 69) // 32) for new, kv in case.rows if new > 4
+    )
     for capacity in (needed, needed - 1):
         schedule = make_schedule(*rows_R, **shape)
         items = prefill_items(*rows_R, len(q_THD), kv_row_bytes=100, few=schedule.few)

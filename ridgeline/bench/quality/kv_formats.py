@@ -64,11 +64,11 @@ def cached_as(llm: LLM, keys: str, values: str) -> Iterator[None]:
     ops = llm.assembly.ops
     before = ops.rope_kv, ops.decode_attention
     write = storing(rope_kv, keys, values)
-    ops.rope_kv, ops.decode_attention = write, composed(write, ops.paged_attention)  # type: ignore[misc, assignment]
+    ops.rope_kv, ops.decode_attention = write, composed(write, ops.paged_attention)
     try:
         yield
     finally:
-        ops.rope_kv, ops.decode_attention = before  # type: ignore[misc, assignment]
+        ops.rope_kv, ops.decode_attention = before
 
 
 def storing(write: Callable[..., Tensor], keys: str, values: str) -> Callable[..., Tensor]:
@@ -89,8 +89,8 @@ def storing(write: Callable[..., Tensor], keys: str, values: str) -> Callable[..
 
 @torch.inference_mode()
 def study(llm: LLM, reading: Reading, formats: Sequence[str] = FORMATS) -> list[KVScore]:
-    """Return the text's score with plain keys and values, then with each format for keys alone, for values alone and for
-    both."""
+    """Return the text's score with plain keys and values, then with each format for keys alone, for values alone and
+    for both."""
     pairs = [(PLAIN, PLAIN)]
     for name in formats:
         if name != PLAIN:

@@ -177,8 +177,8 @@ def paged_attention_reference(
         length, first, last = lengths[row], starts[row], starts[row + 1]
         blocks = batch.block_table_SC[slot, : -(-length // block_size)].long()
         k_NGPD, v_NGPD = kv_cache.taken(k_cache_NGPD, blocks), kv_cache.taken(v_cache_NGPD, blocks)
-        k_NGPD = kv_cache.numbers(k_NGPD, scales and scales.k_NGP[blocks], torch.float32)
-        v_NGPD = kv_cache.numbers(v_NGPD, scales and scales.v_NGP[blocks], torch.float32)
+        k_NGPD = kv_cache.numbers(k_NGPD, scales.k_NGP[blocks] if scales else None, torch.float32)
+        v_NGPD = kv_cache.numbers(v_NGPD, scales.v_NGP[blocks] if scales else None, torch.float32)
         k_GKD = k_NGPD.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length]
         v_GKD = v_NGPD.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length]
         position_Q = torch.arange(length - (last - first), length, device=q_THD.device)[:, None]

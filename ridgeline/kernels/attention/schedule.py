@@ -85,7 +85,11 @@ def make_schedule(
         hopper = prefill_items(
             start_R1, kv_len_R, slots_R, num_tokens, kv_row_bytes=row_bytes, few=few, queries=queries, pack=pack
         )
-    max_tiles = 0 if all_short or (hopper and not widened) else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
+    max_tiles = (
+        0
+        if all_short or (hopper and not widened)
+        else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
+    )
     cascade = None
     if prefix_4R is not None and window is None and not fixed:
         cascade = make_cascade(

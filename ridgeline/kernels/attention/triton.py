@@ -144,9 +144,7 @@ def paged_attention(
     return out_THD
 
 
-def _widened(
-    batch: RaggedBatch, schedule: Schedule, cache: KernelCache, block_size: int
-) -> tuple[RaggedBatch, bool]:
+def _widened(batch: RaggedBatch, schedule: Schedule, cache: KernelCache, block_size: int) -> tuple[RaggedBatch, bool]:
     """Widen the long rows' keys and values of this layer. Returns the batch that finds them, and whether all of them
     surely fit; otherwise the device knows it."""
     assert batch.wide is not None
@@ -228,7 +226,9 @@ def _attend_to_shared(
 
 def _prefill(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple, shared: dict[str, Any]) -> None:
     q_THD, words = tensors[:2]
-    config = prefill_config(q_THD.shape[2], max(words.element_size(), q_THD.element_size()), words.shape[2], q_THD.device)
+    config = prefill_config(
+        q_THD.shape[2], max(words.element_size(), q_THD.element_size()), words.shape[2], q_THD.device
+    )
     queries = max(16, triton.next_power_of_2(schedule.tile_tokens * shared["GROUP"]))
     prefill_kernel[(len(schedule.tiles_J4) * shared["NUM_KV_HEADS"],)](
         *tensors,
@@ -275,9 +275,7 @@ def _aot(
 
 
 def _aot_decode(config: Config, kv: str, queries: int, archs: tuple[str, ...]) -> AotKernel:
-    return _aot(
-        decode_kernel, config, "MMA", 128, kv, archs, QUERIES=queries, FEW=1, HEADS=8, PARTS=8, CASCADE=False
-    )
+    return _aot(decode_kernel, config, "MMA", 128, kv, archs, QUERIES=queries, FEW=1, HEADS=8, PARTS=8, CASCADE=False)
 
 
 AOT = (

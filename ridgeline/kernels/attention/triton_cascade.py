@@ -145,9 +145,7 @@ def shared_kernel(
     tl.store(part_lse_ptr + part_M, max_M + tl.log2(sum_M), mask=real_M)
 
 
-def _aot(
-    group: int, head_dim: int, tile: int, archs: tuple[str, ...] = ARCHS, kv: str | None = None
-) -> AotKernel:
+def _aot(group: int, head_dim: int, tile: int, archs: tuple[str, ...] = ARCHS, kv: str | None = None) -> AotKernel:
     scales = ("scale_ptr", "stride_scale_block", "stride_scale_head")
     return AotKernel(
         shared_kernel,

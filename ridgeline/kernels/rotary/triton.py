@@ -201,15 +201,16 @@ def rope_kv(
     rotated = head_dim if cos_sin_ZY is None else cos_sin_ZY.shape[-1]
     together, heads, warps = config(1 if fixed else tokens, num_heads, num_kv_heads, head_dim)
     groups = -(-num_heads // heads) + 2 * -(-num_kv_heads // heads)
-    kv, scale_tensors, scale_strides = None, (None, None), (None, None, None)
+    kv: str | None = None
+    scale_arguments: list[Tensor | int | None] = [None] * 5
     if scales is not None:
-        kv, scale_strides = LEVELS[k_cache_NGPD.dtype], scales.pairs_NGP2.stride()[:3]
-        scale_tensors = scales.pairs_NGP2, scales.saturated_1
+        kv, pairs_NGP2 = LEVELS[k_cache_NGPD.dtype], scales.pairs_NGP2
+        scale_arguments = [pairs_NGP2, scales.saturated_1, *pairs_NGP2.stride()[:3]]
         k_cache_NGPD, v_cache_NGPD = k_cache_NGPD.view(torch.int8), v_cache_NGPD.view(torch.int8)
     _rope_kv[(triton.cdiv(tokens, together), groups)](
         qkv_TX, q_norm_D, k_norm_D, cos_sin_ZY, positions_T, place_T, q_THD, k_cache_NGPD, v_cache_NGPD,
-        *scale_tensors,
-        tokens, eps, qkv_TX.stride(0), *k_cache_NGPD.stride()[:3], *v_cache_NGPD.stride()[:3], *scale_strides,
+        *scale_arguments[:2],
+        tokens, eps, qkv_TX.stride(0), *k_cache_NGPD.stride()[:3], *v_cache_NGPD.stride()[:3], *scale_arguments[2:],
         H=num_heads, G=num_kv_heads, D=head_dim, Y=rotated, P=k_cache_NGPD.shape[2],
         TOKENS=together, HEADS=heads, HALF=triton.next_power_of_2(rotated // 2),
         REST=triton.next_power_of_2(head_dim - rotated) if rotated < head_dim else 0,
