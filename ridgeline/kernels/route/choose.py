@@ -49,11 +49,16 @@ class Many:
     stages: int
     programs: int = 128
 
+    @property
+    def spread(self) -> bool:
+        """True if a warp does not get whole rows of the product, since there is less than its 16 rows for each."""
+        return self.tokens < 16 * self.warps
+
 
 def choose(tokens: int, width: int, experts: int, *, fixed: bool = False) -> Few | Many:
     """Return the cut. fixed: it does not depend on the number of tokens."""
     few = None if fixed else _few(tokens, width, experts)
-    return few or _many(tokens, experts, fixed)
+    return few or _many(experts)
 
 
 def _few(tokens: int, width: int, experts: int) -> Few | None:
@@ -72,17 +77,13 @@ def _few(tokens: int, width: int, experts: int) -> Few | None:
     return Few(rows, each, block, tile, padded, max(group, warps), warps)
 
 
-def _many(tokens: int, experts: int, fixed: bool) -> Many:
-    """Return the cut of many.py. Each tile reads the whole router, so tiles are as large as they can be while there are
-    as many as multiprocessors."""
+def _many(experts: int) -> Many:
+    """Return the cut of many.py. The matrix unit of a warpgroup takes 64 tokens, of which a warp then has whole rows.
+    Fewer tokens a tile, for more programs, were slower even where these left most multiprocessors idle."""
     padded = max(16, _power_of_two(experts))
-    most = max(16, min(64, CELLS // padded))
-    tile = most
-    while not fixed and tile > 16 and -(-tokens // tile) < 96:
-        tile //= 2
-    block = 64 if padded <= 256 else 32
+    tile = max(16, min(64, CELLS // padded))
+    block = 128 if padded <= 128 else 64 if padded <= 256 else 32
     stages = max(3, min(6, STAGED // (2 * (tile + padded) * block)))
-    # The matrix unit of a warpgroup takes 64 tokens, of which each warp then has whole rows
     return Many(tile, padded, block, 4 if tile == 64 or tile * padded <= 4096 else 8, stages)
 
 

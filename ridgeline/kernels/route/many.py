@@ -35,8 +35,9 @@ from ridgeline.kernels.route.choose import Many, choose
 @triton.jit(do_not_specialize=["tokens", "scale"])
 def scored_kernel(
     n_ptr, router_ptr, bias_ptr, correction_ptr, expert_scale_ptr, live_ptr,
-    expert_ptr, weight_ptr, place_ptr, count_ptr, n_stride, tokens, scale,
+    expert_ptr, weight_ptr, place_ptr, count_ptr, logits_ptr, n_stride, tokens, scale,
     M: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, DOT: tl.constexpr, LIVE: tl.constexpr,
+    SPREAD: tl.constexpr,  # the matrix unit leaves a token's scores in several warps
     E: tl.constexpr, EXPERTS: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr, SIGMOID: tl.constexpr,
     RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIR: tl.constexpr,
     GROUPS_PADDED: tl.constexpr, BIAS: tl.constexpr, CORRECTION: tl.constexpr, EXPERT_SCALE: tl.constexpr,
@@ -66,6 +67,8 @@ def scored_kernel(
             b_BE = tl.load(w_BE + start, mask=inside_B[:, None], other=0.0)
         logits_TE = tl.dot(a_TB.to(DOT), b_BE.to(DOT), logits_TE, input_precision="ieee")
 
+    if SPREAD:  # a load gives a warp whole rows, so that warps need not wait for each other with every choice
+        logits_TE = _reloaded(logits_TE, logits_ptr + tl.program_id(0) * (TOKENS * EXPERTS), TOKENS, EXPERTS)
     expert_TK, weight_TK, chosen_TE = choose_experts(
         logits_TE, bias_ptr, correction_ptr, expert_scale_ptr, scale, E, EXPERTS, K, CHOICES, SIGMOID, RENORMALIZE,
         GROUPS, TOP_GROUPS, PAIR, GROUPS_PADDED, BIAS, CORRECTION, EXPERT_SCALE,
@@ -90,6 +93,15 @@ def scored_kernel(
     tl.store(place_ptr + pair_P, before_P, mask=(choice_P < K) & (pair_P < tokens * K))
     tl.store(count_ptr + tl.program_id(0) * EXPERTS + column_E, bits_set(bits_E))
     tl.store(count_ptr + tl.num_programs(0) * EXPERTS + tl.program_id(0), tl.sum(idle_T.to(tl.int32), 0) * K)
+
+
+@triton.jit
+def _reloaded(tile, pointer, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return a tile of a program in the layout of a load from memory, through memory of its own."""
+    at = pointer + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    tl.store(at, tile)
+    tl.debug_barrier()
+    return tl.load(at)
 
 
 @triton.jit(do_not_specialize=["tokens", "tiles", "each"])
@@ -162,8 +174,10 @@ def _aot_scored(
     signature = {f"{name}_ptr": "*bf16" for name in ("n", "router", "bias", "expert_scale")}
     signature |= {"correction_ptr": "*fp32", "weight_ptr": "*fp32", "live_ptr": "*i1"}
     signature |= {f"{name}_ptr": "*i32" for name in ("expert", "place", "count")}
+    signature |= {"logits_ptr": "*fp32"}
     signature |= {"n_stride": "i32:16", "tokens": "i32", "scale": "fp32"}
     constants = {"M": width, "BLOCK": plan.block, "TOKENS": plan.tokens, "DOT": tl.bfloat16, "LIVE": True}
+    constants |= {"SPREAD": plan.spread}
     constants |= aot_rules(experts, plan.experts, used, grouped=grouped)
     shape = {"num_warps": plan.warps, "num_stages": plan.stages}
     return AotKernel(scored_kernel, signature, constants, **shape, hot=True, tensor_cores=unit, archs=archs)

@@ -108,13 +108,15 @@ def launch_many(
     (tokens, width), device, how = n_TM.shape, n_TM.device, router.how
     tiles = triton.cdiv(tokens, plan.tokens)
     count = torch.empty(tiles * (plan.experts + 1), dtype=torch.int32, device=device)
+    scratch = tiles * plan.tokens * plan.experts if plan.spread else 0
+    logits = torch.empty(scratch, dtype=torch.float32, device=device)
     # Triton's interpreter cannot multiply bfloat16: it would multiply the raw bits
     operands = torch.float32 if INTERPRETED and n_TM.dtype == torch.bfloat16 else n_TM.dtype
     scored_kernel[(tiles,)](
         n_TM, *_pointers(router, n_TM), _or(live_T, n_TM), routes.expert_TK, routes.weight_TK, routes.place_TK, count,
-        n_TM.stride(0), tokens,
+        logits, n_TM.stride(0), tokens,
         how.scale, M=width, BLOCK=plan.block, TOKENS=plan.tokens, DOT=_DTYPES[operands], LIVE=live_T is not None,
-        **_rules(router, plan),
+        SPREAD=plan.spread, **_rules(router, plan),
         num_warps=plan.warps, num_stages=plan.stages if n_TM.element_size() == 2 else 2, **launch_options(device),
     )  # fmt: skip
     each = triton.cdiv(tiles, plan.programs)
