@@ -73,14 +73,14 @@ def _producer(
 
 
 @gluon.jit
-def _scaled(value, x_scale_ptr, w_scale_ptr, row, token, tokens, outputs, AXIS: gl.constexpr):
-    """Multiply sums, whose rows lie along axis 1 - AXIS, by the scales of their outputs and tokens, in float32."""
-    layout: gl.constexpr = value.type.layout
-    at_C = row + gl.arange(0, value.shape[1 - AXIS], gl.SliceLayout(AXIS, layout))
-    at_T = token + gl.arange(0, value.shape[AXIS], gl.SliceLayout(1 - AXIS, layout))
-    w_C = gl.load(w_scale_ptr + at_C, mask=at_C < outputs, other=0)
-    x_T = gl.load(x_scale_ptr + at_T, mask=at_T < tokens, other=0)
-    return value.to(gl.float32) * gl.expand_dims(w_C, AXIS) * gl.expand_dims(x_T, 1 - AXIS)
+def _row_scales(w_scale_ptr, row, outputs, ROWS: gl.constexpr, PARTS: gl.constexpr, layout: gl.constexpr):
+    """Return the scales of each part's outputs: [C]."""
+    at_C = row + gl.arange(0, ROWS, layout)
+    scales = ()
+    for part in gl.static_range(PARTS):
+        scale_C = gl.load(w_scale_ptr + part * outputs + at_C, mask=at_C < outputs, other=0)
+        scales = scales + (scale_C,)  # type: ignore[assignment]  # noqa: RUF005
+    return scales
 
 
 @gluon.jit
@@ -181,12 +181,26 @@ def _consumer(
     """Multiply and finish all tiles of this program."""
     WARPS: gl.constexpr = ROWS // 16
     SUM: gl.constexpr = gl.int32 if w.dtype == gl.int8 else gl.float32
-    if PDL:
-        gdc_wait()  # the kernel before writes the scales of x
+    tall: gl.constexpr = gl.BlockedLayout([8, 1], [ROWS // 8, 256 // ROWS], [1, WARPS], [0, 1])
+    wide: gl.constexpr = gl.BlockedLayout([1, 4], [128 // ROWS, ROWS // 4], [WARPS, 1], [1, 0])
+    # Where a tile is finished, and which axis has its rows
+    last: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, TOKENS, 32]) if SPLIT == 1 else wide
+    AXIS: gl.constexpr = 0 if SPLIT == 1 else 1
+    SHARE: gl.constexpr = TOKENS // SPLIT
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         tile, token_tile, begin, end = _item(item, token_tiles, blocks, SPLIT)
         row, token = tile * ROWS, token_tile * TOKENS
+        mine = token + item % SPLIT * SHARE
+        # Scales are asked for before the products, so that the end of a tile need not wait for them, and those of
+        # weights while the kernel before still runs
+        if not BLOCKED:
+            w_scales = _row_scales(w_scale_ptr, row, outputs, ROWS, PARTS, gl.SliceLayout(1 - AXIS, last))
+        if PDL:
+            gdc_wait()  # the kernel before writes the scales of x
+        if not BLOCKED:
+            at_T = mine + gl.arange(0, SHARE, gl.SliceLayout(AXIS, last))
+            x_scale_T = gl.load(x_scale_ptr + at_T, mask=at_T < tokens, other=0)
         if PROMOTE:
             sums, step = _promoted(
                 w, x, full, empty, x_scale_ptr, w_scale_ptr, step, begin, end, row, token, tokens, outputs, inputs,
@@ -194,19 +208,15 @@ def _consumer(
             )  # fmt: skip
         else:
             sums, step = _products(w, x, full, empty, step, end - begin, ROWS, PARTS, TOKENS, BLOCK, STAGES, SUM)
-        if SPLIT == 1:
-            tall: gl.constexpr = gl.BlockedLayout([8, 1], [ROWS // 8, 256 // ROWS], [1, WARPS], [0, 1])
-            done = _finished(sums, x_scale_ptr, w_scale_ptr, row, token, tokens, outputs, PARTS, BLOCKED, 1)
-            _store(done, bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, GATE, 1, tall)
-        else:
-            wide: gl.constexpr = gl.BlockedLayout([1, 4], [128 // ROWS, ROWS // 4], [WARPS, 1], [1, 0])
-            share = _together(
+        if SPLIT > 1:
+            sums = _together(
                 _floats(sums, PARTS), sums_ptr, arrival_ptr, item // SPLIT, item % SPLIT, tokens - token,
                 ROWS, PARTS, TOKENS, SPLIT, wide,
             )  # fmt: skip
-            token += item % SPLIT * (TOKENS // SPLIT)
-            done = _finished(share, x_scale_ptr, w_scale_ptr, row, token, tokens, outputs, PARTS, BLOCKED, 0)
-            _store(done, bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, GATE, 0, wide)
+        if not BLOCKED:
+            sums = _scaled(sums, w_scales, x_scale_T, PARTS, AXIS)
+        out: gl.constexpr = tall if SPLIT == 1 else wide
+        _store(sums, bias_ptr, y_ptr, row, mine, tokens, outputs, BIAS, GATE, 1 - AXIS, out)
 
 
 @gluon.jit
@@ -218,19 +228,12 @@ def _floats(sums, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def _finished(
-    sums, x_scale_ptr, w_scale_ptr, row, token, tokens, outputs,
-    PARTS: gl.constexpr, BLOCKED: gl.constexpr, AXIS: gl.constexpr,
-):  # fmt: skip
-    """Return the parts' sums times their scales. In blocks they are scaled already."""
+def _scaled(sums, w_scales, x_scale_T, PARTS: gl.constexpr, AXIS: gl.constexpr):
+    """Return the parts' sums, whose rows lie along AXIS, times the scales of their outputs and tokens, in float32."""
     found = ()
     for part in gl.static_range(PARTS):
-        if BLOCKED:
-            found = found + (sums[part],)  # type: ignore[assignment]  # noqa: RUF005
-        else:
-            of_part_ptr = w_scale_ptr + part * outputs
-            scaled = _scaled(sums[part], x_scale_ptr, of_part_ptr, row, token, tokens, outputs, AXIS)
-            found = found + (scaled,)  # type: ignore[assignment]  # noqa: RUF005
+        scaled = sums[part].to(gl.float32) * gl.expand_dims(w_scales[part], 1 - AXIS) * gl.expand_dims(x_scale_T, AXIS)
+        found = found + (scaled,)  # type: ignore[assignment]  # noqa: RUF005
     return found
 
 
