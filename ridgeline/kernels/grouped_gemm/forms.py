@@ -1,4 +1,4 @@
-"""What the kernels for experts' products are told of matrices in FP8 or codes, and how they read them.
+"""Forms of experts' matrices in FP8 or codes, as the kernels are told of them, and how stored numbers are read.
 
 A stored number becomes a float32 by moving its bits: the exponent's bits land at the low end of a float32's, so the
 number is right but for a power of two, 2^-120 for E4M3 and 2^-126 for E2M1. `LIFT` is the root of that power. It is
@@ -29,7 +29,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class Form:
-    """What is constant in a kernel's compilation.
+    """A form of matrices, which a kernel is compiled for.
 
     kind: "fp8"; "levels" or "e2m1" in four bits.
     group: inputs that share a scale.
