@@ -87,6 +87,9 @@ INLINE Ints widen(Levels x) { return (Ints)_mm512_cvtepi8_epi32((__m128i)x); }
 INLINE Levels narrow(Ints x) { return (Levels)_mm512_cvtepi32_epi8((__m512i)x); }
 INLINE Words upper(Halves x) { return (Words)_mm512_cvtepu16_epi32((__m256i)x) << 16; }
 INLINE Halves upper(Words x) { return (Halves)_mm512_cvtepi32_epi16((__m512i)(x >> 16)); }
+INLINE float total(Floats x) { return _mm512_reduce_add_ps((__m512)x); }
+INLINE int32_t total(Ints x) { return _mm512_reduce_add_epi32((__m512i)x); }
+INLINE int32_t most(Ints x) { return _mm512_reduce_max_epi32((__m512i)x); }
 
 #else
 
@@ -145,6 +148,16 @@ INLINE Halves upper(Words x) {
   const Two both = halved(&x);
   return (Halves)_mm256_permute4x64_epi64(_mm256_packus_epi32(both.low, both.high), 0xd8);
 }
+template <class V> INLINE auto total(V x) {
+  auto sum = x[0] - x[0];
+  for (int i = 0; i < LANES; ++i) sum += x[i];
+  return sum;
+}
+INLINE int32_t most(Ints x) {
+  int32_t most = x[0];
+  for (int i = 1; i < LANES; ++i) most = x[i] > most ? x[i] : most;
+  return most;
+}
 
 #endif
 
@@ -181,17 +194,10 @@ INLINE void write(void *y, int64_t type, int64_t at, Floats value, int64_t count
   else store((char *)y + at * 2, load<Halves>(piece));
 }
 
-template <class V> INLINE auto total(V x) {
-  auto sum = x[0] - x[0];
-  for (int i = 0; i < LANES; ++i) sum += x[i];
-  return sum;
-}
-
 INLINE float largest(Ints magnitude) {  // of bits of floats without their sign, where NaN is above infinity
-  int32_t most = 0;
-  for (int i = 0; i < LANES; ++i) most = magnitude[i] > most ? magnitude[i] : most;
+  const int32_t bits = most(magnitude);
   float value;
-  memcpy(&value, &most, sizeof value);
+  memcpy(&value, &bits, sizeof value);
   return value;
 }
 
