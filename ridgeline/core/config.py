@@ -44,7 +44,7 @@ class LLMConfig:
     kernels: op → implementation, where the platform's first choice is not wanted ("reference" always exists).
     quantization: "int8" rounds the weights of linear maps when they are loaded, with a scale for each output channel;
         "w8a8" also rounds activations to int8, with a scale for each token. Both run on a CPU only. "w8a8" is the
-        faster one and needs VNNI.
+        faster one and needs VNNI. A checkpoint that is quantized already needs neither; its own method may be named.
     """
 
     model: str | Path = ""

@@ -50,7 +50,7 @@ STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group", "token", "a
 
 @dataclass(frozen=True)
 class Numbers:
-    """How weights or activations are rounded."""
+    """The way in which weights or activations are rounded."""
 
     type: str
     bits: int

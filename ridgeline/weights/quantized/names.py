@@ -1,4 +1,4 @@
-"""Which modules a quantization config means, by their names in the checkpoint."""
+"""The names by which a quantization config means modules of the checkpoint."""
 
 from __future__ import annotations
 

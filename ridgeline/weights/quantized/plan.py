@@ -1,4 +1,4 @@
-"""Which of a checkpoint's weights are quantized, what forms they get, and how they are read."""
+"""The plan of a quantized checkpoint: which weights have which form, and how they are read."""
 
 from __future__ import annotations
 
