@@ -1,0 +1,72 @@
+"""Quantized checkpoints on a GPU: the tensors that a CPU gets, and an engine that runs on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import Ops
+from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.experts import ExpertStack
+from ridgeline.layers.linear import Linear
+from ridgeline.quantization.held import Filling, keeping
+from ridgeline.quantization.scheme import scheme
+from ridgeline.weights.loader import load_weights, read_model_config, stored_forms
+from tests.weights.quantized_files import SCHEMES, quantize
+
+pytestmark = pytest.mark.gpu
+
+CASES = [("llama", name) for name in SCHEMES] + [("qwen3_moe", "fp8 blocks"), ("mixtral", "gptq order")]
+
+
+def fillings(folder: Path, device: str, load_format: str = "auto") -> list[Filling]:
+    """The tensors of all weights that are kept."""
+    config, place = read_model_config(folder), torch.device(device)
+    decoder = Decoder(
+        config.spec,
+        Ops(Platform.of(place)),
+        dtype=torch.bfloat16,
+        device=place,
+        scheme_of=keeping(stored_forms(folder, config), scheme(None)),
+    )
+    load_weights(decoder, folder, config.weights, load_format=load_format, seed=1)
+    modules = [module for module in decoder.modules() if isinstance(module, (Linear, ExpertStack))]
+    return [filling for module in modules for filling in module.fillings]
+
+
+@pytest.mark.parametrize(("family", "name"), CASES)
+def test_a_gpu_gets_the_tensors_that_a_cpu_gets(family: str, name: str, tmp_path: Path) -> None:
+    folder, _ = quantize(family, SCHEMES[name], tmp_path / "model")
+    here, there = (fillings(folder, device) for device in ("cpu", "cuda"))
+    assert here
+    for one, other in zip(here, there, strict=True):
+        for field, tensor in one.tensors.items():
+            assert torch.equal(
+                tensor.flatten().view(torch.uint8), other.tensors[field].cpu().flatten().view(torch.uint8)
+            ), field
+    again = [fillings(folder, "cuda", "dummy") for _ in range(2)]
+    for one, other in zip(*again, strict=True):
+        for field, tensor in one.tensors.items():
+            assert torch.equal(tensor.flatten().view(torch.uint8), other.tensors[field].flatten().view(torch.uint8)), (
+                field
+            )
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "fp8 static", "ct int8", "gptq", "gptq order", "awq", "bnb nf4"])
+def test_an_engine_on_a_gpu_prefers_what_the_models_numbers_prefer(name: str, tmp_path: Path) -> None:
+    """The first token, and its log-probability beside that of the plain numbers, which are rounded no more than this:
+    bfloat16 throughout, and three bits of mantissa in the activations of FP8."""
+    folder, _ = quantize("llama", SCHEMES[name], tmp_path / "model")
+    found = []
+    for model in (folder, tmp_path / "model-plain"):
+        options = {"device": "cuda", "dtype": "bfloat16", "skip_tokenizer_init": True, "kv_cache_memory": 1 << 24}
+        with LLM(model, **options) as llm:
+            params = SamplingParams(max_tokens=1, temperature=0, logprobs=1)
+            [result] = llm.generate({"prompt_token_ids": [5, 9, 77]}, params, use_tqdm=False)
+            [entry] = result.outputs[0].logprobs[0].values()
+            found.append(entry.logprob)
+    assert found[0] == pytest.approx(found[1], abs=0.7)
