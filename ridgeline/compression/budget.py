@@ -24,6 +24,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from ridgeline.compression.measure import divergence
 from ridgeline.compression.modules import Matrix, ignored, matrices
 from ridgeline.compression.rounding import check_fits, grid_of, round_matrix
 from ridgeline.compression.schemes import MakeConfig
@@ -99,19 +100,9 @@ def sensitivities(
             for index in range(layer, len(decoder.layers)):
                 run.advance(index)
             restored_owner(ours)
-            cost = _divergence(plain, list(run.logits()))
+            cost = divergence(plain, [logits_TV.log_softmax(-1) for logits_TV in run.logits()])
             measured[name][scheme] = sum(each.nbytes for one in made for each in one.values()), cost
     return measured
-
-
-def _divergence(plain: Sequence[Tensor], logits: Sequence[Tensor]) -> float:
-    """Return the mean of KL(plain ‖ other) over tokens, in nats."""
-    total, tokens = 0.0, 0
-    for p_TV, other_TV in zip(plain, logits, strict=True):
-        q_TV = other_TV.log_softmax(-1)
-        total += float((p_TV.exp() * (p_TV - q_TV)).sum())
-        tokens += len(p_TV)
-    return total / tokens
 
 
 def knapsack(options: Mapping[str, Sequence[Choice]], budget: int) -> dict[str, int] | None:
