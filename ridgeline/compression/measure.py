@@ -1,4 +1,4 @@
-"""What rounding has done to a model's predictions, in memory: perplexity and divergence on given tokens.
+"""The cost of rounding in a model's predictions, in memory: perplexity and divergence on given tokens.
 
 `ridgeline eval compare` measures the same through the engine; here nothing is written or loaded in between.
 

@@ -91,7 +91,7 @@ def quantized(
     if make.budget is not None:
         assert tokens_BS is not None
         chosen = choose_within(decoder, config, tokens_BS, make, dtype=dtype, progress=progress)
-        scheme_of = lambda matrix: chosen.get(matrix.owner_name)  # noqa: E731
+        scheme_of = lambda matrix: chosen.get(matrix.unit)  # noqa: E731
     outcome = quantize_decoder(
         decoder, config.weights, tokens_BS, make, dtype=dtype, progress=progress, scheme_of=scheme_of
     )

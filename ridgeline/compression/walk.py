@@ -42,7 +42,7 @@ TOKENS_AT_ONCE = 4096
 
 @dataclass
 class Outcome:
-    """What has been made.
+    """The result of a walk.
 
     made: the checkpoint's quantized modules, by name.
     kept: those that stay as they are.

@@ -277,6 +277,14 @@ def test_experts_that_saw_little_are_rounded_to_nearest() -> None:
     assert torch.equal(model.outcome.made[name].dequantized(), plain.outcome.made[name].dequantized())
 
 
+def test_a_budget_gives_the_experts_of_a_layer_one_scheme() -> None:
+    ignored = ("model.layers.[23].*", "*.self_attn.*")
+    config = MakeConfig(schemes=("w4a16", "w8a8"), group=64, ignore=ignored, budget=3_700_000)
+    made = quantized(MIXTURE, config, count=2, length=64).outcome.made
+    schemes = [{each.scheme for name, each in made.items() if f"layers.{layer}." in name} for layer in range(2)]
+    assert sorted(map(list, schemes)) == [["w4a16"], ["w8a8"]]
+
+
 def test_default_text_is_found_everywhere() -> None:
     assert sum(map(len, default_documents())) > 200_000
 
