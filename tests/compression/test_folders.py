@@ -161,7 +161,8 @@ def test_every_kind_of_checkpoint_is_quantized(family: str, tiny_model: Callable
     decoder = load(tmp_path / "made")
     torch.testing.assert_close(dense_logits(decoder, IDS), dense_logits(model.decoder, IDS), rtol=1e-3, atol=1e-3)
     plain = dense_logits(load(tiny_model(family)), IDS)
-    assert 0 < (dense_logits(decoder, IDS) - plain).abs().max() < 0.2 * plain.abs().max()
+    # the median, since a mixture may send a token to another expert
+    assert 0 < (dense_logits(decoder, IDS) - plain).abs().median() < 0.1 * plain.abs().median()
     assert bool(model.outcome.notes) is (family == "gpt_oss")
 
 
