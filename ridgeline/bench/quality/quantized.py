@@ -1,4 +1,4 @@
-"""What quantization costs and gives: scheme by method, the bits of a weight, the memory, the change of predictions, and
+"""The costs and gains of quantization: scheme by method, the bits of a weight, the memory, the change of predictions, and
 the speed.
 
 Quality is measured in float32 (`dense`), so nothing but the quantization of weights, and of activations where the
