@@ -72,8 +72,11 @@ def quantization(
     tokens_WT1 = dense.windows(_texts(files), context, windows)
     documents = default_documents() if calibration is None else list(_read([calibration])[0].documents)
     seen_BS = cut(documents, dense.tokenizer, count=sequences, length=length, bos=dense.tokenizer.bos_id)
+    options = {"group": group, "sequences": len(seen_BS), "windows": len(tokens_WT1), "baseline": beside.folder.name}
+    options |= {"context": tokens_WT1.shape[1] - 1, "calibration": "" if calibration is None else calibration.name}
+    rows: list[Row] = []
     with LoadingBar() as bar:
-        rows = measure(
+        for row in measure(
             dense,
             choices,
             tokens_WT1,
@@ -83,10 +86,9 @@ def quantization(
             batches=sizes,
             progress=bar,
             baseline=beside,
-        )
-    options = {"group": group, "sequences": len(seen_BS), "windows": len(tokens_WT1), "baseline": beside.folder.name}
-    options |= {"context": tokens_WT1.shape[1] - 1, "calibration": "" if calibration is None else calibration.name}
-    append(out, quantization_records(dense, rows, options))
+        ):
+            rows.append(row)
+            append(out, quantization_records(dense, [row], options))  # at once, as the next one may take long
     if plot is not None:
         draw(rows, f"{dense.folder.name} on {_named(where)}", plot)
     if as_json:
