@@ -180,9 +180,9 @@ def _values(row: Row) -> dict[str, float]:
 
 
 def _table(title: str, rows: Sequence[Row], batches: Sequence[int]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("scheme")
-    table.add_column("method")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("scheme", no_wrap=True)
+    table.add_column("method", no_wrap=True)
     for name in ("bits", "MB", "ppl", "KL", "greedy", *(f"b{batch}" for batch in batches)):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
@@ -202,9 +202,9 @@ def _table(title: str, rows: Sequence[Row], batches: Sequence[int]) -> Table:
 
 def _cache_table(title: str, found: CacheCosts) -> Table:
     named = f"{title}: perplexity by position, {found.windows} windows, a scale for each token and key head"
-    table = Table(title=named, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("cache")
-    table.add_column("rounded")
+    table = Table(title=named, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("cache", no_wrap=True)
+    table.add_column("rounded", no_wrap=True)
     for name in ("bits", "KL", *(f"< {edge:,}" for edge in found.edges)):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_row("float32", "", "32", "", *(f"{each:.3f}" for each in found.perplexity))
