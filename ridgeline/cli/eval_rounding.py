@@ -72,8 +72,11 @@ def quantization(
     tokens_WT1 = dense.windows(_texts(files), context, windows)
     documents = default_documents() if calibration is None else list(_read([calibration])[0].documents)
     seen_BS = cut(documents, dense.tokenizer, count=sequences, length=length, bos=dense.tokenizer.bos_id)
+    options = {"group": group, "sequences": len(seen_BS), "windows": len(tokens_WT1), "baseline": beside.folder.name}
+    options |= {"context": tokens_WT1.shape[1] - 1, "calibration": "" if calibration is None else calibration.name}
+    rows: list[Row] = []
     with LoadingBar() as bar:
-        rows = measure(
+        for row in measure(
             dense,
             choices,
             tokens_WT1,
@@ -83,10 +86,9 @@ def quantization(
             batches=sizes,
             progress=bar,
             baseline=beside,
-        )
-    options = {"group": group, "sequences": len(seen_BS), "windows": len(tokens_WT1), "baseline": beside.folder.name}
-    options |= {"context": tokens_WT1.shape[1] - 1, "calibration": "" if calibration is None else calibration.name}
-    append(out, quantization_records(dense, rows, options))
+        ):
+            rows.append(row)
+            append(out, quantization_records(dense, [row], options))  # at once, as the next one may take long
     if plot is not None:
         draw(rows, f"{dense.folder.name} on {_named(where)}", plot)
     if as_json:
@@ -178,9 +180,9 @@ def _values(row: Row) -> dict[str, float]:
 
 
 def _table(title: str, rows: Sequence[Row], batches: Sequence[int]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("scheme")
-    table.add_column("method")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("scheme", no_wrap=True)
+    table.add_column("method", no_wrap=True)
     for name in ("bits", "MB", "ppl", "KL", "greedy", *(f"b{batch}" for batch in batches)):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
@@ -200,9 +202,9 @@ def _table(title: str, rows: Sequence[Row], batches: Sequence[int]) -> Table:
 
 def _cache_table(title: str, found: CacheCosts) -> Table:
     named = f"{title}: perplexity by position, {found.windows} windows, a scale for each token and key head"
-    table = Table(title=named, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("cache")
-    table.add_column("rounded")
+    table = Table(title=named, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("cache", no_wrap=True)
+    table.add_column("rounded", no_wrap=True)
     for name in ("bits", "KL", *(f"< {edge:,}" for edge in found.edges)):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_row("float32", "", "32", "", *(f"{each:.3f}" for each in found.perplexity))

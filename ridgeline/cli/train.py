@@ -61,7 +61,12 @@ def pretrain(
         raise InvalidConfig("--from trains one model further, so --recipe does not go with it.")
     modules = _recipes()
     where = _device(device)
-    flags = {"recipe": "" if recipe == "embedded" else recipe, "from": start, "quantize": quantize}
+    flags = {
+        "recipe": "" if recipe == "embedded" else recipe,
+        "from": start,
+        "quantize": quantize,
+        "group": group if quantize else "",
+    }
     named = "".join(f" --{flag} {value}" for flag, value in flags.items() if value)
     chosen = modules["embedded"].EMBEDDED if recipe == "embedded" else modules["mixture"].MIXTURE
     if start:

@@ -1,4 +1,4 @@
-"""What fewer bits for cached keys and values cost, by position in a long context, for keys and values apart.
+"""The cost of fewer bits for cached keys and values, by position in a long context, for keys and values apart.
 
 It is a simulation: the model runs in float32 on whole windows, and each layer's keys (after their rotation) and values
 are rounded as a cache would round them, with a scale of its own for each token and key head. So nothing but the

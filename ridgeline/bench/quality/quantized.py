@@ -1,5 +1,5 @@
-"""What quantization costs and gives: scheme by method, the bits of a weight, the memory, the change of predictions, and
-the speed.
+"""The costs and gains of quantization: for each scheme and method the bits of a weight, the memory, the change of
+predictions, and the speed.
 
 Quality is measured in float32 (`dense`), so nothing but the quantization of weights, and of activations where the
 scheme rounds them, is seen. Speed is that of the engine with the scheme, on the device at hand. A method changes a
@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -125,8 +125,8 @@ def measure(
     batches: Sequence[int],
     progress: Progress,
     baseline: DenseModel | None = None,
-) -> list[Row]:
-    """Return a row for the model as it is, and one for each choice.
+) -> Iterator[Row]:
+    """Yield a row for the model as it is, and one for each choice, as they are found.
 
     engine: arguments of LLM, for the speeds; no speed is measured without `batches`.
     baseline: the model that the predictions are compared with; default: the same.
@@ -140,13 +140,12 @@ def measure(
         speeds[name] = _speed_of(name, model.device, engine, batches)
     decoder = model.decoder()
     count = sum(p.numel() for p in decoder.parameters())
-    rows = [_row("plain", "", (16.0, KEPT_BYTES * count), decoder, exact, tokens_WT1, speeds.get(None))]
+    yield _row("plain", "", (16.0, KEPT_BYTES * count), decoder, exact, tokens_WT1, speeds.get(None))
     for index, choice in enumerate(choices):
         progress(f"{choice.scheme} {choice.method}", index / len(choices))
         decoder = model.decoder()
         size = quantized(decoder, model, choice, calibration_BS, group)
-        rows.append(_row(choice.scheme, choice.method, size, decoder, exact, tokens_WT1, speeds.get(choice.scheme)))
-    return rows
+        yield _row(choice.scheme, choice.method, size, decoder, exact, tokens_WT1, speeds.get(choice.scheme))
 
 
 def _row(

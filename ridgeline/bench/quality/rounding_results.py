@@ -76,11 +76,12 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     for number, method in enumerate(methods):
         ours = [row for row in quantized if row.method == method]
         axes[0][0].scatter([r.bits for r in ours], [r.costs.kl_mean for r in ours], color=f"C{number}", label=method)
-    for row in quantized:
-        axes[0][0].annotate(
-            row.scheme, (row.bits, row.costs.kl_mean), xytext=(4, 3), textcoords="offset points", fontsize=7
-        )
+    best = {(row.scheme, round(row.bits, 1)): row for row in sorted(quantized, key=lambda row: -row.costs.kl_mean)}
+    for index, row in enumerate(sorted(best.values(), key=lambda row: row.costs.kl_mean)):
+        side = {"xytext": (-5, -3), "ha": "right"} if index % 2 else {"xytext": (5, -3), "ha": "left"}
+        axes[0][0].annotate(row.scheme, (row.bits, row.costs.kl_mean), textcoords="offset points", fontsize=7, **side)
     axes[0][0].set(xlabel="bits of a weight", ylabel="KL divergence per token (nats)", yscale="log", title=title)
+    axes[0][0].margins(x=0.12)
     axes[0][0].legend()
     if timed:
         _draw_speed(axes[0][1], timed, next(row for row in rows if not row.method))
