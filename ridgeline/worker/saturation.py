@@ -1,4 +1,4 @@
-"""How many numbers a checkpoint's scales for its KV cache could not hold, read beside the device's work."""
+"""The count of numbers that a checkpoint's scales for its KV cache could not hold, read beside the device's work."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ PROGRAMS = 8  # per multiprocessor; each has 8 KiB or so to read under way, whic
 
 @dataclass(frozen=True)
 class Widening:
-    """Where a step's long rows are widened to. All tensors are int32 on the device.
+    """The places that a step's long rows are widened to. All tensors are int32 on the device.
 
     source_W: the cache's block that each block is made from.
     table_SC: the block table of the widened rows.
