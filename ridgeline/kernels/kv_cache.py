@@ -80,13 +80,10 @@ def numbers(levels: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     return levels.to(dtype) if scale is None else (levels.float() * scale.float()[..., None]).to(dtype)
 
 
-def write(x_TGD: Tensor, cache_NGPD: Tensor, scale_NGP: Tensor | None, place_T: Tensor, given: bool = False) -> int:
-    """Store each token's heads at place = block * P + offset. given: the scales are set, and else they are set here.
-    Returns how many numbers saturated."""
+def write(x_TGD: Tensor, cache_NGPD: Tensor, scale_NGP: Tensor, place_T: Tensor, given: bool) -> int:
+    """Store each token's heads as levels at place = block * P + offset. given: the scales are set, and else they are
+    set here. Returns how many numbers saturated."""
     block_T, offset_T = place_T // cache_NGPD.shape[2], place_T % cache_NGPD.shape[2]
-    if scale_NGP is None:
-        cache_NGPD[block_T, :, offset_T] = x_TGD.to(cache_NGPD.dtype)
-        return 0
     dtype, saturated = cache_NGPD.dtype, 0
     if given:
         scale_TG = scale_NGP[block_T, :, offset_T]

@@ -44,10 +44,9 @@ class Heads:
     kv_scales_G2: Tensor | None = None
     saturated_1: Tensor | None = None
 
-    def kv_scales_of(self, cache_NGPD: Tensor) -> KVScales | None:
+    def kv_scales_of(self, cache_NGPD: Tensor) -> KVScales:
         """Return the checkpoint's scales as a cache's."""
-        if self.kv_scales_G2 is None:
-            return None
+        assert self.kv_scales_G2 is not None
         pairs_NGP2 = self.kv_scales_G2[None, :, None].expand(*cache_NGPD.shape[:3], 2)
         return KVScales(pairs_NGP2=pairs_NGP2, saturated_1=self.saturated_1)
 

@@ -151,6 +151,10 @@ class LocalWorker:
             self._load = now if self._load is None else self._load._replace(total_LE=now.total_LE)
         return self._load
 
+    def kv_saturated(self) -> int:
+        """Return how many numbers were beyond what a checkpoint's scales let the KV cache hold."""
+        return self._runner.saturation.read()
+
     def forget_expert_load(self) -> None:
         """Count from here on. No plan may be under way."""
         self._runner.tallies.reset()

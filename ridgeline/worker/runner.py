@@ -28,6 +28,7 @@ from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import DeviceInputs, Shape
 from ridgeline.worker.mailbox import Letter
 from ridgeline.worker.masks import Masks
+from ridgeline.worker.saturation import Saturation
 from ridgeline.worker.segments import HostLengths, Outcome, Scores, Segments
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.tallies import Tallies
@@ -80,7 +81,7 @@ class Runner:
         columns = -(-max_model_len // (16 * layout.block_size)) * 16
         self.slots = Slots(num_slots, len(layout.groups), columns, decoder.spec.vocab_size, self.device)
         self.segments = Segments(decoder, ops, layout, self.slots)
-        self.tallies = Tallies(decoder)
+        self.tallies, self.saturation = Tallies(decoder), Saturation(decoder)
         self._cascade = cascade
         self._graphs: Graphs | None = None
         self._inputs: DeviceInputs | None = None

@@ -1,4 +1,4 @@
-"""What formats of the KV cache cost in quality, keys and values each by themselves.
+"""The cost in quality of the KV cache's formats, keys and values each by themselves.
 
 The formats are simulated: a number is stored as the number that its level stands for, in a cache of plain numbers. So
 keys and values can be of unlike formats, and formats can be tried that no kernel has (int4). The real formats are

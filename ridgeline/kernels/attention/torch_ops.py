@@ -104,12 +104,13 @@ def paged_attention(
     out_THD = torch.empty_like(q_THD)
     passes, gathered_2NPGD = batch.derived[key]
     for blocks_BC, unseen_U, tiles in passes:
-        scales_2 = (scales.k_NGP, scales.v_NGP) if scales else (None, None)
-        caches = zip((k_cache_NGPD, v_cache_NGPD), scales_2, gathered_2NPGD, strict=True)
-        k_BGKD, v_BGKD = (
-            _numbers(_gathered(cache, blocks_BC, unseen_U, out), scale, blocks_BC, unseen_U, q_THD.dtype)
-            for cache, scale, out in caches
-        )
+        caches = zip((k_cache_NGPD, v_cache_NGPD), gathered_2NPGD, strict=True)
+        k_BGKD, v_BGKD = (_gathered(cache, blocks_BC, unseen_U, out) for cache, out in caches)
+        if scales is not None:
+            k_BGKD = _numbers(k_BGKD, scales.k_NGP, blocks_BC, unseen_U, q_THD.dtype)
+            v_BGKD = _numbers(v_BGKD, scales.v_NGP, blocks_BC, unseen_U, q_THD.dtype)
+        elif k_BGKD.dtype != q_THD.dtype:
+            k_BGKD, v_BGKD = k_BGKD.to(q_THD.dtype), v_BGKD.to(q_THD.dtype)
         for tile in tiles:
             num_rows, num_queries = tile.position_BQ.shape
             q_BQGED = q_THD[tile.tokens].view(num_rows, num_queries, -1, per_kv, q_THD.shape[-1])
@@ -230,11 +231,9 @@ def _gathered(cache_NGPD: Tensor, blocks_BC: Tensor, unseen_U: Tensor | None, ou
 
 
 def _numbers(
-    gathered_BGKD: Tensor, scale_NGP: Tensor | None, blocks_BC: Tensor, unseen_U: Tensor | None, dtype: torch.dtype
+    gathered_BGKD: Tensor, scale_NGP: Tensor, blocks_BC: Tensor, unseen_U: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Return gathered keys (or values) in the activations' type, multiplied by their scales if they have some."""
-    if scale_NGP is None:
-        return gathered_BGKD.to(dtype)
+    """Return gathered levels of keys (or values) as numbers in the activations' type."""
     scale_NPG = scale_NGP.transpose(1, 2)[blocks_BC.flatten()].to(dtype)
     if unseen_U is not None:
         scale_NPG = scale_NPG.reshape(-1, scale_NPG.shape[2]).index_fill(0, unseen_U, 0)

@@ -34,7 +34,7 @@ PROGRAMS = 8  # per multiprocessor; each has 8 KiB or so to read under way, whic
 
 @dataclass(frozen=True)
 class Widening:
-    """Where a step's long rows are widened to. All tensors are int32 on the device.
+    """The places that a step's long rows are widened to. All tensors are int32 on the device.
 
     source_W: the cache's block that each block is made from.
     table_SC: the block table of the widened rows.
@@ -160,7 +160,8 @@ def _numbers(
     return tl.reshape(tl.join(even_KW, odd_KW), (TOKENS, HEAD_DIM)) * scale_K[:, None]
 
 
-AOT = tuple(
+AOT = (
+    *(
     AotKernel(
         _widen_kernel,
         {
@@ -174,4 +175,15 @@ AOT = tuple(
         archs=ONE_OF_EACH,
     )
     for kv in ("e4m3", "int8")
+    ),
+    AotKernel(
+        _place_kernel,
+        {
+            "start_ptr": "*i32", "kv_len_ptr": "*i32", "slots_ptr": "*i32", "table_ptr": "*i32", "source_ptr": "*i32",
+            "wide_table_ptr": "*i32", "count_ptr": "*i32", "counts_ptr": "*i32", "items_count_ptr": "*i32",
+            "num_rows": "i32", "capacity": "i32", "window": "i32", "stride_table": "i32:16",
+        },
+        {"FEW": 4, "P": 64, "WINDOW": True, "ROWS": 256},
+        archs=ONE_OF_EACH,
+    ),
 )  # fmt: skip

@@ -118,8 +118,10 @@ def write_kv(
 ) -> None:
     """Store each token's key and value at place = block * P + offset, in place."""
     if scales is None:
-        kv_cache.write(k_TGD, k_cache_NGPD, None, place_T)
-        kv_cache.write(v_TGD, v_cache_NGPD, None, place_T)
+        block_size, dtype = k_cache_NGPD.shape[2], k_cache_NGPD.dtype
+        block_T, offset_T = place_T // block_size, place_T % block_size
+        k_cache_NGPD[block_T, :, offset_T] = k_TGD.to(dtype)
+        v_cache_NGPD[block_T, :, offset_T] = v_TGD.to(dtype)
         return
     counter = scales.saturated_1
     saturated = kv_cache.write(k_TGD, k_cache_NGPD, scales.k_NGP, place_T, counter is not None)

@@ -144,9 +144,15 @@ def _kept(
         c = a
     if KV is None:
         return a, b, c
-    scale_ptr += (place // P) * stride_N + (place % P) * stride_P + head * stride_G + of_pair
+    else:
+        scale_ptr += (place // P) * stride_N + (place % P) * stride_P + head * stride_G + of_pair
+        return _levels(a, b, c, scale_ptr, saturated_ptr, real, REST, KV)
+
+
+@triton.jit
+def _levels(a, b, c, scale_ptr, saturated_ptr, real, REST: tl.constexpr, KV: tl.constexpr):
+    a, b, c = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32)
     if saturated_ptr is None:
-        a, b, c = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32)
         largest = tl.maximum(tl.max(magnitude(a), 1), tl.max(magnitude(b), 1))
         largest = tl.maximum(largest, tl.max(magnitude(c), 1))
         scale = row_scale(largest, KV)[:, None]
@@ -155,7 +161,7 @@ def _kept(
     else:
         scale = tl.load(scale_ptr, mask=real, other=1)
         most: tl.constexpr = largest_level(KV)
-        a, b, c = a.to(tl.float32) / scale, b.to(tl.float32) / scale, c.to(tl.float32) / scale
+        a, b, c = a / scale, b / scale, c / scale
         beyond = tl.sum((tl.abs(a) > most).to(tl.int64)) + tl.sum((tl.abs(b) > most).to(tl.int64))
         if REST > 0:
             beyond += tl.sum((tl.abs(c) > most).to(tl.int64))

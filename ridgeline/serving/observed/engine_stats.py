@@ -121,13 +121,19 @@ class EngineStats:
         return Headroom(elapsed_now - elapsed, limit_now - limit)
 
     def message(
-        self, scheduler: Scheduler, headroom: Headroom, gpus: list[Gpu], experts: ExpertLoad | None = None
+        self,
+        scheduler: Scheduler,
+        headroom: Headroom,
+        gpus: list[Gpu],
+        experts: ExpertLoad | None = None,
+        kv_saturated: int = 0,
     ) -> Stats:
         cache = scheduler.cache
         others = {
             "prefix_cache_queries": cache.queried_tokens,
             "prefix_cache_hits": cache.hit_tokens,
             "preemptions": scheduler.preemptions.total(),
+            "kv_cache_saturated": kv_saturated,
         }
         reasons = {f"preemptions: {reason}": scheduler.preemptions[reason] for reason in Preemption}
         return Stats(

@@ -252,7 +252,8 @@ class EngineHost:
 
     def _message(self) -> Stats:
         load = self._worker.expert_load()
-        return self._stats.message(self._engine.scheduler, self._engine.headroom, self._gpus.read(), load)
+        saturated = self._worker.kv_saturated()
+        return self._stats.message(self._engine.scheduler, self._engine.headroom, self._gpus.read(), load, saturated)
 
 
 def facts_of(assembly: Assembly, served_name: str, life: int) -> EngineFacts:

@@ -79,6 +79,10 @@ class PagedKV:
                 pairs = memory.view(group, index, torch.bfloat16, (*inner, 2), offset=levels)
                 self.scales[-1] = KVScales(pairs_NGP2=pairs.transpose(1, 2) if by_token else pairs)
 
+        # The keys that hopper.py would read: it converts none
+        plain = self.views[0][0] if kept == dtype else None
+        self._for_hopper = plain if self._wide is None else self._wide[0]
+
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         self.place_T = place_T
         self.batches = {way: self._batch(way, rows, block_table_SC) for way in dict.fromkeys(self._ways)}
@@ -109,14 +113,6 @@ class PagedKV:
             ),
             wide=self._wide,
         )
-
-    @property
-    def _for_hopper(self) -> Tensor | None:
-        """The keys that hopper.py would read, if it can. It converts none."""
-        if self._wide is not None:
-            return self._wide[0]
-        keys_NGPD = self.views[0][0]
-        return keys_NGPD if keys_NGPD.dtype == self._dtype else None
 
     def layer(self, index: int) -> PagedLayer:
         return PagedLayer(self, self._ways[index], *self.views[index], self.scales[index])
@@ -167,7 +163,7 @@ class PagedLayer:
         )
         scale, window, softcap = spec.scale, spec.window, spec.softcap
         sinks_H, slopes_H = heads.sinks_H, heads.slopes_H
-        scales = self._scales or heads.kv_scales_of(self._k)
+        scales = self._scales if heads.kv_scales_G2 is None else heads.kv_scales_of(self._k)
         if batch.tokens_each == 1:
             out_THD = ops.decode_attention(
                 *projected, batch, scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,

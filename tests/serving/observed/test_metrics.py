@@ -95,6 +95,7 @@ def test_figures_of_known_traffic(socket: Path) -> None:
         **{f"preemptions: {reason}": 0 for reason in Preemption},
         "prefix_cache_queries": 200,
         "prefix_cache_hits": 0,
+        "kv_cache_saturated": 0,
     }
     assert stats.finished == {"length": 5}
     counted = counts(stats)
