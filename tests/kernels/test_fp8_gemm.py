@@ -34,7 +34,8 @@ pytest.importorskip("triton")
 from ridgeline.kernels.fp8_gemm.choose import FIXED, Stream, Tile, Tiles, choose_hopper, library_wins
 from ridgeline.kernels.fp8_gemm.eight import Eight
 from ridgeline.kernels.fp8_gemm.products import rounded_linear
-from ridgeline.kernels.fp8_gemm.rounding import Rounded, round_rows, saturations
+from ridgeline.kernels.fp8_gemm.rounding import Rounded, round_rows
+from ridgeline.kernels.fp8_gemm.saturation import saturations, total_saturations
 from ridgeline.kernels.fp8_gemm.tiles import launch_tiles
 from ridgeline.kernels.fp8_gemm.triton import eight
 
@@ -110,10 +111,11 @@ def test_what_is_not_a_number_stays_so_and_infinity_spoils_its_row_alone(device:
 @pytest.mark.parametrize("device", DEVICES)
 def test_numbers_that_a_static_scale_cuts_off_are_counted(device: str) -> None:
     counter = saturations(torch.device(device))
-    before = int(counter)
+    before, total = int(counter), total_saturations()
     x_TI = torch.tensor([[3.0] * 7 + [-5.0] + [0.5] * 248, [1.0] * 256], device=device)
     got, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, "static", torch.tensor(2.0 / 448, device=device))
     assert int(counter) - before == 8
+    assert total_saturations() - total == 8
     assert got.q_TI[0, 0].float() == 448
     assert got.q_TI[0, 7].float() == -448
 

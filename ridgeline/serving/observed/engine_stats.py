@@ -121,7 +121,12 @@ class EngineStats:
         return Headroom(elapsed_now - elapsed, limit_now - limit)
 
     def message(
-        self, scheduler: Scheduler, headroom: Headroom, gpus: list[Gpu], experts: ExpertLoad | None = None
+        self,
+        scheduler: Scheduler,
+        headroom: Headroom,
+        gpus: list[Gpu],
+        experts: ExpertLoad | None = None,
+        saturations: int = 0,
     ) -> Stats:
         cache = scheduler.cache
         others = {
@@ -146,6 +151,7 @@ class EngineStats:
             recent=list(self._recent),
             gpus=gpus,
             experts=None if experts is None else _figures(experts),
+            saturations=saturations,
         )
 
 

@@ -174,6 +174,8 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     yield counter("ridgeline:steps", "Steps of the engine.", stats.steps if stats else None)
     yield counter("ridgeline:step_seconds", "Time the device took for them.", stats.step_seconds if stats else None)
     yield counter("ridgeline:limit_seconds", "The least it could have.", stats.limit_seconds if stats else None)
+    cut_off = "Activations beyond the range of their static scale, which were cut off."
+    yield counter("ridgeline:saturated_activations", cut_off, stats.saturations if stats else None)
     share = headroom(stats.recent[-NEWEST_STEPS:]) if stats else None
     yield gauge("ridgeline:headroom", f"Limit divided by time over the newest {NEWEST_STEPS} steps; 1 is best.", share)
 

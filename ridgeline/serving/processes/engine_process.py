@@ -252,7 +252,9 @@ class EngineHost:
 
     def _message(self) -> Stats:
         load = self._worker.expert_load()
-        return self._stats.message(self._engine.scheduler, self._engine.headroom, self._gpus.read(), load)
+        return self._stats.message(
+            self._engine.scheduler, self._engine.headroom, self._gpus.read(), load, self._worker.saturations()
+        )
 
 
 def facts_of(assembly: Assembly, served_name: str, life: int) -> EngineFacts:
