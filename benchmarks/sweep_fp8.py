@@ -111,6 +111,13 @@ def plans_of(matrix: Matrix, tokens: int, form: str) -> Iterator[Plan]:
     outputs, inputs, gated = matrix.outputs, matrix.inputs, matrix.gate is not None
     blocked = form == "block"
     yield choose.choose_hopper(tokens, inputs, outputs, gated=gated, processors=PROCESSORS, blocked=blocked)
+    if tokens in (1, 8) and form == "token" and not gated:
+        # Boxes with fewer rows beyond the last token; half as many barriers
+        split = 2 if inputs > 8192 else 1
+        for columns, block in ((8, 256), (8, 512), (16, 512)):
+            yield Stream(64, columns, block, choose.RING // ((64 + columns) * block), split)
+    if tokens in (1, 8) and form == "token" and gated:
+        yield Stream(128, 8, 128, 6)
     if tokens <= 64:
         for rows in (64, 128):
             for columns in {max(16, tokens), max(16, tokens // 2)}:

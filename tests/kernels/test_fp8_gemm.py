@@ -210,6 +210,7 @@ def test_the_library_multiplies_only_where_it_was_faster() -> None:
 
 
 CUTS = [
+    Stream(64, 8, 512, 5),
     Stream(64, 16, 256, 4, 4),
     Stream(64, 64, 128, 6),
     Stream(64, 32, 256, 4, promote=True),
