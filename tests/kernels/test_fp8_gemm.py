@@ -210,7 +210,7 @@ def test_the_library_multiplies_only_where_it_was_faster() -> None:
 
 
 CUTS = [
-    Stream(64, 8, 512, 5),
+    Stream(64, 8, 512, 2),
     Stream(64, 16, 256, 4, 4),
     Stream(64, 64, 128, 6),
     Stream(64, 32, 256, 4, promote=True),
@@ -242,6 +242,21 @@ def test_matrix_units_multiply_rounded_activations(cut: Stream | Tiles, gate: st
         for _ in range(2):  # the second time the counters must be where the first needed them
             got_TO = rounded_linear(x, eight(weight), bias_O, gate, torch.bfloat16, cut)
             assert_close(got_TO, want_TO, inputs, 32 if gate else 4, slack + (2.0**-9 if exact else 0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [BY_TOKEN, STATIC], ids=["token", "static"])
+def test_the_library_multiplies_a_thousand_tokens(how: Fp8Format) -> None:
+    device = torch.device("cuda")
+    if Platform.of(device).arch != "sm_90":
+        pytest.skip("not a Hopper GPU")
+    assert library_wins(1100, 512, gated=False)
+    x_TI, weight, bias_O = Case(1100, 512, 128, how, bias=True).inputs(torch.bfloat16, device)
+    x, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, how.activations or "token", weight.x_scale)
+    want_TO = tokens_of(x, 512) @ weight.dequantized().double().T
+    assert bias_O is not None
+    got_TO = rounded_linear(x, eight(weight), bias_O, None, torch.bfloat16)
+    assert_close(got_TO, want_TO + bias_O.double(), 512, 8, 512 / 32 * 2.0**-13)
 
 
 @pytest.mark.gpu
