@@ -238,24 +238,28 @@ def _fp8(c: fp8.Case) -> Iterator[Subject]:
         fp8.FP8_NORM_LINEAR, label + " silu", _normed(c.inputs),
         lambda item: fp8_norm_linear_cost(
             c.tokens, c.in_width, c.out_width // 2, itemsize=item, gate="silu", **shape
-        ), slack=4 * slack, epsilons=32,
+        ), slack=2 * slack, epsilons=32,
     )  # fmt: skip
 
 
 def _coded(c: coded.Case) -> Iterator[Subject]:
-    """Yield the op alone, and with a norm and a gate. The weight is counted as the file has it."""
+    """Yield the op alone, and with a norm and a gate. The weight is counted as the file has it.
+
+    An implementation may round activations to int8, some dozens at a time. Their step is then about 1 / 60 of their
+    standard deviation, which moves a result by 0.005 to 0.01 in the mean square, and one in millions by six times that.
+    """
     how = f"{c.format.bits} bits, {c.format.values}, {c.format.zeros}" + (" nested" if c.format.nested else "")
     label = f"{c.tokens}x{c.out_width}x{c.in_width} {how}"
     shape: Any = {"weight_itemsize": _coded_itemsize(c), "bias": c.bias}
     yield Subject(
         coded.CODED_LINEAR, label + (" bias" if c.bias else ""), c.inputs,
-        lambda item: linear_cost(c.tokens, c.in_width, c.out_width, itemsize=item, **shape), slack=4 * c.in_width,
+        lambda item: linear_cost(c.tokens, c.in_width, c.out_width, itemsize=item, **shape), slack=1 << 20,
     )  # fmt: skip
     yield Subject(
         coded.CODED_NORM_LINEAR, label + " silu", _normed(c.inputs),
         lambda item: norm_linear_cost(
             c.tokens, c.in_width, c.out_width // 2, itemsize=item, gate="silu", **shape
-        ), slack=16 * c.in_width, epsilons=32,
+        ), slack=1 << 21, epsilons=32,
     )  # fmt: skip
 
 
