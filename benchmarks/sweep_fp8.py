@@ -35,11 +35,10 @@ from torch import Tensor
 from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.aot import compiling_for
 from ridgeline.kernels.fp8_gemm import choose, library
-from ridgeline.kernels.fp8_gemm.choose import Rows, Stream, Tiles
+from ridgeline.kernels.fp8_gemm.choose import Stream, Tiles
 from ridgeline.kernels.fp8_gemm.eight import Eight
 from ridgeline.kernels.fp8_gemm.products import rounded_linear
 from ridgeline.kernels.fp8_gemm.rounding import Rounded, round_rows
-from ridgeline.kernels.fp8_gemm.rows import launch_rows
 from ridgeline.kernels.gemm import triton as gemm
 from ridgeline.kernels.launch import settle_cache_keys
 
@@ -47,7 +46,7 @@ RATE, FLOPS, PROCESSORS = 4.42e12, 1979e12, 132
 SILENCE = 15.0  # seconds after which a child is taken for hung
 START = 45.0  # likewise for its first answer
 EPS = 1e-5
-Plan = Rows | Stream | Tiles
+Plan = Stream | Tiles
 
 
 @dataclass(frozen=True)
@@ -90,15 +89,14 @@ class Job:
 def jobs() -> list[Job]:
     """Return all jobs, those that matter most first."""
     found = []
-    for tokens in (1, 8, 64, 256, 1024, 8192):
+    for tokens in (1, 8, 64, 256, 1024, 8192, 16, 32, 128, 512):
         for name, matrix in MATRICES.items():
             if name == "large":
                 continue
             for form in ("token", "block", "int8") if tokens in (1, 64, 8192) else ("token", "block"):
                 plans = list(dict.fromkeys(plans_of(matrix, tokens, form)))
                 found += [Job(name, tokens, "op", asdict(plan), form) for plan in plans]
-            if tokens > 2:
-                found += [Job(name, tokens, "op", "round")]
+            found += [Job(name, tokens, "op", "round")]
             if tokens > 1:
                 found += [Job(name, tokens, "op", "library")]
             found += [Job(name, tokens, "op", "bf16")]
@@ -111,18 +109,15 @@ def jobs() -> list[Job]:
 def plans_of(matrix: Matrix, tokens: int, form: str) -> Iterator[Plan]:
     """Yield the chosen plan, then others that might be faster."""
     outputs, inputs, gated = matrix.outputs, matrix.inputs, matrix.gate is not None
-    if tokens <= choose.ROWS_TOKENS:
-        chosen = choose.choose_rows(tokens, inputs, outputs, gated=gated)
-        assert chosen is not None
-        yield chosen
-        if form == "token":
-            long = inputs > 4096
-            for rows, warps, programs in ((1, 16, 1), (2, 16, 1), (1, 8, 2)) if long else (
-                (2, 8, 2), (2, 8, 3), (4, 8, 2), (4, 8, 3), (1, 4, 8), (2, 4, 6), (4, 4, 4)
-            ):  # fmt: skip
-                yield Rows(rows, tokens, chosen.block, warps, programs)
-        return
-    yield choose.choose_hopper(tokens, inputs, outputs, gated=gated, processors=PROCESSORS)
+    blocked = form == "block"
+    yield choose.choose_hopper(tokens, inputs, outputs, gated=gated, processors=PROCESSORS, blocked=blocked)
+    if tokens in (1, 8) and form == "token" and not gated:
+        # Boxes with fewer rows beyond the last token; half as many barriers
+        split = 2 if inputs > 8192 else 1
+        for columns, block in ((8, 256), (8, 512), (16, 512)):
+            yield Stream(64, columns, block, choose.RING // ((64 + columns) * block), split)
+    if tokens in (1, 8) and form == "token" and gated:
+        yield Stream(128, 8, 128, 6)
     if tokens <= 64:
         for rows in (64, 128):
             for columns in {max(16, tokens), max(16, tokens // 2)}:
@@ -134,20 +129,19 @@ def plans_of(matrix: Matrix, tokens: int, form: str) -> Iterator[Plan]:
                     yield plan
                     if form == "token" and tokens == 64:
                         yield Stream(**(asdict(plan) | {"promote": True}))
-    elif tokens == 256:
-        yield Tiles()
+    elif tokens <= 512:
+        yield Tiles(6, promote=True) if blocked else Tiles()
         for rows, columns in ((64, 64), (64, 128), (128, 128)) if gated else ((64, 128), (128, 128), (64, 256)):
-            if form == "int8" and columns == 256:
+            if columns > tokens or (form != "token" and columns == 256):
                 continue
             tiles = -(-outputs // rows) * -(-tokens // columns)
             yield choose.stream(rows, columns, inputs, tiles, gated=gated, processors=PROCESSORS, long=not gated)
-    if tokens >= 1024 and form == "token":
-        yield Tiles(promote=True)
+    if tokens >= 1024 and form != "int8":
+        for stages in (5, 6):
+            yield Tiles(stages, promote=True)
 
 
 def plan_of(fields: dict[str, Any]) -> Plan:
-    if "warps" in fields:
-        return Rows(**fields)
     return Stream(**fields) if "rows" in fields else Tiles(**fields)
 
 
@@ -172,8 +166,6 @@ def run(job: Job, given: Given) -> Tensor:
             return gemm.linear(g.x_TI, g.plain_OI, None)
         return gemm.norm_linear(g.x_TI, g.residual_TI, g.norm_I, EPS, g.plain_OI, None, matrix.gate)[0]
     plan = plan_of(job.plan) if isinstance(job.plan, dict) else None
-    if isinstance(plan, Rows):
-        return launch_rows(plan, g.x_TI, g.residual_TI, g.norm_I, EPS, g.weight, None, matrix.gate)[0]
     x = g.rounded
     if job.what == "op" or x is None:
         x, _ = round_rows(
@@ -286,13 +278,10 @@ class Bench:
             if given.weight.blocked:
                 scale = scale.repeat_interleave(128, 0)[: matrix.rows].repeat_interleave(128, 1)[:, : matrix.inputs]
             weight_OI *= scale
-            if not (isinstance(job.plan, dict) and "warps" in job.plan):  # activations are rounded
-                how = given.weight.activations or "token"
-                x, _ = round_rows(
-                    given.x_TI, given.residual_TI, given.norm_I, EPS, given.weight.number_OI.dtype, how, None
-                )
-                scale = x.scale[:, None] if x.scale.ndim == 1 else x.scale.T.repeat_interleave(128, 1)
-                n_TI = (x.q_TI.float() * scale[:, : matrix.inputs])[picked]
+            how = given.weight.activations or "token"
+            x, _ = round_rows(given.x_TI, given.residual_TI, given.norm_I, EPS, given.weight.number_OI.dtype, how, None)
+            scale = x.scale[:, None] if x.scale.ndim == 1 else x.scale.T.repeat_interleave(128, 1)
+            n_TI = (x.q_TI.float() * scale[:, : matrix.inputs])[picked]
         want = n_TI @ weight_OI.T
         want = gated_activation(want, matrix.gate) if matrix.gate else want
         error = ((first[picked] - want).abs() / (1 + want.abs())).max().item()
@@ -445,10 +434,8 @@ def short(plan: dict[str, Any] | str) -> str:
     if isinstance(plan, str):
         return plan
     mark = "p" if plan.get("promote") else ""
-    if "warps" in plan:
-        return f"rows{plan['rows']}w{plan['warps']}x{plan['programs']}"
     if "rows" not in plan:
-        return f"tiles{mark}"
+        return f"tiles{plan['stages']}{mark}"
     return f"{plan['rows']}x{plan['tokens']}b{plan['block']}s{plan['stages']}/{plan['split']}{mark}"
 
 

@@ -17,13 +17,17 @@ import torch
 from ridgeline.core.cost import Cost
 from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.core.plan import Feature
+from ridgeline.core.weight_format import SUPER, Fp8Format
 from ridgeline.kernels.activation import op as activation
 from ridgeline.kernels.activation.cost import activation_cost
 from ridgeline.kernels.attention import op as attention
 from ridgeline.kernels.attention.cost import attention_cost, write_kv_cost
+from ridgeline.kernels.coded_gemm import op as coded
 from ridgeline.kernels.decode_attention import op as decode
 from ridgeline.kernels.embedding import op as embedding
 from ridgeline.kernels.embedding.cost import embedding_cost
+from ridgeline.kernels.fp8_gemm import op as fp8
+from ridgeline.kernels.fp8_gemm.cost import fp8_linear_cost, fp8_norm_linear_cost
 from ridgeline.kernels.gemm import op as gemm
 from ridgeline.kernels.gemm.cost import linear_cost, norm_linear_cost
 from ridgeline.kernels.grouped_gemm import op as grouped
@@ -45,6 +49,10 @@ MATRIX_OPS = (
     "linear",
     "norm_linear",
     "int8_linear",
+    "fp8_linear",
+    "fp8_norm_linear",
+    "coded_linear",
+    "coded_norm_linear",
     "grouped_gate_up",
     "grouped_down",
     "paged_attention",
@@ -101,6 +109,18 @@ REAL: Mapping[str, Sequence[Any]] = {
     + [gemm.Case(t, 4096, 128_256) for t in (1, 64)],
     "norm_linear": [gemm.NormCase(t, i, o, gate="silu") for i, o in ((4096, 14_336), (1024, 3072)) for t in (1, 8, 64)],
     "int8_linear": [int8.Case(t, i, o) for i, o in PROJECTIONS for t in (1, 8, 64)],
+    "fp8": [
+        fp8.Case(t, i, o, how)
+        for i, o in PROJECTIONS
+        for how in (fp8.BY_TOKEN, fp8.IN_BLOCKS)
+        for t in (1, 8, 64, 256, 8192)
+    ],
+    "coded": [
+        coded.Case(t, i, o, how)
+        for i, o in PROJECTIONS
+        for how in (coded.W4, coded.Q4_K)
+        for t in (1, 8, 64, 256, 8192)
+    ],
     "route": [
         route.Case(t, m, RoutingSpec(experts=e, top_k=k, renormalize=True), exact=True)
         for m, _, e, k in MIXTURES
@@ -153,6 +173,10 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
     for c in cases("int8_linear", int8.CASES):
         label = f"{c.tokens}x{c.out_width}x{c.in_width}" + (" bias" if c.bias else "")
         yield Subject(int8.INT8_LINEAR, label, c.inputs, _int8_linear(c), slack=c.in_width)
+    for c in cases("fp8", fp8.CASES):
+        yield from _fp8(c)
+    for c in cases("coded", coded.CASES):
+        yield from _coded(c)
     for c in cases("route", [replace(c, exact=True) for c in route.CASES]):
         yield Subject(route.ROUTE, _route_label(c), c.inputs, _route(c), slack=4 * c.width)
     for c in cases("grouped", [c for c in grouped.CASES if not c.dead]):
@@ -194,6 +218,69 @@ def _linear(c: gemm.Case) -> Callable[[int], Cost]:
 
 def _int8_linear(c: int8.Case) -> Callable[[int], Cost]:
     return lambda item: int8_linear_cost(c.tokens, c.in_width, c.out_width, itemsize=item, bias=c.bias)
+
+
+def _fp8(c: fp8.Case) -> Iterator[Subject]:
+    """Yield the op alone, and with a norm and a gate.
+
+    An implementation may leave activations unrounded. Rounding moves a result by up to 1 / 28 of its standard deviation
+    in the mean square, and one in millions by six times that.
+    """
+    how: Fp8Format = c.format
+    slack = c.in_width if how.activations is None else 1 << 22
+    shape: Any = {"format": how, "bias": c.bias}
+    label = f"{c.tokens}x{c.out_width}x{c.in_width} " + ("blocks" if how.block else str(how.activations))
+    yield Subject(
+        fp8.FP8_LINEAR, label + (" bias" if c.bias else ""), c.inputs,
+        lambda item: fp8_linear_cost(c.tokens, c.in_width, c.out_width, itemsize=item, **shape), slack=slack,
+    )  # fmt: skip
+    yield Subject(
+        fp8.FP8_NORM_LINEAR, label + " silu", _normed(c.inputs),
+        lambda item: fp8_norm_linear_cost(
+            c.tokens, c.in_width, c.out_width // 2, itemsize=item, gate="silu", **shape
+        ), slack=2 * slack, epsilons=32,
+    )  # fmt: skip
+
+
+def _coded(c: coded.Case) -> Iterator[Subject]:
+    """Yield the op alone, and with a norm and a gate. The weight is counted as the file has it.
+
+    An implementation may round activations to int8, some dozens at a time. Their step is then about 1 / 60 of their
+    standard deviation, which moves a result by 0.005 to 0.01 in the mean square, and one in millions by six times that.
+    """
+    how = f"{c.format.bits} bits, {c.format.values}, {c.format.zeros}" + (" nested" if c.format.nested else "")
+    label = f"{c.tokens}x{c.out_width}x{c.in_width} {how}"
+    shape: Any = {"weight_itemsize": _coded_itemsize(c), "bias": c.bias}
+    yield Subject(
+        coded.CODED_LINEAR, label + (" bias" if c.bias else ""), c.inputs,
+        lambda item: linear_cost(c.tokens, c.in_width, c.out_width, itemsize=item, **shape), slack=1 << 20,
+    )  # fmt: skip
+    yield Subject(
+        coded.CODED_NORM_LINEAR, label + " silu", _normed(c.inputs),
+        lambda item: norm_linear_cost(
+            c.tokens, c.in_width, c.out_width // 2, itemsize=item, gate="silu", **shape
+        ), slack=1 << 21, epsilons=32,
+    )  # fmt: skip
+
+
+def _coded_itemsize(c: coded.Case) -> float:
+    """Return the bytes of a weight with its share of scales, zeros and minima."""
+    minimum = c.format.zeros == "minimum"
+    scale = 1 if c.format.nested else c.scales.itemsize
+    zero = scale if minimum else c.format.zeros == "levels"
+    outer = 2 * (1 + minimum) / SUPER if c.format.nested else 0
+    return c.format.bits / 8 + (scale + zero) / (c.format.group or c.in_width) + outer
+
+
+def _normed(inputs: Callable[[torch.dtype, torch.device], tuple]) -> Callable[[torch.dtype, torch.device], tuple]:
+    """Return the function that makes the arguments of the op with a norm and a gate, of those of the op alone."""
+
+    def made(dtype: torch.dtype, device: torch.device) -> tuple:
+        x_TI, weight, bias_O = inputs(dtype, device)
+        norm_I = torch.linspace(0.5, 1.5, x_TI.shape[1], device=device).to(dtype)
+        return x_TI, x_TI.flip(0), norm_I, 1e-5, weight, bias_O, "silu"
+
+    return made
 
 
 def _norm_linear(c: gemm.NormCase) -> Callable[[int], Cost]:

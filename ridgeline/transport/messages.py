@@ -229,6 +229,7 @@ class Stats(Message, frozen=True, tag="stats"):
     recent: list[StepFigures]
     gpus: list[Gpu]
     experts: ExpertFigures | None = None
+    saturations: int = 0
 
 
 FromFace = Hello | Submit | Cancel | Ask | Look

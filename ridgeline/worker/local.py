@@ -20,6 +20,7 @@ import torch
 from ridgeline.core.errors import DeviceLost
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
+from ridgeline.kernels.fp8_gemm.saturation import total_saturations
 from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.worker.runner import Forwarded, Runner, Sampled
@@ -141,19 +142,28 @@ class LocalWorker:
         """Return what the experts of a mixture got so far, or None for a model without experts. While plans are under
         way the counts are those of the newest look, so that nobody waits. Raise DeviceLost if the device is lost."""
         if not self._pending and self._runner.tallies:
-            try:
-                now = self._read_tallies()
-            except Exception as error:
-                if _lost(error, self._runner.device):
-                    why = str(error).partition("\n")[0]
-                    raise DeviceLost(f"the device does no work any more ({why}); start a new process.") from error
-                raise
+            now = self._asked(self._read_tallies)
             self._load = now if self._load is None else self._load._replace(total_LE=now.total_LE)
         return self._load
 
     def kv_saturated(self) -> int:
         """Return how many numbers were beyond what a checkpoint's scales let the KV cache hold."""
         return self._runner.saturation.read()
+
+    def saturations(self) -> int:
+        """Return how many activations static scales cut off in this process so far. No plan waits for that. Raise
+        DeviceLost if the device is lost."""
+        return self._asked(total_saturations)
+
+    def _asked(self, read: Callable[[], T]) -> T:
+        """Return what is read from the device. Raise DeviceLost if it is lost."""
+        try:
+            return read()
+        except Exception as error:
+            if _lost(error, self._runner.device):
+                why = str(error).partition("\n")[0]
+                raise DeviceLost(f"the device does no work any more ({why}); start a new process.") from error
+            raise
 
     def forget_expert_load(self) -> None:
         """Count from here on. No plan may be under way."""

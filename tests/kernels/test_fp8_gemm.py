@@ -27,13 +27,15 @@ from ridgeline.kernels.fp8_gemm.op import (
 )
 from ridgeline.kernels.norm.op import rms_norm
 from ridgeline.kernels.op import Platform
+from ridgeline.kernels.w8a8_gemm import op as w8a8
 
 pytest.importorskip("triton")
 
-from ridgeline.kernels.fp8_gemm.choose import FIXED, Rows, Stream, Tile, Tiles, choose_hopper, choose_rows
+from ridgeline.kernels.fp8_gemm.choose import FIXED, Stream, Tile, Tiles, choose_hopper, library_wins
+from ridgeline.kernels.fp8_gemm.eight import Eight
 from ridgeline.kernels.fp8_gemm.products import rounded_linear
-from ridgeline.kernels.fp8_gemm.rounding import Rounded, round_rows, saturations
-from ridgeline.kernels.fp8_gemm.rows import launch_rows
+from ridgeline.kernels.fp8_gemm.rounding import Rounded, round_rows
+from ridgeline.kernels.fp8_gemm.saturation import saturations, total_saturations
 from ridgeline.kernels.fp8_gemm.tiles import launch_tiles
 from ridgeline.kernels.fp8_gemm.triton import eight
 
@@ -56,37 +58,6 @@ def tokens_of(x: Rounded, inputs: int) -> Tensor:
     if x.scale.ndim == 1:
         return x.q_TI.double() * x.scale.double()[:, None]
     return x.q_TI.double() * x.scale.double().T.repeat_interleave(128, 1)[:, :inputs]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", [case for case in CASES if case.tokens <= 2 and case.in_width % 16 == 0], ids=str)
-def test_rows_leave_activations_as_they_are(case: Case, device: str) -> None:
-    x_TI, weight, bias_O = case.inputs(torch.float16, torch.device(device))
-    plan = choose_rows(case.tokens, case.in_width, case.out_width, gated=False)
-    assert plan is not None
-    y_TO, s_TI = launch_rows(plan, x_TI, None, None, 0.0, eight(weight), bias_O, None)
-    want_TO = x_TI.double() @ weight.dequantized().double().T
-    assert_close(y_TO, want_TO if bias_O is None else want_TO + bias_O.double(), case.in_width)
-    assert s_TI is x_TI
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("how", [BY_TOKEN, IN_BLOCKS], ids=["rows", "blocks"])
-@pytest.mark.parametrize("gate", [None, "silu"])
-def test_rows_normalise_and_gate(how: Fp8Format, gate: str | None, device: str) -> None:
-    outputs = 40
-    x_TI, weight, bias_O = Case(2, 400, 2 * outputs if gate else outputs, how, bias=True).inputs(
-        torch.float16, torch.device(device)
-    )
-    norm_I = (1 + 0.3 * torch.randn(400, device=device)).half()
-    residual_TI = torch.randn_like(x_TI)
-    plan = Rows(2, 2, 512, 1, 2)
-    y_TO, s_TI = launch_rows(plan, x_TI, residual_TI, norm_I, 1e-5, eight(weight), bias_O, gate)
-    assert torch.equal(s_TI, x_TI + residual_TI)
-    n_TI, _ = rms_norm(s_TI.float(), None, norm_I, 1e-5)
-    assert bias_O is not None
-    want_TO = n_TI.double() @ weight.dequantized().double().T + bias_O.double()
-    assert_close(y_TO, gated_activation(want_TO, gate) if gate else want_TO, 400, epsilons=32 if gate else 8)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -140,10 +111,11 @@ def test_what_is_not_a_number_stays_so_and_infinity_spoils_its_row_alone(device:
 @pytest.mark.parametrize("device", DEVICES)
 def test_numbers_that_a_static_scale_cuts_off_are_counted(device: str) -> None:
     counter = saturations(torch.device(device))
-    before = int(counter)
+    before, total = int(counter), total_saturations()
     x_TI = torch.tensor([[3.0] * 7 + [-5.0] + [0.5] * 248, [1.0] * 256], device=device)
     got, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, "static", torch.tensor(2.0 / 448, device=device))
     assert int(counter) - before == 8
+    assert total_saturations() - total == 8
     assert got.q_TI[0, 0].float() == 448
     assert got.q_TI[0, 7].float() == -448
 
@@ -178,32 +150,74 @@ def test_a_token_has_the_same_bits_in_any_company(device: str) -> None:
         assert torch.equal(linear(x_TI[token : token + 1], weight, bias_O)[0], together_TO[token])
 
 
-def test_every_cut_chosen_fits_the_device() -> None:
-    shapes = ((6144, 4096, False), (4096, 4096, False), (14_336, 4096, True), (4096, 14_336, False), (512, 256, False))
-    for processors in (132, 78):
-        for tokens in (3, 8, 16, 17, 48, 64, 100, 128, 129, 8192):
-            for outputs, inputs, gated in shapes:
-                cut = choose_hopper(tokens, inputs, outputs, gated=gated, processors=processors)
-                parts = 2 if gated else 1
-                if isinstance(cut, Tiles):
-                    assert (128 + 256) * 128 * cut.stages <= 232_448 - 6144
-                    continue
-                assert (cut.rows * parts + cut.tokens) * cut.block * cut.stages <= 232_448 - 6144
-                assert cut.stages >= 2
-                assert cut.tokens * parts <= 256
-                assert cut.split <= min(cut.tokens, -(-inputs // cut.block))
-                tiles = -(-outputs // cut.rows) * -(-tokens // cut.tokens)
-                assert cut.split == 1 or tiles * cut.split <= processors
+SHAPES = {
+    "qkv": (6144, 4096, False),
+    "o": (4096, 4096, False),
+    "gate_up": (14_336, 4096, True),
+    "down": (4096, 14_336, False),
+    "small": (512, 256, False),
+}
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+@pytest.mark.parametrize("processors", [132, 78])
+def test_every_cut_chosen_fits_the_device(processors: int, blocked: bool) -> None:
+    for tokens in (1, 2, 8, 16, 17, 48, 64, 100, 128, 129, 512, 8192):
+        for outputs, inputs, gated in SHAPES.values():
+            cut = choose_hopper(tokens, inputs, outputs, gated=gated, processors=processors, blocked=blocked)
+            parts = 2 if gated else 1
+            if isinstance(cut, Tiles):
+                assert (128 + (128 if cut.promote else 256)) * 128 * cut.stages <= 232_448 - 6144
+                continue
+            assert (cut.rows * parts + cut.tokens) * cut.block * cut.stages <= 232_448 - 6144
+            assert cut.stages >= 2
+            assert cut.tokens * parts <= 256
+            assert cut.split <= min(cut.tokens, -(-inputs // cut.block))
+            tiles = -(-outputs // cut.rows) * -(-tokens // cut.tokens)
+            assert cut.split == 1 or tiles * cut.split <= processors
+
+
+# The fastest cuts of benchmarks/results/h200-fp8.jsonl
+FASTEST = [
+    ("qkv", 8, Stream(64, 16, 256, 10)),
+    ("o", 8, Stream(64, 16, 256, 10)),
+    ("gate_up", 8, Stream(128, 16, 128, 6)),
+    ("down", 8, Stream(64, 16, 256, 10, 2)),
+    ("qkv", 64, Stream(64, 64, 256, 6)),
+    ("o", 64, Stream(64, 64, 256, 6)),
+    ("gate_up", 64, Stream(128, 64, 128, 5)),
+    ("down", 64, Stream(64, 64, 256, 6, 2)),
+    ("qkv", 256, Stream(128, 128, 128, 6)),
+    ("o", 256, Stream(64, 128, 128, 8)),
+    ("gate_up", 256, Tiles()),
+    ("down", 256, Stream(64, 128, 128, 8)),
+    ("gate_up", 8192, Tiles()),
+]
+
+
+@pytest.mark.parametrize(("matrix", "tokens", "cut"), FASTEST)
+def test_the_cuts_that_were_fastest_on_an_h200_are_chosen(matrix: str, tokens: int, cut: Stream | Tiles) -> None:
+    outputs, inputs, gated = SHAPES[matrix]
+    assert choose_hopper(tokens, inputs, outputs, gated=gated, processors=132) == cut
+
+
+def test_the_library_multiplies_only_where_it_was_faster() -> None:
+    assert [library_wins(8192, SHAPES[name][1], gated=SHAPES[name][2]) for name in ("qkv", "o", "gate_up", "down")] == [
+        True, True, False, True,
+    ]  # fmt: skip
+    assert not library_wins(4096, 16_384, gated=False)
+    assert not library_wins(256, 4096, gated=False)
 
 
 CUTS = [
+    Stream(64, 8, 512, 2),
     Stream(64, 16, 256, 4, 4),
     Stream(64, 64, 128, 6),
     Stream(64, 32, 256, 4, promote=True),
     Stream(128, 64, 128, 4, 2, promote=True),
     Stream(128, 128, 128, 4),
     Tiles(),
-    Tiles(promote=True),
+    Tiles(6, promote=True),
 ]
 
 
@@ -231,6 +245,21 @@ def test_matrix_units_multiply_rounded_activations(cut: Stream | Tiles, gate: st
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("how", [BY_TOKEN, STATIC], ids=["token", "static"])
+def test_the_library_multiplies_a_thousand_tokens(how: Fp8Format) -> None:
+    device = torch.device("cuda")
+    if Platform.of(device).arch != "sm_90":
+        pytest.skip("not a Hopper GPU")
+    assert library_wins(1100, 512, gated=False)
+    x_TI, weight, bias_O = Case(1100, 512, 128, how, bias=True).inputs(torch.bfloat16, device)
+    x, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, how.activations or "token", weight.x_scale)
+    want_TO = tokens_of(x, 512) @ weight.dequantized().double().T
+    assert bias_O is not None
+    got_TO = rounded_linear(x, eight(weight), bias_O, None, torch.bfloat16)
+    assert_close(got_TO, want_TO + bias_O.double(), 512, 8, 512 / 32 * 2.0**-13)
+
+
+@pytest.mark.gpu
 def test_e4m3_weights_of_every_bit_pattern_reach_the_sums() -> None:
     numbers = torch.arange(256, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
     numbers = numbers[~numbers.float().isnan()]
@@ -240,5 +269,25 @@ def test_e4m3_weights_of_every_bit_pattern_reach_the_sums() -> None:
     )
     x_TI = torch.zeros(1, 256, dtype=torch.bfloat16, device="cuda")
     x_TI[0, 7] = 1
-    y_TO, _ = launch_rows(Rows(2, 1, 512, 1, 2), x_TI, None, None, 0.0, eight(weight), None, None)
+    y_TO = launch_tiles(FIXED, x_TI, eight(weight), None)
     assert torch.equal(y_TO[0].float(), numbers.float())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize("cut", [None, *(cut for cut in CUTS if not cut.promote)], ids=str)
+def test_sums_of_int8_levels_are_exact_on_matrix_units(cut: Stream | Tiles | None, gate: str | None) -> None:
+    device = torch.device("cuda")
+    if Platform.of(device).arch != "sm_90":
+        pytest.skip("not a Hopper GPU")
+    for seed, (tokens, inputs, outputs) in enumerate(((1, 512, 128), (61, 1040, 384), (300, 2048, 640))):
+        rows = 2 * outputs if gate else outputs
+        x_TI, level_OI, scale_O, bias_O = w8a8.Case(tokens, inputs, rows, bias=True).inputs(
+            torch.bfloat16, device, seed
+        )
+        x, _ = round_rows(x_TI, None, None, 0.0, torch.int8, "token", None)
+        want_TO = tokens_of(x, inputs) @ level_OI.double().T * scale_O.double()
+        want_TO = want_TO + bias_O.double() if bias_O is not None else want_TO
+        want_TO = gated_activation(want_TO, gate) if gate else want_TO
+        got_TO = rounded_linear(x, Eight(level_OI, scale_O), bias_O, gate, torch.bfloat16, cut)
+        assert_close(got_TO, want_TO, inputs, 32 if gate else 4)

@@ -1,4 +1,4 @@
-"""What kernels know of a weight of 8-bit numbers, E4M3 or int8.
+"""A weight of 8-bit numbers, E4M3 or int8, as kernels take it.
 
 Legend:
     O  outputs

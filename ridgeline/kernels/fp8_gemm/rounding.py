@@ -12,7 +12,6 @@ Legend:
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from ridgeline.core.weight_format import BLOCK, Activations
 from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.fp8_gemm.saturation import saturations
 from ridgeline.kernels.launch import launch_options
 
 GROUP = tl.constexpr(BLOCK)
@@ -126,13 +126,6 @@ def round_rows(
 def _warps(groups: int) -> int:
     """Return the warps of a program: a thread holds 8 to 16 numbers of a row, and more only if the row is very long."""
     return max(1, min(16 if groups <= 64 else 32, groups // 4))
-
-
-@cache
-def saturations(device: torch.device) -> Tensor:
-    """Return the device's counter of activations that static scales cut off: int64 []. It is made by the first eager
-    launch, before any graph is captured."""
-    return torch.zeros((), dtype=torch.int64, device=device)
 
 
 def _aot(inputs: int, mode: str, kind: str, *, norm: bool) -> AotKernel:

@@ -127,6 +127,7 @@ class EngineStats:
         gpus: list[Gpu],
         experts: ExpertLoad | None = None,
         kv_saturated: int = 0,
+        saturations: int = 0,
     ) -> Stats:
         cache = scheduler.cache
         others = {
@@ -152,6 +153,7 @@ class EngineStats:
             recent=list(self._recent),
             gpus=gpus,
             experts=None if experts is None else _figures(experts),
+            saturations=saturations,
         )
 
 

@@ -176,6 +176,8 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     yield counter("ridgeline:limit_seconds", "The least it could have.", stats.limit_seconds if stats else None)
     lost = stats.counters.get("kv_cache_saturated", 0) if stats else None
     yield counter("ridgeline:kv_cache_saturated", "Numbers that the checkpoint's KV scales could not hold.", lost)
+    cut_off = "Activations beyond the range of their static scale, which were cut off."
+    yield counter("ridgeline:saturated_activations", cut_off, stats.saturations if stats else None)
     share = headroom(stats.recent[-NEWEST_STEPS:]) if stats else None
     yield gauge("ridgeline:headroom", f"Limit divided by time over the newest {NEWEST_STEPS} steps; 1 is best.", share)
 

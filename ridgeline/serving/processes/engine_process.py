@@ -252,8 +252,14 @@ class EngineHost:
 
     def _message(self) -> Stats:
         load = self._worker.expert_load()
-        saturated = self._worker.kv_saturated()
-        return self._stats.message(self._engine.scheduler, self._engine.headroom, self._gpus.read(), load, saturated)
+        return self._stats.message(
+            self._engine.scheduler,
+            self._engine.headroom,
+            self._gpus.read(),
+            load,
+            self._worker.kv_saturated(),
+            self._worker.saturations(),
+        )
 
 
 def facts_of(assembly: Assembly, served_name: str, life: int) -> EngineFacts:

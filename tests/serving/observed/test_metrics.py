@@ -228,7 +228,8 @@ def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
         index=0, name="H", utilization=0.5, memory_used=1 << 30, memory_total=2 << 30, power=300.0, temperature=50.0
     )
     step = StepFigures(at=1.0, seconds=0.002, limit=0.001, decode_rows=1, prefill_rows=0, tokens=1)
-    return snapshot(api, Stats(**{**fields, "gpus": [gpu], "recent": [step] * 3, "experts": told([[3, 1], [2, 2]])}))
+    known = {"gpus": [gpu], "recent": [step] * 3, "experts": told([[3, 1], [2, 2]]), "saturations": 5}
+    return snapshot(api, Stats(**{**fields, **known}))
 
 
 def told(tokens: list[list[int]], reached: int = 1) -> ExpertFigures:
@@ -314,6 +315,9 @@ def test_names_types_and_labels_are_those_of_the_golden_file(socket: Path) -> No
         name, rest = line.split(" ", 1)
         assert rest == golden[name] or rest.endswith("{}"), f"{line}, and the golden file has {golden[name]}"
     assert value(parsed(full), "ridgeline:headroom") == pytest.approx(0.5)
+    saturated = "ridgeline:saturated_activations"
+    assert value(parsed(full), saturated, f"{saturated}_total") == 5
+    assert value(parsed(real), saturated, f"{saturated}_total") == 0
 
 
 def test_every_bucket_of_the_page_is_a_bound(socket: Path) -> None:
