@@ -33,18 +33,30 @@ class Cut:
         return self.tokens > 16
 
 
-def choose(tokens: int, tiles: int, units: int, *, words: int, parts: int, processors: int) -> Cut:
-    """Return the cut for a matrix of `tiles` tiles of 16 rows (of each half, if there are two parts). How
-    inputs are shared does not depend on the tokens, so neither does a token's result depend on the others.
+def choose(tokens: int, tiles: int, units: int, *, words: int, parts: int, processors: int, same: bool = False) -> Cut:
+    """Return the cut for a matrix of `tiles` tiles of 16 rows (of each half, if there are two parts). The bounds are
+    those that were fastest on an H200.
 
     units: of a row. words: 32-bit registers of a thread that a unit's codes take.
+    same: how inputs are shared, which decides the order of sums, does not depend on the tokens.
     """
     size = next(s for s in (8, 16, 32) if s >= min(tokens, 32))
-    many = 2 if size > 8 and parts == 1 and tiles % 2 == 0 and tiles >= 2 * processors else 1
+    many = 2 if size == 32 or (size == 16 and parts == 1 and tiles >= 2 * processors) else 1
+    many = many if tiles % many == 0 else 1
     warps = 8 if units >= 64 and tiles * 8 <= 24 * processors else 4
+    if not same and parts == 2 and (tokens == 1 or size == 32):
+        warps = 2  # tiles are many, so that programs with few warps fill the processors
+    elif not same and size == 32:
+        warps = 4
     while warps > 1 and warps > units:
         warps //= 2
+    room = {8: 64, 16: 32, 32: 32}[size]  # registers for what is under way
+    if parts == 2:
+        room = 32 if tokens == 1 else 16
+    elif size == 8 and tokens > 1 and warps == 8:
+        room = 16
+    elif size == 32 and units >= 64 and warps == 4:
+        room = 64
     steps = -(-units // warps)
-    room = {8: 64, 16: 32, 32: 16}[size]  # registers for what is under way
     depth = max(d for d in range(1, steps + 1) if steps % d == 0 and (d == 1 or d * words * parts * many <= room))
     return Cut(many, size, depth, warps, solo=tokens == 1)

@@ -65,7 +65,8 @@ def _scale(pointer, row, group, groups, TOGETHER: tl.constexpr, UNIT: tl.constex
         at = row // 16 * (groups * 16) + group // TOGETHER * (16 * TOGETHER) + row % 16 * TOGETHER + group % TOGETHER
     x = tl.load(pointer + at, mask=mask, other=0.0)
     if x.dtype == tl.uint8:
-        x = (x.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+        bits = x.to(tl.int32) << 23  # E8M0: 0 is 2**-127, and 255 is NaN
+        x = tl.where((x == 0) | (x == 255), bits | 0x400000, bits).to(tl.float32, bitcast=True)
     return x.to(tl.float32)
 
 
@@ -149,6 +150,11 @@ def _table(values: str, device: torch.device) -> Tensor:
 
 
 _held: dict[torch.device, Tensor] = {}  # one matrix, the largest so far: products that read it are behind each other
+
+
+def reserve(weight: Coded, dtype: torch.dtype) -> None:
+    """Hold the memory that `dequantize` needs for this weight, so that no graph is captured with memory that moves."""
+    _scratch(weight.code_OB.shape[-2] * weight.inputs, dtype, weight.code_OB.device)
 
 
 def _scratch(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -107,9 +107,10 @@ def _each(scale_WRG, layout: gl.constexpr):
 
 @gluon.jit
 def _number(value):
-    """Return scales in float32. Bytes without a sign are exponents of two (E8M0); 2**-127 becomes 0."""
+    """Return scales in float32. Bytes without a sign are exponents of two (E8M0): 0 is 2**-127, and 255 is NaN."""
     if value.dtype == gl.uint8:
-        return (value.to(gl.int32) << 23).to(gl.float32, bitcast=True)
+        bits = value.to(gl.int32) << 23
+        return gl.where((value == 0) | (value == 255), bits | 0x400000, bits).to(gl.float32, bitcast=True)
     else:
         return value.to(gl.float32)
 
