@@ -60,3 +60,19 @@ def choose(tokens: int, tiles: int, units: int, *, words: int, parts: int, proce
     steps = -(-units // warps)
     depth = max(d for d in range(1, steps + 1) if steps % d == 0 and (d == 1 or d * words * parts * many <= room))
     return Cut(many, size, depth, warps, solo=tokens == 1)
+
+
+@dataclass(frozen=True)
+class Wide:
+    """A cut of hopper.py: a program's two warpgroups own `many` · 64 rows each, by `tokens`.
+
+    depth: units of codes that each warp loads ahead; divides the units of a part.
+    stages: units of x in shared memory.
+    split: programs that share the inputs of a tile.
+    """
+
+    many: int
+    tokens: int
+    depth: int
+    stages: int
+    split: int = 1
