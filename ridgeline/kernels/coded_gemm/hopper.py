@@ -1,5 +1,5 @@
 """Linear maps of weights in fragments, for dozens to hundreds of tokens on Hopper: codes become the left operands of
-warpgroup products in registers, bulk copies bring x into shared memory.
+warpgroup products in registers, while bulk copies bring x into shared memory.
 
 A fragment of `mma.sync` is also what one warp of a warpgroup holds, so the order of fragments.py serves here as it is.
 It gives each thread neighbouring inputs, whereas warpgroups read x from shared memory with its places in order. So a
@@ -29,6 +29,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
     fence_async_shared,
     mbarrier,
     warpgroup_mma,
@@ -51,6 +52,7 @@ from ridgeline.kernels.gemm.hopper import (
     _together,
     barrier,
 )
+from ridgeline.kernels.gluon_names import load_rows
 from ridgeline.kernels.launch import launch_options
 
 
@@ -76,6 +78,12 @@ def in_places(x_TI: Tensor, span: int) -> Tensor:
         x, y, x.stride(0), y.shape[1], y.numel(), SPAN=span, BLOCK=1024, num_warps=4, **launch_options(x.device)
     )
     return y_TI
+
+
+@gluon.constexpr_function
+def _ahead(steps):
+    """Return how many units ahead scales are asked for."""
+    return 4 if steps % 4 == 0 else 2 if steps % 2 == 0 else 1
 
 
 @gluon.constexpr_function
@@ -123,17 +131,34 @@ def _each(scale_RG, layout: gl.constexpr):
 
 
 @gluon.jit
-def _plane(codes, unit, first: gl.constexpr, SIZE: gl.constexpr, WORDS: gl.constexpr, UNITS: gl.constexpr, MANY: gl.constexpr, more):  # fmt: skip
-    """Ask for the SIZE words of a plane in a unit of each tile: [tiles, words]."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
-    tile = gl.arange(0, 4 * MANY, gl.SliceLayout(1, layout))
-    word = gl.arange(0, SIZE, gl.SliceLayout(0, layout))
-    at = (tile * (UNITS * WORDS))[:, None] + (unit * WORDS + first + word)[None, :]
-    return gl.load(codes + at, mask=(at >= 0) & more)
+def _ring(DEPTH: gl.constexpr, TILES: gl.constexpr, WORDS: gl.constexpr):
+    """Return shared memory for a plane of DEPTH units."""
+    return gl.allocate_shared_memory(gl.int16, [DEPTH, TILES, WORDS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
 @gluon.jit
-def _scales(pointer, unit, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr, more):
+def _ask_plane(ring, codes, unit, more, first: gl.constexpr, WORDS: gl.constexpr, UNITS: gl.constexpr):
+    """Copy the words of a plane of a unit of each tile to `ring` [tiles, words]."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
+    tile = gl.arange(0, ring.shape[0], gl.SliceLayout(1, layout))
+    word = gl.arange(0, ring.shape[1], gl.SliceLayout(0, layout))
+    at = (tile * (UNITS * WORDS))[:, None] + (unit * WORDS + first + word)[None, :]
+    load_rows(ring, codes + at, mask=((tile >= 0) & more)[:, None])
+
+
+@gluon.jit
+def _ask(
+    low, high, codes, slot, unit, more, UNIT: gl.constexpr, UNITS: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr
+):
+    """Copy a unit's codes to a slot of the rings."""
+    _ask_plane(low.index(slot), codes, unit, more, 0, UNIT * (LOW + HIGH), UNITS)
+    if HIGH:
+        _ask_plane(high.index(slot), codes, unit, more, UNIT * LOW, UNIT * (LOW + HIGH), UNITS)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def _scales(pointer, unit, more, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr):
     """Ask for the scales of a unit: [R, G]."""
     COUNT: gl.constexpr = _groups(UNIT, GROUP)
     layout: gl.constexpr = _held(MANY, COUNT)
@@ -143,42 +168,39 @@ def _scales(pointer, unit, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.co
         unit = unit // (GROUP // UNIT)
     at_R = row // 16 * (UNITS * UNIT // GROUP * 16) + row % 16 * COUNT
     at = at_R[:, None] + (unit * (16 * COUNT) + group)[None, :]
-    return gl.load(pointer + at, mask=(at >= 0) & more)
+    return gl.load(pointer + at, mask=((row >= 0) & more)[:, None])
 
 
 @gluon.jit
 def _fetch(
     from_, unit, more, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
-    LOW: gl.constexpr, HIGH: gl.constexpr, ZEROS: gl.constexpr,
+    ZEROS: gl.constexpr,
 ):  # fmt: skip
-    """Ask for what a unit needs: (planes, scales, zeros). Scales stand for zeros if there are none."""
-    WORDS: gl.constexpr = UNIT * (LOW + HIGH)
-    planes = (_plane(from_[0], unit, 0, UNIT * LOW, WORDS, UNITS, MANY, more),)
-    if HIGH:
-        planes = planes + (_plane(from_[0], unit, UNIT * LOW, UNIT * HIGH, WORDS, UNITS, MANY, more),)
-    scale = _scales(from_[1], unit, UNIT, UNITS, GROUP, MANY, more)
+    """Ask for the scales and zeros of a unit. Scales stand for zeros if there are none."""
+    scale = _scales(from_[1], unit, more, UNIT, UNITS, GROUP, MANY)
     zero = scale
     if ZEROS == "levels":
-        zero = _scales(from_[2], unit, UNIT, UNITS, GROUP, MANY, more)
-    return (planes, scale, zero)
+        zero = _scales(from_[2], unit, more, UNIT, UNITS, GROUP, MANY)
+    return (scale, zero)
 
 
 @gluon.jit
 def _unit(
-    acc, slot, x, stage, UNIT: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr,
+    acc, low, high, slot, x, stage, UNIT: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr,
     LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr, ZEROS: gl.constexpr,
 ):  # fmt: skip
-    """Return acc [R, T] with the products of a unit added. x: panels of shared memory."""
+    """Return acc [R, T] with the products of a unit added.
+
+    low, high: the words of the planes, as tuples of left operands.
+    slot: scales and zeros.
+    x: panels of shared memory.
+    """
     sums: gl.constexpr = acc.type.layout
     left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     row: gl.constexpr = gl.SliceLayout(1, sums)
     COUNT: gl.constexpr = _groups(UNIT, GROUP)
     EACH: gl.constexpr = UNIT // 16 // COUNT  # slices of a group
-    planes, scale_RG, zero_RG = slot
-    low = _words(planes[0], left)
-    high = ()
-    if HIGH:
-        high = _words(planes[1], left)
+    scale_RG, zero_RG = slot
     scale = _each(scale_RG, row)
     zero = _each(zero_RG, gl.SliceLayout(1, left) if ZEROS == "levels" else row)
     like = gl.full([1], 0, x.dtype, gl.SliceLayout(0, sums))  # for its type only
@@ -221,10 +243,10 @@ def _producer(
 
 @gluon.jit
 def _consumer(
-    x, full, empty, ups, handed, code_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr,
+    x, low, high, full, empty, ups, handed, code_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr,
     tokens, token_tiles, outputs,
     WHICH: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
-    TOKENS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    TOKENS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, AHEAD: gl.constexpr,
     LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr, ZEROS: gl.constexpr,
     FACTOR: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
@@ -238,20 +260,33 @@ def _consumer(
     at = tile * (UNITS * UNIT // GROUP * 16)
     from_ = (code_ptr + tile * (UNITS * UNIT * (LOW + HIGH)), scale_ptr + at, zero_ptr + at)
     begin = part * STEPS
-    slots = ()
     for i in gl.static_range(DEPTH):
-        slots = slots + (_fetch(from_, begin + i, True, UNIT, UNITS, GROUP, MANY, LOW, HIGH, ZEROS),)
+        _ask(low, high, from_[0], i, begin + i, i < STEPS, UNIT, UNITS, LOW, HIGH)
+    slots = ()
+    for i in gl.static_range(AHEAD):
+        slots = slots + (_fetch(from_, begin + i, True, UNIT, UNITS, GROUP, MANY, ZEROS),)
+    words: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
+    left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     acc = gl.zeros([ROWS, TOKENS], gl.float32, sums)
-    for chunk in range(STEPS // DEPTH):
+    for chunk in range(STEPS // AHEAD):
         fresh = ()
-        for i in gl.static_range(DEPTH):
-            step = chunk * DEPTH + i
-            here = step % STAGES
+        for i in gl.static_range(AHEAD):
+            step = chunk * AHEAD + i
+            here, slot = step % STAGES, step % DEPTH
+            async_copy.wait_group(DEPTH - 1)
+            low_words = _words(low.index(slot).load(words), left)
+            high_words = ()
+            if HIGH:
+                high_words = _words(high.index(slot).load(words), left)
             mbarrier.wait(full.index(here), (step // STAGES) & 1)
-            acc = _unit(acc, slots[i], x, here, UNIT, GROUP, TOKENS, LOW, HIGH, ASM, ZEROS)
+            acc = _unit(acc, low_words, high_words, slots[i], x, here, UNIT, GROUP, TOKENS, LOW, HIGH, ASM, ZEROS)
             mbarrier.arrive(empty.index(here), count=1)
-            more = step + DEPTH < STEPS
-            fresh = fresh + (_fetch(from_, begin + step + DEPTH, more, UNIT, UNITS, GROUP, MANY, LOW, HIGH, ZEROS),)
+            _ask(
+                low, high, from_[0], slot, begin + step + DEPTH, step + DEPTH < STEPS, UNIT, UNITS, LOW, HIGH
+            )
+            fresh = fresh + (
+                _fetch(from_, begin + step + AHEAD, step + AHEAD < STEPS, UNIT, UNITS, GROUP, MANY, ZEROS),
+            )
         slots = fresh
     if FACTOR:
         acc *= gl.load(factor_ptr)
@@ -288,16 +323,21 @@ def wide_kernel(
     """Compute y [T, O]. x's columns are in the order of places.
 
     code: int16. LOW, HIGH: bits of the planes; HIGH is 0 if there is only one.
-    DEPTH: units of codes that a warp loads ahead; divides a part's units.
+    DEPTH: units of codes that are asked for ahead.
     sums, arrival: as in gemm/hopper.py, for tiles of one warpgroup's rows.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     UNITS: gl.constexpr = inputs // UNIT
+    AHEAD: gl.constexpr = _ahead(UNITS // SPLIT)
     x = gl.allocate_shared_memory(x_desc.dtype, [STAGES * (UNIT // PANEL), TOKENS, PANEL], x_desc.layout)
     ROWS: gl.constexpr = 64 * MANY if GATE != "" else 1
     COLUMNS: gl.constexpr = TOKENS if GATE != "" else 1
     ups = gl.allocate_shared_memory(gl.float32, [ROWS, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [0, 1]))
+    low, high = _ring(DEPTH, 4 * MANY, UNIT * LOW), 0
+    other_low, other_high = _ring(DEPTH, 4 * MANY, UNIT * LOW), 0
+    if HIGH:
+        high, other_high = _ring(DEPTH, 4 * MANY, UNIT * HIGH), _ring(DEPTH, 4 * MANY, UNIT * HIGH)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     handed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -310,14 +350,14 @@ def wide_kernel(
     gl.warp_specialize(
         [
             (_consumer, (
-                x, full, empty, ups, handed, code_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
-                arrival_ptr, tokens, token_tiles, outputs, 0, UNIT, UNITS, GROUP, MANY, TOKENS, DEPTH, STAGES, SPLIT,
-                LOW, HIGH, ASM, ZEROS, FACTOR, BIAS, GATE,
+                x, low, high, full, empty, ups, handed, code_ptr,
+                scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, tokens, token_tiles, outputs,
+                0, UNIT, UNITS, GROUP, MANY, TOKENS, DEPTH, STAGES, SPLIT, AHEAD, LOW, HIGH, ASM, ZEROS, FACTOR, BIAS, GATE,
             )),
             (_consumer, (
-                x, full, empty, ups, handed, code_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
-                arrival_ptr, tokens, token_tiles, outputs, 1, UNIT, UNITS, GROUP, MANY, TOKENS, DEPTH, STAGES, SPLIT,
-                LOW, HIGH, ASM, ZEROS, FACTOR, BIAS, GATE,
+                x, other_low, other_high, full, empty, ups, handed, code_ptr,
+                scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, tokens, token_tiles, outputs,
+                1, UNIT, UNITS, GROUP, MANY, TOKENS, DEPTH, STAGES, SPLIT, AHEAD, LOW, HIGH, ASM, ZEROS, FACTOR, BIAS, GATE,
             )),
             (_producer, (x_desc, x, full, empty, tokens, token_tiles, UNIT, UNITS, TOKENS, STAGES, SPLIT, PDL)),
         ],
