@@ -55,6 +55,8 @@ from ridgeline.kernels.gemm.hopper import (
 from ridgeline.kernels.gluon_names import load_rows
 from ridgeline.kernels.launch import launch_options
 
+AHEAD = gl.constexpr(4)  # units whose scales are asked for ahead
+
 
 @triton.jit
 def places_kernel(x_ptr, y_ptr, x_stride, width, size, SPAN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
@@ -78,12 +80,6 @@ def in_places(x_TI: Tensor, span: int) -> Tensor:
         x, y, x.stride(0), y.shape[1], y.numel(), SPAN=span, BLOCK=1024, num_warps=4, **launch_options(x.device)
     )
     return y_TI
-
-
-@gluon.constexpr_function
-def _ahead(steps):
-    """Return how many units ahead scales are asked for."""
-    return 4 if steps % 4 == 0 else 2 if steps % 2 == 0 else 1
 
 
 @gluon.constexpr_function
@@ -246,7 +242,7 @@ def _consumer(
     x, low, high, full, empty, ups, handed, code_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr,
     tokens, token_tiles, outputs,
     WHICH: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
-    TOKENS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, AHEAD: gl.constexpr,
+    TOKENS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
     LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr, ZEROS: gl.constexpr,
     FACTOR: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
@@ -264,30 +260,26 @@ def _consumer(
         _ask(low, high, from_[0], i, begin + i, i < STEPS, UNIT, UNITS, LOW, HIGH)
     slots = ()
     for i in gl.static_range(AHEAD):
-        slots = slots + (_fetch(from_, begin + i, True, UNIT, UNITS, GROUP, MANY, ZEROS),)
+        slots = slots + (_fetch(from_, begin + i, i < STEPS, UNIT, UNITS, GROUP, MANY, ZEROS),)
     words: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
     left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     acc = gl.zeros([ROWS, TOKENS], gl.float32, sums)
-    for chunk in range(STEPS // AHEAD):
-        fresh = ()
-        for i in gl.static_range(AHEAD):
-            step = chunk * AHEAD + i
-            here, slot = step % STAGES, step % DEPTH
-            async_copy.wait_group(DEPTH - 1)
-            low_words = _words(low.index(slot).load(words), left)
-            high_words = ()
-            if HIGH:
-                high_words = _words(high.index(slot).load(words), left)
-            mbarrier.wait(full.index(here), (step // STAGES) & 1)
-            acc = _unit(acc, low_words, high_words, slots[i], x, here, UNIT, GROUP, TOKENS, LOW, HIGH, ASM, ZEROS)
-            mbarrier.arrive(empty.index(here), count=1)
-            _ask(
-                low, high, from_[0], slot, begin + step + DEPTH, step + DEPTH < STEPS, UNIT, UNITS, LOW, HIGH
-            )
-            fresh = fresh + (
-                _fetch(from_, begin + step + AHEAD, step + AHEAD < STEPS, UNIT, UNITS, GROUP, MANY, ZEROS),
-            )
-        slots = fresh
+    for step in range(STEPS):
+        here, slot = step % STAGES, step % DEPTH
+        async_copy.wait_group(DEPTH - 1)
+        low_words = _words(low.index(slot).load(words), left)
+        high_words = ()
+        if HIGH:
+            high_words = _words(high.index(slot).load(words), left)
+        mbarrier.wait(full.index(here), (step // STAGES) & 1)
+        acc = _unit(acc, low_words, high_words, slots[0], x, here, UNIT, GROUP, TOKENS, LOW, HIGH, ASM, ZEROS)
+        mbarrier.arrive(empty.index(here), count=1)
+        _ask(low, high, from_[0], slot, begin + step + DEPTH, step + DEPTH < STEPS, UNIT, UNITS, LOW, HIGH)
+        later = ()
+        for i in gl.static_range(AHEAD - 1):
+            later = later + (slots[i + 1],)
+        next = begin + step + AHEAD
+        slots = later + (_fetch(from_, next, step + AHEAD < STEPS, UNIT, UNITS, GROUP, MANY, ZEROS),)
     if FACTOR:
         acc *= gl.load(factor_ptr)
     token = token_tile * TOKENS
@@ -329,7 +321,6 @@ def wide_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     UNITS: gl.constexpr = inputs // UNIT
-    AHEAD: gl.constexpr = _ahead(UNITS // SPLIT)
     x = gl.allocate_shared_memory(x_desc.dtype, [STAGES * (UNIT // PANEL), TOKENS, PANEL], x_desc.layout)
     ROWS: gl.constexpr = 64 * MANY if GATE != "" else 1
     COLUMNS: gl.constexpr = TOKENS if GATE != "" else 1
@@ -352,12 +343,12 @@ def wide_kernel(
             (_consumer, (
                 x, low, high, full, empty, ups, handed, code_ptr,
                 scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, tokens, token_tiles, outputs,
-                0, UNIT, UNITS, GROUP, MANY, TOKENS, DEPTH, STAGES, SPLIT, AHEAD, LOW, HIGH, ASM, ZEROS, FACTOR, BIAS, GATE,
+                0, UNIT, UNITS, GROUP, MANY, TOKENS, DEPTH, STAGES, SPLIT, LOW, HIGH, ASM, ZEROS, FACTOR, BIAS, GATE,
             )),
             (_consumer, (
                 x, other_low, other_high, full, empty, ups, handed, code_ptr,
                 scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, tokens, token_tiles, outputs,
-                1, UNIT, UNITS, GROUP, MANY, TOKENS, DEPTH, STAGES, SPLIT, AHEAD, LOW, HIGH, ASM, ZEROS, FACTOR, BIAS, GATE,
+                1, UNIT, UNITS, GROUP, MANY, TOKENS, DEPTH, STAGES, SPLIT, LOW, HIGH, ASM, ZEROS, FACTOR, BIAS, GATE,
             )),
             (_producer, (x_desc, x, full, empty, tokens, token_tiles, UNIT, UNITS, TOKENS, STAGES, SPLIT, PDL)),
         ],
