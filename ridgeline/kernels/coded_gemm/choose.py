@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FRAGMENT_TOKENS = 192  # with more tokens dequantizing and the library's product cost less
+FRAGMENT_TOKENS = 192  # with more tokens dequantizing and the library's product cost less than `mma.sync`
+WIDE_TOKENS = range(17, 513)  # for which warpgroup products cost least
+SHARED = 225_000  # bytes of shared memory that a program on Hopper takes
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def choose(tokens: int, tiles: int, units: int, *, words: int, parts: int, proce
 class Wide:
     """A cut of hopper.py: a program's two warpgroups own `many` · 64 rows each, by `tokens`.
 
-    depth: units of codes that each warp loads ahead; divides the units of a part.
+    depth: units of codes that are asked for ahead.
     stages: units of x in shared memory.
     split: programs that share the inputs of a tile.
     """
@@ -76,3 +78,25 @@ class Wide:
     depth: int
     stages: int
     split: int = 1
+
+    def shared(self, inputs: int, bits: int, gated: bool) -> int:
+        """Return the bytes of shared memory that are taken. inputs: of a unit."""
+        codes = 16 * self.depth * self.many * inputs * bits
+        return self.stages * self.tokens * inputs * 2 + codes + (256 * self.many * self.tokens if gated else 0)
+
+
+def choose_wide(
+    tokens: int, outputs: int, units: int, *, unit: int, bits: int, gated: bool, processors: int
+) -> Wide | None:
+    """Return the cut for warpgroups, or None if the outputs are not whole tiles. units: of `unit` inputs, of a row."""
+    size = next(s for s in (32, 64, 128) if s >= min(tokens, 128))
+    each = 64 if gated else 128  # outputs of a program
+    many = 2 if size <= 64 and outputs % (2 * each) == 0 and outputs >= each * processors else 1
+    if outputs % (each * many):
+        return None
+    programs = outputs // (each * many) * -(-tokens // size)
+    splits = (1,) if gated else (4, 2, 1)
+    split = next(s for s in splits if s == 1 or (programs * s <= processors and units % s == 0 and units >= 4 * s))
+    stages = {32: 6, 64: 5, 128: 3}[size]
+    cuts = (Wide(many, size, depth, max(2, stages * 128 // unit), split) for depth in (8, 6, 4, 3, 2))
+    return next((cut for cut in cuts if cut.shared(unit, bits, gated) <= SHARED), None)

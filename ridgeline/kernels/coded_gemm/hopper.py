@@ -74,6 +74,8 @@ def places_kernel(x_ptr, y_ptr, x_stride, width, size, SPAN: tl.constexpr, BLOCK
 
 def in_places(x_TI: Tensor, span: int) -> Tensor:
     """Return x with its columns in the order of places. Numbers of 16 bits, next to each other in a row."""
+    if x_TI.stride(0) % 2 or x_TI.storage_offset() % 2:
+        x_TI = x_TI.clone(memory_format=torch.contiguous_format)
     y_TI = torch.empty(x_TI.shape, dtype=x_TI.dtype, device=x_TI.device)
     x, y = x_TI.view(torch.int32), y_TI.view(torch.int32)
     places_kernel[(triton.cdiv(y.numel(), 1024),)](
@@ -286,9 +288,7 @@ def _consumer(
     if SPLIT > 1:
         wide: gl.constexpr = gl.BlockedLayout([1, 4], [128 // ROWS, ROWS // 4], [4, 1], [1, 0])
         mine = (pair * 2 + WHICH) * token_tiles + token_tile
-        share = _together(
-            (acc,), sums_ptr, arrival_ptr, mine, part, tokens - token, ROWS, 1, TOKENS, SPLIT, wide
-        )
+        share = _together((acc,), sums_ptr, arrival_ptr, mine, part, tokens - token, ROWS, 1, TOKENS, SPLIT, wide)
         token += part * (TOKENS // SPLIT)
         _store(share, bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, "", 0, wide)
     else:
@@ -395,17 +395,18 @@ def _aot(plan: Wide, gate: str) -> AotKernel:
     signature |= {"bias_ptr": "*bf16", "y_ptr": "*bf16", "sums_ptr": "*fp32", "arrival_ptr": "*i32"}
     signature |= {"tokens": "i32", "outputs": "i32:16"}
     constants = _constants(plan, W4, 4096, torch.bfloat16) | {"FACTOR": False, "BIAS": False, "GATE": gate}
-    return AotKernel(
-        wide_kernel, signature, constants, num_warps=4, hot=True, tensor_cores="HGMMA", archs=("sm_90",)
-    )
+    return AotKernel(wide_kernel, signature, constants, num_warps=4, hot=True, tensor_cores="HGMMA", archs=("sm_90",))
 
 
 AOT = (
-    _aot(Wide(many=2, tokens=64, depth=2, stages=6), "silu"),
-    _aot(Wide(many=1, tokens=128, depth=4, stages=5), "silu"),
-    _aot(Wide(many=1, tokens=64, depth=4, stages=6, split=2), ""),
+    _aot(Wide(many=2, tokens=64, depth=6, stages=5), "silu"),
+    _aot(Wide(many=1, tokens=128, depth=8, stages=3), ""),
+    _aot(Wide(many=1, tokens=64, depth=8, stages=5, split=4), ""),
     AotKernel(
-        places_kernel, {"x_ptr": "*i32", "y_ptr": "*i32", "x_stride": "i32:16", "width": "i32:16", "size": "i32:16"},
-        {"SPAN": 32, "BLOCK": 1024}, hot=True, archs=("sm_90",),
+        places_kernel,
+        {"x_ptr": "*i32", "y_ptr": "*i32", "x_stride": "i32:16", "width": "i32:16", "size": "i32:16"},
+        {"SPAN": 32, "BLOCK": 1024},
+        hot=True,
+        archs=("sm_90",),
     ),
-)  # fmt: skip
+)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.activation.triton import gated_activation
-from ridgeline.kernels.coded_gemm.choose import FRAGMENT_TOKENS, Cut, choose
+from ridgeline.kernels.coded_gemm.choose import FRAGMENT_TOKENS, WIDE_TOKENS, Cut, Wide, choose, choose_wide
 from ridgeline.kernels.coded_gemm.dequantize import dequantize, reserve
 from ridgeline.kernels.coded_gemm.fragments import TILE, Fragments, arranged, fits, unit
 from ridgeline.kernels.coded_gemm.op import Coded
@@ -73,6 +73,9 @@ def from_fragments(
 
     same: all tokens' sums are in the same order, however many tokens there are.
     """
+    plan = None if same else wide_cut_of(x_TI, weight, gate)
+    if plan is not None:
+        return _launch_wide(plan, x_TI, weight, bias_O, gate)
     cut = cut_of(x_TI, weight, gate, same)
     return None if cut is None else _launch(cut, x_TI, None, None, 0.0, weight, bias_O, gate)[0]
 
@@ -92,6 +95,26 @@ def cut_of(x_TI: Tensor, weight: Coded, gate: str | None, same: bool = False) ->
         len(x_TI), tiles, weight.inputs // unit(how), words=unit(how) * how.bits // 64, parts=parts,
         processors=num_multiprocessors(x_TI.device), same=same,
     )  # fmt: skip
+
+
+def wide_cut_of(x_TI: Tensor, weight: Coded, gate: str | None) -> Wide | None:
+    """Return the cut of the kernel for warpgroups, or None if it does not apply."""
+    how, tokens = weight.format, len(x_TI)
+    known = isinstance(weight, Fragments) and x_TI.itemsize == 2 and not how.nested and how.zeros != "minimum"
+    if not known or tokens not in WIDE_TOKENS or compute_capability(x_TI.device) != (9, 0):
+        return None
+    outputs, rest = divmod(weight.code_OB.shape[0], 2 if gate else 1)
+    return None if rest else choose_wide(
+        tokens, outputs, weight.inputs // unit(how), unit=unit(how), bits=how.bits, gated=gate is not None,
+        processors=num_multiprocessors(x_TI.device),
+    )  # fmt: skip
+
+
+def _launch_wide(plan: Wide, x_TI: Tensor, weight: Coded, bias_O: Tensor | None, gate: str | None) -> Tensor:
+    from ridgeline.kernels.coded_gemm.hopper import launch  # Gluon, which is imported only where it runs
+
+    assert isinstance(weight, Fragments)
+    return launch(plan, x_TI, weight, bias_O, gate)
 
 
 def _launch(
