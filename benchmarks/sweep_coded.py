@@ -108,7 +108,7 @@ def cuts(matrix: Matrix, tokens: int, bits: int) -> list[Cut | Wide]:
         for many in (1, 2) if tokens >= 16 and tile <= 64 else (1,) * (tokens >= 16):
             pairs = matrix.rows // (128 * many) * -(-tokens // tile)
             for split in (1,) if matrix.gate else (1, 2, 4):
-                for depth, stages in ((8, 6), (8, 3), (6, 5), (4, 3)):
+                for depth, stages in ((8, 6), (8, 3), (6, 5)):
                     cut = Wide(many, tile, depth, stages, split)
                     fits = cut.shared(128, bits, matrix.gate is not None) <= SHARED
                     if fits and 60 <= pairs * split and (split == 1 or pairs * split <= 132):
