@@ -86,12 +86,13 @@ class Wide:
 
 
 def choose_wide(
-    tokens: int, outputs: int, units: int, *, unit: int, bits: int, gated: bool, processors: int
+    tokens: int, outputs: int, units: int, *, unit: int, group: int, bits: int, gated: bool, processors: int
 ) -> Wide | None:
     """Return the cut for warpgroups, or None if the outputs are not whole tiles. units: of `unit` inputs, of a row."""
     size = next(s for s in (32, 64, 128) if s >= min(tokens, 128))
     each = 64 if gated else 128  # outputs of a program
-    many = 2 if size <= 64 and outputs % (2 * each) == 0 and outputs >= each * processors else 1
+    light = unit == 128 and group >= 64  # registers suffice for two tiles a warp
+    many = 2 if light and size <= 64 and outputs % (2 * each) == 0 and outputs >= each * processors else 1
     if outputs % (each * many):
         return None
     programs = outputs // (each * many) * -(-tokens // size)

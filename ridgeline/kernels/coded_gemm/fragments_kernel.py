@@ -253,7 +253,9 @@ def _unit(
                 x_WPT = here[j if LATE else span * EACH + j]
                 grown = ()
                 for p in gl.static_range(PARTS):
-                    minus = subtracted(zero[p][group], LOW + HIGH, x_WPT.dtype) if ZEROS == "levels" else 0
+                    minus = 0
+                    if ZEROS == "levels":
+                        minus = subtracted(zero[p][group], LOW + HIGH, x_WPT.dtype)[:, :, None]
                     w_WRP = operands(low[p], high[p], minus, span * EACH + j, LOW, HIGH, ASM, ZEROS, x_WPT)
                     grown = grown + (mma_v2(w_WRP, x_WPT, part[p]),)
                 part = grown

@@ -205,7 +205,9 @@ def _unit(
     for group in gl.static_range(COUNT):
         part = gl.zeros([acc.shape[0], TOKENS], gl.float32, sums)
         for i in gl.static_range(group * EACH, group * EACH + EACH):
-            minus = subtracted(zero[group], LOW + HIGH, x.dtype) if ZEROS == "levels" else 0
+            minus = 0
+            if ZEROS == "levels":
+                minus = subtracted(zero[group], LOW + HIGH, x.dtype)[:, None]
             w_RP = operands(low, high, minus, i, LOW, HIGH, ASM, ZEROS, like)
             b = x.index(stage * (UNIT // PANEL) + i // 4).slice(i % 4 * 16, 16, 1).permute((1, 0))
             part = warpgroup_mma(w_RP, b, part, use_acc=i > group * EACH, is_async=True)

@@ -105,8 +105,8 @@ def wide_cut_of(x_TI: Tensor, weight: Coded, gate: str | None) -> Wide | None:
         return None
     outputs, rest = divmod(weight.code_OB.shape[0], 2 if gate else 1)
     return None if rest else choose_wide(
-        tokens, outputs, weight.inputs // unit(how), unit=unit(how), bits=how.bits, gated=gate is not None,
-        processors=num_multiprocessors(x_TI.device),
+        tokens, outputs, weight.inputs // unit(how), unit=unit(how), group=how.group or weight.inputs, bits=how.bits,
+        gated=gate is not None, processors=num_multiprocessors(x_TI.device),
     )  # fmt: skip
 
 
