@@ -111,7 +111,7 @@ def cuts(matrix: Matrix, tokens: int, bits: int) -> list[Cut | Wide]:
                 for depth, stages in ((8, 6), (8, 3), (6, 5)):
                     cut = Wide(many, tile, depth, stages, split)
                     fits = cut.shared(128, bits, matrix.gate is not None) <= SHARED
-                    if fits and 60 <= pairs * split and (split == 1 or pairs * split <= 132):
+                    if fits and pairs * split >= 60 and (split == 1 or pairs * split <= 132):
                         found.append(cut)
     for warps in (2, 4, 8) if tokens < 16 else ():
         steps = -(-units // warps)
@@ -163,7 +163,7 @@ def timed(matrix: Matrix, tokens: int, weights: list[Fragments] | list[Tensor], 
 def error(matrix: Matrix, tokens: int, weight: Fragments, exact: Tensor, cut: Cut | Wide | None = None) -> float:
     """Return the largest error over the largest result."""
     x, residual, norm = inputs_of[matrix, tokens]
-    if matrix.norm and cut is None or isinstance(cut, Cut) and cut.solo and matrix.norm:
+    if matrix.norm and (cut is None or (isinstance(cut, Cut) and cut.solo)):
         s = (x.float() + residual.float()).to(x.dtype).double()
         x = s * torch.rsqrt(s.square().mean(1, keepdim=True) + 1e-6) * norm.double()
     wanted = x.double() @ exact.T

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.coded_gemm.choose import SHARED, WIDE_TOKENS, choose, choose_wide
+from ridgeline.kernels.coded_gemm.cost import coded_linear_cost
 from ridgeline.kernels.coded_gemm.fragments import Fragments, arranged, fits, rows, span, unit
 from ridgeline.kernels.coded_gemm.op import CASES, CODED_LINEAR, CODED_NORM_LINEAR, MXFP4, Case, Coded, random_codes
 
@@ -52,6 +53,16 @@ def test_fragments_hold_the_same_numbers(case: Case) -> None:
     assert torch.equal(turned.codes(), weight.codes())
     assert torch.equal(turned.dequantized(), weight.dequantized())
     assert torch.equal(rows(turned, 16, 48).dequantized(), weight.dequantized()[16:48])
+
+
+@pytest.mark.parametrize("case", WHOLE, ids=str)
+def test_cost_counts_the_bytes_that_are_stored(case: Case) -> None:
+    weight = weight_of(replace(case, ordered=True))
+    least = coded_linear_cost(
+        1, case.in_width, case.out_width, case.format, itemsize=2, scale_itemsize=weight.scale_OG.itemsize
+    )
+    stored = weight.nbytes - (0 if weight.scale is None else weight.scale.nbytes)
+    assert least.bytes == stored + 2 * (case.in_width + case.out_width)
 
 
 def test_fragments_of_stacked_experts_are_those_of_each() -> None:

@@ -18,6 +18,7 @@ Legend:
     G  groups of a unit
 """
 
+# ruff: noqa: RUF005 - Gluon knows no starred tuples
 from __future__ import annotations
 
 from typing import Any
@@ -243,8 +244,8 @@ def _producer(
 
 @gluon.jit
 def _consumer(
-    x, low, high, full, empty, ups, handed, code_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr,
-    tokens, token_tiles, outputs,
+    x, low, high, full, empty, ups, handed, code_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
+    arrival_ptr, tokens, token_tiles, outputs,
     WHICH: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
     TOKENS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
     LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr, ZEROS: gl.constexpr,
