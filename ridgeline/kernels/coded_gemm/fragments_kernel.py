@@ -17,6 +17,7 @@ Legend:
     G  groups of a unit
 """
 
+# mypy: disable-error-code="assignment, unreachable"
 # ruff: noqa: RUF005 - Gluon knows no starred tuples
 from __future__ import annotations
 

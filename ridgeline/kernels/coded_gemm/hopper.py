@@ -18,6 +18,7 @@ Legend:
     G  groups of a unit
 """
 
+# mypy: disable-error-code="assignment, misc"
 # ruff: noqa: RUF005 - Gluon knows no starred tuples
 from __future__ import annotations
 
