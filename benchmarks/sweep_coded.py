@@ -25,7 +25,7 @@ from torch import Tensor
 from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.coded_gemm import op
 from ridgeline.kernels.coded_gemm import triton as coded
-from ridgeline.kernels.coded_gemm.choose import Cut
+from ridgeline.kernels.coded_gemm.choose import SHARED, Cut, Wide
 from ridgeline.kernels.coded_gemm.fragments import Fragments, arranged, unit
 from ridgeline.kernels.gemm import triton as plain
 from ridgeline.kernels.launch import settle_cache_keys
@@ -72,13 +72,15 @@ def inputs(matrix: Matrix, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     return x, residual, torch.ones(matrix.inputs, device="cuda", dtype=torch.bfloat16)
 
 
-def call(matrix: Matrix, tokens: int, weight: Fragments | Tensor, cut: Cut | None = None) -> Tensor:
+def call(matrix: Matrix, tokens: int, weight: Fragments | Tensor, cut: Cut | Wide | None = None) -> Tensor:
     """Multiply as a model does."""
     x, residual, norm = inputs_of[matrix, tokens]
     if isinstance(weight, Tensor):
         if matrix.norm:
             return plain.norm_linear(x, residual, norm, 1e-6, weight, None, matrix.gate)[0]
         return plain.linear(x, weight, None)
+    if isinstance(cut, Wide):
+        return coded._launch_wide(cut, x, weight, None, matrix.gate)
     if cut is not None:
         fused = matrix.norm and cut.solo
         return coded._launch(
@@ -97,29 +99,31 @@ def prepare(matrix: Matrix, tokens: int) -> None:
         inputs_of[matrix, tokens] = inputs(matrix, tokens)
 
 
-def cuts(matrix: Matrix, tokens: int, bits: int) -> list[Cut]:
-    """Return cuts to try beside the chosen one."""
+def cuts(matrix: Matrix, tokens: int, bits: int) -> list[Cut | Wide]:
+    """Return cuts to try beside the chosen one: of `mma.sync` up to 16 tokens, of warpgroups from 16 on."""
     units, parts = matrix.inputs // 128, 2 if matrix.gate else 1
-    found = []
-    for warps in (2, 4, 8):
+    found: list[Cut | Wide] = []
+    size = 32 if tokens <= 32 else 64
+    for tile in (size,) if tokens <= 64 else (64, 128):
+        for many in (1, 2) if tokens >= 16 and tile <= 64 else (1,) * (tokens >= 16):
+            pairs = matrix.rows // (128 * many) * -(-tokens // tile)
+            for split in (1,) if matrix.gate else (1, 2, 4):
+                for depth, stages in ((8, 6), (8, 3), (6, 5)):
+                    cut = Wide(many, tile, depth, stages, split)
+                    fits = cut.shared(128, bits, matrix.gate is not None) <= SHARED
+                    if fits and pairs * split >= 60 and (split == 1 or pairs * split <= 132):
+                        found.append(cut)
+    for warps in (2, 4, 8) if tokens < 16 else ():
+        steps = -(-units // warps)
         for many in (1, 2):
-            steps = -(-units // warps)
             for depth in (1, 2, 4, 7, 8):
                 registers = depth * 2 * bits * parts * many
-                if (
-                    steps % depth == 0
-                    and steps >= depth
-                    and (8 if tokens > 16 else 16) <= registers <= 64
-                    and units >= warps
-                ):
-                    size = 8 if tokens <= 8 else 16 if tokens <= 16 else 32
-                    found.append(Cut(many, size, depth, warps, solo=tokens == 1))
-                    if tokens > 32 and many == 1 and parts == 1:
-                        found.append(Cut(many, 64, depth, warps))
+                if steps % depth == 0 and steps >= depth and 8 <= registers <= 64 and units >= warps:
+                    found.append(Cut(many, 8 if tokens <= 8 else 16, depth, warps, solo=tokens == 1))
     return found
 
 
-def compile_one(task: tuple[str, Matrix, int, Cut | None]) -> str:
+def compile_one(task: tuple[str, Matrix, int, Cut | Wide | None]) -> str:
     """Launch once, so that the compiled kernel is in the cache. Memory may hold anything."""
     name, matrix, tokens, cut = task
     settle_cache_keys()
@@ -136,7 +140,7 @@ def compile_one(task: tuple[str, Matrix, int, Cut | None]) -> str:
     return ""
 
 
-def timed(matrix: Matrix, tokens: int, weights: list[Fragments] | list[Tensor], cut: Cut | None = None) -> float:
+def timed(matrix: Matrix, tokens: int, weights: list[Fragments] | list[Tensor], cut: Cut | Wide | None = None) -> float:
     """Return the microseconds of one product."""
     launches = max(len(weights), 16)
     call(matrix, tokens, weights[0], cut)
@@ -156,10 +160,10 @@ def timed(matrix: Matrix, tokens: int, weights: list[Fragments] | list[Tensor], 
     return best * 1000 / launches
 
 
-def error(matrix: Matrix, tokens: int, weight: Fragments, exact: Tensor, cut: Cut | None = None) -> float:
+def error(matrix: Matrix, tokens: int, weight: Fragments, exact: Tensor, cut: Cut | Wide | None = None) -> float:
     """Return the largest error over the largest result."""
     x, residual, norm = inputs_of[matrix, tokens]
-    if matrix.norm and cut is None or cut is not None and cut.solo and matrix.norm:
+    if matrix.norm and (cut is None or (isinstance(cut, Cut) and cut.solo)):
         s = (x.float() + residual.float()).to(x.dtype).double()
         x = s * torch.rsqrt(s.square().mean(1, keepdim=True) + 1e-6) * norm.double()
     wanted = x.double() @ exact.T
@@ -180,7 +184,7 @@ def copies(weight: Fragments) -> list[Fragments]:
     ]
 
 
-def compile_all(tasks: list[tuple[str, Matrix, int, Cut | None]], processes: int) -> None:
+def compile_all(tasks: list[tuple[str, Matrix, int, Cut | Wide | None]], processes: int) -> None:
     started = time.perf_counter()
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         for message in pool.map(compile_one, tasks):
@@ -220,7 +224,7 @@ def show(name: str, figures: list[tuple[float, float]], note: str = "") -> None:
 
 def try_cuts(processes: int, names: list[str]) -> None:
     """Print the times of other cuts."""
-    at = (1, 8, 64)
+    at = (16, 64, 256)
     found = {
         (name, matrix, tokens): cuts(matrix, tokens, FORMATS[name].format.bits)
         for name in names
@@ -234,7 +238,8 @@ def try_cuts(processes: int, names: list[str]) -> None:
         exact = weight.dequantized().double()
         several = copies(weight)
         best = limit(matrix, tokens, weight.nbytes)
-        chosen = coded.cut_of(inputs_of[matrix, tokens][0], weight, matrix.gate)
+        x = inputs_of[matrix, tokens][0]
+        chosen = coded.wide_cut_of(x, weight, matrix.gate) or coded.cut_of(x, weight, matrix.gate)
         rows = []
         for cut in some:
             try:

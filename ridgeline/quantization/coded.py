@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ridgeline.kernels.coded_gemm.op import Coded
@@ -44,3 +45,15 @@ class CodedWeight:
         gate: str | None,
     ) -> tuple[Tensor, Tensor]:
         return self.ops.coded_norm_linear(x_TI, residual_TI, norm_weight_I, eps, self.weight, bias_O, gate)
+
+
+def prepare_coded_on_gpu(ops: Ops, weight: Coded, dtype: torch.dtype) -> CodedWeight:
+    """Return a weight in codes in the order that a GPU multiplies fastest. Rows that are joined must be joined before.
+
+    dtype: of the activations.
+    """
+    if ops.chosen["coded_linear"] in ("triton", "batch_invariant"):
+        from ridgeline.kernels.coded_gemm.triton import prepared  # Triton, which is imported only where it runs
+
+        weight = prepared(weight, dtype)
+    return CodedWeight(ops, weight)

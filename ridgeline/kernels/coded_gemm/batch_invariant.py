@@ -22,7 +22,7 @@ from ridgeline.kernels.norm.triton import rms_norm
 def coded_linear(x_TI: Tensor, weight: Coded, bias_O: Tensor | None) -> Tensor:
     """Compute `op.coded_linear`."""
     x_TI = ordered(x_TI, weight)
-    y_TO = from_fragments(x_TI, weight, bias_O, None, most=len(x_TI))
+    y_TO = from_fragments(x_TI, weight, bias_O, None, same=True)
     return gemm.linear(x_TI, dequantize(weight, x_TI.dtype), bias_O) if y_TO is None else y_TO
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FRAGMENT_TOKENS = 192  # with more tokens dequantizing and the library's product cost less
+FRAGMENT_TOKENS = 192  # with more tokens dequantizing and the library's product cost less than `mma.sync`
+WIDE_TOKENS = range(17, 513)  # for which warpgroup products cost least
+SHARED = 225_000  # bytes of shared memory that a program on Hopper takes
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,69 @@ class Cut:
         return self.tokens > 16
 
 
-def choose(tokens: int, tiles: int, units: int, *, words: int, parts: int, processors: int) -> Cut:
-    """Return the cut for a matrix of `tiles` tiles of 16 rows (of each half, if there are two parts). How
-    inputs are shared does not depend on the tokens, so neither does a token's result depend on the others.
+def choose(tokens: int, tiles: int, units: int, *, words: int, parts: int, processors: int, same: bool = False) -> Cut:
+    """Return the cut for a matrix of `tiles` tiles of 16 rows (of each half, if there are two parts). The bounds are
+    those that were fastest on an H200.
 
     units: of a row. words: 32-bit registers of a thread that a unit's codes take.
+    same: how inputs are shared, which decides the order of sums, does not depend on the tokens.
     """
     size = next(s for s in (8, 16, 32) if s >= min(tokens, 32))
-    many = 2 if size > 8 and parts == 1 and tiles % 2 == 0 and tiles >= 2 * processors else 1
+    many = 2 if size == 32 or (size == 16 and parts == 1 and tiles >= 2 * processors) else 1
+    many = many if tiles % many == 0 else 1
     warps = 8 if units >= 64 and tiles * 8 <= 24 * processors else 4
+    if not same and parts == 2 and (tokens == 1 or size == 32):
+        warps = 2  # tiles are many, so that programs with few warps fill the processors
+    elif not same and size == 32:
+        warps = 4
     while warps > 1 and warps > units:
         warps //= 2
+    room = {8: 64, 16: 32, 32: 32}[size]  # registers for what is under way
+    if parts == 2:
+        room = 32 if tokens == 1 else 16
+    elif size == 8 and tokens > 1 and warps == 8:
+        room = 16
+    elif size == 32 and units >= 64 and warps == 4:
+        room = 64
     steps = -(-units // warps)
-    room = {8: 64, 16: 32, 32: 16}[size]  # registers for what is under way
     depth = max(d for d in range(1, steps + 1) if steps % d == 0 and (d == 1 or d * words * parts * many <= room))
     return Cut(many, size, depth, warps, solo=tokens == 1)
+
+
+@dataclass(frozen=True)
+class Wide:
+    """A cut of hopper.py: a program's two warpgroups own `many` · 64 rows each, by `tokens`.
+
+    depth: units of codes that are asked for ahead.
+    stages: units of x in shared memory.
+    split: programs that share the inputs of a tile.
+    """
+
+    many: int
+    tokens: int
+    depth: int
+    stages: int
+    split: int = 1
+
+    def shared(self, inputs: int, bits: int, gated: bool) -> int:
+        """Return the bytes of shared memory that are taken. inputs: of a unit."""
+        codes = 16 * self.depth * self.many * inputs * bits
+        return self.stages * self.tokens * inputs * 2 + codes + (256 * self.many * self.tokens if gated else 0)
+
+
+def choose_wide(
+    tokens: int, outputs: int, units: int, *, unit: int, group: int, bits: int, gated: bool, processors: int
+) -> Wide | None:
+    """Return the cut for warpgroups, or None if the outputs are not whole tiles. units: of `unit` inputs, of a row."""
+    size = next(s for s in (32, 64, 128) if s >= min(tokens, 128))
+    each = 64 if gated else 128  # outputs of a program
+    light = unit == 128 and group >= 64  # registers suffice for two tiles a warp
+    many = 2 if light and size <= 64 and outputs % (2 * each) == 0 and outputs >= each * processors else 1
+    if outputs % (each * many):
+        return None
+    programs = outputs // (each * many) * -(-tokens // size)
+    splits = (1,) if gated else (4, 2, 1)
+    split = next(s for s in splits if s == 1 or (programs * s <= processors and units % s == 0 and units >= 4 * s))
+    stages = {32: 6, 64: 5, 128: 3}[size]
+    cuts = (Wide(many, size, depth, max(2, stages * 128 // unit), split) for depth in (8, 6, 4, 3, 2))
+    return next((cut for cut in cuts if cut.shared(unit, bits, gated) <= SHARED), None)

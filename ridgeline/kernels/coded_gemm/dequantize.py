@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.core.weight_format import SUPER, CodedFormat
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.core.weight_format import CodedFormat
+from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.coded_gemm.fragments import Fragments, span, unit
-from ridgeline.kernels.coded_gemm.op import TABLES, Coded
+from ridgeline.kernels.coded_gemm.op import Q4_K, TABLES, W4, Coded
 from ridgeline.kernels.launch import launch_options
 
 ROWS, BLOCK = 16, 128
@@ -65,7 +65,8 @@ def _scale(pointer, row, group, groups, TOGETHER: tl.constexpr, UNIT: tl.constex
         at = row // 16 * (groups * 16) + group // TOGETHER * (16 * TOGETHER) + row % 16 * TOGETHER + group % TOGETHER
     x = tl.load(pointer + at, mask=mask, other=0.0)
     if x.dtype == tl.uint8:
-        x = (x.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+        bits = x.to(tl.int32) << 23  # E8M0: 0 is 2**-127, and 255 is NaN
+        x = tl.where((x == 0) | (x == 255), bits | 0x400000, bits).to(tl.float32, bitcast=True)
     return x.to(tl.float32)
 
 
@@ -97,10 +98,7 @@ def dequantize_kernel(
         scale *= _scale(outer_ptr, row_R11, first_1G1 // 256, inputs // 256, 1, UNIT, few)
     if FACTOR:
         scale *= tl.load(factor_ptr)
-    if VALUES == "levels":
-        value = code.to(tl.float32)
-    else:
-        value = tl.load(table_ptr + code)
+    value = code.to(tl.float32) if VALUES == "levels" else tl.load(table_ptr + code)
     if ZEROS == "middle":
         if VALUES == "levels":
             value -= 1 << (TOTAL - 1)
@@ -151,6 +149,11 @@ def _table(values: str, device: torch.device) -> Tensor:
 _held: dict[torch.device, Tensor] = {}  # one matrix, the largest so far: products that read it are behind each other
 
 
+def reserve(weight: Coded, dtype: torch.dtype) -> None:
+    """Hold the memory that `dequantize` needs for this weight, so that no graph is captured with memory that moves."""
+    _scratch(weight.code_OB.shape[-2] * weight.inputs, dtype, weight.code_OB.device)
+
+
 def _scratch(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return memory that all calls share."""
     held = _held.get(device)
@@ -158,3 +161,16 @@ def _scratch(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if held is None or held.numel() < needed:
         _held[device] = held = torch.empty(needed, dtype=torch.uint8, device=device)
     return held[:needed].view(dtype)
+
+
+def _aot(how: CodedFormat, scale: str, turned: bool) -> AotKernel:
+    signature = {"code_ptr": "*u8", "scale_ptr": scale, "zero_ptr": scale, "outer_ptr": "*fp16"}
+    signature |= {"outer_minimum_ptr": "*fp16", "factor_ptr": "*fp32", "table_ptr": "*fp32", "weight_ptr": "*bf16"}
+    constants = _constants(how, 4096, turned) | {"FACTOR": False}
+    return AotKernel(
+        dequantize_kernel, signature | {"outputs": "i32:16", "inputs": "i32:16"}, constants, hot=True,
+        archs=ONE_OF_EACH,
+    )  # fmt: skip
+
+
+AOT = (_aot(W4, "*fp16", True), _aot(Q4_K, "*i8", False))

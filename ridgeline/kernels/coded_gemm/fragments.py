@@ -13,6 +13,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,7 +92,7 @@ def rows(weight: Coded, first: int, last: int) -> Coded:
 def _each(weight: Coded, change: Callable[[Tensor, int], Tensor]) -> Coded:
     """Return the weight with its scales and zeros changed."""
     groups = unit(weight.format) // weight.format.group if weight.format.group else 0
-    found = {
+    found: dict[str, Any] = {
         name: None if x is None else change(x, max(1, groups) if name.endswith("G") else 1)
         for name in ("scale_OG", "zero_OG", "outer_OS", "outer_minimum_OS")
         for x in [getattr(weight, name)]

@@ -40,7 +40,7 @@ def _shifted(to: str, source: str, left: int) -> str:
 
 
 def _added(to: str, value: str, other: str, dtype: str) -> str:
-    """Return an instruction that adds. A fused product with one is what all GPUs have (sm_80 has no sum of bfloat16)."""
+    """Return an instruction that adds: a fused product with one, since sm_80 has no sum of bfloat16."""
     return f"mov.b32 one, {_twice(_ONE[dtype])}; fma.rn.{_PTX[dtype]} {to}, {value}, one, {other};"
 
 
@@ -137,35 +137,34 @@ def _place(i, bits):
 
 
 @gluon.jit
-def subtracted(zero_WR, BITS: gl.constexpr, dtype: gl.constexpr):
-    """Return what is added to the numbers that codes were placed in, for zeros that are levels: int16 [W, R]."""
+def subtracted(zero, BITS: gl.constexpr, dtype: gl.constexpr):
+    """Return what is added to the numbers that codes were placed in, for zeros that are levels: int16."""
     if dtype == gl.float16:
-        return zero_WR.to(gl.int16) | -7168  # the bits of -1024
+        return zero.to(gl.int16) | -7168  # the bits of -1024
     elif BITS == 8:
-        return (128.0 - zero_WR.to(gl.float32)).to(gl.bfloat16).to(gl.int16, bitcast=True)
+        return (128.0 - zero.to(gl.float32)).to(gl.bfloat16).to(gl.int16, bitcast=True)
     else:
-        return zero_WR.to(gl.int16) | -15616  # the bits of -128
+        return zero.to(gl.int16) | -15616  # the bits of -128
 
 
 @gluon.jit
 def operands(
-    low, high, zero_WR, i: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr,
+    low, high, minus, i: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr,
     ZEROS: gl.constexpr, x,
 ):  # fmt: skip
-    """Return slice i of a unit's codes as numbers, less the zeros: [W, R, P].
+    """Return slice i of a unit's codes as numbers, less the zeros: [W, R, P] or [R, P].
 
     low, high: the words of the two planes.
-    zero_WR: of `subtracted`, if zeros are levels.
+    minus: of `subtracted`, with an axis for places, if zeros are levels.
     """
     words = low[_place(i, LOW)]
     if HIGH:
         more = high[_place(i, HIGH)]
         if ZEROS == "levels":
-            zero_WRP = zero_WR[:, :, None]
-            return gl.inline_asm_elementwise(ASM[i], "=r,r,r,r", [words, more, zero_WRP], x.dtype, True, 2)
+            return gl.inline_asm_elementwise(ASM[i], "=r,r,r,r", [words, more, minus], x.dtype, True, 2)
         else:
             return gl.inline_asm_elementwise(ASM[i], "=r,r,r", [words, more], x.dtype, True, 2)
     elif ZEROS == "levels":
-        return gl.inline_asm_elementwise(ASM[i], "=r,r,r", [words, zero_WR[:, :, None]], x.dtype, True, 2)
+        return gl.inline_asm_elementwise(ASM[i], "=r,r,r", [words, minus], x.dtype, True, 2)
     else:
         return gl.inline_asm_elementwise(ASM[i], "=r,r", [words], x.dtype, True, 2)

@@ -17,6 +17,8 @@ Legend:
     G  groups of a unit
 """
 
+# mypy: disable-error-code="assignment, unreachable"
+# ruff: noqa: RUF005 - Gluon knows no starred tuples
 from __future__ import annotations
 
 from typing import Any
@@ -31,9 +33,11 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from ridgeline.core.weight_format import CodedFormat
 from ridgeline.kernels.activation.triton import gated
+from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.coded_gemm.choose import Cut
 from ridgeline.kernels.coded_gemm.fragments import TILE, Fragments, span, unit
 from ridgeline.kernels.coded_gemm.fragments_asm import instructions, operands, subtracted
+from ridgeline.kernels.coded_gemm.op import W4
 from ridgeline.kernels.launch import launch_options
 
 
@@ -107,9 +111,10 @@ def _each(scale_WRG, layout: gl.constexpr):
 
 @gluon.jit
 def _number(value):
-    """Return scales in float32. Bytes without a sign are exponents of two (E8M0); 2**-127 becomes 0."""
+    """Return scales in float32. Bytes without a sign are exponents of two (E8M0): 0 is 2**-127, and 255 is NaN."""
     if value.dtype == gl.uint8:
-        return (value.to(gl.int32) << 23).to(gl.float32, bitcast=True)
+        bits = value.to(gl.int32) << 23
+        return gl.where((value == 0) | (value == 255), bits | 0x400000, bits).to(gl.float32, bitcast=True)
     else:
         return value.to(gl.float32)
 
@@ -242,18 +247,20 @@ def _unit(
     for group in gl.static_range(COUNT):
         part = _zeros(PARTS, WARPS, ROWS, TOKENS, sums)
         total = gl.zeros([WARPS, ROWS, TOKENS], gl.float32, sums)
-        for span in gl.static_range(group * SPANS, group * SPANS + SPANS):
+        for s in gl.static_range(group * SPANS, group * SPANS + SPANS):
             here = x
             if LATE:
                 here = _slices(
-                    _tokens(source, step * WARPS, span * SPAN, TOKENS, SPAN, UNIT, UNITS, WARPS, tokenwise), SPAN, right
+                    _tokens(source, step * WARPS, s * SPAN, TOKENS, SPAN, UNIT, UNITS, WARPS, tokenwise), SPAN, right
                 )
             for j in gl.static_range(EACH):
-                x_WPT = here[j if LATE else span * EACH + j]
+                x_WPT = here[j if LATE else s * EACH + j]
                 grown = ()
                 for p in gl.static_range(PARTS):
-                    minus = subtracted(zero[p][group], LOW + HIGH, x_WPT.dtype) if ZEROS == "levels" else 0
-                    w_WRP = operands(low[p], high[p], minus, span * EACH + j, LOW, HIGH, ASM, ZEROS, x_WPT)
+                    minus = 0
+                    if ZEROS == "levels":
+                        minus = subtracted(zero[p][group], LOW + HIGH, x_WPT.dtype)[:, :, None]
+                    w_WRP = operands(low[p], high[p], minus, s * EACH + j, LOW, HIGH, ASM, ZEROS, x_WPT)
                     grown = grown + (mma_v2(w_WRP, x_WPT, part[p]),)
                 part = grown
                 if ZEROS == "minimum":
@@ -473,3 +480,23 @@ def launch(
         BIAS=bias_O is not None, GATE=gate or "", num_warps=cut.warps, **launch_options(device),
     )  # fmt: skip
     return y_TO, s_TI
+
+
+def _aot(cut: Cut, gate: str) -> AotKernel:
+    names = ("x", "residual", "norm", "bias", "y", "s")
+    types = {f"{name}_ptr": "*bf16" for name in names}
+    types |= {"code_ptr": "*i16", "scale_ptr": "*fp16", "zero_ptr": "*u8", "outer_ptr": "*fp16"}
+    types |= {"outer_minimum_ptr": "*fp16", "factor_ptr": "*fp32", "x_stride": "i32:16", "tokens": "i32"}
+    types |= {"outputs": "i32:16", "eps": "fp32"}
+    constants = _constants(cut, W4, 4096, torch.bfloat16) | {"FACTOR": False, "BIAS": False, "GATE": gate}
+    fused = {"NORM": cut.solo, "RESIDUAL": cut.solo}
+    return AotKernel(
+        fragments_kernel, {name: types[name] for name in fragments_kernel.arg_names if name in types},
+        constants | fused, num_warps=cut.warps, hot=not cut.solo, tensor_cores="MMA", archs=("sm_80", "sm_90"),
+    )  # fmt: skip
+
+
+AOT = (
+    _aot(Cut(many=1, tokens=8, depth=2, warps=2, solo=True), "silu"),
+    _aot(Cut(many=1, tokens=8, depth=8, warps=4), ""),
+)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.activation.triton import gated_activation
-from ridgeline.kernels.coded_gemm.choose import FRAGMENT_TOKENS, Cut, choose
-from ridgeline.kernels.coded_gemm.dequantize import dequantize
-from ridgeline.kernels.coded_gemm.fragments import TILE, Fragments, unit
+from ridgeline.kernels.coded_gemm.choose import FRAGMENT_TOKENS, WIDE_TOKENS, Cut, Wide, choose, choose_wide
+from ridgeline.kernels.coded_gemm.dequantize import dequantize, reserve
+from ridgeline.kernels.coded_gemm.fragments import TILE, Fragments, arranged, fits, unit
 from ridgeline.kernels.coded_gemm.op import Coded
 from ridgeline.kernels.gemm import triton as gemm
-from ridgeline.kernels.launch import num_multiprocessors
+from ridgeline.kernels.launch import compute_capability, num_multiprocessors
 from ridgeline.kernels.norm.triton import rms_norm
 
 
@@ -51,6 +51,13 @@ def coded_norm_linear(
     return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
 
 
+def prepared(weight: Coded, dtype: torch.dtype) -> Coded:
+    """Return the weight as these ops multiply it fastest, with memory held for the ways that they may take."""
+    reserve(weight, dtype)
+    matrix_units = compute_capability(weight.code_OB.device) >= (8, 0) and dtype.itemsize == 2
+    return arranged(weight) if matrix_units and fits(weight) and not isinstance(weight, Fragments) else weight
+
+
 def ordered(x_TI: Tensor, weight: Coded) -> Tensor:
     """Return x with its columns in the order of the codes."""
     if weight.order_I is not None:
@@ -59,24 +66,55 @@ def ordered(x_TI: Tensor, weight: Coded) -> Tensor:
 
 
 def from_fragments(
-    x_TI: Tensor, weight: Coded, bias_O: Tensor | None, gate: str | None, most: int = FRAGMENT_TOKENS
+    x_TI: Tensor, weight: Coded, bias_O: Tensor | None, gate: str | None, same: bool = False
 ) -> Tensor | None:
-    """Return the product, gated if there is a gate; None if the weight is not in fragments, or tokens are more than
-    `most`. x's columns are in the order of the codes."""
-    cut = cut_of(x_TI, weight, gate, most)
+    """Return the product, gated if there is a gate; None if the weight is not in fragments, or there are too many
+    tokens. x's columns are in the order of the codes.
+
+    same: all tokens' sums are in the same order, however many tokens there are.
+    """
+    plan = None if same else wide_cut_of(x_TI, weight, gate)
+    if plan is not None:
+        return _launch_wide(plan, x_TI, weight, bias_O, gate)
+    cut = cut_of(x_TI, weight, gate, same)
     return None if cut is None else _launch(cut, x_TI, None, None, 0.0, weight, bias_O, gate)[0]
 
 
-def cut_of(x_TI: Tensor, weight: Coded, gate: str | None, most: int = FRAGMENT_TOKENS) -> Cut | None:
+def cut_of(x_TI: Tensor, weight: Coded, gate: str | None, same: bool = False) -> Cut | None:
     """Return the cut of the kernel for fragments, or None if it does not apply."""
     how, parts = weight.format, 2 if gate else 1
     tiles, rest = divmod(weight.code_OB.shape[0], TILE * parts)
-    if not isinstance(weight, Fragments) or x_TI.itemsize != 2 or rest or not 0 < len(x_TI) <= most:
+    if (
+        not isinstance(weight, Fragments)
+        or x_TI.itemsize != 2
+        or rest
+        or not 0 < len(x_TI) <= (len(x_TI) if same else FRAGMENT_TOKENS)
+    ):
         return None
     return choose(
         len(x_TI), tiles, weight.inputs // unit(how), words=unit(how) * how.bits // 64, parts=parts,
-        processors=num_multiprocessors(x_TI.device),
+        processors=num_multiprocessors(x_TI.device), same=same,
     )  # fmt: skip
+
+
+def wide_cut_of(x_TI: Tensor, weight: Coded, gate: str | None) -> Wide | None:
+    """Return the cut of the kernel for warpgroups, or None if it does not apply."""
+    how, tokens = weight.format, len(x_TI)
+    known = isinstance(weight, Fragments) and x_TI.itemsize == 2 and not how.nested and how.zeros != "minimum"
+    if not known or tokens not in WIDE_TOKENS or compute_capability(x_TI.device) != (9, 0):
+        return None
+    outputs, rest = divmod(weight.code_OB.shape[0], 2 if gate else 1)
+    return None if rest else choose_wide(
+        tokens, outputs, weight.inputs // unit(how), unit=unit(how), group=how.group or weight.inputs, bits=how.bits,
+        gated=gate is not None, processors=num_multiprocessors(x_TI.device),
+    )  # fmt: skip
+
+
+def _launch_wide(plan: Wide, x_TI: Tensor, weight: Coded, bias_O: Tensor | None, gate: str | None) -> Tensor:
+    from ridgeline.kernels.coded_gemm.hopper import launch  # Gluon, which is imported only where it runs
+
+    assert isinstance(weight, Fragments)
+    return launch(plan, x_TI, weight, bias_O, gate)
 
 
 def _launch(
