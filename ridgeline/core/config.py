@@ -41,7 +41,8 @@ class LLMConfig:
     kernels: op → implementation, where the platform's first choice is not wanted ("reference" always exists).
     quantization: "int8" rounds the weights of linear maps when they are loaded, with a scale for each output channel;
         "w8a8" also rounds activations to int8, with a scale for each token. Both run on a CPU only. "w8a8" is the
-        faster one and needs VNNI.
+        faster one and needs VNNI, or AVX2 and a C++ compiler. "w4a16" rounds weights to four bits, with a scale for
+        each 128 inputs.
     """
 
     model: str | Path = ""

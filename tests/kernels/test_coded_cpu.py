@@ -1,9 +1,9 @@
 """Weights in codes multiplied by compiled C++ on a CPU, against float64.
 
 The oracle rounds activations itself, each 32 inputs to steps of 1/127 of their largest magnitude, and multiplies in
-float64 with the weight that the reference dequantizes. What is left are float32 sums (of terms of order one: I · 2**-24),
-scales in float16 (2**-11 of a group's part; eight of these add up), NF4's table in steps of 1/127 (half of one for each
-weight, so 1/254 · Σ|x| · scale), and the result's own rounding.
+float64 with the weight that the reference dequantizes. What is left are float32 sums (of terms of order one:
+I · 2**-24), scales in float16 (2**-11 of a group's part; eight of these add up), NF4's table in steps of 1/127
+(half of one for each weight, so 1/254 · Σ|x| · scale), and the result's own rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ridgeline.kernels.op import Platform, has_byte_products
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.w8a8_gemm import op as w8a8
 from ridgeline.quantization import SCHEMES
-from ridgeline.quantization.panels import PanelWeight, prepare_coded_on_cpu
+from ridgeline.quantization.panels import PanelWeight
 from ridgeline.quantization.scheme import PlainWeight, scheme
 from ridgeline.quantization.w4a16 import round_to_levels
 
@@ -74,9 +74,7 @@ def expected(x_TI: Tensor, weight: Coded, bias_O: Tensor | None) -> Tensor:
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_products_are_those_of_rounded_activations(
-    case: Case, dtype: torch.dtype, multiply: panels.Multiply
-) -> None:
+def test_products_are_those_of_rounded_activations(case: Case, dtype: torch.dtype, multiply: panels.Multiply) -> None:
     x_TI, weight, bias_O = case.inputs(dtype, CPU)
     packed = panels.pack(weight, multiply)
     assert packed is not None
@@ -258,9 +256,8 @@ for name, error in (("w4a16", 0.2), ("w8a8", 0.03)):
 
 def test_without_a_compiler_other_products_serve_and_a_line_says_so(tmp_path: Path) -> None:
     environment = os.environ | {"PATH": "", "CXX": "", "XDG_CACHE_HOME": str(tmp_path)}
-    ran = subprocess.run(
-        [sys.executable, "-c", WITHOUT_COMPILER], env=environment, capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", WITHOUT_COMPILER]
+    ran = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     if has_byte_products(HERE):
         assert ran.stderr.count("no C++ compiler was found") == 1
@@ -291,7 +288,7 @@ def test_the_library_is_compiled_once_and_where_it_can_be_written(
         assert elsewhere.exists()
         assert tmp_path not in elsewhere.parents
         source.write_text("this is no C++")
-        with pytest.raises(native.NoLibrary, match="failed: .*two.cpp"):
+        with pytest.raises(native.NoLibrary, match=r"failed: .*two\.cpp"):
             native.compiled(source, "native")
         assert native.library(source) is None
     finally:

@@ -153,7 +153,7 @@ def test_nobody_gets_int8_unasked() -> None:
 
 
 def test_a_scheme_says_where_it_does_not_run() -> None:
-    with pytest.raises(InvalidConfig, match=r"int8 needs a CPU, and the device \(sm_90\) is none; leave it out"):
+    with pytest.raises(InvalidConfig, match=r"int8 needs a CPU, and the device \(sm_90\) is none; use fp8"):
         SCHEMES["int8"].check(Platform(device_type="cuda", arch="sm_90"))
     SCHEMES["plain"].check(Platform(device_type="cuda", arch="sm_90"))
 
