@@ -6,11 +6,12 @@
 
 --model is a folder of `benchmarks/models`; moe-tiny and qwen3-30b-a3b-2-layers are mixtures of experts.
 
-`benchmarks/random_gguf.py` writes the files that llama.cpp reads; its own `llama-quantize` makes Q4_K_M of BF16. Each engine has a process of its own, since OpenMP's
-threads wait actively for work only if there are no more of them than cores. The engines take turns, so that other work
-on the machine slows all of them alike. The table has medians and the best of the rounds; their distance tells how noisy
-the run was. Achieved bytes per second count the weights once per output token of the longest request; beside them
-stands the rate of a sum over memory. --scale divides the lengths of the ragged batch.
+`benchmarks/random_gguf.py` writes the files that llama.cpp reads; its own `llama-quantize` makes Q4_K_M of BF16. Each
+engine has a process of its own, since OpenMP's threads wait actively for work only if there are no more of them than
+cores. The engines take turns, so that other work on the machine slows all of them alike. The table has medians and the
+best of the rounds; their distance tells how noisy the run was. Achieved bytes per second count the weights once per
+output token of the longest request; beside them stands the rate of a sum over memory. --scale divides the lengths of
+the ragged batch.
 """
 
 from __future__ import annotations
