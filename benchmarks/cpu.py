@@ -2,14 +2,16 @@
 
     python benchmarks/cpu.py [--model qwen3-0.6b] [--rounds 3] [--threads 2] [--scale 4] [--only 'batch 16']
                              [--output benchmarks/results/cpu.jsonl] [--gguf BF16.gguf] [--gguf-int8 Q8_0.gguf]
+                             [--gguf-int4 Q4_K_M.gguf]
 
 --model is a folder of `benchmarks/models`; moe-tiny and qwen3-30b-a3b-2-layers are mixtures of experts.
 
-`benchmarks/random_gguf.py` writes the files that llama.cpp reads. Each engine has a process of its own, since OpenMP's
-threads wait actively for work only if there are no more of them than cores. The engines take turns, so that other work
-on the machine slows all of them alike. The table has medians and the best of the rounds; their distance tells how noisy
-the run was. Achieved bytes per second count the weights once per output token of the longest request; beside them
-stands the rate of a sum over memory. --scale divides the lengths of the ragged batch.
+`benchmarks/random_gguf.py` writes the files that llama.cpp reads; its own `llama-quantize` makes Q4_K_M of BF16. Each
+engine has a process of its own, since OpenMP's threads wait actively for work only if there are no more of them than
+cores. The engines take turns, so that other work on the machine slows all of them alike. The table has medians and the
+best of the rounds; their distance tells how noisy the run was. Achieved bytes per second count the weights once per
+output token of the longest request; beside them stands the rate of a sum over memory. --scale divides the lengths of
+the ragged batch.
 """
 
 from __future__ import annotations
@@ -105,6 +107,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="workloads whose name begins so")
     parser.add_argument("--gguf")
     parser.add_argument("--gguf-int8")
+    parser.add_argument("--gguf-int4")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     bandwidth = read_bandwidth(asked.rounds)
@@ -114,10 +117,12 @@ def main() -> None:
         "ridgeline": Engine("ridgeline", model, asked.threads, ALONE),
         "ridgeline int8": Engine("ridgeline", model, asked.threads, {**ALONE, "quantization": "int8"}),
         "ridgeline w8a8": Engine("ridgeline", model, asked.threads, {**ALONE, "quantization": "w8a8"}),
+        "ridgeline w4a16": Engine("ridgeline", model, asked.threads, {**ALONE, "quantization": "w4a16"}),
         "transformers": Engine("transformers", model, asked.threads, {}),
     }
     threads = {"n_threads": asked.threads, "n_threads_batch": asked.threads, "parallel": 8}
-    for name, path in (("llama.cpp", asked.gguf), ("llama.cpp Q8_0", asked.gguf_int8)):
+    files = {"llama.cpp": asked.gguf, "llama.cpp Q8_0": asked.gguf_int8, "llama.cpp Q4_K_M": asked.gguf_int4}
+    for name, path in files.items():
         if path:
             engines[name] = Engine("llama_cpp", path, asked.threads, threads)
     cut = asked.scale

@@ -42,9 +42,11 @@ class LLMConfig:
         for it. 0 sets no bound. With None `ridgeline serve` derives it from model and device; offline, where nobody
         waits, there is none.
     kernels: op → implementation, where the platform's first choice is not wanted ("reference" always exists).
-    quantization: "int8" rounds the weights of linear maps when they are loaded, with a scale for each output channel;
-        "w8a8" also rounds activations to int8, with a scale for each token. Both run on a CPU only. "w8a8" is the
-        faster one and needs VNNI. A checkpoint that is quantized already needs neither; its own method may be named.
+    quantization: how plain weights of linear maps are rounded when they are loaded. "w8a8": to int8, with a scale for
+        each output, and activations too, with a scale for each token (a GPU, or a CPU with VNNI, or with AVX2 and a C++
+        compiler). "fp8" and "fp8-block": likewise to E4M3, with scales for outputs and tokens, or for blocks of 128.
+        "w4a16": to four bits, with a scale for each 128 inputs. "int8": to int8 beside plain activations (a CPU). A
+        checkpoint that is quantized needs none of them; its own method may be named.
     """
 
     model: str | Path = ""

@@ -13,8 +13,8 @@ SCHEMES = Registry(
         "plain": "ridgeline.quantization.plain:PLAIN",
         "int8": "ridgeline.quantization.int8:INT8",
         "w8a8": "ridgeline.quantization.w8a8:W8A8",
-        "w4a16": "ridgeline.quantization.w4a16:W4A16",
         "fp8": "ridgeline.quantization.fp8:FP8",
         "fp8-block": "ridgeline.quantization.fp8:FP8_BLOCK",
+        "w4a16": "ridgeline.quantization.w4a16:W4A16",
     },
 )

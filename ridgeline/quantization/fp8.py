@@ -16,7 +16,8 @@ from ridgeline.core.weight_format import Fp8Format
 from ridgeline.kernels.fp8_gemm.op import BY_TOKEN, IN_BLOCKS, Fp8, to_fp8
 from ridgeline.kernels.op import anywhere
 from ridgeline.kernels.ops import Ops
-from ridgeline.quantization.scheme import PlainWeight, Scheme
+from ridgeline.quantization.panels import prepare_fp8_on_cpu
+from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,11 @@ class Fp8Weight:
 
 
 def _rounding_to(fp8: Fp8Format, name: str) -> Scheme:
-    def prepare(loaded: PlainWeight) -> Fp8Weight:
-        return Fp8Weight(loaded.ops, to_fp8(loaded.weight_OI.detach(), fp8))
+    def prepare(loaded: PlainWeight) -> Weight:
+        weight = to_fp8(loaded.weight_OI.detach(), fp8)
+        if loaded.ops.platform.device_type == "cpu":
+            return prepare_fp8_on_cpu(loaded.ops, weight, loaded.weight_OI.dtype)
+        return Fp8Weight(loaded.ops, weight)
 
     return Scheme(name=name, prepare=prepare, supports=anywhere, needs="nothing", weight_bytes=1)
 

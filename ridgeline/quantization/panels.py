@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ridgeline.kernels.coded_gemm.op import Coded
 from ridgeline.kernels.coded_gemm.panels import Panels, linear, norm_linear, pack
+from ridgeline.kernels.fp8_gemm.op import Fp8
 from ridgeline.kernels.ops import Ops
 from ridgeline.quantization.plain import PLAIN
 from ridgeline.quantization.scheme import PlainWeight, Weight
@@ -59,6 +60,11 @@ def prepare_coded_on_cpu(ops: Ops, weight: Coded, dtype: torch.dtype) -> Weight:
     if ops.chosen["coded_linear"] == "panels" and (packed := pack(weight)) is not None:
         return PanelWeight(packed)
     _tell_of_plain_numbers()
+    return PLAIN.prepare(PlainWeight(ops, weight.dequantized().to(dtype)))
+
+
+def prepare_fp8_on_cpu(ops: Ops, weight: Fp8, dtype: torch.dtype) -> Weight:
+    """Return an FP8 weight as numbers of `dtype`: no CPU multiplies FP8. Activations are then not rounded."""
     return PLAIN.prepare(PlainWeight(ops, weight.dequantized().to(dtype)))
 
 

@@ -1,5 +1,5 @@
-"""The scheme "w8a8": weights are int8 levels with a scale for each output, and each token's activations are rounded when
-they arrive.
+"""The scheme "w8a8": weights are int8 levels with a scale for each output, and each token's activations are rounded
+when they arrive.
 
 Legend:
     I  inputs

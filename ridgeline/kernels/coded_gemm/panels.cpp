@@ -264,7 +264,7 @@ void round_token(const Weight &w, const Call &c, int64_t token, float *row, cons
     const float step = largest(w.by_token ? most : low > high ? low : high) / 127;
     round_run(w, row + k * RUN, step, to, token * w.runs + k);
   }
-  int32_t *starts = to.start + token * w.runs * 2;
+  int32_t *starts = to.start + token * w.runs * 2;  // the second of the first run's is that of the row
   for (int64_t k = 0; w.by_token && k < w.runs; ++k) starts[1] += starts[k * 2];
 }
 
@@ -287,6 +287,35 @@ INLINE Floats scales(const void *values, const uint16_t *outer, int64_t group, i
   if (!outer) return widen(load<Halves>((const uint16_t *)values + group * LANES));
   const Levels level = load<Levels>((const int8_t *)values + group * LANES);
   return __builtin_convertvector(widen(level), Floats) * widen(load<Halves>(outer + super * LANES));
+}
+
+// Write sixteen outputs of a token: sums of x times scales, or of whole numbers where a token has one step.
+INLINE void write_sums(const Weight &w, const Call &c, const Rounded &, Floats sum, int64_t token, int64_t panel) {
+  const int64_t at = panel * LANES, count = w.outputs - at < LANES ? w.outputs - at : LANES;
+  if (count <= 0) return;
+  Floats y = sum * load<Floats>(w.factor + at);
+  if (c.bias) y += read(c.bias, c.type, at, count);
+  write(c.y, c.type, token * w.outputs + at, y, count);
+}
+INLINE void write_sums(const Weight &w, const Call &c, const Rounded &x, Ints sum, int64_t token, int64_t panel) {
+  write_sums(w, c, x, __builtin_convertvector(sum, Floats) * x.step[token * w.runs], token, panel);
+}
+
+// Sixteen outputs' levels times T tokens from `token` on, where a token has one step: the sums of a row are exact.
+template <int T> void whole_rows(const Weight &w, const Call &c, const Rounded &x, int64_t panel, int64_t token) {
+  const uint8_t *code = w.code + panel * w.runs * VECTORS * BYTES;
+  Ints sum[T];
+  UNROLL for (int t = 0; t < T; ++t) sum[t] = all(x.start[(token + t) * w.runs * 2 + 1]);
+  for (int64_t k = 0; k < w.runs; ++k, code += VECTORS * BYTES) {
+    UNROLL for (int v = 0; v < VECTORS; ++v) {
+      const Bytes level = load<Bytes>(code + v * BYTES);
+      UNROLL for (int t = 0; t < T; ++t) {
+        const int8_t *four = x.level + ((token + t) * w.runs + k) * RUN;
+        sum[t] = dot(sum[t], level, load<int32_t>(four + 4 * v));
+      }
+    }
+  }
+  for (int t = 0; t < T; ++t) write_sums(w, c, x, sum[t], token + t, panel);
 }
 
 // Sixteen outputs of T tokens from `token` on. HALVES: a group has 16 inputs, so a run has two; otherwise whole runs.
@@ -329,20 +358,21 @@ void tile(const Weight &w, const Call &c, const Rounded &x, int64_t panel, int64
       UNROLL for (int t = 0; t < T; ++t) sum[t] -= minimum * low[p][t];
     }
   }
-  const int64_t at = panel * LANES, count = w.outputs - at < LANES ? w.outputs - at : LANES;
-  for (int t = 0; t < T; ++t) {
-    Floats y = sum[t] * load<Floats>(w.factor + at);
-    if (c.bias) y += read(c.bias, c.type, at, count);
-    write(c.y, c.type, (token + t) * w.outputs + at, y, count);
-  }
+  for (int t = 0; t < T; ++t) write_sums(w, c, x, sum[t], token + t, panel);
+}
+
+template <int BITS, bool HALVES, int T>
+INLINE void some_tokens(const Weight &w, const Call &c, const Rounded &x, int64_t panel, int64_t token) {
+  if (BITS == 8 && w.by_token) whole_rows<T>(w, c, x, panel, token);
+  else tile<BITS, HALVES, T>(w, c, x, panel, token);
 }
 
 template <int BITS, bool HALVES> void panel_products(const Weight &w, const Call &c, const Rounded &x, int64_t panel) {
   int64_t token = 0;
-  for (; token + 8 <= c.tokens; token += 8) tile<BITS, HALVES, 8>(w, c, x, panel, token);
-  if (c.tokens - token >= 4) tile<BITS, HALVES, 4>(w, c, x, panel, token), token += 4;
-  if (c.tokens - token >= 2) tile<BITS, HALVES, 2>(w, c, x, panel, token), token += 2;
-  if (c.tokens - token >= 1) tile<BITS, HALVES, 1>(w, c, x, panel, token);
+  for (; token + 8 <= c.tokens; token += 8) some_tokens<BITS, HALVES, 8>(w, c, x, panel, token);
+  if (c.tokens - token >= 4) some_tokens<BITS, HALVES, 4>(w, c, x, panel, token), token += 4;
+  if (c.tokens - token >= 2) some_tokens<BITS, HALVES, 2>(w, c, x, panel, token), token += 2;
+  if (c.tokens - token >= 1) some_tokens<BITS, HALVES, 1>(w, c, x, panel, token);
 }
 
 // Call `body` with the bits of a code as a constant.
@@ -408,24 +438,11 @@ template <int BITS> void unpack(const Weight &w, int64_t panel, char *to) {
   }
 }
 
-// Write what a token's sums of sixteen outputs come to.
-INLINE void write_sums(const Weight &w, const Call &c, const Rounded &x, const char *sums, int64_t token, int64_t panel) {
-  const int64_t at = panel * LANES, count = w.outputs - at < LANES ? w.outputs - at : LANES;
-  if (count <= 0) return;
-  Floats y = load<Floats>(sums);
-  if (w.by_token) {
-    const int64_t run = token * w.runs;
-    y = __builtin_convertvector(load<Ints>(sums) + x.start[run * 2 + 1], Floats) * x.step[run];
-  }
-  y *= load<Floats>(w.factor + at);
-  if (c.bias) y += read(c.bias, c.type, at, count);
-  write(c.y, c.type, token * w.outputs + at, y, count);
-}
-
 // All tokens' products with two panels from `panel` on, which `one` and `two` hold in tiles. A step is 64 bytes of inputs.
 template <bool BYTE>
 void tile_products(const Weight &w, const Call &c, const Rounded &x, int64_t panel, const char *one, const char *two) {
   const int64_t stride = BYTE ? w.runs * RUN : w.runs * RUN * 2, steps = stride / BYTES;
+  using Sums = std::conditional_t<BYTE, Ints, Floats>;
   alignas(64) char sums[4][TILE];
   written();
   for (int64_t token = 0; token < c.tokens; token += 32) {
@@ -456,8 +473,11 @@ void tile_products(const Weight &w, const Call &c, const Rounded &x, int64_t pan
     _tile_stored(2, sums[2], BYTES);
     _tile_stored(3, sums[3], BYTES);
     for (int t = 0; t < 32 && token + t < c.tokens; ++t)  // both halves of a cache line
-      for (int p = 0; p < 2; ++p)
-        write_sums(w, c, x, sums[p * 2 + t / 16] + t % 16 * BYTES, token + t, panel + p);
+      for (int p = 0; p < 2; ++p) {
+        Sums sum = load<Sums>(sums[p * 2 + t / 16] + t % 16 * BYTES);
+        if constexpr (BYTE) sum += x.start[(token + t) * w.runs * 2 + 1];
+        write_sums(w, c, x, sum, token + t, panel + p);
+      }
   }
 }
 

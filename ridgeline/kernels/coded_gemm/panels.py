@@ -56,7 +56,10 @@ LEVELS = {
 
 class _Weight(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("code", "scale", "minimum", "outer", "outer_minimum", "factor", "table")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("code", "scale", "minimum", "outer", "outer_minimum", "factor", "table")
+        ),
         *((name, ctypes.c_int64) for name in ("inputs", "outputs", "runs", "bits", "group", "middle")),
         ("by_token", ctypes.c_int64),
     )
@@ -140,7 +143,8 @@ def pack(weight: Coded, function: Multiply | None = None) -> Panels | None:
         middle = 1 << how.bits - 1
     table = None if levels is None else torch.tensor(levels * 4, dtype=torch.uint8)
     if each == LANES and runs * 2 != groups:
-        scale_PGL, minimum_PGL = (None if x is None else F.pad(x, (0, 0, 0, 1)) for x in (scale_PGL, minimum_PGL))
+        scale_PGL = F.pad(scale_PGL, (0, 0, 0, 1))
+        minimum_PGL = None if minimum_PGL is None else F.pad(minimum_PGL, (0, 0, 0, 1))
     group = LANES if each == LANES else runs * RUN if groups == 1 else each
     return _panels(
         (_laid_out(weight), scale_PGL, minimum_PGL, outer_PSL, outer_minimum_PSL, factor_O * unit, table),
