@@ -27,7 +27,10 @@ from ridgeline.kernels.op import Platform, on_gpu
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models.config import ModelConfig
+from ridgeline.perf.held import held_precision
+from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import Roofline
+from ridgeline.quantization.experts import keeps_stacks
 from ridgeline.quantization.held import keeping, runs_well
 from ridgeline.quantization.scheme import Scheme, scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL
@@ -53,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Assembly:
-    """A running engine and what there is to know about it."""
+    """A running engine and what there is to know about it. precision: with the forms in which weights are held."""
 
     engine: Engine
     worker: LocalWorker
@@ -61,6 +64,7 @@ class Assembly:
     folder: Path
     device: torch.device
     dtype: str
+    precision: Precision
     memory: MemoryReport
 
 
@@ -125,6 +129,10 @@ class Choices:
         )
 
     @property
+    def precision(self) -> Precision:
+        return held_precision(precision(self.dtype), self.model.spec, self.forms)
+
+    @property
     def kernels(self) -> KernelSet:
         """The kernels that the engine will need."""
         return KernelSet(
@@ -158,6 +166,7 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
         folder=choices.folder,
         device=device,
         dtype=choices.dtype,
+        precision=choices.precision,
         memory=memory,
     )
 
@@ -219,14 +228,17 @@ def _scheme(wanted: str | None, folder: Path) -> Scheme:
 
 
 def _kept(forms: Forms, config: LLMConfig, folder: Path, ops: Ops) -> Forms:
-    """Return the modules whose weights keep the form of the files. On a CPU these are the ones that it multiplies fast,
-    or all if the user names implementations; others become plain numbers when they are loaded, as do a GGUF file's if
-    they are to be rounded otherwise."""
+    """Return the modules whose weights keep the form of the files: on a GPU all, on a CPU those that it multiplies fast
+    (or all, if the user names implementations). Others become plain numbers when they are loaded, as do a GGUF file's
+    if they are to be rounded otherwise."""
     if config.quantization is not None and is_gguf(folder):
         return {}
-    if on_gpu(ops.platform) or config.kernels:
-        return forms
-    return {name: form for name, form in forms.items() if all(runs_well(held, ops) for held in form.helds)}
+    wanted = on_gpu(ops.platform) or bool(config.kernels)
+    return {
+        name: form
+        for name, form in forms.items()
+        if (wanted or runs_well(form, ops)) and (form.copies == 1 or keeps_stacks(ops))
+    }
 
 
 def _load(choices: Choices, progress: Progress | None) -> tuple[Decoder, MemoryReport]:
@@ -273,7 +285,7 @@ def _run_on(decoder: Decoder, memory: MemoryReport, choices: Choices, progress: 
 
 def _engine(worker: LocalWorker, memory: MemoryReport, choices: Choices, *, interactive: bool) -> Engine:
     config, spec, hardware = choices.config, choices.model.spec, hardware_of(choices.device)
-    cost_model = Roofline(spec, hardware, choices.dtype) if hardware is not None else None
+    cost_model = Roofline(spec, hardware, choices.precision) if hardware is not None else None
     engine_config = EngineConfig(
         max_model_len=memory.max_model_len,
         max_num_seqs=choices.max_seqs,

@@ -6,7 +6,7 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,8 +16,11 @@ from ridgeline.bench.workloads import Metric, Phase, Workload
 from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.weight_format import HeldMatrix
 from ridgeline.perf import calibration
 from ridgeline.perf.hardware import Hardware, find, from_device_name
+from ridgeline.perf.held import held_precision
+from ridgeline.perf.precision import precision
 from ridgeline.perf.roofline import Roofline
 
 
@@ -37,14 +40,19 @@ def hardware_named(device: str) -> Hardware | None:
 
 
 def with_limits(
-    records: Iterable[Record], made: Iterable[Workload], spec: ModelSpec, hardware: Hardware | None
+    records: Iterable[Record],
+    made: Iterable[Workload],
+    spec: ModelSpec,
+    hardware: Hardware | None,
+    forms: Mapping[str, HeldMatrix] | None = None,
 ) -> list[Record]:
-    """Return the records, with limits for those of `made` if the hardware's are known in the record's dtype."""
+    """Return the records, with limits for those of `made` if the hardware's are known in the record's dtype. forms: how
+    a quantized model's weights are held."""
     records = list(records)
     if hardware is None or not records:
         return records
     try:
-        model = Roofline(spec, hardware, records[0].dtype)
+        model = Roofline(spec, hardware, held_precision(precision(records[0].dtype), spec, forms or {}))
     except InvalidConfig:
         return records
     limits = {(w.name, name): metric.value for w in made for name, metric in limit_metrics(w, model).items()}

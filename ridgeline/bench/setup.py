@@ -25,7 +25,7 @@ from ridgeline.kernels.launch import on_device
 from ridgeline.models.config import ModelConfig
 from ridgeline.version import __version__
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from ridgeline.weights.loader import read_model_config, resolve_model
+from ridgeline.weights.loader import read_model_config, resolve_model, stored_forms
 from ridgeline.worker.machine import device_name, hardware_of
 
 LONGEST = 32_768  # context enough for every workload, without a KV cache for the longest that a model could do
@@ -120,7 +120,8 @@ class Setup:
             return outcome
         gpu = outcome.records[0].machine.gpu
         hardware = hardware_named(gpu or device_name(torch.device("cpu")))
-        return replace(outcome, records=with_limits(outcome.records, made, self.config.spec, hardware))
+        forms = stored_forms(self.folder, self.config, files=not self.dummy)
+        return replace(outcome, records=with_limits(outcome.records, made, self.config.spec, hardware, forms))
 
 
 def kernels(*, op: str, dtype: str, device: str, real: bool | None, commit: str) -> tuple[list[Timing], list[Record]]:

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.sizes import basis, print_json, read_config, read_dtype, read_hardware, short
+from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_precision, short
 from ridgeline.core.config import DTYPES
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
@@ -38,12 +38,12 @@ def explain(
 ) -> None:
     """Explain a step's limit: bytes, FLOPs and time of every op. For a prefill alone give --batch 0."""
     config, hardware = read_config(model), read_hardware(gpu, datasheet)
-    resolved = read_dtype(dtype, config)
+    resolved = read_precision(dtype, model, config)
     shape = with_reached(config.spec, step_shape(batch, context, prefill), reached)
-    measured = _measure(config.spec, shape, device, resolved) if measure else None
+    measured = _measure(config.spec, shape, device, resolved.name) if measure else None
     rows = explain_table(config.spec, shape, hardware, measured, dtype=resolved, kv_dtype=kv_dtype)
     if as_json:
-        print_json({"hardware": hardware.name, "rates": hardware.source, "dtype": resolved, "ops": _records(rows)})
+        print_json({"hardware": hardware.name, "rates": hardware.source, "dtype": resolved.name, "ops": _records(rows)})
         return
     print(basis(hardware, resolved))
     for count, of in reached_experts(config.spec, shape):

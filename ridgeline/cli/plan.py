@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.sizes import basis, print_json, read_config, read_dtype, read_hardware, short
+from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_precision, short
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.perf.footprint import active_parameters, parameters
 from ridgeline.perf.planner import Deployment, Plan, Point
@@ -45,7 +45,7 @@ def plan(
                 output=output_tokens,
                 tp=tp,
                 ep=ep,
-                dtype=read_dtype(dtype, config),
+                dtype=read_precision(dtype, model, config),
                 kv_dtype=kv_dtype,
                 utilization=utilization,
                 slo_ttft=None if slo_ttft is None else slo_ttft / 1e3,
@@ -91,7 +91,7 @@ def record(one: Plan) -> dict[str, Any]:
 
 def _print(one: Plan) -> None:
     d = one.deployment
-    print(f"{d.devices} x {basis(d.hardware, d.dtype)}")
+    print(f"{d.devices} x {basis(d.hardware, one.precision)}")
     if (total := parameters(d.model).total) != (active := active_parameters(d.model)):
         print(f"{total / 1e9:.3g} billion parameters, of which a token uses {active / 1e9:.3g} billion")
     print(

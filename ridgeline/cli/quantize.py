@@ -42,7 +42,10 @@ def quantize(
         ),
     ] = None,
     sequences: Annotated[int, typer.Option(help="Sequences to read, at most.", rich_help_panel=_CALIBRATION)] = 128,
-    length: Annotated[int, typer.Option(help="Tokens of a sequence.", rich_help_panel=_CALIBRATION)] = 512,
+    length: Annotated[
+        int | None,
+        typer.Option(help="Tokens of a sequence; default: 512, or the context.", rich_help_panel=_CALIBRATION),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_CALIBRATION)] = "auto",
     group: Annotated[
         int, typer.Option(help="Inputs that share a scale; 0: all of a row.", rich_help_panel=_ROUNDING)

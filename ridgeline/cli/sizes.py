@@ -11,11 +11,14 @@ from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf import calibration
 from ridgeline.perf.hardware import Hardware, find
-from ridgeline.perf.precision import precision
+from ridgeline.perf.held import held_precision
+from ridgeline.perf.precision import Precision, precision
 from ridgeline.weights.folder import shipped_model
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import gguf_model_config
+
+QUANTIZED = ("quantization_config", "compression_config", "text_config")  # a text_config may have one
 
 
 def read_config(model: str) -> ModelConfig:
@@ -24,13 +27,19 @@ def read_config(model: str) -> ModelConfig:
 
     Raise ModelLoadError.
     """
+    path = config_path(model)
+    return gguf_model_config(path) if is_gguf(path) else model_config(read_json(path, required=True))
+
+
+def config_path(model: str) -> Path:
+    """Return the config.json, or the GGUF file, of what `read_config` takes."""
     path = Path(model).expanduser()
     if not path.exists():
         path = shipped_model(model) or path
     if is_gguf(path):
-        return gguf_model_config(path)
+        return path
     path = path / "config.json" if path.is_dir() else path
-    return model_config(read_json(path if path.exists() else _from_hub(model), required=True))
+    return path if path.exists() else _from_hub(model)
 
 
 def _from_hub(model: str) -> Path:
@@ -69,9 +78,18 @@ def _this_cpu() -> Hardware | None:
     return hardware_of(choose_device("cpu"))
 
 
-def read_dtype(dtype: str, config: ModelConfig) -> str:
-    """Return the dtype; "auto" is the checkpoint's own. Raise InvalidConfig for an unknown one."""
-    return precision(config.dtype if dtype == "auto" else dtype).name
+def read_precision(dtype: str, model: str, config: ModelConfig) -> Precision:
+    """Return the precision; "auto" is the checkpoint's own, with the forms of its weights if it is quantized. Raise
+    InvalidConfig for an unknown one."""
+    if dtype != "auto":
+        return precision(dtype)
+    path = config_path(model)
+    if not is_gguf(path) and not read_json(path).keys() & set(QUANTIZED):
+        return precision(config.dtype)
+    from ridgeline.weights.loader import config_forms, stored_forms  # torch takes seconds to import
+
+    forms = stored_forms(path, config) if is_gguf(path) else config_forms(config, read_json(path), path.parent)
+    return held_precision(precision(config.dtype), config.spec, forms)
 
 
 def short(value: float, unit: str = "", digits: int = 3) -> str:
@@ -82,14 +100,15 @@ def short(value: float, unit: str = "", digits: int = 3) -> str:
     return f"{value:.{digits}g} {unit}".rstrip()
 
 
-def basis(hardware: Hardware, dtype: str) -> str:
+def basis(hardware: Hardware, dtype: str | Precision) -> str:
     """Return one line that says which device, at which rates, from which source."""
     p = precision(dtype)
     rate = hardware.rate(p.product_rate)
     unsure = f"; not confirmed: {', '.join(hardware.unsure)}" if hardware.unsure else ""
+    held = "".join(f"; {name} at {8 * weight:.3g} bits a weight" for name, weight, _ in p.held)
     return (
         f"{hardware.name}: {short(hardware.bandwidth, 'B/s')}, {short(rate, 'FLOP/s')} in {p.product_rate}, ridge "
-        f"{hardware.ridge(p.product_rate):.0f} FLOP/B ({hardware.source}{unsure})"
+        f"{hardware.ridge(p.product_rate):.0f} FLOP/B ({hardware.source}{unsure}){held}"
     )
 
 

@@ -1,11 +1,12 @@
-"""The scheme of each linear map under a budget of bytes, by measured sensitivity.
+"""The scheme of each unit under a budget of bytes, by measured sensitivity. A unit is a (fused) linear map, or the
+experts of a layer.
 
-Each map is rounded to nearest by each scheme while all others stay as they are, and the divergence of the model's
+Each unit is rounded to nearest by each scheme while all others stay as they are, and the divergence of the model's
 predictions is measured: KL(before ‖ after), the mean over the tokens of a sample. Divergences are taken to add up,
 which holds while they are small.
 
-Then, from the most bits on, the map that loses least for each byte it gives back takes its next scheme, until the bytes
-are within the budget. This is the greedy solution of the multiple-choice knapsack (Sinha and Zoltners, Operations
+Then, from the most bits on, the unit that loses least for each byte it gives back takes its next scheme, until the
+bytes are within the budget. This is the greedy solution of the multiple-choice knapsack (Sinha and Zoltners, Operations
 Research 27(3), 1979). Schemes that are worse for more bytes, or that lie above the line between two others, are never
 taken.
 
@@ -24,6 +25,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from ridgeline.compression.measure import divergence
 from ridgeline.compression.modules import Matrix, ignored, matrices
 from ridgeline.compression.rounding import check_fits, grid_of, round_matrix
 from ridgeline.compression.schemes import MakeConfig
@@ -48,20 +50,19 @@ def choose_within(
     dtype: torch.dtype,
     progress: Progress,
 ) -> dict[str, str]:
-    """Return the scheme of each owner of matrices, by its name. Raise InvalidConfig if the budget is too small for the
+    """Return the scheme of each unit of matrices, by its name. Raise InvalidConfig if the budget is too small for the
     fewest bits."""
     assert make.budget is not None
     sample_BS = tokens_BS[: max(1, SAMPLE // tokens_BS.shape[1])]
     choices = sensitivities(decoder, config, sample_BS, make, dtype=dtype, progress=progress)
     quantizable = sum(m.weight_OI.numel() for m in _open(decoder, config, make))
     other = (sum(p.numel() for p in decoder.parameters()) - quantizable) * dtype.itemsize
-    names = {owner: sorted(each, key=lambda name: each[name][0]) for owner, each in choices.items()}
-    options = {owner: [choices[owner][name] for name in order] for owner, order in names.items()}
+    options = {unit: [each[scheme] for scheme in make.schemes] for unit, each in choices.items()}
     picked = knapsack(options, make.budget - other)
     if picked is None:
         least = other + sum(min(size for size, _ in each) for each in options.values())
         raise InvalidConfig(f"a budget of {make.budget:,} bytes is too small; the fewest bits take {least:,}.")
-    return {owner: names[owner][index] for owner, index in picked.items()}
+    return {unit: make.schemes[index] for unit, index in picked.items()}
 
 
 def _open(decoder: Decoder, config: ModelConfig, make: MakeConfig) -> list[Matrix]:
@@ -77,7 +78,7 @@ def sensitivities(
     dtype: torch.dtype,
     progress: Progress,
 ) -> dict[str, dict[str, Choice]]:
-    """Return, for each owner of matrices and each scheme, its bytes and the divergence that it causes alone."""
+    """Return, for each unit of matrices and each scheme, its bytes and the divergence that it causes alone."""
     run, found = Run(decoder, sample_BS), _open(decoder, config, make)
     before: list[list[tuple[Tensor, Tensor | None]]] = []
     for index in range(len(decoder.layers)):
@@ -85,33 +86,33 @@ def sensitivities(
         run.advance(index)
     plain = [logits.log_softmax(-1) for logits in run.logits()]
     measured: dict[str, dict[str, Choice]] = {}
-    owners = [list(same) for _, same in groupby(found, lambda m: m.owner)]
-    for number, ours in enumerate(owners):
-        progress("measuring sensitivities", number / len(owners))
-        name, layer = ours[0].owner_name, int(ours[0].name.split(".")[1])
-        measured[name] = {}
+    units = [list(same) for _, same in groupby(found, lambda m: m.unit)]
+    for number, ours in enumerate(units):
+        progress("measuring sensitivities", number / len(units))
+        layer = int(ours[0].name.split(".")[1])
+        measured[ours[0].unit] = choices = {}
         for scheme in make.schemes:
-            for m in ours:
-                check_fits(m, grid_of(make, scheme, dtype), m.weight_OI.shape[1])
-            made = [round_matrix(m, m.weight_OI, scheme, make, None, dtype) for m in ours]
-            prepared_owner(ours, made)
+            size = _take(ours, scheme, make, dtype)
             run.batches = list(before[layer])
             for index in range(layer, len(decoder.layers)):
                 run.advance(index)
-            restored_owner(ours)
-            cost = _divergence(plain, list(run.logits()))
-            measured[name][scheme] = sum(each.nbytes for one in made for each in one.values()), cost
+            for _, same in groupby(ours, lambda m: m.owner):
+                restored_owner(list(same))
+            choices[scheme] = size, divergence(plain, [logits_TV.log_softmax(-1) for logits_TV in run.logits()])
     return measured
 
 
-def _divergence(plain: Sequence[Tensor], logits: Sequence[Tensor]) -> float:
-    """Return the mean of KL(plain ‖ other) over tokens, in nats."""
-    total, tokens = 0.0, 0
-    for p_TV, other_TV in zip(plain, logits, strict=True):
-        q_TV = other_TV.log_softmax(-1)
-        total += float((p_TV.exp() * (p_TV - q_TV)).sum())
-        tokens += len(p_TV)
-    return total / tokens
+def _take(ours: Sequence[Matrix], scheme: str, make: MakeConfig, dtype: torch.dtype) -> int:
+    """Let the owners of these matrices multiply with what a scheme makes of them, and return its bytes."""
+    size = 0
+    for _, same in groupby(ours, lambda m: m.owner):
+        own = list(same)
+        for m in own:
+            check_fits(m, grid_of(make, scheme, dtype), m.weight_OI.shape[1])
+        made = [round_matrix(m, m.weight_OI, scheme, make, None, dtype) for m in own]
+        prepared_owner(own, made)
+        size += sum(each.nbytes for one in made for each in one.values())
+    return size
 
 
 def knapsack(options: Mapping[str, Sequence[Choice]], budget: int) -> dict[str, int] | None:

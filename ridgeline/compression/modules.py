@@ -42,9 +42,10 @@ class Matrix:
     sources: tuple[Source, ...]
 
     @property
-    def owner_name(self) -> str:
-        """The name of the owner in the decoder."""
-        return self.name if self.expert is None else self.name.rpartition(".")[0]
+    def unit(self) -> str:
+        """The name of what has one scheme: a (fused) linear map, or all experts of a layer, since engines multiply
+        their gates, ups and downs with one kernel."""
+        return self.name if self.expert is None else self.name.rsplit(".", 2)[0]
 
     @property
     def weight_OI(self) -> Tensor:

@@ -68,14 +68,14 @@ def quantized(
     *,
     documents: Sequence[str] | None = None,
     count: int = SEQUENCES,
-    length: int = LENGTH,
+    length: int | None = None,
     device: torch.device = torch.device("cpu"),
     progress: Progress = lambda what, fraction: None,
 ) -> QuantizedModel:
     """Return the model after quantization.
 
     documents: the calibration text; None: Python source of the standard library.
-    count, length: of the sequences that it is cut into.
+    count, length: of the sequences that it is cut into. Default: as many tokens as the context has, at most LENGTH.
 
     Raise InvalidConfig for what does not go together, and ModelLoadError for a model that cannot be read.
     """
@@ -91,7 +91,7 @@ def quantized(
     if make.budget is not None:
         assert tokens_BS is not None
         chosen = choose_within(decoder, config, tokens_BS, make, dtype=dtype, progress=progress)
-        scheme_of = lambda matrix: chosen.get(matrix.owner_name)  # noqa: E731
+        scheme_of = lambda matrix: chosen.get(matrix.unit)  # noqa: E731
     outcome = quantize_decoder(
         decoder, config.weights, tokens_BS, make, dtype=dtype, progress=progress, scheme_of=scheme_of
     )
@@ -127,11 +127,13 @@ def open_decoder(folder: Path, device: torch.device, progress: Progress) -> tupl
     return config, decoder
 
 
-def _tokens(folder: Path, config: ModelConfig, documents: Sequence[str] | None, count: int, length: int) -> Tensor:
-    if length > config.spec.max_position_embeddings:
-        raise InvalidConfig(
-            f"sequences of {length} tokens exceed the model's context, {config.spec.max_position_embeddings}."
-        )
+def _tokens(
+    folder: Path, config: ModelConfig, documents: Sequence[str] | None, count: int, length: int | None
+) -> Tensor:
+    context = config.spec.max_position_embeddings
+    length = min(LENGTH, context) if length is None else length
+    if length > context:
+        raise InvalidConfig(f"sequences of {length} tokens exceed the model's context, {context}.")
     try:
         tokenizer = Tokenizer.from_folder(folder)
     except ModelLoadError as error:

@@ -36,11 +36,6 @@ class MakeScheme:
     methods: tuple[str, ...]
     bits: int
 
-    @property
-    def whole_codes(self) -> bool:
-        """Whether weights are whole numbers in groups, whose size and zeros the user chooses."""
-        return "gptq" in self.formats
-
 
 _GROUPED = ("rtn", "gptq", "hqq", "awq")
 SCHEMES: Mapping[str, MakeScheme] = {
@@ -93,7 +88,7 @@ SCHEMES: Mapping[str, MakeScheme] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MakeConfig:
-    """What is to be made.
+    """The wish: what is to be made.
 
     schemes: names of SCHEMES. Several let `budget` choose one for each linear map.
     method: one of ROUNDINGS and one of FOLDINGS, either alone or joined by "+".
@@ -131,7 +126,7 @@ class MakeConfig:
 
     @property
     def calibrated(self) -> bool:
-        """Whether the method needs a text. A budget's sensitivities do too."""
+        """True if the method needs a text. A budget's sensitivities do too."""
         return self.clip or self.budget is not None or any(part in CALIBRATED for part in self.method.split("+"))
 
     @property
@@ -147,7 +142,7 @@ class MakeConfig:
 
     @property
     def zeros(self) -> bool:
-        """Whether whole numbers in groups have zeros."""
+        """True if whole numbers in groups have zeros."""
         return self.file_format == "awq" if self.symmetric is None else not self.symmetric
 
     def check(self) -> None:

@@ -42,7 +42,7 @@ TOKENS_AT_ONCE = 4096
 
 @dataclass
 class Outcome:
-    """What has been made.
+    """The result of a walk.
 
     made: the checkpoint's quantized modules, by name.
     kept: those that stay as they are.
@@ -82,13 +82,17 @@ def quantize_decoder(
         for m in found:
             if m.name in chosen:
                 check_fits(m, grid_of(config, chosen[m.name], dtype), m.weight_OI.shape[1])
+    last = max((index for index, found in layers.items() if any(m.name in chosen for m in found)), default=-1)
     for index, found in layers.items():
+        if index > last:
+            break
         progress("quantizing", index / len(layers))
-        seen = {} if run is None else run.observed(index, found)
+        ours = [m for m in found if m.name in chosen]
+        seen = run.observed(index, found) if run is not None and ours else {}
         if config.folding is not None and seen:
-            grids = {m.name: grid_of(config, chosen[m.name], dtype) for m in found if m.name in chosen}
+            grids = {m.name: grid_of(config, chosen[m.name], dtype) for m in ours}
             fold_layer(decoder.layers[index], found, seen, grids, config, dtype)
-        _quantize_layer(found, chosen, seen, config, dtype, outcome)
+        _quantize_layer(ours, chosen, seen, config, dtype, outcome)
         if run is not None:
             run.advance(index)
     progress("quantizing", 1.0)
@@ -128,9 +132,8 @@ def _quantize_layer(
     outcome: Outcome,
 ) -> None:
     poor: list[str] = []
-    for owner, same in groupby((m for m in found if m.name in chosen), lambda m: m.owner):
-        ours = list(same)
-        prepared = []
+    for owner, same in groupby(found, lambda m: m.owner):
+        ours, prepared = list(same), []
         for m in ours:
             weight_OI, known = m.weight_OI.float(), seen.get(m.name)
             if known is not None and m.expert is not None and known.tokens < config.min_tokens * weight_OI.shape[1]:

@@ -13,7 +13,7 @@ from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.parts import Reach
-from ridgeline.perf.precision import precision
+from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import bound, op_rate, seconds, step_ops
 
 JOINT = " + "  # between the names of ops that run as one
@@ -54,7 +54,7 @@ def explain_table(
     hardware: Hardware,
     measured: Mapping[str, float] | None = None,
     *,
-    dtype: str = "bfloat16",
+    dtype: str | Precision = "bfloat16",
     kv_dtype: str | None = None,
 ) -> list[ExplainRow]:
     """Return one row per op name, in order, then their "total". measured: op name → seconds of one call.

@@ -92,8 +92,29 @@ def _routing_vectors(feed_forward: FeedForwardSpec) -> int:
 
 def weight_bytes(model: ModelSpec, precision: Precision) -> float:
     """Return the bytes of all parameters on the device."""
-    count = parameters(model)
-    return count.products * precision.weight + (count.total - count.products) * precision.item
+    count, table = parameters(model), model.vocab_size * model.hidden_size
+    products = sum(
+        product.copies * product.inputs * product.outputs * precision.weight_of(product_name(name, product))
+        for layer in model.layers
+        for name, product in layer.products(model.hidden_size).items()
+    )
+    own = precision.weight_of("unembed", precision.item if count.unembed else 0.0)  # a tied one may have its own copy
+    return products + table * own + (count.embed + count.vectors) * precision.item
+
+
+def expert_bytes(model: ModelSpec, precision: Precision) -> float:
+    """Return the bytes of all experts."""
+    return sum(
+        product.copies * _copy(product) * precision.weight_of(product_name(name, product))
+        for layer in model.layers
+        for name, product in layer.products(model.hidden_size).items()
+        if product.copies > 1
+    )
+
+
+def product_name(name: str, product: Product) -> str:
+    """Return the name of a layer's product among all ops."""
+    return f"grouped_{name}" if product.copies > 1 else name
 
 
 def kv_bytes_per_token(model: ModelSpec, kv_dtype: str) -> float:

@@ -58,10 +58,11 @@ FEED_FORWARDS = Registry(
 )
 
 
-def product_cost(product: Product, tokens: int, p: Precision) -> Cost:
+def product_cost(name: str, product: Product, tokens: int, p: Precision) -> Cost:
     """Return the cost of a matrix product of all tokens."""
+    stored = p.weight_of(name)
     return linear_cost(
-        tokens, product.inputs, product.outputs, itemsize=p.item, weight_itemsize=p.weight, bias=product.bias
+        tokens, product.inputs, product.outputs, itemsize=p.item, weight_itemsize=stored, bias=product.bias
     )
 
 
@@ -94,12 +95,16 @@ def attention(mixer: AttentionSpec, shape: StepShape, tokens: int, p: Precision,
 
 
 def mlp(
-    spec: MLPSpec, width: int, norm: NormBefore | None, tokens: int, p: Precision, reach: Reach = Reach()
+    spec: MLPSpec, width: int, norm: NormBefore | None, tokens: int, p: Precision, reach: Reach = Reach(), of: str = ""
 ) -> Iterator[Priced]:
-    """Yield a feed-forward's norm, its two products, and the activation between them."""
+    """Yield a feed-forward's norm, its two products, and the activation between them. of: what products' names begin
+    with."""
     if norm is not None:
         yield "feed_forward_norm", norm.cost(tokens, width, p)
-    first, last = ((name, product_cost(product, tokens, p)) for name, product in spec.products(width).items())
+    first, last = (
+        (f"{of}{name}", product_cost(f"{of}{name}", product, tokens, p))
+        for name, product in spec.products(width).items()
+    )
     yield first
     size, kind = spec.intermediate_size, spec.activation
     name = "gated_activation" if spec.gated else "activation"
@@ -122,10 +127,9 @@ def experts(
         route_cost(tokens, width, how.experts, how.top_k, itemsize=p.item, residual=residual, norm=fused),
     )
     if spec.shared is not None:
-        for name, cost in mlp(spec.shared, width, None, tokens, p):
-            yield f"shared.{name}" if f"shared.{name}" in products else name, cost
+        yield from mlp(spec.shared, width, None, tokens, p, of="shared.")
     if spec.shared_gate:
-        yield "shared_gate", product_cost(products["shared_gate"], tokens, p)
+        yield "shared_gate", product_cost("shared_gate", products["shared_gate"], tokens, p)
     yield from grouped(spec, width, tokens, p, reach.experts(tokens, spec))
 
 
@@ -142,7 +146,7 @@ def grouped(spec: ExpertsSpec, width: int, tokens: int, p: Precision, reached: f
             reached=reached,
             kind=spec.activation,
             itemsize=p.item,
-            weight_itemsize=p.weight,
+            weight_itemsize=p.weight_of("grouped_gate_up"),
             bias=spec.bias,
         ),
     )
@@ -155,7 +159,7 @@ def grouped(spec: ExpertsSpec, width: int, tokens: int, p: Precision, reached: f
             used=how.top_k,
             reached=reached,
             itemsize=p.item,
-            weight_itemsize=p.weight,
+            weight_itemsize=p.weight_of("grouped_down"),
             bias=spec.bias,
             add=spec.shared is not None,
         ),

@@ -22,6 +22,7 @@ from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec
 from ridgeline.perf.experts import exchanged_bytes
 from ridgeline.perf.footprint import (
     check_shape,
+    expert_bytes,
     expert_parameters,
     kv_bytes,
     kv_bytes_per_token,
@@ -29,7 +30,7 @@ from ridgeline.perf.footprint import (
     weight_bytes,
 )
 from ridgeline.perf.hardware import Hardware
-from ridgeline.perf.precision import precision
+from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import PRODUCTS, Roofline, op_rate, step_ops
 
 LARGEST_STEP = 1 << 16  # tokens; a device whose products stay memory-bound beyond that is reported as such
@@ -52,7 +53,7 @@ class Deployment:
     output: int
     tp: int = 1
     ep: int = 1
-    dtype: str = "bfloat16"
+    dtype: str | Precision = "bfloat16"
     kv_dtype: str | None = None
     block_size: int = 16
     utilization: float = 0.9
@@ -152,8 +153,8 @@ class Plan:
         self.kv_dtype = d.kv_dtype or self.precision.other_rate
         self.part = shard(d.model, d.tp)
         self._cost = Roofline(self.part, d.hardware, d.dtype, self.kv_dtype, d.ep)
-        elsewhere = expert_parameters(self.part) * (d.ep - 1) // d.ep
-        self.weights = weight_bytes(self.part, self.precision) - elsewhere * self.precision.weight
+        elsewhere = expert_bytes(self.part, self.precision) * (d.ep - 1) / d.ep
+        self.weights = weight_bytes(self.part, self.precision) - elsewhere
         self.activations = self._activations()
         self.kv_per_token = kv_bytes_per_token(self.part, self.kv_dtype)
         self.kv_per_request = kv_bytes(

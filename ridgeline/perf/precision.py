@@ -20,8 +20,11 @@ class Precision:
     product_rate: the name of the `Hardware.matrix` rate of the layers' products.
     other_rate: the name of the rate of attention and the output layer.
 
+    held: the products whose weights have another form, as the files of a quantized model have them: (name, bytes per
+        weight with its scales, name of the rate). Products of experts are called grouped_….
+
     Quantized models keep embeddings, norms and the output layer in bfloat16, as checkpoints do. int4 weights are
-    widened on chip and run at the bfloat16 rate. Scales (one per channel or group) are not counted.
+    widened on chip and run at the bfloat16 rate. Scales (one per channel or group) are counted in `held` alone.
     """
 
     name: str
@@ -29,11 +32,23 @@ class Precision:
     item: float
     product_rate: str
     other_rate: str
+    held: tuple[tuple[str, float, str], ...] = ()
+
+    def weight_of(self, name: str, otherwise: float | None = None) -> float:
+        """Return the bytes per weight of a product. otherwise: of one that is not in `held` (default: `weight`)."""
+        found = next((weight for held, weight, _ in self.held if held == name), None)
+        return found if found is not None else self.weight if otherwise is None else otherwise
+
+    def rate_of(self, name: str, otherwise: str) -> str:
+        """Return the name of the rate of a product."""
+        return next((rate for held, _, rate in self.held if held == name), otherwise)
 
 
-def precision(dtype: str) -> Precision:
-    """Return the precision called `dtype` (bf16, fp16 and fp32 are understood too). Raises InvalidConfig for an unknown
-    name."""
+def precision(dtype: str | Precision) -> Precision:
+    """Return the precision called `dtype` (bf16, fp16 and fp32 are understood too), or `dtype` itself if it is one.
+    Raises InvalidConfig for an unknown name."""
+    if isinstance(dtype, Precision):
+        return dtype
     name = dtype_name(dtype)
     plain = name if ITEM_BYTES[name] >= 2 else "bfloat16"
     product_rate = name if name in ("fp8", "int8") else plain

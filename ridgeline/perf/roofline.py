@@ -29,11 +29,11 @@ SAMPLED = ("unembed", "sample")  # these ops run for sampled rows only, the othe
 
 
 def step_ops(
-    model: ModelSpec, shape: StepShape, *, dtype: str, kv_dtype: str | None = None, expert_devices: int = 1
+    model: ModelSpec, shape: StepShape, *, dtype: str | Precision, kv_dtype: str | None = None, expert_devices: int = 1
 ) -> list[OpCost]:
     """Return every op of one step, in the order of first appearance. Equal ops are counted instead of repeated.
 
-    dtype: the name of a `Precision`.
+    dtype: a `Precision` or its name.
     kv_dtype: the cache's dtype (default: the activations').
     expert_devices: so many devices run such a step each, and every one of them has a part of the experts.
     """
@@ -66,7 +66,9 @@ def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
 def _layer(
     layer: LayerSpec, width: int, shape: StepShape, tokens: int, p: Precision, kv_item: float, reach: Reach
 ) -> Iterator[Priced]:
-    *first, last = ((name, product_cost(product, tokens, p)) for name, product in layer.mixer.products(width).items())
+    *first, last = (
+        (name, product_cost(name, product, tokens, p)) for name, product in layer.mixer.products(width).items()
+    )
     before, after = layer.norms != "after", layer.norms != "before"
     post_norm = _norm(layer.norm.kind, tokens, width, p, residual=False)
     if before:
@@ -84,7 +86,8 @@ def _layer(
 
 def _head(model: ModelSpec, tokens: int, sampled: int, p: Precision) -> Iterator[Priced]:
     yield "final_norm", _norm(model.final_norm.kind, tokens, model.hidden_size, p)
-    yield "unembed", linear_cost(sampled, model.hidden_size, model.vocab_size, itemsize=p.item)
+    stored = p.weight_of("unembed", p.item)
+    yield "unembed", linear_cost(sampled, model.hidden_size, model.vocab_size, itemsize=p.item, weight_itemsize=stored)
     yield "sample", sample_cost(sampled, model.vocab_size)
 
 
@@ -92,14 +95,16 @@ def _norm(kind: str, tokens: int, width: int, p: Precision, residual: bool = Tru
     return norm_cost(tokens, width, itemsize=p.item, kind="rms" if kind == "rms" else "layer", residual=residual)
 
 
-def _sizes(dtype: str, kv_dtype: str | None) -> tuple[Precision, float]:
+def _sizes(dtype: str | Precision, kv_dtype: str | None) -> tuple[Precision, float]:
     p = precision(dtype)
     return p, ITEM_BYTES[dtype_name(kv_dtype)] if kv_dtype else p.item
 
 
 def op_rate(name: str, hardware: Hardware, p: Precision) -> float:
     """Return the FLOP/s at which the op called `name` can run."""
-    return hardware.rate(p.product_rate if name in PRODUCTS else p.other_rate)
+    usual = p.product_rate if name in PRODUCTS else p.other_rate
+    held = p.rate_of(name, usual)
+    return hardware.rate(held if held in hardware.matrix else usual)  # where it has no such units, weights are widened
 
 
 def seconds(cost: Cost, hardware: Hardware, rate: float) -> float:
@@ -112,7 +117,7 @@ def bound(cost: Cost, hardware: Hardware, rate: float) -> str:
     return "memory" if cost.bytes / hardware.bandwidth >= cost.flops / rate else "compute"
 
 
-def step_limit(ops: list[OpCost], hardware: Hardware, dtype: str) -> float:
+def step_limit(ops: list[OpCost], hardware: Hardware, dtype: str | Precision) -> float:
     """Return the seconds that all ops need, one after the other. This is the slow, plain form of
     `Roofline.step_limit`."""
     p = precision(dtype)
@@ -131,7 +136,12 @@ class Roofline:
     """
 
     def __init__(
-        self, model: ModelSpec, hardware: Hardware, dtype: str, kv_dtype: str | None = None, expert_devices: int = 1
+        self,
+        model: ModelSpec,
+        hardware: Hardware,
+        dtype: str | Precision,
+        kv_dtype: str | None = None,
+        expert_devices: int = 1,
     ) -> None:
         p, kv_item = _sizes(dtype, kv_dtype)
         one, two = (step_ops(model, StepShape([n], [n], n), dtype=dtype, kv_dtype=kv_dtype) for n in (1, 2))
@@ -192,14 +202,13 @@ class _Experts:
 
     def __init__(self, spec: ExpertsSpec, times: int, width: int, hardware: Hardware, p: Precision) -> None:
         self._spec = spec
-        rate = hardware.rate(p.product_rate)
         self._ops = [
             (
                 times * (one.bytes - none.bytes) / hardware.bandwidth,
                 times * none.bytes / hardware.bandwidth,
-                times * none.flops / rate,
+                times * none.flops / op_rate(name, hardware, p),
             )
-            for (_, none), (_, one) in zip(*(grouped(spec, width, 1, p, reached) for reached in (0, 1)), strict=True)
+            for (name, none), (_, one) in zip(*(grouped(spec, width, 1, p, reached) for reached in (0, 1)), strict=True)
         ]
 
     def seconds(self, tokens: float, reach: Reach) -> float:

@@ -88,6 +88,11 @@ def prepare_experts(loaded: StackedWeights, scheme: Scheme) -> ExpertWeights:
     return ListedWeights(prepared, loaded.weight_EOI.shape[1])
 
 
+def keeps_stacks(ops: Ops) -> bool:
+    """Return True if stacks can be multiplied in the form of their files."""
+    return ops.platform.device_type == "cpu"  # one expert after the other
+
+
 def held_experts(ops: Ops, filling: Filling) -> ExpertWeights:
     """Return a filled stack in the form of its files, of which experts are multiplied one after the other."""
     outputs = sum(filling.parts.values())

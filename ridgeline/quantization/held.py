@@ -40,15 +40,16 @@ def keeping(forms: Mapping[str, HeldMatrix], others: Scheme) -> SchemeOf:
     return lambda module: replace(others, held=forms[module].helds) if module in forms else others
 
 
-def runs_well(held: Held | None, ops: Ops) -> bool:
-    """Return True if the platform has an implementation of the op that multiplies with the form."""
-    if held is None:
-        return True
-    how = held.format
-    op = (
-        "w8a8_linear" if isinstance(how, Int8Format) else "fp8_linear" if isinstance(how, Fp8Format) else "coded_linear"
-    )
-    return ops.chosen[op] != REFERENCE
+def runs_well(form: HeldMatrix, ops: Ops) -> bool:
+    """Return True if the platform has an implementation of its own of the op that multiplies with a form. torch's, as
+    the reference, makes plain numbers of the whole weight at each call."""
+    return not {ops.chosen[_op(held)] for held in form.helds if held is not None} & {REFERENCE, "torch"}
+
+
+def _op(held: Held) -> str:
+    if isinstance(held.format, Int8Format):
+        return "w8a8_linear"
+    return "fp8_linear" if isinstance(held.format, Fp8Format) else "coded_linear"
 
 
 def fields(held: Held | None, outputs: int, inputs: int, dtype: torch.dtype) -> dict[str, Field]:
@@ -96,7 +97,11 @@ def formed(held: Held, tensors: Mapping[str, Tensor]) -> Fp8 | Coded:
 
 
 def dequantized(held: Held, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the numbers that the tensors stand for, in float32."""
+    """Return the numbers that the tensors of a weight, or of a stack of them, stand for, in float32."""
+    first = next(iter(tensors.values()))
+    if first.ndim > 2:
+        experts = ({name: tensor[expert] for name, tensor in tensors.items()} for expert in range(len(first)))
+        return torch.stack([dequantized(held, expert) for expert in experts])
     if isinstance(held.format, Int8Format):
         return tensors["level_OI"].float() * tensors["scale_O"].float()[..., None]
     return formed(held, tensors).dequantized()

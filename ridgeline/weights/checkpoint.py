@@ -68,7 +68,7 @@ def _gguf_tensors(path: Path) -> dict[str, StoredTensor]:
         return data if start % 8 == 0 else data.clone()
 
     def stored(info: TensorInfo) -> StoredTensor:
-        each = info.num_bytes // info.shape[0]
+        each = info.num_bytes // max(1, info.shape[0])
         return StoredTensor(
             list(info.shape),
             info.type.name,

@@ -5,12 +5,13 @@ Checkpoint tensors are copied and cast straight into their part of the (fused) p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +41,10 @@ from ridgeline.weights.quantized.plan import (
     folder_method,
     forms,
     matrices,
+    method_of,
     module_weights,
     pieces_of,
+    quantization_config,
     targets,
     widened,
 )
@@ -50,6 +53,8 @@ from ridgeline.weights.transfer import fill
 Progress = Callable[[str, float], None]
 
 DUMMY_STD = 0.02
+
+logger = logging.getLogger(__name__)
 
 _HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", *ROPE_FACTORS)  # they follow from the config
 
@@ -94,12 +99,22 @@ def stored_forms(folder: Path, model: ModelConfig, *, files: bool = True) -> For
 
     files: False goes by the config alone, as far as there is one.
     """
-    decoder = empty_decoder(model.spec)
     if not files and not is_gguf(folder):
-        return forms(decoder, model.weights, pieces_of(decoder, model.weights, folder_method(folder), None))
+        return config_forms(model, read_json(folder / "config.json"), folder)
+    if (method := folder_method(folder)) is None:
+        return {}
+    decoder = empty_decoder(model.spec)
     with open_checkpoint(folder) as stored:
         weights = as_stored(model.weights, stored, folder, model.spec)
-        return forms(decoder, weights, pieces_of(decoder, weights, folder_method(folder), stored))
+        return forms(decoder, weights, pieces_of(decoder, weights, method, stored))
+
+
+def config_forms(model: ModelConfig, config: Mapping[str, Any], folder: Path) -> Forms:
+    """Return the forms of a quantized checkpoint's weights by its config.json alone."""
+    if (method := method_of(quantization_config(folder, config))) is None:
+        return {}
+    decoder = empty_decoder(model.spec)
+    return forms(decoder, model.weights, pieces_of(decoder, model.weights, method, None))
 
 
 def empty_decoder(spec: ModelSpec) -> Decoder:
@@ -132,6 +147,7 @@ def load_weights(
         plain = empty_decoder(decoder.spec) if method else decoder
         views, pieces = checkpoint_views(plain, weights), pieces_of(plain, weights, method, stored)
         check_checkpoint(plain, views, stored, folder, pieces)
+        _tell_of_unused(stored)
         shapes = {name: view.shape for name, view in views.items()}
         places = list(_targets(decoder, weights, pieces, stored, widened(weights, shapes, pieces, stored)))
         done, total = 0, sum(target.numel() for target, _ in places)
@@ -143,6 +159,11 @@ def load_weights(
             if offset := missing_offset(decoder, parameter, sources[0]):
                 with torch.no_grad():
                     decoder.get_parameter(parameter).add_(offset)
+
+
+def _tell_of_unused(stored: Stored) -> None:
+    if scales := [name for name in stored if KV_SCALES.search(name)]:
+        logger.warning("%d scales of a quantized KV cache (%s, …) are not used.", len(scales), scales[0])
 
 
 def _targets(decoder: Decoder, weights: WeightMap, pieces: Pieces, stored: Stored, plain: Stored) -> Iterator[Target]:

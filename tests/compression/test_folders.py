@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from ridgeline.compression.folder import write
 from ridgeline.compression.quantize import QuantizedModel, quantized
 from ridgeline.compression.schemes import MakeConfig
+from ridgeline.core.errors import InvalidConfig
 from tests.compression.readers import READERS
 from tests.weights.loading import dense_logits, load
 
@@ -150,6 +151,24 @@ def test_transformers_finds_blocks_of_fp8(made: Made) -> None:
     model, folder = made("fp8-block")
     how = transformers.FineGrainedFP8Config(dequantize=True)
     assert_weights_are(model, oracle(folder, quantization_config=how), lambda module: module.weight)
+
+
+@pytest.mark.parametrize("family", ["bloom", "neox", "phi3", "gemma2", "mixtral", "qwen2_moe", "gpt_oss"])
+def test_every_kind_of_checkpoint_is_quantized(family: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Fused tensors, rows in orders of their own, biases, experts one by one; stacked experts stay."""
+    model = quantized(tiny_model(family), MakeConfig(schemes=("w8a16",), group=8))
+    write(model, tmp_path / "made", progress=lambda what, fraction: None)
+    decoder = load(tmp_path / "made")
+    torch.testing.assert_close(dense_logits(decoder, IDS), dense_logits(model.decoder, IDS), rtol=1e-3, atol=1e-3)
+    plain = dense_logits(load(tiny_model(family)), IDS)
+    # the median, since a mixture may send a token to another expert
+    assert 0 < (dense_logits(decoder, IDS) - plain).abs().median() < 0.1 * plain.abs().median()
+    assert bool(model.outcome.notes) is (family == "gpt_oss")
+
+
+def test_what_is_stored_transposed_is_refused(tiny_model: Callable[[str], Path]) -> None:
+    with pytest.raises(InvalidConfig, match=r"h\.0\.attn\.c_attn\.weight is stored as \[inputs, outputs\]"):
+        quantized(tiny_model("gpt2"), MakeConfig(group=16))
 
 
 def test_a_mixed_folder_keeps_the_budget_and_fused_projections_together(made: Made) -> None:

@@ -24,7 +24,7 @@ from ridgeline.core.cost import Headroom, StepShape
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.engine.engine import Engine
 from ridgeline.perf.hardware import Hardware
-from ridgeline.perf.precision import precision
+from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import EXPERTS, op_rate, seconds, step_ops
 from ridgeline.worker.local import LocalWorker
 
@@ -79,7 +79,7 @@ def profile(
     )
 
 
-def op_limits(model: ModelSpec, hardware: Hardware, dtype: str) -> OpLimits:
+def op_limits(model: ModelSpec, hardware: Hardware, dtype: str | Precision) -> OpLimits:
     """Return each op's least seconds in a step, by the roofline."""
     wide = precision(dtype)
 

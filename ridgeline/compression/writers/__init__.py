@@ -27,7 +27,7 @@ WRITERS = Registry(
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What a writer is told of the model.
+    """The facts that a writer is told of the model.
 
     made: the quantized modules.
     kept: names of linear modules that stay as they are, in the checkpoint's words.

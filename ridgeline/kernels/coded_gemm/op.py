@@ -13,6 +13,8 @@ Legend:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 import torch
@@ -123,9 +125,8 @@ def packed(code_OI: Tensor, bits: int) -> Tensor:
     planes, shift = [], 0
     for width in CodedFormat(bits=bits, group=0).planes():
         plane = code_OI.to(torch.uint8) >> shift & (1 << width) - 1
-        pieces = plane.unflatten(-1, (-1, 8 // width))
-        shift_N = torch.arange(0, 8, width, dtype=torch.uint8, device=code_OI.device)
-        planes.append((pieces << shift_N).sum(-1, dtype=torch.uint8))
+        count = 8 // width
+        planes.append(reduce(or_, (plane[..., n::count] << n * width for n in range(count))))
         shift += width
     return torch.cat(planes, -1)
 

@@ -1,4 +1,4 @@
-"""What is known of a linear map's inputs, gathered while a model reads the calibration text.
+"""Statistics of a linear map's inputs, gathered while a model reads the calibration text.
 
 Legend:
     T  tokens

@@ -4,6 +4,8 @@ Legend:
     O  outputs
     I  inputs
     G  groups of a row
+    W  words of 32 bits
+    B  bytes of a word
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ridgeline.core.weight_format import CodedFormat, Held
-from ridgeline.kernels.coded_gemm.op import packed, unpacked
+from ridgeline.kernels.coded_gemm.op import unpacked
 from ridgeline.weights.quantized.names import among
 from ridgeline.weights.quantized.piece import (
     HALVES,
@@ -59,7 +62,7 @@ class Awq:
             return None  # which AWQ leaves as they are
         groups = inputs // (self.group or inputs)
         read: dict[str, Read] = {
-            "code_OB": lambda files: packed(in_order(files(f"{name}.qweight")).T, 4),
+            "code_OB": lambda files: codes(files(f"{name}.qweight")),
             "scale_OG": lambda files: finite_scales(f"{name}.scales")(files).T,
         }
         if self.zeros:
@@ -77,6 +80,18 @@ class Awq:
             read=read,
             label="AWQ",
         )
+
+
+def codes(words: Tensor) -> Tensor:
+    """Return the plane of codes of words [I, W]: uint8 [O, I / 2]. Bytes of two neighbouring inputs give bytes of two
+    outputs, so that codes need no bytes of their own."""
+    bytes_IWB = little_endian_bytes(words).unflatten(-1, (-1, 4))
+    even, odd = bytes_IWB[0::2], bytes_IWB[1::2]
+    plane = torch.empty(len(even), words.shape[1], 8, dtype=torch.uint8)
+    for byte in range(4):
+        plane[..., PLACES.index(2 * byte)] = (even[..., byte] & 15) | odd[..., byte] << 4
+        plane[..., PLACES.index(2 * byte + 1)] = even[..., byte] >> 4 | odd[..., byte] & 240
+    return plane.flatten(1).T
 
 
 def in_order(words: Tensor) -> Tensor:

@@ -131,11 +131,11 @@ def _numbers(section: Section | None) -> Numbers | None:
     if section is None:
         return None
     group, structure = section.get("group_size", 0), section.get("block_structure")
-    strategy = section.choice("strategy", STRATEGIES, "group" if group and group > 0 else "tensor")
-    if structure is not None and structure != [BLOCK, BLOCK]:
-        raise section.wrong("block_structure", structure, f"[{BLOCK}, {BLOCK}]")
     if not isinstance(group, int) or isinstance(group, bool) or group < -1 or (group > 0 and group % 8):
         raise section.wrong("group_size", group, "a multiple of 8")
+    strategy = section.choice("strategy", STRATEGIES, "group" if group > 0 else "tensor")
+    if structure is not None and structure != [BLOCK, BLOCK]:
+        raise section.wrong("block_structure", structure, f"[{BLOCK}, {BLOCK}]")
     dynamic = section.get("dynamic", False)
     if dynamic not in (True, False, "local"):
         raise section.wrong("dynamic", dynamic, "true, false or local")

@@ -47,10 +47,13 @@ class Fp8:
     def piece(self, name: str, shape: tuple[int, ...], stored: Stored | None) -> Piece | None:
         if len(shape) != 2 or name == "lm_head" or among(name, self.skipped):
             return None
-        scale = _first(stored, f"{name}.weight_scale", f"{name}.weight_scale_inv", second=self.block)
+        # transformers says inverse of what one multiplies with, and activation for input
+        theirs = self.block or f"{name}.activation_scale" in (stored or ())
+        scale = _first(stored, f"{name}.weight_scale", f"{name}.weight_scale_inv", second=theirs)
         if self.block:
             return block_piece(name, shape, scale, "block")
-        x_scale = _first(stored, f"{name}.input_scale", f"{name}.activation_scale")
+        inverse = scale.endswith("_inv")
+        x_scale = _first(stored, f"{name}.input_scale", f"{name}.activation_scale", second=inverse)
         return scaled_piece(name, shape, scale, "static" if self.static else "token", x_scale)
 
 
