@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
@@ -90,6 +91,33 @@ def test_one_run_makes_a_model_folder_a_log_and_a_report(tmp_path: Path, few_fil
     assert f"**{score['bits_per_byte']:.3f}**" in card
     assert "| python |" in card
     assert "license: apache-2.0" in card
+
+
+def test_a_model_trained_further_starts_from_its_weights_and_is_scored_rounded(
+    tmp_path: Path, few_files: CorpusConfig
+) -> None:
+    base = replace(embedded.EMBEDDED, corpus=few_files, context=256, stride=128)
+    draft = EMBEDDED_MODEL.with_name("embedded-draft")
+    plain = recipe.continued(base, draft, lr=1e-9)  # so that what comes out is what went in
+    scores = {}
+    for name, made in {"plain": plain, "rounded": recipe.quantized(plain, "w2a16", 64)}.items():
+        config = recipe.RecipeConfig(
+            recipe=made,
+            out=tmp_path / name,
+            work=tmp_path / name / "work",
+            device=torch.device("cpu"),
+            steps=1,
+            batch_tokens=256,
+            max_held_out_bytes=4000,
+        )
+        [report] = recipe.run(config, Console(quiet=True)).values()
+        scores[name] = report["held_out"]["standard library"]["bits_per_byte"]
+    assert scores["plain"] < 2.5 < scores["rounded"]
+    folder = tmp_path / "rounded" / "work" / "models" / "embedded-draft-w2a16"
+    before, after = load_file(draft / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(after[name], before[name], rtol=2**-7, atol=1e-6) for name in before)
+    assert "rounded to w2a16" in (folder / "README.md").read_text()
 
 
 def test_a_recipe_of_mixtures_says_how_busy_their_experts_are(tmp_path: Path, few_files: CorpusConfig) -> None:

@@ -186,13 +186,13 @@ def test_a_cache_rounds_each_row_to_its_own_levels(name: str) -> None:
 
 def test_only_the_side_that_is_named_is_rounded() -> None:
     k, v = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
-    change = cache.rounding("int4")
-    keys = cache.RoundedCache(change, None).cached(k, v)
-    values = cache.RoundedCache(None, change).cached(k, v)
+    keys, values, both = (cache._cache("int4", side).cached(k, v) for side in ("keys", "values", "both"))
     assert torch.equal(keys[1], v)
     assert torch.equal(values[0], k)
     assert not torch.equal(keys[0], k)
     assert not torch.equal(values[1], v)
+    assert torch.equal(both[0], keys[0])
+    assert torch.equal(both[1], values[1])
 
 
 def test_costs_of_a_cache_fall_with_its_bits_and_are_given_by_position(
