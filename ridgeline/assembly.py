@@ -241,7 +241,7 @@ def _kept(forms: Forms, config: LLMConfig, folder: Path, ops: Ops) -> Forms:
     return {
         name: form
         for name, form in forms.items()
-        if (wanted or runs_well(form, ops)) and (form.copies == 1 or keeps_stacks(ops))
+        if (wanted or runs_well(form, ops)) and (form.copies == 1 or keeps_stacks(ops, form.helds))
     }
 
 

@@ -18,8 +18,7 @@ from ridgeline.kernels.coded_gemm.op import Coded
 from ridgeline.kernels.fp8_gemm.op import Fp8
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.w8a8_gemm.onednn import pack
-from ridgeline.quantization.coded import CodedWeight
-from ridgeline.quantization.fp8 import Fp8Weight
+from ridgeline.quantization.forms import CodedWeight, Fp8Weight
 from ridgeline.quantization.joined import JoinedWeight
 from ridgeline.quantization.make.grids import Form
 from ridgeline.quantization.outliers import OutlierWeight

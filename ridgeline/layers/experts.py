@@ -45,7 +45,7 @@ class ExpertStack(nn.Module):
     def __init__(self, experts: int, inputs: int, parts: tuple[int, ...], bias: bool, build: Build) -> None:
         super().__init__()
         self.parts = parts
-        self.ops, self.scheme = build.ops, build.scheme
+        self.ops, self.scheme, self.dtype = build.ops, build.scheme, build.dtype
         held, self.inputs, self.weight = self.scheme.held, inputs, None
         rows = parts if len(held) == len(parts) else (sum(parts),)  # of one tensor that holds all parts
         self.fillings = empty(held, rows, inputs, build.dtype, build.device, experts)
@@ -57,7 +57,7 @@ class ExpertStack(nn.Module):
     def prepare(self) -> None:
         """Hold the loaded weights in the form of their scheme. If that is another form, the parameter is let go."""
         if self.fillings:
-            self.matrices, self.fillings = held_experts(self.ops, self.fillings[0]), ()
+            self.matrices, self.fillings = held_experts(self.ops, self.fillings[0], self.dtype), ()
         if self.weight is None:
             return
         loaded = StackedWeights(self.ops, self.weight)

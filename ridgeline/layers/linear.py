@@ -38,7 +38,7 @@ class Linear(nn.Module):
         super().__init__()
         self.parts = parts
         self.ops = build.ops
-        self.scheme = build.scheme
+        self.scheme, self.dtype = build.scheme, build.dtype
         held, self.inputs = self.scheme.held, inputs
         rows = parts if len(held) == len(parts) else (sum(parts),)  # of one tensor that holds all parts
         self.fillings = empty(held, rows, inputs, build.dtype, build.device)
@@ -52,7 +52,7 @@ class Linear(nn.Module):
         """Hold the loaded weight in the form of its scheme. If that is another form, the parameter is let go (a tied
         one stays with its other owner), and the layer can then neither be trained nor exported."""
         if self.fillings:
-            self.matrix, self.fillings = settled(self.matrix), ()
+            self.matrix, self.fillings = settled(self.matrix, self.dtype), ()
         if self.weight is None:
             return
         loaded = PlainWeight(self.ops, self.weight)

@@ -15,12 +15,14 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from ridgeline.core.weight_format import CodedFormat, Fp8Format
+from ridgeline.core.weight_format import CodedFormat, Fp8Format, Held
 from ridgeline.kernels.fp8_gemm.op import Fp8
 from ridgeline.kernels.grouped_gemm.matrices import Quantized, arranged, part, shape_of, stacked
 from ridgeline.kernels.grouped_gemm.torch_ops import down, gate_up
@@ -28,8 +30,7 @@ from ridgeline.kernels.onednn import together_in_large_pages
 from ridgeline.kernels.op import REFERENCE
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.route.op import Routes
-from ridgeline.quantization.coded import CodedWeight
-from ridgeline.quantization.fp8 import Fp8Weight
+from ridgeline.quantization.forms import CodedWeight, Fp8Weight
 from ridgeline.quantization.held import Filling, formed, one_by_one
 from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
 
@@ -128,18 +129,19 @@ def prepare_experts(loaded: StackedWeights | QuantizedStack, scheme: Scheme) -> 
     return ListedWeights(prepared, loaded.weight_EOI.shape[1])
 
 
-def keeps_stacks(ops: Ops) -> bool:
-    """Return True if stacks can be multiplied in the form of their files."""
-    return ops.platform.device_type == "cpu"  # one expert after the other
+def keeps_stacks(ops: Ops, helds: Sequence[Held | None]) -> bool:
+    """Return True if stacks of these forms can be multiplied in the form of their files. On a CPU that is done one
+    expert after the other, on a GPU by kernels, of which none takes int8."""
+    whole = all(held is not None and isinstance(held.format, Fp8Format | CodedFormat) for held in helds)
+    return ops.platform.device_type == "cpu" or (multiplies_stacks(ops) and whole)
 
 
-def held_experts(ops: Ops, filling: Filling) -> ExpertWeights:
+def held_experts(ops: Ops, filling: Filling, dtype: torch.dtype) -> ExpertWeights:
     """Return a filled stack in the form of its files: a stack where the grouped ops are kernels, otherwise a weight for
-    each expert."""
-    held = filling.held
-    if multiplies_stacks(ops) and held is not None and isinstance(held.format, Fp8Format | CodedFormat):
-        return QuantizedStack(ops, arranged(formed(held, filling.tensors)))
-    return ListedWeights(one_by_one(ops, filling), sum(filling.parts.values()))
+    each expert. dtype: of the activations."""
+    if filling.held is not None and multiplies_stacks(ops) and keeps_stacks(ops, [filling.held]):
+        return QuantizedStack(ops, arranged(formed(filling.held, filling.tensors)))
+    return ListedWeights(one_by_one(ops, filling, dtype), sum(filling.parts.values()))
 
 
 def multiplies_stacks(ops: Ops) -> bool:

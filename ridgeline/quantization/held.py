@@ -25,10 +25,9 @@ from ridgeline.kernels.coded_gemm.op import TABLES, Coded
 from ridgeline.kernels.fp8_gemm.op import LARGEST, Fp8
 from ridgeline.kernels.op import REFERENCE
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.w8a8_gemm.onednn import pack
-from ridgeline.quantization.coded import CodedWeight
-from ridgeline.quantization.fp8 import Fp8Weight
+from ridgeline.quantization.forms import CodedWeight, Fp8Weight
 from ridgeline.quantization.joined import JoinedWeight
+from ridgeline.quantization.layout import laid_out, levels_laid_out
 from ridgeline.quantization.scheme import PlainWeight, ScaledWeight, Scheme, SchemeOf, Weight
 
 Field = tuple[tuple[int, ...], torch.dtype]
@@ -183,23 +182,29 @@ def joined(ops: Ops, fillings: Sequence[Filling]) -> Weight:
     return weights[0] if len(weights) == 1 else JoinedWeight(ops, weights)
 
 
-def settled(loaded: Weight) -> Weight:
-    """Return a filled weight in the layout that its op prefers."""
+def settled(loaded: Weight, dtype: torch.dtype) -> Weight:
+    """Return a filled weight in the layout that the platform multiplies fastest. dtype: of the activations."""
     if isinstance(loaded, JoinedWeight):
-        return JoinedWeight(loaded.ops, [settled(each) for each in loaded.weights])
-    if isinstance(loaded, CodedWeight) and (order_I := loaded.weight.order_I) is not None:
-        if torch.equal(order_I, torch.arange(len(order_I), dtype=order_I.dtype, device=order_I.device)):
-            return CodedWeight(loaded.ops, loaded.weight._replace(order_I=None))
-    elif isinstance(loaded, ScaledWeight) and loaded.ops.chosen["w8a8_linear"] == "onednn":
-        return ScaledWeight(loaded.ops, loaded.product, pack(loaded.level_OI), loaded.scale_O)
-    return loaded
+        return JoinedWeight(loaded.ops, [settled(each, dtype) for each in loaded.weights])
+    if isinstance(loaded, ScaledWeight):
+        return levels_laid_out(loaded.ops, loaded.level_OI, loaded.scale_O)
+    if not isinstance(loaded, CodedWeight | Fp8Weight):
+        return loaded
+    weight = loaded.weight
+    if isinstance(weight, Coded) and _in_order(weight.order_I):
+        weight = weight._replace(order_I=None)
+    return laid_out(loaded.ops, weight, dtype)
 
 
-def one_by_one(ops: Ops, filling: Filling) -> list[Weight]:
+def _in_order(order_I: Tensor | None) -> bool:
+    return order_I is not None and torch.equal(order_I.cpu(), torch.arange(len(order_I), dtype=order_I.dtype))
+
+
+def one_by_one(ops: Ops, filling: Filling, dtype: torch.dtype) -> list[Weight]:
     """Return each expert's weight of a stack, filled."""
     count = len(next(iter(filling.tensors.values())))
     return [
-        settled(weight(ops, filling.held, {name: tensor[expert] for name, tensor in filling.tensors.items()}))
+        settled(weight(ops, filling.held, {name: tensor[expert] for name, tensor in filling.tensors.items()}), dtype)
         for expert in range(count)
     ]
 

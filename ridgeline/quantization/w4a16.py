@@ -14,8 +14,7 @@ from torch import Tensor
 from ridgeline.core.weight_format import CodedFormat
 from ridgeline.kernels.coded_gemm.op import Coded, packed
 from ridgeline.kernels.op import anywhere
-from ridgeline.quantization.coded import CodedWeight
-from ridgeline.quantization.panels import prepare_coded_on_cpu
+from ridgeline.quantization.layout import laid_out
 from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
 
 MIDDLE = 8
@@ -53,9 +52,7 @@ def prepare(loaded: PlainWeight) -> Weight:
     coded = round_to_levels(loaded.weight_OI)
     if coded is None:
         return loaded
-    if loaded.ops.platform.device_type == "cpu":
-        return prepare_coded_on_cpu(loaded.ops, coded, loaded.weight_OI.dtype)
-    return CodedWeight(loaded.ops, coded)
+    return laid_out(loaded.ops, coded, loaded.weight_OI.dtype)
 
 
 W4A16 = Scheme(name="w4a16", prepare=prepare, supports=anywhere, needs="nothing", weight_bytes=1)

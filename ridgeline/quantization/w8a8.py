@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import torch
 
-from ridgeline.kernels.coded_gemm.panels import pack_levels
 from ridgeline.kernels.native import has_compiler
 from ridgeline.kernels.op import Platform, has_byte_products, on_gpu
-from ridgeline.kernels.w8a8_gemm.onednn import pack
-from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR, has_vnni
-from ridgeline.quantization.panels import PanelWeight
+from ridgeline.kernels.w8a8_gemm.op import has_vnni
+from ridgeline.quantization.layout import levels_laid_out
 from ridgeline.quantization.rounding import round_rows
-from ridgeline.quantization.scheme import PlainWeight, ScaledWeight, Scheme, Weight
+from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
 
 
 def prepare(loaded: PlainWeight) -> Weight:
@@ -25,15 +23,7 @@ def prepare(loaded: PlainWeight) -> Weight:
     then held in float32."""
     level_OI = torch.empty(loaded.weight_OI.shape, dtype=torch.int8, device=loaded.weight_OI.device)
     scale_O = round_rows(loaded.weight_OI, level_OI).float()
-    ops, chosen = loaded.ops, loaded.ops.chosen["w8a8_linear"]
-    if chosen == "panels" and (panels := pack_levels(level_OI, scale_O)) is not None:
-        return PanelWeight(panels)
-    product = ops.w8a8_linear
-    if chosen == "panels":  # but they could not be compiled
-        product = W8A8_LINEAR.choose(ops.platform, "onednn" if has_vnni(ops.platform) else "reference")
-    if chosen == "onednn" or (chosen == "panels" and has_vnni(ops.platform)):
-        level_OI = pack(level_OI)
-    return ScaledWeight(ops, product, level_OI, scale_O)
+    return levels_laid_out(loaded.ops, level_OI, scale_O)
 
 
 def has_products(platform: Platform) -> bool:
