@@ -147,6 +147,7 @@ def test_transformers_finds_what_bitsandbytes_holds(case: str, made: Made) -> No
     assert_weights_are(model, oracle(folder), read)
 
 
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="transformers reads FP8 with accelerate")
 def test_transformers_finds_blocks_of_fp8(made: Made) -> None:
     model, folder = made("fp8-block")
     how = transformers.FineGrainedFP8Config(dequantize=True)
@@ -164,6 +165,18 @@ def test_every_kind_of_checkpoint_is_quantized(family: str, tiny_model: Callable
     # the median, since a mixture may send a token to another expert
     assert 0 < (dense_logits(decoder, IDS) - plain).abs().median() < 0.1 * plain.abs().median()
     assert bool(model.outcome.notes) is (family == "gpt_oss")
+
+
+@pytest.mark.parametrize(("scheme", "method"), [("w8a16", "awq"), ("w8a8", "smoothquant")])
+def test_factors_that_move_leave_the_model_what_it_was(scheme: str, method: str, source: Path, tmp_path: Path) -> None:
+    """Eight bits err by far less than a factor that moves on one side alone."""
+    model = quantized(source, MakeConfig(schemes=(scheme,), method=method, group=32), documents=TEXT, length=32)
+    write(model, tmp_path / "made", progress=lambda what, fraction: None)
+    before, after = (load_file(each / "model.safetensors") for each in (source, tmp_path / "made"))
+    norm = "model.layers.1.post_attention_layernorm.weight"
+    assert not torch.equal(after[norm], before[norm]), "nothing moved"
+    plain = dense_logits(load(source), IDS)
+    assert (dense_logits(load(tmp_path / "made"), IDS) - plain).abs().median() < 0.05 * plain.abs().median()
 
 
 def test_what_is_stored_transposed_is_refused(tiny_model: Callable[[str], Path]) -> None:
