@@ -110,9 +110,9 @@ def test_what_is_not_a_number_stays_so_and_infinity_spoils_its_row_alone(device:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_numbers_that_a_static_scale_cuts_off_are_counted(device: str) -> None:
-    counter = saturations(torch.device(device))
-    before, total = int(counter), total_saturations()
     x_TI = torch.tensor([[3.0] * 7 + [-5.0] + [0.5] * 248, [1.0] * 256], device=device)
+    counter = saturations(x_TI.device)
+    before, total = int(counter), total_saturations()
     got, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, "static", torch.tensor(2.0 / 448, device=device))
     assert int(counter) - before == 8
     assert total_saturations() - total == 8

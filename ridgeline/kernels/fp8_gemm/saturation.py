@@ -12,8 +12,6 @@ _COUNTERS: dict[torch.device, Tensor] = {}
 
 def saturations(device: torch.device) -> Tensor:
     """Return the device's counter: int64 []. It is made by the first eager launch, before any graph is captured."""
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
     if device not in _COUNTERS:
         _COUNTERS[device] = torch.zeros((), dtype=torch.int64, device=device)
     return _COUNTERS[device]
