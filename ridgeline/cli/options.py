@@ -38,8 +38,8 @@ ENGINE_HELP = {
     "itl_target": "Milliseconds that a step with prompts may take while requests decode (0: no limit).",
     "seed": "Seed for requests that have none of their own.",
     "load_format": "auto, safetensors, or dummy (random weights).",
-    "quantization": "int8: round weights, with one scale per output channel; w8a8: round activations too (CPU only); "
-    "w4a16: round weights to four bits.",
+    "quantization": "Round plain weights when they are loaded: fp8, fp8-block, w8a8 (activations too), w4a16, or int8 "
+    "(a CPU).",
     "enforce_eager": "Launch ops one by one instead of replaying CUDA graphs.",
     "deterministic": "Give a request the same bits whatever runs beside it (GPU only; slower).",
     "cascade": "Let requests with a common beginning read its cached keys together (default: on a GPU).",
