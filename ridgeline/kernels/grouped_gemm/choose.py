@@ -78,7 +78,8 @@ def choose_quantized(
 
     together: how many matrices a program of rows_quantized.py reads at once.
     """
-    if tokens <= ROWS_TOKENS:
+    codes = per_byte > 1  # of which a row at a time takes more instructions than the matrix units' operands do
+    if tokens <= ROWS_TOKENS and not (codes and together == 2):
         return _quantized_rows(inputs, outputs, together, per_byte)
     if tokens * used > WIDENED * experts:
         return Widened()
@@ -88,13 +89,14 @@ def choose_quantized(
 
 
 def _quantized_rows(inputs: int, outputs: int, together: int, per_byte: int) -> Rows:
-    """Return the cut of rows_quantized.py. A program reads 4 kB of a block. Blocks are so long that the last one of a
-    row is nearly full."""
+    """Return the cut of rows_quantized.py. A program reads 4 kB of a block, of codes 8 kB. Blocks are so long that the
+    last one of a row is nearly full."""
+    size = 4096 if per_byte == 1 else 8192
     block = 2048
     while block > 256 and -(-inputs // block) * block > 1.1 * inputs:
         block //= 2
-    rows = max(1, min(_power_of_two(4096 * per_byte // (together * block)), 8, _power_of_two(outputs)))
-    return Rows(rows, block, max(1, min(8, together * rows * block // per_byte // 1024)))
+    rows = max(1, min(_power_of_two(size * per_byte // (together * block)), 8, _power_of_two(outputs)))
+    return Rows(rows, block, max(1, min(8, together * rows * block // per_byte * 4 // size)))
 
 
 def row_tiles(pairs: int, experts: int, tokens: int) -> int:

@@ -88,7 +88,7 @@ def grouped_down(
 ) -> Tensor:  # fmt: skip
     """Compute `op.grouped_down`, with every pair's product rounded to the dtype of `h_PF`. It must follow
     `grouped_gate_up` of this module."""
-    return combine(products(h_PF, weight_EMF, bias_EM, routes, "", plan), routes, add_TM, len(weight_EMF))
+    return combine(products(h_PF, weight_EMF, bias_EM, routes, "", plan), routes, add_TM, shape_of(weight_EMF)[0])
 
 
 def products(
