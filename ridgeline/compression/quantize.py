@@ -29,6 +29,9 @@ Progress = Callable[[str, float], None]
 
 logger = logging.getLogger(__name__)
 
+# A CPU's own products of codes also round activations, which is no part of the schemes
+_EXACT = dict.fromkeys(("coded_linear", "coded_norm_linear"), "torch")
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedModel:
@@ -121,7 +124,7 @@ def check_source(folder: Path) -> None:
 def open_decoder(folder: Path, device: torch.device, progress: Progress) -> tuple[ModelConfig, Decoder]:
     """Return the model in float32. Raise ModelLoadError."""
     config = read_model_config(folder)
-    decoder = Decoder(config.spec, Ops(Platform.of(device)), dtype=torch.float32, device=device)
+    decoder = Decoder(config.spec, Ops(Platform.of(device), _EXACT), dtype=torch.float32, device=device)
     load_weights(decoder, folder, config.weights, progress=progress)
     decoder.requires_grad_(False)
     return config, decoder

@@ -8,6 +8,7 @@ from torch import Tensor
 from ridgeline.kernels.coded_gemm.op import Coded
 from ridgeline.kernels.coded_gemm.panels import pack_levels
 from ridgeline.kernels.fp8_gemm.op import Fp8
+from ridgeline.kernels.op import REFERENCE
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.w8a8_gemm.onednn import pack
 from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR, has_vnni
@@ -23,7 +24,10 @@ def laid_out(ops: Ops, weight: Fp8 | Coded, dtype: torch.dtype) -> Weight:
     """
     on_cpu = ops.platform.device_type == "cpu"
     if isinstance(weight, Fp8):
-        return prepare_fp8_on_cpu(ops, weight, dtype) if on_cpu else Fp8Weight(ops, weight)
+        stays = not on_cpu or ops.chosen["fp8_linear"] == REFERENCE
+        return Fp8Weight(ops, weight) if stays else prepare_fp8_on_cpu(ops, weight, dtype)
+    if ops.chosen["coded_linear"] == REFERENCE:  # which is never the platform's own choice
+        return CodedWeight(ops, weight)
     if on_cpu:
         return prepare_coded_on_cpu(ops, weight, dtype)
     if ops.chosen["coded_linear"] in ("triton", "batch_invariant"):
