@@ -82,7 +82,8 @@ class AotKernel:
     @property
     def name(self) -> str:
         shown = ",".join(f"{k}={v}" for k, v in self.constexprs.items() if v is not None)
-        types = ",".join(sorted({t[1:] for t in self.signature.values() if t.startswith("*")}))
+        boxes = {t.removeprefix("tensordesc<").partition("[")[0] for t in self.signature.values() if "tensordesc" in t}
+        types = ",".join(sorted(boxes | {t[1:] for t in self.signature.values() if t.startswith("*")}))
         return f"{self.fn.__name__.lstrip('_')}[{types};{shown};warps={self.options.num_warps}]"
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.activation import torch_ops
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.launch import launch_options
 
 KINDS = ("silu", "gelu", "gelu_tanh")
@@ -102,7 +102,7 @@ def _aot(width: int, kind: str, *, is_gated: bool) -> AotKernel:
     block, warps = config(8192, width)
     signature = {"x_ptr": "*bf16", "y_ptr": "*bf16", "row_stride": "i32:16"}
     constants = {"F": width, "BLOCK": block, "KIND": kind, "GATED": is_gated}
-    return AotKernel(_activation, signature, constants, num_warps=warps, hot=True)
+    return AotKernel(_activation, signature, constants, num_warps=warps, hot=True, archs=ONE_OF_EACH)
 
 
 AOT = (

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.norm import torch_ops
 
@@ -120,7 +120,7 @@ def _aot(width: int, *, residual: bool, layer: bool = False) -> AotKernel:
     absent = (() if residual else ("residual_ptr",)) + (() if layer else ("bias_ptr",))
     for name in (*absent, "inner"):
         del signature[name]
-    return AotKernel(_norm, signature, constants | dict.fromkeys(absent), num_warps=warps, hot=True)
+    return AotKernel(_norm, signature, constants | dict.fromkeys(absent), num_warps=warps, hot=True, archs=ONE_OF_EACH)
 
 
 AOT = (

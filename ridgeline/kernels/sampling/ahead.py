@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ridgeline.kernels.aot import ARCHS, AotKernel
+from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.sampling.bracket import bracket_kernel, stats_kernel
 from ridgeline.kernels.sampling.draw import draw_kernel
 from ridgeline.kernels.sampling.finish import finish_kernel
@@ -25,8 +25,8 @@ _DIVISIBLE = {
 }  # fmt: skip
 
 
-NVIDIA = tuple(arch for arch in ARCHS if arch.startswith("sm_"))
-AMD = tuple(arch for arch in ARCHS if not arch.startswith("sm_"))
+NVIDIA = tuple(arch for arch in ONE_OF_EACH if arch.startswith("sm_"))
+AMD = tuple(arch for arch in ONE_OF_EACH if not arch.startswith("sm_"))
 
 
 def _kernel(fn: Any, constexprs: dict[str, Any], logits: str = "bf16", **options: Any) -> AotKernel:
@@ -40,7 +40,7 @@ def _kernel(fn: Any, constexprs: dict[str, Any], logits: str = "bf16", **options
             )
         elif name not in constexprs and name != "PDL":
             types[name] = "i32:16" if name in _DIVISIBLE else "i32"
-    return AotKernel(fn, types, constexprs, **options)
+    return AotKernel(fn, types, constexprs, **{"archs": ONE_OF_EACH} | options)
 
 
 def _draws(archs: tuple[str, ...], approximate: bool) -> Iterator[AotKernel]:

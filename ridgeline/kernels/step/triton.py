@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.step.op import HEADER, StepInputs
 
@@ -197,7 +197,7 @@ def _aot_inputs(groups: int, rows: int, tokens: int) -> AotKernel:
     signature |= dict.fromkeys(("token_ids_ptr", "positions_ptr", "places_ptr", "new_len_ptr", "last_ptr"), "*i64")
     signature |= {"active_ptr": "*i1", "live_ptr": "*i1", "num_rows": "i32", "num_tokens": "i32"}
     constants = {"P": 16, "GROUPS": groups, "BLOCK": block}
-    return AotKernel(_step_inputs, signature, constants, num_warps=max(1, block // 128), hot=True)
+    return AotKernel(_step_inputs, signature, constants, num_warps=max(1, block // 128), hot=True, archs=ONE_OF_EACH)
 
 
 def _aot_advance(*, count: bool) -> AotKernel:
@@ -211,12 +211,14 @@ def _aot_advance(*, count: bool) -> AotKernel:
     if not count:
         del kinds["count_ptr"]
         constants["count_ptr"] = None
-    return AotKernel(_step_advance, kinds, constants, num_warps=1, hot=True)
+    return AotKernel(_step_advance, kinds, constants, num_warps=1, hot=True, archs=ONE_OF_EACH)
 
 
 def _aot_post() -> AotKernel:
     kinds = {"packed_ptr": "*u8", "ring_ptr": "*u8", "turn_ptr": "*i64", "num_bytes": "i32", "stride": "i32:16"}
-    return AotKernel(_step_post, kinds, {"KEPT": 8, "HEADER": HEADER, "BLOCK": 512}, num_warps=4, hot=True)
+    return AotKernel(
+        _step_post, kinds, {"KEPT": 8, "HEADER": HEADER, "BLOCK": 512}, num_warps=4, hot=True, archs=ONE_OF_EACH
+    )
 
 
 AOT = (
