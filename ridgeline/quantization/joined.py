@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.ops import Ops
-from ridgeline.quantization.scheme import Weight
+from ridgeline.quantization.scheme import InThree, Weight
 
 
 @dataclass(frozen=True)
-class JoinedWeight:
+class JoinedWeight(InThree):
     """A `Weight` whose outputs are those of several weights, one after the other."""
 
     ops: Ops
@@ -36,16 +36,3 @@ class JoinedWeight:
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         y_TO = torch.cat([weight.linear(x_TI, None) for weight in self.weights], -1)
         return y_TO if bias_O is None else y_TO + bias_O
-
-    def norm_linear(
-        self,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> tuple[Tensor, Tensor]:
-        n_TI, s_TI = self.ops.rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-        y_TO = self.linear(n_TI, bias_O)
-        return (self.ops.gated_activation(y_TO, gate) if gate else y_TO), s_TI

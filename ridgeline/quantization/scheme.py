@@ -8,6 +8,7 @@ Legend:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -82,8 +83,31 @@ class PlainWeight:
         return self.ops.norm_linear(x_TI, residual_TI, norm_weight_I, eps, self.weight_OI, bias_O, gate)
 
 
+class InThree(ABC):
+    """The `norm_linear` of weights that no op multiplies together with a norm: the norm, the linear map, the gate."""
+
+    ops: Ops
+
+    @abstractmethod
+    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """Return what `Weight.linear` does."""
+
+    def norm_linear(
+        self,
+        x_TI: Tensor,
+        residual_TI: Tensor | None,
+        norm_weight_I: Tensor,
+        eps: float,
+        bias_O: Tensor | None,
+        gate: str | None,
+    ) -> tuple[Tensor, Tensor]:
+        n_TI, s_TI = self.ops.rms_norm(x_TI, residual_TI, norm_weight_I, eps)
+        y_TO = self.linear(n_TI, bias_O)
+        return (self.ops.gated_activation(y_TO, gate) if gate else y_TO), s_TI
+
+
 @dataclass(frozen=True)
-class ScaledWeight:
+class ScaledWeight(InThree):
     """A weight as levels with one scale per output: weight = level · scale.
 
     product: the op that multiplies with such a weight.
@@ -104,19 +128,6 @@ class ScaledWeight:
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         return self.product(x_TI, self.level_OI, self.scale_O, bias_O)
-
-    def norm_linear(
-        self,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> tuple[Tensor, Tensor]:
-        n_TI, s_TI = self.ops.rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-        y_TO = self.linear(n_TI, bias_O)
-        return (self.ops.gated_activation(y_TO, gate) if gate else y_TO), s_TI
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ from ridgeline.layers.linear import Linear
 from ridgeline.quantization.make.grids import Fp8Grid, Grid, dequantized
 from ridgeline.quantization.make.rtn import round_to_nearest
 from ridgeline.quantization.rounding import LEVELS
+from ridgeline.quantization.scheme import InThree
 
 Rounding = Callable[[Tensor], Tensor]
 FEW_BITS = 3  # up to which groups have zeros: with so few numbers, a range around zero wastes one of them
@@ -108,7 +109,7 @@ def _rounded_weight(weight_OI: Tensor, parts: Sequence[int], grid: Grid) -> Tens
 
 
 @dataclass(frozen=True)
-class AwareWeight:
+class AwareWeight(InThree):
     """A `Weight` that is rounded whenever it multiplies.
 
     weight_OI: the parameter that is trained.
@@ -132,19 +133,6 @@ class AwareWeight:
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         x_TI = x_TI if self.inputs is None else self.inputs(x_TI)
         return self.ops.linear(x_TI, _rounded_weight(self.weight_OI, self.parts, self.grid), bias_O)
-
-    def norm_linear(
-        self,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> tuple[Tensor, Tensor]:
-        n_TI, s_TI = self.ops.rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-        y_TO = self.linear(n_TI, bias_O)
-        return (self.ops.gated_activation(y_TO, gate) if gate else y_TO), s_TI
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.ops import Ops
-from ridgeline.quantization.scheme import PlainWeight
+from ridgeline.quantization.scheme import InThree, PlainWeight
 
 
 class InputStatistics:
@@ -68,7 +68,7 @@ def pooled(parts: list[InputStatistics]) -> InputStatistics:
 
 
 @dataclass(frozen=True)
-class ObservedWeight(PlainWeight):
+class ObservedWeight(InThree, PlainWeight):
     """A plain weight that counts what it multiplies."""
 
     seen: InputStatistics = field(kw_only=True)
@@ -79,17 +79,4 @@ class ObservedWeight(PlainWeight):
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         self.seen.add(x_TI)
-        return super().linear(x_TI, bias_O)
-
-    def norm_linear(
-        self,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> tuple[Tensor, Tensor]:
-        n_TI, s_TI = self.ops.rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-        y_TO = self.linear(n_TI, bias_O)
-        return (self.ops.gated_activation(y_TO, gate) if gate else y_TO), s_TI
+        return PlainWeight.linear(self, x_TI, bias_O)
