@@ -35,6 +35,12 @@ if find_spec("msgspec") is None or find_spec("zmq") is None:  # without the serv
     collect_ignore = ["serving", "deploy", "bench/serving/test_load.py"]
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Begin every test with the same random numbers, in whatever order tests run."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`tiny_model(family)`: the folder of that family's tiny model (see tests/tiny_models.py). Do not write to it."""

@@ -169,11 +169,13 @@ def test_the_hessian_gives_the_squared_error_of_the_outputs() -> None:
 
 
 def test_statistics_of_divided_inputs() -> None:
-    x_TI, factor_I = correlated(50, 16), torch.rand(16) + 0.5
+    x_TI, factor_I = correlated(50, 16), torch.linspace(0.5, 1.5, 16)
     divided, want = seen_of(x_TI), seen_of(x_TI / factor_I)
     divided.divide(factor_I)
     for name in ("hessian_II", "largest_I", "mean_I"):
-        torch.testing.assert_close(getattr(divided, name), getattr(want, name))
+        expected = getattr(want, name)
+        rounding = 1e-6 * expected.abs().max().item()  # sums over tokens may cancel, in an order that CPUs choose
+        torch.testing.assert_close(getattr(divided, name), expected, rtol=1e-5, atol=rounding)
 
 
 def test_an_observed_weight_sees_normalized_inputs() -> None:
