@@ -73,7 +73,7 @@ def test_ids_and_text_equal_sentencepiece(trained: Trained, kind: tuple[str, str
     text = st.lists(PIECES | st.text(scalars, max_size=6), max_size=12).map("".join)
 
     @settings(max_examples=300, deadline=None)
-    @given(text.filter(lambda text: not text.startswith("<tool>")))
+    @given(text.filter(lambda text: not oracle.normalize(text).lstrip("▁ ").startswith("<tool>")))
     def check(text: str) -> None:
         ids, got = oracle.encode(text), ours.encode(text, add_special_tokens=False)
         if got != ids and kind[0] == "unigram":  # several splits may have the best score: "▁▁" and "▁" in either order
