@@ -44,7 +44,8 @@ class Attention(nn.Module):
         self.spec = spec
         self.ops = build.ops
         self.qkv = Linear(width, spec.projected, spec.qkv_bias, build.within("qkv"))
-        self.out = Linear(spec.q_size, (width,), spec.out_bias, build.within("out"))
+        self.out = Linear(spec.q_size, (width,), spec.out_bias, build.within("out"), over=build.mesh.tp)
+        self.tp = build.mesh.tp
         norms = [Norm(norm, norm_width, build) for norm, norm_width in spec.norms]
         self.q_norm: Norm | None = norms[0] if norms else None
         self.k_norm: Norm | None = norms[1] if norms else None
@@ -54,7 +55,7 @@ class Attention(nn.Module):
         self.kv_scales = build.parameter(spec.num_kv_heads, 2, dtype=torch.float32) if given else None
         counter_1 = torch.zeros(1, dtype=torch.int64, device=build.device) if given else None
         self.register_buffer("saturated_1", counter_1, persistent=False)
-        slopes_H = alibi_slopes(spec.num_heads).to(build.device) if spec.alibi else None
+        slopes_H = self._slopes().to(build.device) if spec.alibi else None
         self.register_buffer("slopes_H", slopes_H, persistent=False)
 
     def forward(
@@ -64,8 +65,12 @@ class Attention(nn.Module):
         qkv_TX, residual_TM = self.qkv.normed(norm, x_TM, residual_TM)
         if self.spec.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q_TX, k_TX, v_TX = qkv_TX.split(self.qkv.parts, dim=-1)
-            qkv_TX = torch.cat((self.q_norm(q_TX)[0], self.k_norm(k_TX)[0], v_TX), dim=-1)
+            qkv_TX = torch.cat((self.q_norm.over(q_TX, self.tp), self.k_norm.over(k_TX, self.tp), v_TX), dim=-1)
         return self.out(state.attend(qkv_TX, positions_T, self.heads)), residual_TM
+
+    def _slopes(self) -> Tensor:
+        heads = self.spec.num_heads
+        return alibi_slopes(heads * self.tp.size)[heads * self.tp.rank :][:heads]
 
     @property
     def heads(self) -> Heads:

@@ -10,6 +10,7 @@ from torch import nn
 from ridgeline.core.model_spec import RopeSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.rotary import Rotary
+from ridgeline.parallel.mesh import Mesh
 from ridgeline.quantization.scheme import Scheme, SchemeOf
 
 
@@ -21,6 +22,7 @@ class Build:
     positions: the longest context of this run; some rotations are scaled by it.
     rotary_rows: rows of the table of angles, if memory holds fewer tokens than `positions`.
     name: the name, within the decoder, of the module that is being built.
+    mesh: the ranks between which the model is divided. The specs that layers are built from are those of one rank.
     """
 
     ops: Ops
@@ -30,6 +32,7 @@ class Build:
     positions: int = 0
     rotary_rows: int | None = None
     name: str = ""
+    mesh: Mesh = field(default_factory=Mesh)
     _rotaries: dict[RopeSpec, Rotary] = field(default_factory=dict)
 
     def rotary(self, spec: RopeSpec) -> Rotary:

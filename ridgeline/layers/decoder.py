@@ -8,12 +8,14 @@ Legend:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ridgeline.core.model_spec import LayerSpec, ModelSpec
+from ridgeline.core.sharding import part_of
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers import kinds
 from ridgeline.layers.build import Build
@@ -21,6 +23,7 @@ from ridgeline.layers.embedding import Embedding
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
+from ridgeline.parallel.mesh import Mesh
 from ridgeline.quantization.scheme import SchemeOf, everywhere, scheme
 
 
@@ -93,6 +96,10 @@ class Decoder(nn.Module):
         maximum).
     rotary_rows: rows of the table of angles, if memory holds fewer tokens than that.
     scheme_of: the scheme of a linear map's weight, by the map's name (default: plain).
+    mesh: the ranks between which the model is divided (default: this one has all of it).
+
+    `whole` is the model's spec, and `spec` that of this rank's part, but with the whole vocabulary, all of which the
+    ranks together score.
 
     To change the dtype, build with another `dtype`. `.to(dtype)` would round the float32 rotary table.
     """
@@ -107,14 +114,18 @@ class Decoder(nn.Module):
         max_positions: int | None = None,
         rotary_rows: int | None = None,
         scheme_of: SchemeOf = everywhere(scheme(None)),
+        mesh: Mesh | None = None,
     ) -> None:
         super().__init__()
+        mesh = mesh or Mesh()
+        part = part_of(spec, mesh.tp.size)
         positions = max_positions or spec.max_position_embeddings
-        build = Build(ops, dtype, device, scheme_of, positions, rotary_rows)
+        build = Build(ops, dtype, device, scheme_of, positions, rotary_rows, mesh=mesh)
         width = spec.hidden_size
-        self.spec = spec
-        self.ops = ops
-        self.embed = Embedding(spec.vocab_size, width, build)
+        self.whole = spec
+        self.spec = spec = replace(part, vocab_size=spec.vocab_size)
+        self.ops, self.tp = ops, mesh.tp
+        self.embed = Embedding(part.vocab_size, width, build, mesh.tp)
         # Rounded to the dtype, as in training
         self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()
         self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
@@ -124,7 +135,7 @@ class Decoder(nn.Module):
         )
         self.final_norm = Norm(spec.final_norm, width, build)
         tied = self.embed.weight if spec.tie_word_embeddings else None
-        self.unembed = Linear(width, (spec.vocab_size,), False, build.within("unembed"), tied=tied)
+        self.unembed = Linear(width, (part.vocab_size,), False, build.within("unembed"), tied=tied)
 
     def prepare(self) -> None:
         """Give every linear map's weight the form of its scheme. Call it after loading, on a decoder that is not to be
@@ -162,6 +173,8 @@ class Decoder(nn.Module):
     def logits(self, hidden: Hidden) -> Tensor:
         """Return the scores of every vocabulary entry, after the final norm: [T, V] in the model's dtype."""
         logits_TV, _ = self.unembed.normed(self.final_norm, hidden.x_TM, hidden.residual_TM)
+        if self.tp.size > 1:
+            logits_TV = self.tp.all_gather(logits_TV)[:, : self.spec.vocab_size]
         if self.spec.logits_multiplier != 1:
             logits_TV = logits_TV * self.spec.logits_multiplier
         cap = self.spec.logits_softcap

@@ -115,6 +115,7 @@ class Experts(nn.Module):
         self.gate_up = ExpertStack(how.experts, width, both, spec.bias, build.within("gate_up"))
         self.down = ExpertStack(how.experts, spec.intermediate_size, (width,), spec.bias, build.within("down"))
         self.shared = feed_forward(spec.shared, width, build.within("shared")) if spec.shared else None
+        self.tp = build.mesh.tp
         self.shared_gate = Linear(width, (1,), False, build.within("shared_gate")) if spec.shared_gate else None
         self.norms = OwnNorms(spec.own_norms, width, build) if spec.own_norms else None
         tally_E = torch.zeros(how.experts, dtype=torch.int64, device=build.device)
@@ -128,7 +129,8 @@ class Experts(nn.Module):
             return self._side_by_side(self.norms, norm, x_TM, residual_TM, live_T)
         n_TM, s_TM, routes = self.route(norm, x_TM, residual_TM, live_T)
         h_PF = self.gate_up.matrices.gate_up(n_TM, self.gate_up.bias, routes, self.spec.activation)
-        return self.down.matrices.down(h_PF, self.down.bias, routes, self._shared(n_TM)), s_TM
+        y_TM = self.down.matrices.down(h_PF, self.down.bias, routes, self._shared(n_TM))
+        return self.tp.all_reduce(y_TM), s_TM
 
     def route(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None
@@ -154,16 +156,18 @@ class Experts(nn.Module):
         _, _, routes = self._routes(s_TM, None, norms.router_weight(), norms.router_norm.eps, live_T)
         h_PF = self.gate_up.matrices.gate_up(norms.pre_norm(s_TM)[0], self.gate_up.bias, routes, self.spec.activation)
         z_TM = self.down.matrices.down(h_PF, self.down.bias, routes, None)
-        return norms.shared_norm(y_TM)[0] + norms.post_norm(z_TM)[0], s_TM
+        return norms.shared_norm(y_TM)[0] + norms.post_norm(self.tp.all_reduce(z_TM))[0], s_TM
 
     def prepare(self) -> None:
         """Compute once what follows from the loaded weights."""
+        if self.tp.rank > 0:
+            self.down.bias = None  # added up, it must count once
         if self.norms is not None:
             self.norms.scaled_M = self.norms.router_weight()
 
     def _shared(self, n_TM: Tensor) -> Tensor | None:
-        """Return the shared expert's output, or None."""
+        """Return what this rank adds to the shared expert's output, or None."""
         if self.shared is None:
             return None
-        y_TM, _ = self.shared(None, n_TM, None)
+        y_TM = self.shared.down.addend(self.shared.inner(None, n_TM, None)[0])
         return y_TM if self.shared_gate is None else y_TM * torch.sigmoid(self.shared_gate(n_TM))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ridgeline.layers.build import Build
 from ridgeline.layers.norm import Norm
+from ridgeline.parallel.axis import ALONE, Axis
 from ridgeline.quantization.held import Filling, empty, joined, settled
 from ridgeline.quantization.scheme import PlainWeight, Weight
 
@@ -23,6 +24,7 @@ class Linear(nn.Module):
 
     parts: the rows of each fused projection, in order. The weight is [sum(parts), inputs].
     tied: the parameter of another module, to be used as the weight if that is plain numbers.
+    over: the ranks that divide the inputs between them, so that their outputs are added up.
     weight: the parameter that is loaded and trained. It is None once another form has taken its place.
     fillings: the tensors that are loaded instead, if the scheme keeps the form of the files.
     matrix: the form that multiplies.
@@ -33,10 +35,17 @@ class Linear(nn.Module):
     matrix: Weight
 
     def __init__(
-        self, inputs: int, parts: tuple[int, ...], bias: bool, build: Build, *, tied: nn.Parameter | None = None
+        self,
+        inputs: int,
+        parts: tuple[int, ...],
+        bias: bool,
+        build: Build,
+        *,
+        tied: nn.Parameter | None = None,
+        over: Axis = ALONE,
     ) -> None:
         super().__init__()
-        self.parts = parts
+        self.parts, self.over = parts, over
         self.ops = build.ops
         self.scheme, self.dtype = build.scheme, build.dtype
         held, self.inputs = self.scheme.held, inputs
@@ -51,6 +60,8 @@ class Linear(nn.Module):
     def prepare(self) -> None:
         """Hold the loaded weight in the form of its scheme. If that is another form, the parameter is let go (a tied
         one stays with its other owner), and the layer can then neither be trained nor exported."""
+        if self.over.rank > 0:
+            self.bias = None  # added up, it must count once
         if self.fillings:
             self.matrix, self.fillings = settled(self.matrix, self.dtype), ()
         if self.weight is None:
@@ -67,6 +78,10 @@ class Linear(nn.Module):
 
     def forward(self, x_TI: Tensor) -> Tensor:
         """Return [T, O] in the dtype of `x_TI`."""
+        return self.over.all_reduce(self.addend(x_TI))
+
+    def addend(self, x_TI: Tensor) -> Tensor:
+        """Return what this rank adds to the result: [T, O]."""
         return self.matrix.linear(x_TI, self.bias)
 
     def normed(

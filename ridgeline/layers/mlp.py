@@ -24,13 +24,17 @@ class GatedMLP(nn.Module):
         self.kind = spec.activation
         both = (spec.intermediate_size, spec.intermediate_size)
         self.gate_up = Linear(width, both, spec.bias, build.within("gate_up"))
-        self.down = Linear(spec.intermediate_size, (width,), spec.bias, build.within("down"))
+        self.down = Linear(spec.intermediate_size, (width,), spec.bias, build.within("down"), over=build.mesh.tp)
 
     def forward(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        y_TF, residual_TM = self.gate_up.normed(norm, x_TM, residual_TM, gate=self.kind)
+        y_TF, residual_TM = self.inner(norm, x_TM, residual_TM)
         return self.down(y_TF), residual_TM
+
+    def inner(self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return (act(gate) * up, the residual): [T, F] and [T, M]."""
+        return self.gate_up.normed(norm, x_TM, residual_TM, gate=self.kind)
 
 
 class MLP(nn.Module):
@@ -41,16 +45,21 @@ class MLP(nn.Module):
         self.kind = spec.activation
         self.ops = build.ops
         self.up = Linear(width, (spec.intermediate_size,), spec.bias, build.within("up"))
-        self.down = Linear(spec.intermediate_size, (width,), spec.bias, build.within("down"))
+        self.down = Linear(spec.intermediate_size, (width,), spec.bias, build.within("down"), over=build.mesh.tp)
 
     def forward(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        y_TF, residual_TM = self.inner(norm, x_TM, residual_TM)
+        return self.down(y_TF), residual_TM
+
+    def inner(self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return (act(up), the residual): [T, F] and [T, M]."""
         y_TF, residual_TM = self.up.normed(norm, x_TM, residual_TM)
-        return self.down(self.ops.activation(y_TF, self.kind)), residual_TM
+        return self.ops.activation(y_TF, self.kind), residual_TM
 
 
-def feed_forward(spec: MLPSpec, width: int, build: Build) -> nn.Module:
+def feed_forward(spec: MLPSpec, width: int, build: Build) -> GatedMLP | MLP:
     """Return the module for `spec`. It maps (norm, x, residual, live) to (what it adds to the residual, the residual
     before it)."""
     return (GatedMLP if spec.gated else MLP)(spec, width, build)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ridgeline.core.model_spec import NormSpec
 from ridgeline.layers.build import Build
+from ridgeline.parallel.axis import Axis
 
 
 class Norm(nn.Module):
@@ -30,3 +31,12 @@ class Norm(nn.Module):
         if self.bias is None:
             return self.ops.rms_norm(x_TM, residual_TM, self.weight, self.eps)
         return self.ops.layer_norm(x_TM, residual_TM, self.weight, self.bias, self.eps)
+
+    def over(self, x_TM: Tensor, axis: Axis) -> Tensor:
+        """Return norm(x) of rows that so many ranks hold a part of each. Only an RMSNorm can be divided so."""
+        if axis.size == 1:
+            return self(x_TM)[0]
+        assert self.bias is None
+        x = x_TM.float()
+        mean_T1 = axis.all_reduce(x.square().mean(-1, keepdim=True)) / axis.size  # each holds equally many
+        return (x * torch.rsqrt(mean_T1 + self.eps) * self.weight.float()).to(x_TM.dtype)

@@ -10,15 +10,15 @@ decode step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.sharding import check_experts, part_of
 from ridgeline.perf.experts import exchanged_bytes
 from ridgeline.perf.footprint import (
     check_shape,
@@ -101,49 +101,6 @@ class Point:
     cost_per_million: float | None
 
 
-def shard(model: ModelSpec, tp: int) -> ModelSpec:
-    """Return the part of the model that one of `tp` devices computes. Heads, feed-forward (of every expert) and
-    vocabulary are divided; key/value heads fewer than `tp` are repeated (Megatron-LM, arXiv 1909.08053).
-
-    Raises InvalidConfig if the shape does not divide.
-    """
-
-    def part(what: str, size: int) -> int:
-        if size % tp:
-            raise InvalidConfig(f"tp {tp} does not divide the model's {size} {what}; choose another tp.")
-        return size // tp
-
-    def layer(spec: LayerSpec) -> LayerSpec:
-        kv_heads = spec.attention.num_kv_heads
-        kv_heads = 1 if tp % kv_heads == 0 else part("key/value heads", kv_heads)
-        heads = part("attention heads", spec.attention.num_heads)
-        mixer = replace(spec.attention, num_heads=heads, num_kv_heads=kv_heads)
-        if isinstance(spec.feed_forward, ExpertsSpec):
-            return replace(spec, mixer=mixer, feed_forward=narrow_experts(spec.feed_forward))
-        return replace(spec, mixer=mixer, feed_forward=narrow(spec.mlp))
-
-    def narrow(spec: MLPSpec) -> MLPSpec:
-        return replace(spec, intermediate_size=part("feed-forward columns", spec.intermediate_size))
-
-    def narrow_experts(spec: ExpertsSpec) -> ExpertsSpec:
-        shared = None if spec.shared is None else narrow(spec.shared)
-        return replace(spec, intermediate_size=part("columns of an expert", spec.intermediate_size), shared=shared)
-
-    if tp == 1:
-        return model
-    return replace(model, vocab_size=-(-model.vocab_size // tp), layers=tuple(layer(spec) for spec in model.layers))
-
-
-def check_experts(model: ModelSpec, ep: int) -> None:
-    """Raise InvalidConfig if `ep` devices cannot divide the experts of every mixture equally."""
-    mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertsSpec)]
-    if ep > 1 and not mixtures:
-        raise InvalidConfig(f"ep {ep} divides experts, and the model has none; use tp.")
-    for count in {spec.routing.experts for spec in mixtures}:
-        if count % ep:
-            raise InvalidConfig(f"ep {ep} does not divide the model's {count} experts; choose another ep.")
-
-
 class Plan:
     """The answers about one deployment. Bytes are per device. Raises InvalidConfig if the model does not fit."""
 
@@ -151,7 +108,7 @@ class Plan:
         d = self.deployment = deployment
         self.precision = precision(d.dtype)
         self.kv_dtype = d.kv_dtype or self.precision.other_rate
-        self.part = shard(d.model, d.tp)
+        self.part = part_of(d.model, d.tp)
         self._cost = Roofline(self.part, d.hardware, d.dtype, self.kv_dtype, d.ep)
         elsewhere = expert_bytes(self.part, self.precision) * (d.ep - 1) / d.ep
         self.weights = weight_bytes(self.part, self.precision) - elsewhere

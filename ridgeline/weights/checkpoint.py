@@ -39,6 +39,7 @@ class StoredTensor:
     read: returns the tensor. Blocks of GGUF are dequantized.
     part: returns one index of its first dimension. None in files that are read whole.
     blocks: returns the bytes of GGUF's blocks, a block in a row.
+    sliced: returns only these slices. None in files of which more would be read.
     """
 
     shape: list[int]
@@ -46,6 +47,7 @@ class StoredTensor:
     read: Callable[[], Tensor]
     part: Callable[[int], Tensor] | None = None
     blocks: Callable[[], Tensor] = _no_blocks
+    sliced: Callable[[tuple[slice, ...]], Tensor] | None = None
 
 
 @contextmanager
@@ -92,8 +94,9 @@ def _by_name(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:
                 )
             holders[name] = path
             part = file.get_slice(name)
+            whole = partial(file.get_tensor, name)
             found[name] = StoredTensor(
-                part.get_shape(), part.get_dtype(), partial(file.get_tensor, name), part.__getitem__
+                part.get_shape(), part.get_dtype(), whole, part.__getitem__, sliced=part.__getitem__
             )
     return found
 

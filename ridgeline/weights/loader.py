@@ -28,6 +28,7 @@ from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.quantization.held import fill_random
 from ridgeline.weights.checkpoint import LOADABLE, StoredTensor, open_checkpoint
+from ridgeline.weights.divided import Place, check_divided, divided, own_sources, whole_decoder
 from ridgeline.weights.folder import resolve_model as resolve_model
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
@@ -37,9 +38,9 @@ from ridgeline.weights.quantized.plan import (
     KV_SCALES,
     Forms,
     Pieces,
-    Target,
     folder_method,
     forms,
+    fused_parts,
     matrices,
     method_of,
     module_weights,
@@ -135,6 +136,8 @@ def load_weights(
     """Fill every parameter of `decoder` from `folder`, or with random numbers if load_format is "dummy". Quantized
     weights keep the form of the files in modules whose scheme says so; elsewhere they become plain numbers.
 
+    Where several ranks divide the model, each fills its part, and reads no more of plain tensors than that.
+
     `progress` is called with what is being done and the fraction that is done. Raise ModelLoadError, before any
     parameter is touched, if files are missing or damaged, or hold other tensors than the config promises.
     """
@@ -142,16 +145,23 @@ def load_weights(
         fill_dummy(decoder, seed)
         return
     with open_checkpoint(folder) as stored:
-        weights = as_stored(weight_map, stored, folder, decoder.spec)
-        method = folder_method(folder)
-        plain = empty_decoder(decoder.spec) if method else decoder
+        weights = as_stored(weight_map, stored, folder, decoder.whole)
+        method, tp = folder_method(folder), decoder.tp
+        plain = empty_decoder(decoder.whole) if method or tp.size > 1 else decoder
         views, pieces = checkpoint_views(plain, weights), pieces_of(plain, weights, method, stored)
         check_checkpoint(plain, views, stored, folder, pieces)
         _tell_of_unused(stored)
         shapes = {name: view.shape for name, view in views.items()}
-        places = list(_targets(decoder, weights, pieces, stored, widened(weights, shapes, pieces, stored)))
-        done, total = 0, sum(target.numel() for target, _ in places)
-        for count in _fill(places):
+        numbers = widened(weights, shapes, pieces, stored)
+        if tp.size == 1:
+            targets = [(place.tensor, place.read) for place in _places(decoder, weights, pieces, stored, numbers)]
+        else:
+            whole = whole_decoder(decoder)
+            check_divided(decoder, whole)
+            own = _places(decoder, own_sources(weights, decoder, whole), pieces, stored, numbers)
+            targets = list(divided(own, _places(whole, weights, pieces, stored, numbers), tp.rank, tp.size))
+        done, total = 0, sum(target.numel() for target, _ in targets)
+        for count in _fill(targets):
             done += count
             if progress is not None:
                 progress("loading weights", done / total)
@@ -166,7 +176,7 @@ def _tell_of_unused(stored: Stored) -> None:
         logger.warning("%d scales of a quantized KV cache (%s, …) are not used.", len(scales), scales[0])
 
 
-def _targets(decoder: Decoder, weights: WeightMap, pieces: Pieces, stored: Stored, plain: Stored) -> Iterator[Target]:
+def _places(decoder: Decoder, weights: WeightMap, pieces: Pieces, stored: Stored, plain: Stored) -> Iterator[Place]:
     """Yield what is to be filled, with the function that reads it. plain: the files' tensors without quantized ones."""
     kept = {name for name, owner, _ in matrices(decoder, weights, tied=True) if owner.fillings}
     for name, module, sources in matrices(decoder, weights, tied=True):
@@ -175,18 +185,22 @@ def _targets(decoder: Decoder, weights: WeightMap, pieces: Pieces, stored: Store
     for parameter, sources in weights.items():
         if parameter.removesuffix(".weight") in kept:
             continue
+        parts = fused_parts(decoder.get_submodule(parameter.rpartition(".")[0]), sources)
         for name, view in checkpoint_views(decoder, {parameter: sources}).items():
-            yield from _plain_targets(plain[name], view.tensor, quantized=name in pieces)
+            yield from _plain_places(plain[name], view.tensor, parts, quantized=name in pieces)
 
 
-def _plain_targets(stored: StoredTensor, view: Tensor, *, quantized: bool) -> Iterator[Target]:
+def _plain_places(
+    stored: StoredTensor, view: Tensor, parts: Sequence[int] | None, *, quantized: bool
+) -> Iterator[Place]:
     """Yield a parameter's part. Stacks of quantized experts are read one by one, since all of them would take much
     memory before they are copied."""
     if not quantized or stored.part is None:
-        yield view, lambda: stored.read().view(view.shape)
+        sliced = stored.sliced if list(view.shape) == stored.shape else None
+        yield Place(view, lambda: stored.read().view(view.shape), sliced, parts)
         return
     for index, one in enumerate(view):
-        yield one, partial(_part, stored.part, index, one.shape)
+        yield Place(one, partial(_part, stored.part, index, one.shape), parts=parts)
 
 
 def _part(part: Callable[[int], Tensor], index: int, shape: torch.Size) -> Tensor:
@@ -199,7 +213,7 @@ def missing_offset(decoder: Decoder, parameter: str, source: Source) -> float:
     return owner.offset if isinstance(owner, Norm) and not source.complete else 0.0
 
 
-def _fill(targets: list[Target]) -> Iterator[int]:
+def _fill(targets: Sequence[tuple[Tensor, Callable[[], Tensor]]]) -> Iterator[int]:
     """Read every tensor into its target, and yield its number of elements."""
     device = next((target.device for target, _ in targets), torch.device("cpu"))
     if device.type == "cuda":

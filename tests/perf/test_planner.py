@@ -17,13 +17,14 @@ from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import LayerSpec, ModelSpec
+from ridgeline.core.sharding import part_of
 from ridgeline.kernels.grouped_gemm.cost import touched
 from ridgeline.perf.calibration import Calibration, GemmRate, save
 from ridgeline.perf.explain import explain_table, step_shape
 from ridgeline.perf.footprint import active_parameters, kv_bytes, parameters
 from ridgeline.perf.hardware import find
 from ridgeline.perf.parts import Reach
-from ridgeline.perf.planner import Deployment, Plan, shard
+from ridgeline.perf.planner import Deployment, Plan
 from ridgeline.perf.roofline import Roofline, step_limit, step_ops
 from ridgeline.worker.machine import device_name
 from ridgeline.worker.memory import activation_bytes
@@ -85,21 +86,21 @@ def test_cost_is_price_over_throughput() -> None:
 
 
 def test_shards_hold_the_whole_model() -> None:
-    whole, part = parameters(BASE.model), parameters(shard(BASE.model, 8))
+    whole, part = parameters(BASE.model), parameters(part_of(BASE.model, 8))
     assert 8 * part.products == whole.products
     assert 8 * part.embed == whole.embed
-    assert shard(BASE.model, 16).layers[0].mixer.num_kv_heads == 1  # repeated on pairs of devices
+    assert part_of(BASE.model, 16).layers[0].mixer.num_kv_heads == 1  # repeated on pairs of devices
     for tp in (3, 64):
         with pytest.raises(InvalidConfig, match=f"tp {tp} does not divide"):
-            shard(BASE.model, tp)
+            part_of(BASE.model, tp)
 
 
 def test_of_experts_every_matrix_is_divided() -> None:
-    whole, part = (parameters(model) for model in (MIXTURE.model, shard(MIXTURE.model, 4)))
+    whole, part = (parameters(model) for model in (MIXTURE.model, part_of(MIXTURE.model, 4)))
     routers = 48 * 2048 * 128  # every device chooses by itself
     assert 4 * (part.products - routers) == whole.products - routers
     with pytest.raises(InvalidConfig, match="does not divide the model's 768 columns of an expert"):
-        shard(replace(MIXTURE.model, layers=_with_heads(MIXTURE.model, 5)), 5)
+        part_of(replace(MIXTURE.model, layers=_with_heads(MIXTURE.model, 5)), 5)
 
 
 def _with_heads(model: ModelSpec, count: int) -> tuple[LayerSpec, ...]:

@@ -20,13 +20,13 @@ from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.held import WHOLE, Filling
 from ridgeline.weights.checkpoint import PLAIN, StoredTensor
+from ridgeline.weights.divided import Place
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.quantized import METHODS
 from ridgeline.weights.quantized.gguf import Gguf
 from ridgeline.weights.quantized.piece import Method, Piece, Stored
 
-Target = tuple[Tensor, Callable[[], Tensor]]
 Pieces = Mapping[str, Piece]  # the name of a source → how it is stored
 Forms = Mapping[str, HeldMatrix]  # by the names of the decoder's modules
 
@@ -187,7 +187,7 @@ def targets(
     pieces: Pieces,
     stored: Stored,
     view: Callable[[Tensor, Source], Tensor],
-) -> Iterator[Target]:
+) -> Iterator[Place]:
     """Yield the tensors of a module that keeps the form of its files, each with the function that reads it.
 
     view: returns a part of a tensor in the order of a source.
@@ -195,13 +195,23 @@ def targets(
     assert isinstance(module, (Linear, ExpertStack))
     for filling in module.fillings:
         own = [replace(source, transpose=False) for source in _own(filling.parts, len(module.parts), sources)]
+        fused = fused_parts(module, own) if len(filling.parts) == 1 else None
         for field, tensor in filling.tensors.items():
             if field in WHOLE:
-                yield tensor, partial(_shared, field, own, pieces, stored, tensor.shape)
+                yield Place(tensor, partial(_shared, field, own, pieces, stored, tensor.shape))
                 continue
             for source, part in zip(own, _split(filling, field, len(own)), strict=True):
                 place = view(part, source)
-                yield place, partial(_read, pieces.get(source.name), field, source.name, stored, place.shape)
+                read = partial(_read, pieces.get(source.name), field, source.name, stored, place.shape)
+                yield Place(place, read, parts=fused)
+
+
+def fused_parts(owner: nn.Module, sources: Sequence[Source]) -> Sequence[int] | None:
+    """Return the sizes of the projections that one tensor of the files holds below one another, if there are
+    several."""
+    parts: Sequence[int] = getattr(owner, "parts", ())
+    below = len(sources) == 1 and sources[0].heads is None and not sources[0].alternating
+    return parts if below and len(parts) > 1 else None
 
 
 def _own(parts: Mapping[int, int], count: int, sources: Sequence[Source]) -> list[Source]:

@@ -1,0 +1,75 @@
+"""One rank's part of a model whose matrices are divided over several devices (Megatron-LM, arXiv 1909.08053).
+
+The first product of a pair is divided by its outputs and the second by its inputs, so that ranks need each other's
+results once behind each pair: behind attention's output projection, and behind the feed-forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec
+
+
+def part_of(model: ModelSpec, tp: int) -> ModelSpec:
+    """Return the part of the model that one of `tp` ranks computes. Heads, feed-forward (of every expert) and
+    vocabulary are divided; key/value heads fewer than `tp` are repeated. The last part of a vocabulary may be short.
+
+    Raises InvalidConfig if the shape does not divide.
+    """
+    if tp == 1:
+        return model
+    layers = {layer: _layer(layer, tp) for layer in dict.fromkeys(model.layers)}
+    return replace(model, vocab_size=-(-model.vocab_size // tp), layers=tuple(layers[layer] for layer in model.layers))
+
+
+def check_experts(model: ModelSpec, ep: int) -> None:
+    """Raise InvalidConfig if `ep` ranks cannot divide the experts of every mixture equally."""
+    mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertsSpec)]
+    if ep > 1 and not mixtures:
+        raise InvalidConfig(f"ep {ep} divides experts, and the model has none; use tp.")
+    for count in {spec.routing.experts for spec in mixtures}:
+        if count % ep:
+            raise InvalidConfig(f"ep {ep} does not divide the model's {count} experts; choose another ep.")
+
+
+def cut(whole: Sequence[int], part: Sequence[int], rank: int, size: int) -> tuple[slice, ...]:
+    """Return where a rank's part of a tensor lies in the whole, from their shapes alone: a dimension of n equal parts
+    gives each part to `size` / n neighbouring ranks. The last part may be short.
+
+    >>> cut((8, 4), (2, 4), rank=3, size=4), cut((2, 4), (1, 4), rank=3, size=4)
+    ((slice(6, 8, None), slice(0, 4, None)), (slice(1, 2, None), slice(0, 4, None)))
+    """
+    found = []
+    for all_of_it, own in zip(whole, part, strict=True):
+        index = rank * -(-all_of_it // max(own, 1)) // size
+        found.append(slice(min(index * own, all_of_it), min((index + 1) * own, all_of_it)))
+    return tuple(found)
+
+
+def _layer(spec: LayerSpec, tp: int) -> LayerSpec:
+    attention = spec.attention
+    heads = _part("attention heads", attention.num_heads, tp)
+    kv_heads = 1 if tp % attention.num_kv_heads == 0 else _part("key/value heads", attention.num_kv_heads, tp)
+    mixer = replace(attention, num_heads=heads, num_kv_heads=kv_heads)
+    if isinstance(spec.feed_forward, ExpertsSpec):
+        return replace(spec, mixer=mixer, feed_forward=_experts(spec.feed_forward, tp))
+    return replace(spec, mixer=mixer, feed_forward=_mlp(spec.mlp, tp))
+
+
+def _mlp(spec: MLPSpec, tp: int) -> MLPSpec:
+    return replace(spec, intermediate_size=_part("feed-forward columns", spec.intermediate_size, tp))
+
+
+def _experts(spec: ExpertsSpec, tp: int) -> ExpertsSpec:
+    shared = None if spec.shared is None else _mlp(spec.shared, tp)
+    return replace(spec, intermediate_size=_part("columns of an expert", spec.intermediate_size, tp), shared=shared)
+
+
+def _part(what: str, size: int, tp: int) -> int:
+    if size % tp:
+        raise InvalidConfig(f"tp {tp} does not divide the model's {size} {what}; choose another tp.")
+    return size // tp

@@ -1,0 +1,41 @@
+"""The ranks along one axis of a mesh, and what they say to each other."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Axis(Protocol):
+    """The ranks that divide something between them, as one of them sees it. Every rank calls the same methods in the
+    same order with tensors of the same shapes.
+
+    rank: this one's number. size: how many there are.
+    """
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return the sum of all ranks' tensors, in x's dtype and with the same bits on every rank. x may be
+        overwritten."""
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Return all ranks' tensors side by side: their last dimensions are joined, in the order of ranks."""
+
+
+class Alone:
+    """The axis of a single rank, which has nobody to talk to."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return x
+
+
+ALONE = Alone()

@@ -1,0 +1,67 @@
+"""Ranks that are processes, joined by torch.distributed: gloo on CPUs, NCCL on GPUs."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ridgeline.parallel.mesh import Mesh
+
+
+class ProcessAxis:
+    """An axis over all processes of the group that `join` made.
+
+    Sums are made in the order of the ranks, in float32, and rounded once: so they are the same on every rank, and an
+    element's does not depend on the tensor around it. (Rings begin the sum of an element at a rank that follows from
+    the element's place.)
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        parts = self._all(x)
+        total = parts[0].float()
+        for part in parts[1:]:
+            total = total + part.float()
+        return total.to(x.dtype)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return torch.cat(self._all(x), -1)
+
+    def _all(self, x: Tensor) -> list[Tensor]:
+        mine = x.contiguous()
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(parts, mine)
+        return parts
+
+
+def join(rank: int, size: int, meeting: Path, device: torch.device, limit: float) -> Mesh:
+    """Meet the other processes, and return the mesh. Every process calls it once.
+
+    meeting: a file that does not exist yet, on a disk that all of them see.
+    limit: seconds after which a collective gives up on ranks that do not take part, with an error.
+    """
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whatever its name resolves to
+    store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=limit))
+    return Mesh(tp=ProcessAxis(rank, size))
+
+
+def smallest(value: int, device: torch.device) -> int:
+    """Return the smallest value that any rank has."""
+    held = torch.tensor([value], dtype=torch.int64, device=device)
+    dist.all_reduce(held, dist.ReduceOp.MIN)
+    return int(held)
+
+
+def leave() -> None:
+    """Leave the group, if this process is in one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
