@@ -49,6 +49,18 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
+def device_of_rank(config: LLMConfig, rank: int) -> torch.device:
+    """Return the device of one of the ranks that divide a model. Raise InvalidConfig if there are too few."""
+    device, ranks = choose_device(config.device), config.tensor_parallel_size
+    if device.type == "cpu":
+        return device
+    if ":" in str(device):
+        raise InvalidConfig(f"device {config.device} is one GPU, and tensor_parallel_size is {ranks}; use device cuda.")
+    if ranks > (gpus := torch.cuda.device_count()):
+        raise InvalidConfig(f"tensor_parallel_size is {ranks}, and torch sees {gpus} GPUs; lower it to {gpus}.")
+    return torch.device(device.type, rank)
+
+
 def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> DtypeChoice:
     """Return the dtype. "auto" is the checkpoint's own, but float32 on a CPU without bfloat16 instructions, where that
     is far faster."""

@@ -36,6 +36,8 @@ ENGINE_HELP = {
     "enable_prefix_caching": "Reuse the KV cache of equal prompt beginnings.",
     "scheduling_policy": "fcfs or priority.",
     "itl_target": "Milliseconds that a step with prompts may take while requests decode (0: no limit).",
+    "tensor_parallel_size": "Devices that divide every matrix between them.",
+    "distributed_timeout_seconds": "Seconds after which a step on several devices is given up.",
     "seed": "Seed for requests that have none of their own.",
     "load_format": "auto, safetensors, or dummy (random weights).",
     "quantization": "Round plain weights when they are loaded: fp8, fp8-block, w8a8 (activations too), w4a16, or int8 "

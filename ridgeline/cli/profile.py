@@ -47,7 +47,7 @@ def profile(
         work = _workload(llm, prompts or [], batch, input_tokens, output_tokens)
         hardware = hardware_of(assembly.device)
         limits = op_limits(assembly.model.spec, hardware, assembly.precision) if hardware is not None else None
-        report = measure(assembly.engine, assembly.worker, work, out, limits)
+        report = measure(assembly.engine, assembly.local, work, out, limits)
         size = f"{len(prompts)} prompts" if prompts else f"batch {batch}, {input_tokens} tokens in"
         title = f"{model or 'embedded model'}, {assembly.dtype} on {assembly.device}: {size}, {output_tokens} out"
     text = summary(report, title)

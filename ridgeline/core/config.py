@@ -38,6 +38,9 @@ class LLMConfig:
     deterministic: a request gets the same bits whatever runs beside it (GPU only; slower).
     cascade: decoding requests with the same first cache blocks read their keys together. The default is yes on a GPU,
         but not with deterministic.
+    tensor_parallel_size: how many devices divide every matrix between them; each is a process of its own. On a CPU the
+        ranks are processes too.
+    distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before they are given up.
     itl_target: the milliseconds that a step with prompts should take at most while requests decode, since these wait
         for it. 0 sets no bound. With None `ridgeline serve` derives it from model and device; offline, where nobody
         waits, there is none.
@@ -70,6 +73,8 @@ class LLMConfig:
     cascade: bool | None = None
     quantization: str | None = None
     itl_target: float | None = None
+    tensor_parallel_size: int = 1
+    distributed_timeout_seconds: float = 120.0
     kernels: Mapping[str, str] = field(default_factory=dict)
     debug_checks: bool = False
 
@@ -86,7 +91,17 @@ class LLMConfig:
             )
         if self.cascade and self.deterministic:
             raise InvalidConfig("cascade makes a request's bits depend on what runs beside it; not with deterministic.")
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"):
+        if not self.distributed_timeout_seconds > 0:
+            raise InvalidConfig(
+                f"distributed_timeout_seconds must be above 0, got {self.distributed_timeout_seconds!r}."
+            )
+        for name in (
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "kv_cache_memory",
+            "tensor_parallel_size",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {value!r}.")
@@ -101,9 +116,10 @@ class LLMConfig:
             "kv_cache_memory",
             "block_size",
             "seed",
+            "tensor_parallel_size",
         ):
             value = getattr(self, name)
-            optional = name != "seed"
+            optional = name not in ("seed", "tensor_parallel_size")
             if not (isinstance(value, int) and not isinstance(value, bool)) and not (optional and value is None):
                 raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
         for name in (
@@ -118,8 +134,9 @@ class LLMConfig:
                 raise InvalidConfig(f"{name} must be True or False, got {getattr(self, name)!r}.")
         if self.itl_target is not None and not (_is_real(self.itl_target) and 0 <= self.itl_target < float("inf")):
             raise InvalidConfig(f"itl_target must be a number of milliseconds from 0, got {self.itl_target!r}.")
-        if not isinstance(self.gpu_memory_utilization, (int, float)):
-            raise InvalidConfig(f"gpu_memory_utilization must be a number, got {self.gpu_memory_utilization!r}.")
+        for name in ("gpu_memory_utilization", "distributed_timeout_seconds"):
+            if not isinstance(getattr(self, name), (int, float)):
+                raise InvalidConfig(f"{name} must be a number, got {getattr(self, name)!r}.")
 
 
 def _is_real(value: object) -> bool:

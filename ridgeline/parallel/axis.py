@@ -24,6 +24,9 @@ class Axis(Protocol):
     def all_gather(self, x: Tensor) -> Tensor:
         """Return all ranks' tensors side by side: their last dimensions are joined, in the order of ranks."""
 
+    def smallest(self, value: int) -> int:
+        """Return the smallest value that a rank has."""
+
 
 class Alone:
     """The axis of a single rank, which has nobody to talk to."""
@@ -36,6 +39,9 @@ class Alone:
 
     def all_gather(self, x: Tensor) -> Tensor:
         return x
+
+    def smallest(self, value: int) -> int:
+        return value
 
 
 ALONE = Alone()

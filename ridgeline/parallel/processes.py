@@ -21,8 +21,8 @@ class ProcessAxis:
     the element's place.)
     """
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank, self.size, self._device = rank, size, device
 
     def all_reduce(self, x: Tensor) -> Tensor:
         parts = self._all(x)
@@ -33,6 +33,11 @@ class ProcessAxis:
 
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._all(x), -1)
+
+    def smallest(self, value: int) -> int:
+        held = torch.tensor([value], dtype=torch.int64, device=self._device)
+        dist.all_reduce(held, dist.ReduceOp.MIN)
+        return int(held)
 
     def _all(self, x: Tensor) -> list[Tensor]:
         mine = x.contiguous()
@@ -51,17 +56,4 @@ def join(rank: int, size: int, meeting: Path, device: torch.device, limit: float
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whatever its name resolves to
     store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=limit))
-    return Mesh(tp=ProcessAxis(rank, size))
-
-
-def smallest(value: int, device: torch.device) -> int:
-    """Return the smallest value that any rank has."""
-    held = torch.tensor([value], dtype=torch.int64, device=device)
-    dist.all_reduce(held, dist.ReduceOp.MIN)
-    return int(held)
-
-
-def leave() -> None:
-    """Leave the group, if this process is in one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    return Mesh(tp=ProcessAxis(rank, size, device))

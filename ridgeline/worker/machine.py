@@ -36,7 +36,11 @@ def driver_version(device: torch.device) -> str:
 def hardware_of(device: torch.device) -> Hardware | None:
     """Return the rates that this device attains: those of its own calibration, else those known of its
     kind, else None."""
-    name = device_name(device)
+    return hardware_named(device_name(device), device)
+
+
+def hardware_named(name: str, device: torch.device) -> Hardware | None:
+    """Return what `hardware_of` does for a device of this name, which need not be reached from this process."""
     known = _known(device, name)
     own = calibration.load(name)
     if own is not None:

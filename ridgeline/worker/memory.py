@@ -87,10 +87,17 @@ def weight_bytes(model: ModelSpec, *, dtype_bytes: int, positions: int, forms: I
 
 
 def check_weights_fit(
-    model: ModelSpec, device: torch.device, *, dtype: str, positions: int, forms: Iterable[HeldMatrix] = ()
+    model: ModelSpec,
+    device: torch.device,
+    *,
+    dtype: str,
+    positions: int,
+    forms: Iterable[HeldMatrix] = (),
+    ranks: int = 1,
 ) -> None:
-    """Raise InvalidConfig, before anything is allocated, if the model cannot be held at all."""
-    needed = weight_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], positions=positions, forms=forms)
+    """Raise InvalidConfig, before anything is allocated, if the model cannot be held at all. ranks: how many devices
+    divide it."""
+    needed = weight_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], positions=positions, forms=forms) // ranks
     if needed > (free := _physically_free(device)):
         raise InvalidConfig(
             f"the model needs {_size(needed)} for its weights in {dtype}, and {_size(free)} are free on {device}; "
@@ -103,12 +110,14 @@ class Budget:
     """The bytes that the KV cache may take, and the reason why not more.
 
     weights: bytes of the weights while they are not loaded, then 0.
+    ranks: how many processes share the device.
     """
 
     device: torch.device
     config: LLMConfig
     weights: int
     activations: int
+    ranks: int = 1
 
     @property
     def num_bytes(self) -> int:
@@ -120,7 +129,7 @@ class Budget:
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             return free - int(total * (1 - self.config.gpu_memory_utilization))
-        return int(_host_memory() * CPU_SHARE)
+        return int(_host_memory() * CPU_SHARE) // self.ranks
 
     def __str__(self) -> str:
         """Say what uses the memory, and what to do about it."""
@@ -154,11 +163,13 @@ def plan_memory(
     longest: int,
     max_seqs: int,
     max_chunk: int,
+    ranks: int = 1,
 ) -> MemoryReport:
     """Size the KV cache from the budget. It is called before the weights are loaded, so that no loading is wasted, and
     again after that.
 
     longest: the context to plan for. Without `max_model_len` the context shrinks to what fits.
+    ranks: how many processes share the device.
 
     On a CPU the cache is no larger than `max_seqs` requests at full context need. Raises InvalidConfig if an explicit
     `max_model_len` does not fit.
@@ -170,7 +181,9 @@ def plan_memory(
         raise InvalidConfig(
             f"kv_cache_memory is {_size(config.kv_cache_memory)}, and {_size(free)} are free on {device}; lower it."
         )
-    budget = Budget(device=device, config=config, weights=0 if loaded else weights, activations=activations)
+    budget = Budget(
+        device=device, config=config, weights=0 if loaded else weights, activations=activations, ranks=ranks
+    )
     num_bytes = max(0, budget.num_bytes)
 
     def layout(pages: int) -> CacheLayout:

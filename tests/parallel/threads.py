@@ -27,6 +27,9 @@ class ThreadAxis:
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._all(x), -1)
 
+    def smallest(self, value: int) -> int:
+        return int(torch.stack(self._all(torch.tensor(value))).min())
+
     def _all(self, x: Tensor) -> list[Tensor]:
         self._held[self.rank] = x
         self._barrier.wait(LIMIT)

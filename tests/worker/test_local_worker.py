@@ -204,7 +204,7 @@ def test_a_device_too_small_for_cache_and_graphs_is_one_sentence(folder: Path, m
     def cramped(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
-    monkeypatch.setattr("ridgeline.assembly.Runner", cramped)
+    monkeypatch.setattr("ridgeline.assembly.device.Runner", cramped)
     with pytest.raises(InvalidConfig, match="ran out of memory while the cache and the graphs were made"), rig(folder):
         pass
 

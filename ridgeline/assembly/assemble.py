@@ -1,0 +1,186 @@
+"""An engine with its worker: one device in this process, or a group of ranks in processes of their own."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ridgeline.assembly.choices import choose
+from ridgeline.assembly.device import device_worker
+from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.core.config import EngineConfig, LLMConfig
+from ridgeline.core.cost import CostModel
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.kv_format import kv_format
+from ridgeline.core.plan import Worker
+from ridgeline.core.sharding import part_of
+from ridgeline.defaults import choose_device, choose_itl_target, device_of_rank
+from ridgeline.engine.engine import Engine
+from ridgeline.kernels.launch import on_device
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import Ops
+from ridgeline.models.config import ModelConfig
+from ridgeline.perf.precision import Precision, precision
+from ridgeline.perf.roofline import Roofline
+from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.loader import Progress, read_model_config, resolve_model
+from ridgeline.worker.local import LocalWorker
+from ridgeline.worker.machine import hardware_named, hardware_of
+from ridgeline.worker.memory import MemoryReport
+
+if TYPE_CHECKING:
+    from ridgeline.ranks.leader import Group
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """A running engine and what there is to know about it. Of several ranks, memory and device are the first one's.
+
+    precision: with the forms in which weights are held.
+    """
+
+    engine: Engine
+    worker: LocalWorker | Group
+    ops: Ops
+    model: ModelConfig
+    folder: Path
+    device: torch.device
+    dtype: str
+    precision: Precision
+    memory: MemoryReport
+
+    @property
+    def local(self) -> LocalWorker:
+        """The worker, for callers that look into it. Raise InvalidConfig if it is in other processes."""
+        if not isinstance(self.worker, LocalWorker):
+            raise InvalidConfig("this looks into the worker, which several ranks are; leave tensor_parallel_size out.")
+        return self.worker
+
+
+def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive: bool = False) -> Assembly:
+    """Load the model, size the cache, start the worker. Raises InvalidConfig or ModelLoadError.
+
+    interactive: somebody reads along, so a prompt must not hold up those who decode (`LLMConfig.itl_target`).
+
+    For a CPU a thread does it that then ends. The threads with which OpenMP shares its loops end with it, and only the
+    worker's are left: were there more threads than cores, each would go to sleep after every loop instead of looking
+    out for the next (libgomp's rule), which makes a step of a small model 10 to 20 % longer.
+    """
+    if config.tensor_parallel_size > 1:
+        return _assemble_group(config, progress, interactive)
+    device = choose_device(config.device)
+    if device.type != "cpu":
+        if ":" not in str(device):  # a number, so that every thread means the same one
+            device = torch.device(device.type, torch.cuda.current_device())
+        with on_device(device):  # Triton launches on the thread's current device, which may be another
+            return _assemble(config, device, progress, interactive)
+    with ThreadPoolExecutor(1, "ridgeline-load") as thread:
+        return thread.submit(_assemble, config, device, progress, interactive).result()
+
+
+def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None, interactive: bool) -> Assembly:
+    choices = choose(config, device)
+    worker, memory = device_worker(choices, progress)
+    hardware, spec = hardware_of(device), choices.model.spec
+    cost_model = Roofline(spec, hardware, choices.precision) if hardware is not None else None
+    wiring = Wiring(memory, spec.vocab_size, choices.max_seqs, choices.cascade, cost_model, interactive)
+    engine = _engine(config, worker, wiring)
+    if choices.captured:
+        engine.rehearse()
+        worker.forget_expert_load()
+    logger.info("computing in %s on %s: %s", choices.dtype, device, choices.why)
+    return Assembly(
+        engine=engine,
+        worker=worker,
+        ops=choices.ops,
+        model=choices.model,
+        folder=choices.folder,
+        device=device,
+        dtype=choices.dtype,
+        precision=choices.precision,
+        memory=memory,
+    )
+
+
+def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: bool) -> Assembly:
+    """Start the ranks, which load the model, and wire an engine to them. This process holds no part of it."""
+    if find_spec("msgspec") is None:
+        raise InvalidConfig("tensor_parallel_size needs the package msgspec; pip install 'ridgeline[serve]'.")
+    from ridgeline.ranks.leader import Group  # here, because it needs that package
+
+    size, device = config.tensor_parallel_size, device_of_rank(config, 0)
+    folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
+    model = read_model_config(folder)
+    model = replace(model, spec=model.spec.with_kv_format(kv_format(config.kv_cache_dtype)))
+    part = part_of(model.spec, size)
+    group = Group(_sent(config, folder), size, config.distributed_timeout_seconds, progress)
+    facts = group.facts
+    layout = CacheLayout(
+        groups=part.cache_groups, block_size=facts.block_size, dtype=facts.dtype, num_pages=facts.num_pages
+    )
+    memory = MemoryReport(
+        weights=facts.weights,
+        activations=facts.activations,
+        kv_cache=facts.kv_cache,
+        layout=layout,
+        max_model_len=facts.max_model_len,
+        max_chunk=facts.max_tokens,
+    )
+    hardware, exact = hardware_named(facts.device_name, device), precision(facts.dtype)
+    cost_model = Roofline(part, hardware, exact) if hardware is not None else None
+    wiring = Wiring(memory, model.spec.vocab_size, facts.max_seqs, facts.cascade, cost_model, interactive)
+    engine = _engine(config, group, wiring)
+    if facts.captured:
+        engine.rehearse()
+        group.forget_expert_load()
+    logger.info("computing in %s on %d ranks (%s): %s", facts.dtype, size, device.type, facts.why)
+    return Assembly(
+        engine=engine,
+        worker=group,
+        ops=Ops(Platform(device_type=device.type)),
+        model=model,
+        folder=folder,
+        device=device,
+        dtype=facts.dtype,
+        precision=exact,
+        memory=memory,
+    )
+
+
+def _sent(config: LLMConfig, folder: Path) -> dict[str, Any]:
+    """Return the settings as the ranks get them: all read the folder that was found once."""
+    return {**asdict(config), "model": str(folder), "revision": None, "kernels": dict(config.kernels)}
+
+
+class Wiring(NamedTuple):
+    """All that the engine must know of its worker."""
+
+    memory: MemoryReport
+    vocab_size: int
+    max_seqs: int
+    cascade: bool
+    cost_model: CostModel | None
+    interactive: bool
+
+
+def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
+    memory, cost_model = wiring.memory, wiring.cost_model
+    engine_config = EngineConfig(
+        max_model_len=memory.max_model_len,
+        max_num_seqs=wiring.max_seqs,
+        max_num_batched_tokens=memory.max_chunk,
+        enable_prefix_caching=config.enable_prefix_caching,
+        scheduling_policy=config.scheduling_policy,
+        itl_target=choose_itl_target(config.itl_target, cost_model, interactive=wiring.interactive),
+        cascade=wiring.cascade,
+        debug_checks=config.debug_checks,
+    )
+    return Engine(engine_config, memory.layout, worker, vocab_size=wiring.vocab_size, cost_model=cost_model)

@@ -1,0 +1,174 @@
+"""What is settled before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.kv_format import kv_format
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.sharding import part_of
+from ridgeline.core.state_spec import DTYPE_BYTES
+from ridgeline.defaults import check_max_model_len, choose_dtype, choose_kernels, choose_limits
+from ridgeline.kernels.launch import num_multiprocessors
+from ridgeline.kernels.op import Platform, on_gpu
+from ridgeline.kernels.ops import Ops
+from ridgeline.models.config import ModelConfig
+from ridgeline.parallel.mesh import Mesh
+from ridgeline.perf.held import held_precision
+from ridgeline.perf.precision import Precision, precision
+from ridgeline.quantization.experts import keeps_stacks
+from ridgeline.quantization.held import runs_well
+from ridgeline.quantization.scheme import Scheme, scheme
+from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.formats.gguf_file import is_gguf
+from ridgeline.weights.loader import check_files, read_model_config, resolve_model, stored_forms
+from ridgeline.weights.quantized.plan import Forms, method_name
+from ridgeline.worker.memory import MemoryReport, check_weights_fit, plan_memory, weight_bytes
+from ridgeline.worker.precompile import KernelSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """The decisions that are made before anything is loaded.
+
+    part: what this rank computes of the model; all of it if there is one rank.
+    why: the reason for the dtype.
+    forms: the matrices that keep the form of the files.
+    longest: the context that memory has room for, as far as that is known before the weights are there.
+    captured: decode steps run as CUDA graphs.
+    """
+
+    config: LLMConfig
+    device: torch.device
+    folder: Path
+    model: ModelConfig
+    part: ModelSpec
+    mesh: Mesh
+    dtype: str
+    why: str
+    scheme: Scheme
+    forms: Forms
+    ops: Ops
+    overrides: Mapping[str, str]
+    max_seqs: int
+    max_tokens: int
+    wanted_len: int
+    longest: int
+    cascade: bool
+    captured: bool
+
+    def memory(self, *, weights: int, loaded: bool, longest: int) -> MemoryReport:
+        """Size the KV cache for weights of so many bytes."""
+        return plan_memory(
+            self.part,
+            self.config,
+            self.device,
+            dtype=self.dtype,
+            weights=weights,
+            loaded=loaded,
+            longest=longest,
+            max_seqs=self.max_seqs,
+            max_chunk=self.max_tokens,
+            ranks=self.mesh.tp.size if self.device.type == "cpu" else 1,
+        )
+
+    @property
+    def precision(self) -> Precision:
+        return held_precision(precision(self.dtype), self.model.spec, self.forms)
+
+    @property
+    def kernels(self) -> KernelSet:
+        """The kernels that the engine will need."""
+        return KernelSet(
+            spec=self.part,
+            arch=self.ops.platform.arch,
+            multiprocessors=num_multiprocessors(self.device),
+            dtype=self.dtype,
+            max_model_len=self.wanted_len,
+            max_seqs=self.max_seqs,
+            max_tokens=self.max_tokens,
+            block_size=self.config.block_size or DEFAULT_BLOCK_SIZE[self.device.type],
+            cascade=self.cascade,
+            overrides=tuple(sorted(self.overrides.items())),
+        )
+
+
+def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) -> Choices:
+    """Settle everything that needs no weights. Raise InvalidConfig or ModelLoadError for what could never run."""
+    mesh = mesh or Mesh()
+    platform, folder = Platform.of(device), resolve_model(config.model or EMBEDDED_MODEL, config.revision)
+    weights = _scheme(config.quantization, folder)
+    weights.check(platform)
+    model = read_model_config(folder)
+    model = replace(model, spec=model.spec.with_kv_format(kv_format(config.kv_cache_dtype)))
+    part = part_of(model.spec, mesh.tp.size)
+    dtype, why = choose_dtype(config.dtype, model.dtype, device)
+    wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
+    overrides = choose_kernels(config, device)
+    ops = Ops(platform, overrides)
+    if method_name(folder) is None and not is_gguf(folder):
+        check_weights_fit(model.spec, device, dtype=dtype, positions=1, ranks=mesh.tp.size)
+    if config.load_format != "dummy":
+        check_files(folder, model)
+    forms = _kept(stored_forms(folder, model, files=config.load_format != "dummy"), config, folder, ops)
+    check_weights_fit(model.spec, device, dtype=dtype, positions=1, forms=forms.values(), ranks=mesh.tp.size)
+    max_seqs, max_tokens = choose_limits(config, device)
+    cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
+    choices = Choices(
+        config=config,
+        device=device,
+        folder=folder,
+        model=model,
+        part=replace(part, vocab_size=model.spec.vocab_size),
+        mesh=mesh,
+        dtype=dtype,
+        why=why,
+        scheme=weights,
+        forms=forms,
+        ops=ops,
+        overrides=overrides,
+        max_seqs=max_seqs,
+        max_tokens=max_tokens,
+        wanted_len=wanted_len,
+        longest=wanted_len,
+        cascade=cascade,
+        captured=on_gpu(platform) and not config.enforce_eager,
+    )
+    item = weights.weight_bytes or DTYPE_BYTES[dtype]
+    least = weight_bytes(model.spec, dtype_bytes=item, positions=1, forms=forms.values()) // mesh.tp.size
+    longest = choices.memory(weights=least, loaded=False, longest=wanted_len).max_model_len
+    check_weights_fit(model.spec, device, dtype=dtype, positions=longest, forms=forms.values(), ranks=mesh.tp.size)
+    return replace(choices, longest=longest)
+
+
+def _scheme(wanted: str | None, folder: Path) -> Scheme:
+    """Return the scheme of weights that are plain numbers in the files. Raise InvalidConfig if the checkpoint is
+    quantized otherwise than the user says."""
+    method = method_name(folder)
+    if method is None or wanted is None:
+        return scheme(wanted)
+    if wanted.removesuffix("_marlin") != method:  # vLLM's names of its kernels for GPTQ and AWQ
+        raise InvalidConfig(
+            f"quantization is {wanted!r}, and the checkpoint is quantized as {method!r}; leave quantization out."
+        )
+    return scheme(None)
+
+
+def _kept(forms: Forms, config: LLMConfig, folder: Path, ops: Ops) -> Forms:
+    """Return the modules whose weights keep the form of the files: on a GPU all, on a CPU those that it multiplies fast
+    (or all, if the user names implementations). Others become plain numbers when they are loaded, as do a GGUF file's
+    if they are to be rounded otherwise."""
+    if config.quantization is not None and is_gguf(folder):
+        return {}
+    wanted = on_gpu(ops.platform) or bool(config.kernels)
+    return {
+        name: form
+        for name, form in forms.items()
+        if (wanted or runs_well(form, ops)) and (form.copies == 1 or keeps_stacks(ops, form.helds))
+    }

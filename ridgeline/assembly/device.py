@@ -1,0 +1,76 @@
+"""A worker on one device: weights loaded, cache sized, graphs captured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ridgeline.assembly.choices import Choices
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.layers.decoder import Decoder
+from ridgeline.parallel.axis import Axis
+from ridgeline.quantization.held import keeping
+from ridgeline.weights.loader import Progress, load_weights
+from ridgeline.worker.compilers import Compilers, processes_needed
+from ridgeline.worker.local import LocalWorker
+from ridgeline.worker.memory import MemoryReport
+from ridgeline.worker.runner import Runner
+
+
+def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWorker, MemoryReport]:
+    """Return the worker of one device, and what its memory holds. Raise InvalidConfig or ModelLoadError."""
+    decoder, memory = _load(choices, progress)
+    return LocalWorker(_run_on(decoder, memory, choices, progress)), memory
+
+
+def _load(choices: Choices, progress: Progress | None) -> tuple[Decoder, MemoryReport]:
+    """Load the weights, while other processes compile kernels, and size the cache by what is left."""
+    kernels, config = choices.kernels, choices.config
+    with Compilers(kernels, processes_needed(kernels) if choices.captured else 0) as compilers:
+        decoder = Decoder(
+            choices.model.spec,
+            choices.ops,
+            dtype=getattr(torch, choices.dtype),
+            device=choices.device,
+            max_positions=choices.wanted_len,
+            rotary_rows=choices.longest,
+            scheme_of=keeping(choices.forms, choices.scheme),
+            mesh=choices.mesh,
+        )
+        names, form = choices.model.weights, config.load_format
+        load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
+        decoder.prepare()
+        memory = choices.memory(weights=decoder.weight_bytes, loaded=True, longest=choices.longest)
+        compilers.try_to_finish(progress)
+    return decoder, _agreed(memory, choices.mesh.tp)
+
+
+def _agreed(memory: MemoryReport, ranks: Axis) -> MemoryReport:
+    """Return the report with the cache that every rank has room for: one plan names blocks of all of them."""
+    if ranks.size == 1:
+        return memory
+    pages, longest = ranks.smallest(memory.layout.num_pages), ranks.smallest(memory.max_model_len)
+    layout = replace(memory.layout, num_pages=pages)
+    return replace(memory, layout=layout, kv_cache=pages * layout.page_bytes, max_model_len=longest)
+
+
+def _run_on(decoder: Decoder, memory: MemoryReport, choices: Choices, progress: Progress | None) -> Runner:
+    """Make the cache and the graphs. Raise InvalidConfig if the device has too little memory for them."""
+    try:
+        runner = Runner(
+            decoder,
+            choices.ops,
+            memory.layout,
+            num_slots=choices.max_seqs,
+            max_model_len=memory.max_model_len,
+            cascade=choices.cascade,
+        )
+        if choices.captured:
+            runner.capture(max_rows=choices.max_seqs, max_tokens=choices.max_tokens, progress=progress)
+    except torch.OutOfMemoryError as error:
+        raise InvalidConfig(
+            f"{choices.device} ran out of memory while the cache and the graphs were made ({memory}); "
+            "lower gpu_memory_utilization, kv_cache_memory or max_num_seqs, or set enforce_eager."
+        ) from error
+    return runner

@@ -1,0 +1,17 @@
+"""The process of one rank of a divided model.
+
+    python -m ridgeline.rank_process DESCRIPTOR
+
+The descriptor is an end of a pair of sockets that the leader made (`ranks/leader.py`), over which it says everything
+else.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ridgeline.assembly.rank import assemble_rank
+from ridgeline.ranks.rank import run
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]), assemble_rank)

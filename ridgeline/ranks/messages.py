@@ -1,0 +1,258 @@
+"""The messages between the leader and its ranks, as msgpack with a tag in front. Both ends are of one installation.
+
+Arrays travel as their dtype, shape and bytes. The rows of a plan are sent once for all plans that share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ridgeline.core.plan import (
+    Assign,
+    CopyBlocks,
+    Delta,
+    Feature,
+    Guided,
+    PrefixGroup,
+    Release,
+    Rows,
+    SetBlocks,
+    Span,
+    StepPlan,
+    StepResult,
+)
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """The base of all messages."""
+
+
+# ---- from the leader ------------------------------------------------------------------------------------------------
+
+
+class Begin(Message, frozen=True, tag="begin"):
+    """The first message: which rank this is, where ranks meet, and what to assemble.
+
+    options: arguments of `LLMConfig`. limit: seconds after which a collective gives up.
+    """
+
+    rank: int
+    size: int
+    meeting: str
+    limit: float
+    options: dict[str, Any]
+
+
+class Assigned(Message, frozen=True, tag="assign"):
+    delta: Assign
+
+
+class BlocksSet(Message, frozen=True, tag="blocks"):
+    delta: SetBlocks
+
+
+class Released(Message, frozen=True, tag="release"):
+    delta: Release
+
+
+class SentRows(Message, frozen=True):
+    """`core.plan.Rows`, with features as a number."""
+
+    slots: np.ndarray
+    generations: np.ndarray
+    kinds: np.ndarray
+    num_tokens: np.ndarray
+    num_logits: np.ndarray
+    tokens_each: int
+    features: int
+    num_logprobs: int
+    prefixes: tuple[PrefixGroup, ...]
+    guided: tuple[Guided, ...]
+
+
+class SentPlan(Message, frozen=True, tag="plan"):
+    """`core.plan.StepPlan`. rows: None means those of the plan before."""
+
+    id: int
+    rows: SentRows | None
+    kv_bound: np.ndarray
+    spans: tuple[Span, ...]
+    deltas: tuple[Assigned | BlocksSet | Released, ...]
+    copies: tuple[CopyBlocks, ...]
+    reset: bool
+    expected: dict[int, Assign] | None
+
+
+class SentMasks(Message, frozen=True, tag="masks"):
+    plan_id: int
+    masks: dict[int, np.ndarray]
+
+
+class Ask(Message, frozen=True, tag="ask"):
+    """A question: the name of one of the worker's methods without arguments, whose result is the answer."""
+
+    method: str
+
+
+class Watch(Message, frozen=True, tag="watch"):
+    """Look at the experts' tallies with every plan from now on, or no longer."""
+
+    on: bool
+
+
+class Stop(Message, frozen=True, tag="stop"):
+    """Finish what was submitted, and end."""
+
+
+# ---- from a rank ----------------------------------------------------------------------------------------------------
+
+
+class Loading(Message, frozen=True, tag="loading"):
+    """How far loading is."""
+
+    what: str
+    fraction: float
+
+
+class Ready(Message, frozen=True, tag="ready"):
+    """The rank works from now on. The facts are the same on every rank, but for the bytes of its memory.
+
+    kv_cache: bytes. num_pages: of the smallest cache of all ranks. why: the reason for the dtype.
+    """
+
+    dtype: str
+    why: str
+    device_name: str
+    weights: int
+    activations: int
+    kv_cache: int
+    num_pages: int
+    block_size: int
+    max_model_len: int
+    max_seqs: int
+    max_tokens: int
+    cascade: bool
+    captured: bool
+
+
+class Mistake(Message, frozen=True, tag="mistake"):
+    """The rank cannot begin. kind: the name of an error in `core.errors`, or "" for any other."""
+
+    kind: str
+    sentence: str
+
+
+class Alive(Message, frozen=True, tag="alive"):
+    """The rank's process runs."""
+
+
+class Done(Message, frozen=True, tag="done"):
+    """A plan's outcome: from rank 0 all of it, from others whether it failed."""
+
+    result: StepResult
+
+
+class Answer(Message, frozen=True, tag="answer"):
+    """The answer to an `Ask`: msgpack, of the type that the question has. error: the device is lost."""
+
+    value: bytes
+    error: str | None = None
+
+
+FromLeader = Begin | SentPlan | SentMasks | Ask | Watch | Stop
+FromRank = Loading | Ready | Mistake | Alive | Done | Answer
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, np.ascontiguousarray(value).data
+    raise NotImplementedError(f"{type(value).__name__} cannot be sent")
+
+
+def _array(kind: type, value: Any) -> Any:
+    if kind is np.ndarray:
+        dtype, shape, data = value
+        return np.frombuffer(data, dtype).reshape(shape)
+    raise NotImplementedError(f"{kind.__name__} cannot be received")
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+decode_from_leader = msgspec.msgpack.Decoder(FromLeader, dec_hook=_array).decode
+decode_from_rank = msgspec.msgpack.Decoder(FromRank, dec_hook=_array).decode
+
+
+def decode_as(kind: Any, value: bytes) -> Any:
+    """Return an answer of this type."""
+    return msgspec.msgpack.decode(value, type=kind, dec_hook=_array)
+
+
+class PlanSender:
+    """Turns plans into messages, and remembers whose rows were sent."""
+
+    def __init__(self) -> None:
+        self._rows: Rows | None = None
+
+    def message(self, plan: StepPlan) -> SentPlan:
+        rows = None if plan.rows is self._rows else _sent_rows(plan.rows)
+        self._rows = plan.rows
+        expected = None if plan.expected is None else dict(plan.expected)
+        deltas = tuple(map(_sent_delta, plan.deltas))
+        return SentPlan(plan.id, rows, plan.kv_bound_R, plan.spans, deltas, plan.copies, plan.reset, expected)
+
+
+class PlanReceiver:
+    """Turns messages back into plans."""
+
+    def __init__(self) -> None:
+        self._rows: Rows | None = None
+
+    def plan(self, sent: SentPlan) -> StepPlan:
+        if sent.rows is not None:
+            self._rows = _rows(sent.rows)
+        assert self._rows is not None
+        deltas = tuple(each.delta for each in sent.deltas)
+        return StepPlan(sent.id, self._rows, sent.kv_bound, sent.spans, deltas, sent.copies, sent.reset, sent.expected)
+
+
+def _sent_rows(rows: Rows) -> SentRows:
+    return SentRows(
+        rows.slots_R,
+        rows.generations_R,
+        rows.kinds_R,
+        rows.num_tokens_R,
+        rows.num_logits_R,
+        rows.tokens_each,
+        int(rows.features),
+        rows.num_logprobs,
+        rows.prefixes,
+        rows.guided,
+    )
+
+
+def _rows(sent: SentRows) -> Rows:
+    return Rows(
+        slots_R=sent.slots,
+        generations_R=sent.generations,
+        kinds_R=sent.kinds,
+        num_tokens_R=sent.num_tokens,
+        num_logits_R=sent.num_logits,
+        tokens_each=sent.tokens_each,
+        features=Feature(sent.features),
+        num_logprobs=sent.num_logprobs,
+        prefixes=sent.prefixes,
+        guided=sent.guided,
+    )
+
+
+def _sent_delta(delta: Delta) -> Assigned | BlocksSet | Released:
+    if isinstance(delta, Assign):
+        return Assigned(delta)
+    return BlocksSet(delta) if isinstance(delta, SetBlocks) else Released(delta)
+
+
+def sent_masks(plan_id: int, masks: Mapping[int, np.ndarray]) -> SentMasks:
+    return SentMasks(plan_id, dict(masks))

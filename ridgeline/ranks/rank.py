@@ -1,0 +1,180 @@
+"""The process of one rank: it assembles its part of the model, then does what the leader says.
+
+The thread that reads the leader's messages submits plans. Another one waits for their results and sends them. A third
+says every second that the process runs, and ends it when the leader is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Protocol
+
+import numpy as np
+
+from ridgeline.core.errors import DeviceLost, RidgelineError
+from ridgeline.core.plan import Feature, StepResult
+from ridgeline.ranks.channel import Channel, Closed
+from ridgeline.ranks.messages import (
+    Alive,
+    Answer,
+    Ask,
+    Begin,
+    Done,
+    FromRank,
+    Loading,
+    Mistake,
+    PlanReceiver,
+    Ready,
+    SentMasks,
+    SentPlan,
+    Stop,
+    Watch,
+    decode_from_leader,
+    encode,
+)
+from ridgeline.worker.local import LocalWorker
+
+logger = logging.getLogger(__name__)
+
+BEAT = 1.0  # seconds between signs of life
+SEND_LIMIT = 30.0  # seconds that the leader may leave messages unread
+GONE = 1  # exit code of a rank whose leader is gone
+
+Progress = Callable[[str, float], None]
+
+
+class Assemble(Protocol):
+    """Makes a rank's worker."""
+
+    def __call__(self, begin: Begin, progress: Progress | None) -> tuple[LocalWorker, Ready]: ...
+
+
+def run(descriptor: int, assemble: Assemble) -> None:
+    """Be the rank at this end of a pair of sockets until the leader says stop or is gone."""
+    leader = Leader(Channel(socket.socket(fileno=descriptor), SEND_LIMIT))
+    threading.Thread(target=_beat, args=(leader,), daemon=True).start()
+    begin = leader.receive()
+    assert isinstance(begin, Begin)
+    progress = _Throttled(leader) if begin.rank == 0 else None
+    try:
+        worker, ready = assemble(begin, progress)
+    except Exception as error:
+        known = isinstance(error, RidgelineError)
+        if not known:
+            logger.exception("rank %d could not be assembled", begin.rank)
+        leader.send(Mistake(type(error).__name__ if known else "", str(error) or type(error).__name__))
+        return
+    leader.send(ready)
+    Rank(worker, leader, first=begin.rank == 0).serve()
+
+
+class Leader:
+    """The leader, as a rank sees it. If it is gone the process ends at once: nobody wants its results."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def send(self, message: FromRank) -> None:
+        try:
+            self._channel.send(encode(message))
+        except Closed:
+            os._exit(GONE)
+
+    def receive(self) -> Begin | SentPlan | SentMasks | Ask | Watch | Stop:
+        try:
+            frame = self._channel.receive(None)
+        except Closed:
+            os._exit(GONE)
+        assert frame is not None
+        return decode_from_leader(frame)
+
+
+class Rank:
+    """A worker that does what a leader says."""
+
+    def __init__(self, worker: LocalWorker, leader: Leader, *, first: bool) -> None:
+        self._worker, self._leader, self._first = worker, leader, first
+        self._plans = PlanReceiver()
+        self._submitted: SimpleQueue[threading.Event | None] = SimpleQueue()  # set once all of the plan was launched
+        self._masked: dict[int, threading.Event] = {}
+        self._watching = ExitStack()
+
+    def serve(self) -> None:
+        """Do what the leader says until it says stop."""
+        collector = threading.Thread(target=self._collect, daemon=True)
+        collector.start()
+        while not isinstance(message := self._leader.receive(), Stop):
+            self._take(message)
+        self._submitted.put(None)
+        collector.join()
+        self._worker.shutdown()
+
+    def _take(self, message: Begin | SentPlan | SentMasks | Ask | Watch | Stop) -> None:
+        match message:
+            case SentPlan():
+                self._submit(message)
+            case SentMasks():
+                masks = {row: np.array(bits) for row, bits in message.masks.items()}  # writable, as torch wants them
+                self._worker.provide_masks(message.plan_id, masks)
+                self._masked.pop(message.plan_id).set()
+            case Ask():
+                self._leader.send(self._answer(message.method))
+            case Watch(on=True):
+                self._watching.enter_context(self._worker.watching_experts(lambda _: None))
+            case Watch():
+                self._watching.close()
+            case _:
+                raise AssertionError(f"a leader does not say {type(message).__name__} now")
+
+    def _submit(self, sent: SentPlan) -> None:
+        plan, launched = self._plans.plan(sent), threading.Event()
+        if plan.rows.features & Feature.MASK:
+            self._masked[plan.id] = launched
+        else:
+            launched.set()
+        self._worker.submit(plan)
+        self._submitted.put(launched)
+
+    def _collect(self) -> None:
+        while (launched := self._submitted.get()) is not None:
+            launched.wait()
+            result = self._worker.collect()
+            self._leader.send(Done(result if self._first else _outline(result)))
+
+    def _answer(self, method: str) -> Answer:
+        try:
+            return Answer(encode(getattr(self._worker, method)()))
+        except DeviceLost as error:
+            return Answer(b"", str(error))
+
+
+def _outline(result: StepResult) -> StepResult:
+    """Return what the leader must know of the ranks whose results equal the first one's."""
+    told = StepResult(result.plan_id, elapsed=result.elapsed, error=result.error, dropped=result.dropped)
+    return replace(told, out_of_memory=result.out_of_memory, device_lost=result.device_lost)
+
+
+class _Throttled:
+    """Tells the leader how far loading is, ten times a second at most."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader, self._due = leader, 0.0
+
+    def __call__(self, what: str, fraction: float) -> None:
+        if (now := time.monotonic()) >= self._due:
+            self._due = now + 0.1
+            self._leader.send(Loading(what, fraction))
+
+
+def _beat(leader: Leader) -> None:
+    while True:
+        leader.send(Alive())
+        time.sleep(BEAT)
