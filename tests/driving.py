@@ -35,7 +35,7 @@ class Rig:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.worker: LocalWorker = engine._worker  # type: ignore[assignment]
-        self.runner: Runner = self.worker._runner
+        self.runner: Runner = getattr(self.worker, "_runner", None)  # type: ignore[assignment]  # other processes have it
         self.results: list[StepResult] = []
         self.outcomes: dict[str, Outcome] = {}
         collect = self.worker.collect

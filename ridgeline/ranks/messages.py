@@ -170,6 +170,8 @@ FromRank = Loading | Ready | Mistake | Alive | Done | Answer
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, np.ascontiguousarray(value).data
+    if isinstance(value, np.generic):
+        return value.item()
     raise NotImplementedError(f"{type(value).__name__} cannot be sent")
 
 

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 BEAT = 1.0  # seconds between signs of life
 SEND_LIMIT = 30.0  # seconds that the leader may leave messages unread
-GONE = 1  # exit code of a rank whose leader is gone
+GONE, BROKEN = 1, 4  # exit codes of a rank whose leader is gone, and of one that met an error of its own
 
 Progress = Callable[[str, float], None]
 
@@ -144,10 +144,14 @@ class Rank:
         self._submitted.put(launched)
 
     def _collect(self) -> None:
-        while (launched := self._submitted.get()) is not None:
-            launched.wait()
-            result = self._worker.collect()
-            self._leader.send(Done(result if self._first else _outline(result)))
+        try:
+            while (launched := self._submitted.get()) is not None:
+                launched.wait()
+                result = self._worker.collect()
+                self._leader.send(Done(result if self._first else _outline(result)))
+        except BaseException:  # without this thread the leader would wait for ever
+            logger.exception("a rank cannot go on")
+            os._exit(BROKEN)
 
     def _answer(self, method: str) -> Answer:
         try:

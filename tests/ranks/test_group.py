@@ -1,0 +1,217 @@
+"""A model on several ranks, each a process: the tokens of one device, whatever requests ask for; and no hang, whatever
+becomes of a rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ridgeline import LLM
+from ridgeline.core.errors import DeviceLost, InvalidConfig, ModelLoadError
+from ridgeline.core.plan import StepPlan
+from ridgeline.core.request import Request
+from ridgeline.core.token_bits import packed
+from ridgeline.ranks import leader
+from ridgeline.ranks.leader import Group
+from tests import tiny_models
+from tests.driving import Rig, ask, rig
+
+SOON = 20.0  # seconds; notices take one or two, on a machine with other work more
+PROMPT = list(range(10, 60))
+
+
+def requests() -> list[Request]:
+    """Requests that together need every part of a plan: chunks, shared blocks, filters, penalties, biases, masks."""
+    return [
+        ask("greedy", PROMPT, max_tokens=12),
+        ask("again", [*PROMPT, 7], max_tokens=12),  # shares blocks with the first
+        ask("drawn", [5, 6], seed=1, temperature=1.0, logprobs=3),
+        ask("filtered", [5, 6, 7], seed=2, temperature=0.9, top_p=0.8, top_k=20, min_p=0.01),
+        ask("typical", [9, 9], seed=3, temperature=1.2, typical_p=0.7),
+        ask("penalties", [9] * 9, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
+        ask("biased", [4], logit_bias={11: 5.0, 12: 4.5}, min_tokens=3, stop_ids=frozenset([11])),
+        ask("scored", [1, 2, 3, 4], prompt_logprobs=2, logprobs=2),
+        ask("masked", [8, 8], mask=OneOf(3, 5, 250)),
+    ]
+
+
+class OneOf:
+    """A `TokenMask` that allows the same tokens everywhere."""
+
+    def __init__(self, *tokens: int) -> None:
+        members_V = np.zeros(tiny_models.VOCAB, np.bool_)
+        members_V[list(tokens)] = True
+        self._bits_W = packed(members_V)
+
+    def accept(self, token_id: int) -> None:
+        pass
+
+    def allowed(self) -> np.ndarray:
+        return self._bits_W
+
+
+@pytest.fixture
+def two(tiny_model: Callable[[str], Path]) -> Iterator[Rig]:
+    with rig(tiny_model("llama"), tensor_parallel_size=2) as own:
+        yield own
+
+
+@pytest.mark.parametrize(("family", "ranks"), [("llama", 2), ("gpt2", 4), ("qwen3_moe", 2)])
+def test_requests_get_the_tokens_of_one_device(family: str, ranks: int, tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model(family)
+    with rig(folder, kv_cache_memory=1 << 19) as one:
+        want = one.run(*requests())
+        load = one.worker.expert_load()
+    with rig(folder, kv_cache_memory=1 << 19, tensor_parallel_size=ranks) as own:
+        got = own.run(*requests())
+        assert own.errors == []
+        own_load = own.worker.expert_load()
+    for name, outcome in want.items():
+        assert got[name].tokens == outcome.tokens, name
+        assert got[name].finish_reason == outcome.finish_reason
+        assert [token for token, _ in got[name].scored] == [token for token, _ in outcome.scored]
+        np.testing.assert_allclose(
+            [score for _, score in got[name].scored], [score for _, score in outcome.scored], atol=1e-4
+        )
+        assert len(got[name].prompt) == len(outcome.prompt)
+    assert (load is None) == (own_load is None)
+    if load is not None and own_load is not None:
+        np.testing.assert_array_equal(own_load.total_LE, load.total_LE)
+
+
+def group_of(own: Rig) -> Group:
+    assert isinstance(own.worker, Group)
+    return own.worker
+
+
+def processes_of(group: Group) -> list[subprocess.Popen[bytes]]:
+    return [member._process for member in group._members]
+
+
+def begun(own: Rig) -> Group:
+    """Let requests run for some steps."""
+    own.add(ask("long", [1, 2, 3], max_tokens=200), ask("other", [4, 5], max_tokens=200))
+    for _ in range(5):
+        own.step()
+    return group_of(own)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_death_of_a_rank_is_noticed_at_once(rank: int, two: Rig) -> None:
+    group = begun(two)
+    processes_of(group)[rank].kill()
+    since = time.monotonic()
+    with pytest.raises(DeviceLost, match=f"rank {rank} was ended by SIGKILL"):
+        step_on(two)
+    assert time.monotonic() - since < SOON
+    assert all(process.poll() is not None for process in processes_of(group))
+    with pytest.raises(DeviceLost):
+        two.step()
+
+
+def step_on(own: Rig) -> None:
+    for _ in range(300):
+        own.step()
+
+
+def test_a_rank_that_stands_still_is_noticed(two: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader, "SILENCE", 2.0)
+    group = begun(two)
+    processes_of(group)[1].send_signal(signal.SIGSTOP)
+    since = time.monotonic()
+    with pytest.raises(DeviceLost, match="rank 1 has given no sign of life"):
+        step_on(two)
+    assert time.monotonic() - since < SOON
+
+
+def wrong_plan(group: Group, number: int) -> StepPlan:
+    """A plan for a slot that nobody holds, with the newest plan's other rows."""
+    rows = group._plans._rows
+    assert rows is not None
+    generations_R = rows.generations_R + 1
+    return StepPlan(number, replace(rows, generations_R=generations_R), np.ones(len(rows), np.int64))
+
+
+def test_a_plan_that_all_ranks_refuse_fails_alone(two: Rig) -> None:
+    group = begun(two)
+    while two.engine.scheduler.in_flight:  # what was submitted, and no more
+        two.engine._worker.collect()
+        two.engine.scheduler.in_flight.popleft()
+    group.submit(wrong_plan(group, 10_000))
+    result = group.collect()
+    assert "generation" in (result.error or "")
+    assert not result.device_lost
+    assert all(process.poll() is None for process in processes_of(group))
+
+
+def test_a_rank_that_fails_alone_ends_the_group(two: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader, "AGREEMENT", 0.5)
+    group = begun(two)
+    last = group._pending[-1][0]
+    message = group._plans.message(wrong_plan(group, last))
+    group._plans._rows = None  # rank 0 has not seen these rows
+    group._members[1].channel.send(leader.encode(message))
+    since = time.monotonic()
+    with pytest.raises(DeviceLost, match="rank 1 alone failed"):
+        step_on(two)
+    assert time.monotonic() - since < SOON
+
+
+CHILD = """
+import sys, time
+from tests.driving import ask, rig
+from pathlib import Path
+with rig(Path(sys.argv[1]), tensor_parallel_size=2) as own:
+    print(*(member._process.pid for member in own.worker._members), flush=True)
+    own.run(ask("endless", [1], max_tokens=100))
+    time.sleep(600)
+"""
+
+
+def test_ranks_end_with_their_leader(tiny_model: Callable[[str], Path]) -> None:
+    command = [sys.executable, "-c", CHILD, str(tiny_model("llama"))]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        ranks = [int(number) for number in process.stdout.readline().split()]
+        assert len(ranks) == 2
+        process.kill()
+    deadline = time.monotonic() + SOON
+    while any(alive(rank) for rank in ranks):
+        assert time.monotonic() < deadline, "ranks outlive their leader"
+        time.sleep(0.1)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_cannot_be_divided_is_one_sentence(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    def refused(folder: Path, **settings: Any) -> str:
+        with pytest.raises((InvalidConfig, ModelLoadError)) as caught, LLM(folder, device="cpu", **settings):
+            pass
+        return str(caught.value)
+
+    assert "tp 3 does not divide the model's 4 attention heads" in refused(tiny_model("llama"), tensor_parallel_size=3)
+    assert "at least 1" in refused(tiny_model("llama"), tensor_parallel_size=0)
+    assert "whole number" in refused(tiny_model("llama"), tensor_parallel_size=2.0)
+    assert "above 0" in refused(tiny_model("llama"), tensor_parallel_size=2, distributed_timeout_seconds=0)
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for file in tiny_model("llama").iterdir():
+        content = file.read_bytes()
+        (damaged / file.name).write_bytes(content[: len(content) // 2] if file.suffix == ".safetensors" else content)
+    assert "damaged or incomplete" in refused(damaged, tensor_parallel_size=2, skip_tokenizer_init=True)
