@@ -1,4 +1,4 @@
-"""What is settled before anything is loaded."""
+"""The decisions that are made before anything is loaded."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import feed_forward
 from ridgeline.layers.norm import Norm
+from ridgeline.parallel.axis import Deferred
 from ridgeline.quantization.experts import ExpertWeights, StackedWeights, held_experts, prepare_experts
 from ridgeline.quantization.held import Filling, empty
 
@@ -114,8 +116,11 @@ class Experts(nn.Module):
         both = (spec.intermediate_size, spec.intermediate_size)
         self.gate_up = ExpertStack(how.experts, width, both, spec.bias, build.within("gate_up"))
         self.down = ExpertStack(how.experts, spec.intermediate_size, (width,), spec.bias, build.within("down"))
-        self.shared = feed_forward(spec.shared, width, build.within("shared")) if spec.shared else None
         self.tp = build.mesh.tp
+        apart = build.within("shared")
+        if not spec.own_norms:  # its results are added to the experts', and all of that over the ranks
+            apart = replace(apart, mesh=replace(build.mesh, tp=Deferred(self.tp)))
+        self.shared = feed_forward(spec.shared, width, apart) if spec.shared else None
         self.shared_gate = Linear(width, (1,), False, build.within("shared_gate")) if spec.shared_gate else None
         self.norms = OwnNorms(spec.own_norms, width, build) if spec.own_norms else None
         tally_E = torch.zeros(how.experts, dtype=torch.int64, device=build.device)
@@ -130,7 +135,7 @@ class Experts(nn.Module):
         n_TM, s_TM, routes = self.route(norm, x_TM, residual_TM, live_T)
         h_PF = self.gate_up.matrices.gate_up(n_TM, self.gate_up.bias, routes, self.spec.activation)
         y_TM = self.down.matrices.down(h_PF, self.down.bias, routes, self._shared(n_TM))
-        return self.tp.all_reduce(y_TM), s_TM
+        return (y_TM if self.tp.size == 1 else self.tp.all_reduce(y_TM)), s_TM
 
     def route(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None
@@ -169,5 +174,5 @@ class Experts(nn.Module):
         """Return what this rank adds to the shared expert's output, or None."""
         if self.shared is None:
             return None
-        y_TM = self.shared.down.addend(self.shared.inner(None, n_TM, None)[0])
+        y_TM, _ = self.shared(None, n_TM, None)
         return y_TM if self.shared_gate is None else y_TM * torch.sigmoid(self.shared_gate(n_TM))

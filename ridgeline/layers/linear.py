@@ -78,11 +78,8 @@ class Linear(nn.Module):
 
     def forward(self, x_TI: Tensor) -> Tensor:
         """Return [T, O] in the dtype of `x_TI`."""
-        return self.over.all_reduce(self.addend(x_TI))
-
-    def addend(self, x_TI: Tensor) -> Tensor:
-        """Return what this rank adds to the result: [T, O]."""
-        return self.matrix.linear(x_TI, self.bias)
+        y_TO = self.matrix.linear(x_TI, self.bias)
+        return y_TO if self.over.size == 1 else self.over.all_reduce(y_TO)
 
     def normed(
         self, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str | None = None

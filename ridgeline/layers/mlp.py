@@ -29,12 +29,8 @@ class GatedMLP(nn.Module):
     def forward(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        y_TF, residual_TM = self.inner(norm, x_TM, residual_TM)
+        y_TF, residual_TM = self.gate_up.normed(norm, x_TM, residual_TM, gate=self.kind)
         return self.down(y_TF), residual_TM
-
-    def inner(self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return (act(gate) * up, the residual): [T, F] and [T, M]."""
-        return self.gate_up.normed(norm, x_TM, residual_TM, gate=self.kind)
 
 
 class MLP(nn.Module):
@@ -50,16 +46,11 @@ class MLP(nn.Module):
     def forward(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        y_TF, residual_TM = self.inner(norm, x_TM, residual_TM)
-        return self.down(y_TF), residual_TM
-
-    def inner(self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return (act(up), the residual): [T, F] and [T, M]."""
         y_TF, residual_TM = self.up.normed(norm, x_TM, residual_TM)
-        return self.ops.activation(y_TF, self.kind), residual_TM
+        return self.down(self.ops.activation(y_TF, self.kind)), residual_TM
 
 
-def feed_forward(spec: MLPSpec, width: int, build: Build) -> GatedMLP | MLP:
+def feed_forward(spec: MLPSpec, width: int, build: Build) -> nn.Module:
     """Return the module for `spec`. It maps (norm, x, residual, live) to (what it adds to the residual, the residual
     before it)."""
     return (GatedMLP if spec.gated else MLP)(spec, width, build)

@@ -90,7 +90,7 @@ class Group:
 
     @property
     def facts(self) -> Ready:
-        """What the first rank said when it was ready."""
+        """The first rank's facts, which it told when it was ready."""
         ready = self._members[0].ready
         assert ready is not None
         return ready

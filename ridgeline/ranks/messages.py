@@ -112,7 +112,7 @@ class Stop(Message, frozen=True, tag="stop"):
 
 
 class Loading(Message, frozen=True, tag="loading"):
-    """How far loading is."""
+    """The progress of loading."""
 
     what: str
     fraction: float
