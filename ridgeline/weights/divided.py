@@ -100,11 +100,6 @@ def check_divided(decoder: Decoder, whole: Decoder) -> None:
 
 def _check_inputs(name: str, filling: Filling, inputs: int, tp: int) -> None:
     how = None if filling.held is None else filling.held.format
-    if "order_I" in filling.tensors:
-        raise ModelLoadError(
-            f"{name} was quantized in an order of its inputs, which are divided with tp {tp}; quantize without "
-            "desc_act, or use tp 1."
-        )
     unit = 1
     if isinstance(how, CodedFormat):
         unit = lcm(SUPER if how.nested else 1, how.group or 1, 8)

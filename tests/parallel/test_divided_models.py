@@ -9,19 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.sharding import part_of
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal
+from ridgeline.layers.linear import Linear
 from ridgeline.parallel.mesh import Mesh
-from ridgeline.weights.loader import load_weights, read_model_config
+from ridgeline.quantization.held import dequantized, keeping
+from ridgeline.quantization.scheme import scheme
+from ridgeline.weights.loader import load_weights, read_model_config, stored_forms
 from tests import tiny_models
 from tests.parallel.threads import ThreadAxis, on_ranks
+from tests.weights.loading import OPS as EXACT_OPS
+from tests.weights.quantized_files import SCHEMES, quantize
 
 OPS = Ops(Platform(device_type="cpu"))
 CPU = torch.device("cpu")
+ACT_ORDER = [name for name in SCHEMES if "order" in name] + ["gptq 8 zeros", "gptq 3"]  # quantized with act order
 TOKENS = torch.arange(5, 29)
 
 
@@ -60,3 +66,54 @@ def test_ranks_together_score_as_one_device(family: str, tp: int, tiny_model: Ca
 
     for got in on_ranks(tp, rank):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+def kept(folder: Path, mesh: Mesh) -> Decoder:
+    """A model whose weights keep the form of the files."""
+    model = read_model_config(folder)
+    decoder = Decoder(
+        model.spec,
+        EXACT_OPS,
+        dtype=torch.float32,
+        device=CPU,
+        max_positions=64,
+        scheme_of=keeping(stored_forms(folder, model), scheme(None)),
+        mesh=mesh,
+    )
+    load_weights(decoder, folder, model.weights)
+    return decoder
+
+
+def numbers_of(module: Linear) -> Tensor:
+    return torch.cat([dequantized(each.held, each.tensors) for each in module.fillings if each.held], -2)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_quantized_weights_are_divided_in_their_form(name: str, tmp_path: Path) -> None:
+    """Every rank holds its rows and columns of the files' numbers."""
+    folder, _ = quantize("llama", SCHEMES[name], tmp_path / "model", hidden_size=512, intermediate_size=512)
+    whole = kept(folder, Mesh())
+    if name in ACT_ORDER:
+        with pytest.raises(ModelLoadError, match="was quantized in an order of its inputs"):
+            on_ranks(2, lambda axis: kept(folder, Mesh(tp=axis)))
+        return
+    parts = on_ranks(2, lambda axis: kept(folder, Mesh(tp=axis)))
+    for path, module in whole.named_modules():
+        if not isinstance(module, Linear) or not module.fillings:
+            continue
+        own = [part.get_submodule(path) for part in parts]
+        if module.inputs > own[0].inputs:  # divided by inputs
+            torch.testing.assert_close(torch.cat([numbers_of(each) for each in own], 1), numbers_of(module))
+            continue
+        by_part = [numbers_of(each).split(each.parts) for each in own]  # q, k and v, each divided
+        joined = torch.cat([torch.cat(pieces) for pieces in zip(*by_part, strict=True)])
+        torch.testing.assert_close(joined, numbers_of(module))
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "gptq"])
+def test_groups_and_blocks_are_not_divided(name: str, tmp_path: Path) -> None:
+    folder, _ = quantize("llama", SCHEMES[name], tmp_path / "model")
+    with pytest.raises(
+        ModelLoadError, match=r"tp 2 divides (blocks|groups) of 128 (outputs|inputs) of layers\.0\.mixer"
+    ):
+        on_ranks(2, lambda axis: kept(folder, Mesh(tp=axis)))

@@ -198,7 +198,8 @@ def targets(
         fused = fused_parts(module, own) if len(filling.parts) == 1 else None
         for field, tensor in filling.tensors.items():
             if field in WHOLE:
-                yield Place(tensor, partial(_shared, field, own, pieces, stored, tensor.shape))
+                whole = partial(_shared, field, own, pieces, stored, tensor.shape)
+                yield Place(tensor, whole, partial(_own_order, own[0].name, whole) if field == "order_I" else None)
                 continue
             for source, part in zip(own, _split(filling, field, len(own)), strict=True):
                 place = view(part, source)
@@ -246,6 +247,19 @@ def _shared(field: str, sources: Sequence[Source], pieces: Pieces, stored: Store
     each = len(found) // shape[0]
     groups = [range(first, first + each) for first in range(0, len(found), each)]
     return torch.stack([_agreed(field, [found[i] for i in group], [sources[i] for i in group]) for group in groups])
+
+
+def _own_order(name: str, whole: Callable[[], Tensor], slices: tuple[slice, ...]) -> Tensor:
+    """Return the order of some of the inputs: groups in another order than the inputs' would cross ranks."""
+    order_I, own = whole(), slices[-1]
+    if own == slice(0, len(order_I)):
+        return order_I
+    if not torch.equal(order_I, torch.arange(len(order_I), dtype=order_I.dtype)):
+        raise ModelLoadError(
+            f"{name} was quantized in an order of its inputs, which ranks would divide; quantize without desc_act, or "
+            "leave tensor_parallel_size out."
+        )
+    return order_I[: own.stop - own.start]
 
 
 def _agreed(field: str, found: Sequence[Tensor], sources: Sequence[Source]) -> Tensor:
