@@ -120,7 +120,7 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     model = read_model_config(folder)
     model = replace(model, spec=model.spec.with_kv_format(kv_format(config.kv_cache_dtype)))
-    part = part_of(model.spec, size)
+    part = part_of(model.spec, size, whole_experts=config.enable_expert_parallel)
     group = Group(_sent(config, folder), size, config.distributed_timeout_seconds, progress)
     facts = group.facts
     layout = CacheLayout(

@@ -12,7 +12,6 @@ from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.sharding import part_of
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.defaults import check_max_model_len, choose_dtype, choose_kernels, choose_limits
 from ridgeline.kernels.launch import num_multiprocessors
@@ -107,7 +106,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     weights.check(platform)
     model = read_model_config(folder)
     model = replace(model, spec=model.spec.with_kv_format(kv_format(config.kv_cache_dtype)))
-    part = part_of(model.spec, mesh.tp.size)
+    part = mesh.part_of(model.spec)
     dtype, why = choose_dtype(config.dtype, model.dtype, device)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     overrides = choose_kernels(config, device)

@@ -40,6 +40,7 @@ class LLMConfig:
         but not with deterministic.
     tensor_parallel_size: how many devices divide every matrix between them; each is a process of its own. On a CPU the
         ranks are processes too.
+    enable_expert_parallel: these devices divide the experts of a mixture between them, and no expert's matrices.
     distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before they are given up.
     itl_target: the milliseconds that a step with prompts should take at most while requests decode, since these wait
         for it. 0 sets no bound. With None `ridgeline serve` derives it from model and device; offline, where nobody
@@ -74,6 +75,7 @@ class LLMConfig:
     quantization: str | None = None
     itl_target: float | None = None
     tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     distributed_timeout_seconds: float = 120.0
     kernels: Mapping[str, str] = field(default_factory=dict)
     debug_checks: bool = False
@@ -129,6 +131,7 @@ class LLMConfig:
             "deterministic",
             "cascade",
             "debug_checks",
+            "enable_expert_parallel",
         ):
             if not isinstance(getattr(self, name), bool) and not (name == "cascade" and self.cascade is None):
                 raise InvalidConfig(f"{name} must be True or False, got {getattr(self, name)!r}.")

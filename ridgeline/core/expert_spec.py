@@ -48,6 +48,7 @@ class ExpertsSpec:
     bias: gate, up and down have biases.
     shared: an MLP that every token runs.
     shared_gate: the shared expert's output is multiplied by the sigmoid of one more product (Qwen2-MoE).
+    held: of how many experts a rank holds the matrices, if ranks divide the experts; None: of all.
     own_norms: the layer's norm is that of the shared expert alone. Router and experts have norms of their own, of which
         the router's multiplies by M^-0.5 too, and experts and shared expert each have one for what they add (Gemma 4).
     """
@@ -59,6 +60,7 @@ class ExpertsSpec:
     bias: bool = False
     shared: MLPSpec | None = None
     shared_gate: bool = False
+    held: int | None = None
     own_norms: NormSpec | None = None
 
     @property
@@ -67,6 +69,11 @@ class ExpertsSpec:
         pairs = 4 * self.routing.top_k * self.intermediate_size
         return pairs + 4 * self.routing.experts + (self.shared.scratch if self.shared else 0)
 
+    @property
+    def stacked(self) -> int:
+        """The experts whose matrices lie here."""
+        return self.routing.experts if self.held is None else self.held
+
     def products(self, width: int) -> Products:
         routing, size = self.routing, self.intermediate_size
         found: Products = {"router": Product(width, routing.experts, routing.bias)}
@@ -74,6 +81,6 @@ class ExpertsSpec:
             found |= {f"shared.{name}": product for name, product in self.shared.products(width).items()}
         if self.shared_gate:
             found["shared_gate"] = Product(width, 1)
-        found["gate_up"] = Product(width, 2 * size, self.bias, copies=routing.experts, used=routing.top_k)
-        found["down"] = Product(size, width, self.bias, copies=routing.experts, used=routing.top_k)
+        found["gate_up"] = Product(width, 2 * size, self.bias, copies=self.stacked, used=routing.top_k)
+        found["down"] = Product(size, width, self.bias, copies=self.stacked, used=routing.top_k)
         return found

@@ -14,16 +14,34 @@ from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec
 
 
-def part_of(model: ModelSpec, tp: int) -> ModelSpec:
+def part_of(model: ModelSpec, tp: int, *, whole_experts: bool = False) -> ModelSpec:
     """Return the part of the model that one of `tp` ranks computes. Heads, feed-forward (of every expert) and
     vocabulary are divided; key/value heads fewer than `tp` are repeated. The last part of a vocabulary may be short.
+
+    whole_experts: a rank has some of the experts, and all of these.
 
     Raises InvalidConfig if the shape does not divide.
     """
     if tp == 1:
         return model
+    if whole_experts:
+        model = with_experts_of_a_rank(model, tp)
     layers = {layer: _layer(layer, tp) for layer in dict.fromkeys(model.layers)}
     return replace(model, vocab_size=-(-model.vocab_size // tp), layers=tuple(layers[layer] for layer in model.layers))
+
+
+def with_experts_of_a_rank(model: ModelSpec, ranks: int) -> ModelSpec:
+    """Return the model with as many experts in each mixture as one of so many ranks holds. Raises InvalidConfig."""
+    check_experts(model, ranks)
+    layers = {layer: _with_some_experts(layer, ranks) for layer in dict.fromkeys(model.layers)}
+    return replace(model, layers=tuple(layers[layer] for layer in model.layers))
+
+
+def _with_some_experts(layer: LayerSpec, ranks: int) -> LayerSpec:
+    spec = layer.feed_forward
+    if not isinstance(spec, ExpertsSpec):
+        return layer
+    return replace(layer, feed_forward=replace(spec, held=spec.routing.experts // ranks))
 
 
 def check_experts(model: ModelSpec, ep: int) -> None:
@@ -66,6 +84,8 @@ def _mlp(spec: MLPSpec, tp: int) -> MLPSpec:
 
 def _experts(spec: ExpertsSpec, tp: int) -> ExpertsSpec:
     shared = None if spec.shared is None else _mlp(spec.shared, tp)
+    if spec.held is not None:
+        return replace(spec, shared=shared)
     return replace(spec, intermediate_size=_part("columns of an expert", spec.intermediate_size, tp), shared=shared)
 
 

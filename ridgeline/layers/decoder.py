@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.model_spec import LayerSpec, ModelSpec
-from ridgeline.core.sharding import part_of
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers import kinds
 from ridgeline.layers.build import Build
@@ -118,13 +117,13 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         mesh = mesh or Mesh()
-        part = part_of(spec, mesh.tp.size)
+        part = mesh.part_of(spec)
         positions = max_positions or spec.max_position_embeddings
         build = Build(ops, dtype, device, scheme_of, positions, rotary_rows, mesh=mesh)
         width = spec.hidden_size
         self.whole = spec
         self.spec = spec = replace(part, vocab_size=spec.vocab_size)
-        self.ops, self.tp = ops, mesh.tp
+        self.ops, self.mesh, self.tp = ops, mesh, mesh.tp
         self.embed = Embedding(part.vocab_size, width, build, mesh.tp)
         # Rounded to the dtype, as in training
         self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()

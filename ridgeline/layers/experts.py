@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import NormSpec
-from ridgeline.kernels.route.op import Router, Routes
+from ridgeline.kernels.route.op import Router, Routes, to_some
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import feed_forward
@@ -114,8 +114,8 @@ class Experts(nn.Module):
             self.correction.requires_grad_(False)  # choices have no gradient, so its training has a rule of its own
         self.expert_scale = build.parameter(how.experts) if how.expert_scale else None
         both = (spec.intermediate_size, spec.intermediate_size)
-        self.gate_up = ExpertStack(how.experts, width, both, spec.bias, build.within("gate_up"))
-        self.down = ExpertStack(how.experts, spec.intermediate_size, (width,), spec.bias, build.within("down"))
+        self.gate_up = ExpertStack(spec.stacked, width, both, spec.bias, build.within("gate_up"))
+        self.down = ExpertStack(spec.stacked, spec.intermediate_size, (width,), spec.bias, build.within("down"))
         self.tp = build.mesh.tp
         apart = build.within("shared")
         if not spec.own_norms:  # its results are added to the experts', and all of that over the ranks
@@ -151,7 +151,10 @@ class Experts(nn.Module):
         self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor | None, eps: float, live_T: Tensor | None
     ) -> tuple[Tensor, Tensor, Routes]:
         router = Router(self.router, self.router_bias, self.correction, self.expert_scale, self.spec.routing)
-        return self.ops.route(x_TM, residual_TM, weight_M, eps, router, live_T, self.tally_E)
+        n_TM, s_TM, routes = self.ops.route(x_TM, residual_TM, weight_M, eps, router, live_T, self.tally_E)
+        if self.spec.held is not None:
+            routes = to_some(routes, self.spec.held * self.tp.rank, self.spec.held)
+        return n_TM, s_TM, routes
 
     def _side_by_side(
         self, norms: OwnNorms, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None
@@ -165,7 +168,7 @@ class Experts(nn.Module):
 
     def prepare(self) -> None:
         """Compute once what follows from the loaded weights."""
-        if self.tp.rank > 0:
+        if self.tp.rank > 0 and self.spec.held is None:
             self.down.bias = None  # added up, it must count once
         if self.norms is not None:
             self.norms.scaled_M = self.norms.router_weight()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.sharding import part_of
 from ridgeline.parallel.axis import ALONE, Axis
 
 
@@ -12,6 +14,12 @@ class Mesh:
     """The axes on which a rank has neighbours.
 
     tp: the ranks that divide every matrix (`core.sharding`).
+    whole_experts: they divide the experts of a mixture between them, and no expert's matrices.
     """
 
     tp: Axis = ALONE
+    whole_experts: bool = False
+
+    def part_of(self, model: ModelSpec) -> ModelSpec:
+        """Return what a rank computes of a model. Raise InvalidConfig if it cannot be divided so."""
+        return part_of(model, self.tp.size, whole_experts=self.whole_experts)

@@ -10,8 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ridgeline.parallel.mesh import Mesh
-
 
 class ProcessAxis:
     """An axis over all processes of the group that `join` made.
@@ -46,8 +44,8 @@ class ProcessAxis:
         return parts
 
 
-def join(rank: int, size: int, meeting: Path, device: torch.device, limit: float) -> Mesh:
-    """Meet the other processes, and return the mesh. Every process calls it once.
+def join(rank: int, size: int, meeting: Path, device: torch.device, limit: float) -> ProcessAxis:
+    """Meet the other processes, and return their axis. Every process calls it once.
 
     meeting: a file that does not exist yet, on a disk that all of them see.
     limit: seconds after which a collective gives up on ranks that do not take part, with an error.
@@ -56,4 +54,4 @@ def join(rank: int, size: int, meeting: Path, device: torch.device, limit: float
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whatever its name resolves to
     store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=limit))
-    return Mesh(tp=ProcessAxis(rank, size, device))
+    return ProcessAxis(rank, size, device)

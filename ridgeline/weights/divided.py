@@ -6,7 +6,7 @@ layer needs to say it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import lcm
 from typing import NamedTuple
@@ -16,14 +16,16 @@ from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import Source, WeightMap
-from ridgeline.core.sharding import cut
+from ridgeline.core.sharding import cut, with_experts_of_a_rank
 from ridgeline.core.weight_format import BLOCK, SUPER, CodedFormat, Fp8Format
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.held import Filling
+from ridgeline.weights.checkpoint import StoredTensor
 
 Slices = tuple[slice, ...]
+Stored = Mapping[str, StoredTensor]
 Read = Callable[[], Tensor]
 
 
@@ -42,12 +44,51 @@ class Place(NamedTuple):
     parts: Sequence[int] | None = None
 
 
+def of_own_experts(
+    weights: WeightMap, stored: Stored, decoder: Decoder, names_of: Callable[[str], Iterable[str]]
+) -> tuple[WeightMap, Stored]:
+    """Return the weight map and the files' tensors as if they held the experts of this rank alone.
+
+    names_of: returns the tensors in which the files hold a source.
+    """
+    found, kept = dict(stored), dict(weights)
+    for parameter, sources in weights.items():
+        module = decoder.get_submodule(parameter.rpartition(".")[0])
+        if not isinstance(module, ExpertStack):
+            continue
+        count = len(next(iter(module.fillings[0].tensors.values())) if module.weight is None else module.weight)
+        first = count * decoder.tp.rank
+        if not sources[0].stacked:
+            each = len(module.parts)
+            kept[parameter] = sources[first * each : (first + count) * each]
+            continue
+        for source in sources:
+            for name in names_of(source.name):
+                found[name] = _some(stored[name], first, count)
+    return kept, found
+
+
+def _some(stored: StoredTensor, first: int, count: int) -> StoredTensor:
+    """Return so many entries of a tensor's first dimension."""
+    own, part, sliced = slice(first, first + count), stored.part, stored.sliced
+    return replace(
+        stored,
+        shape=[count, *stored.shape[1:]],
+        read=lambda: stored.read()[own] if sliced is None else sliced((own,)),
+        part=None if part is None else lambda index: part(first + index),
+        sliced=None
+        if sliced is None
+        else lambda slices: sliced((slice(first + slices[0].start, first + slices[0].stop), *slices[1:])),
+    )
+
+
 def whole_decoder(decoder: Decoder) -> Decoder:
     """Return the whole model whose part a rank's decoder is, with weights in the same forms, on a device that allocates
-    nothing."""
+    nothing. Where ranks divide the experts it has those of a rank."""
     modules = {name: each for name, each in decoder.named_modules() if isinstance(each, Linear | ExpertStack)}
+    mesh, spec = decoder.mesh, decoder.whole
     return Decoder(
-        decoder.whole,
+        with_experts_of_a_rank(spec, mesh.tp.size) if mesh.whole_experts else spec,
         decoder.ops,
         dtype=next(decoder.parameters()).dtype,
         device=torch.device("meta"),

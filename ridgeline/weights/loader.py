@@ -6,7 +6,7 @@ Checkpoint tensors are copied and cast straight into their part of the (fused) p
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.quantization.held import fill_random
 from ridgeline.weights.checkpoint import LOADABLE, StoredTensor, open_checkpoint
-from ridgeline.weights.divided import Place, check_divided, divided, own_sources, whole_decoder
+from ridgeline.weights.divided import Place, check_divided, divided, of_own_experts, own_sources, whole_decoder
 from ridgeline.weights.folder import resolve_model as resolve_model
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
@@ -158,8 +158,16 @@ def load_weights(
         else:
             whole = whole_decoder(decoder)
             check_divided(decoder, whole)
-            own = _places(decoder, own_sources(weights, decoder, whole), pieces, stored, numbers)
-            targets = list(divided(own, _places(whole, weights, pieces, stored, numbers), tp.rank, tp.size))
+            files: Stored = stored
+            if decoder.mesh.whole_experts:
+                held = partial(_names_of, pieces)
+                weights, files = of_own_experts(weights, stored, decoder, held)
+                plain = empty_decoder(whole.whole)
+                pieces = pieces_of(plain, weights, method, files)
+                shapes = {name: view.shape for name, view in checkpoint_views(plain, weights).items()}
+                numbers = widened(weights, shapes, pieces, files)
+            own = _places(decoder, own_sources(weights, decoder, whole), pieces, files, numbers)
+            targets = list(divided(own, _places(whole, weights, pieces, files, numbers), tp.rank, tp.size))
         done, total = 0, sum(target.numel() for target, _ in targets)
         for count in _fill(targets):
             done += count
@@ -169,6 +177,11 @@ def load_weights(
             if offset := missing_offset(decoder, parameter, sources[0]):
                 with torch.no_grad():
                     decoder.get_parameter(parameter).add_(offset)
+
+
+def _names_of(pieces: Pieces, name: str) -> Iterable[str]:
+    """Return the tensors in which the files hold a source."""
+    return pieces[name].tensors if name in pieces else (name,)
 
 
 def _tell_of_unused(stored: Stored) -> None:

@@ -15,6 +15,7 @@ from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal
+from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.quantization.held import dequantized, keeping
@@ -28,6 +29,7 @@ from tests.weights.quantized_files import SCHEMES, quantize
 OPS = Ops(Platform(device_type="cpu"))
 CPU = torch.device("cpu")
 ACT_ORDER = [name for name in SCHEMES if "order" in name] + ["gptq 8 zeros", "gptq 3"]  # quantized with act order
+MIXTURES = [family for family in tiny_models.FAMILIES if "moe" in family or family in ("mixtral", "olmoe", "gpt_oss")]
 TOKENS = torch.arange(5, 29)
 
 
@@ -45,9 +47,9 @@ def logits(folder: Path, mesh: Mesh) -> Tensor:
     return decoder.logits(decoder(TOKENS, torch.arange(len(TOKENS)), DenseCausal(1)))
 
 
-def divides(folder: Path, tp: int) -> bool:
+def divides(folder: Path, tp: int, *, whole_experts: bool = False) -> bool:
     try:
-        part_of(read_model_config(folder).spec, tp)
+        part_of(read_model_config(folder).spec, tp, whole_experts=whole_experts)
     except InvalidConfig:
         return False
     return True
@@ -68,6 +70,17 @@ def test_ranks_together_score_as_one_device(family: str, tp: int, tiny_model: Ca
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
 
 
+@pytest.mark.parametrize("family", MIXTURES)
+def test_ranks_that_divide_experts_score_as_one_device(family: str, tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model(family)
+    want = logits(folder, Mesh())
+    ranks = 4 if divides(folder, 4, whole_experts=True) else 2
+    if not divides(folder, ranks, whole_experts=True):
+        pytest.skip(f"{ranks} ranks do not divide this model's experts")
+    for got in on_ranks(ranks, lambda axis: logits(folder, Mesh(tp=axis, whole_experts=True))):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
 def kept(folder: Path, mesh: Mesh) -> Decoder:
     """A model whose weights keep the form of the files."""
     model = read_model_config(folder)
@@ -84,7 +97,7 @@ def kept(folder: Path, mesh: Mesh) -> Decoder:
     return decoder
 
 
-def numbers_of(module: Linear) -> Tensor:
+def numbers_of(module: Linear | ExpertStack) -> Tensor:
     return torch.cat([dequantized(each.held, each.tensors) for each in module.fillings if each.held], -2)
 
 
@@ -117,3 +130,15 @@ def test_groups_and_blocks_are_not_divided(name: str, tmp_path: Path) -> None:
         ModelLoadError, match=r"tp 2 divides (blocks|groups) of 128 (outputs|inputs) of layers\.0\.mixer"
     ):
         on_ranks(2, lambda axis: kept(folder, Mesh(tp=axis)))
+
+
+@pytest.mark.parametrize("name", ["gptq", "fp8 dynamic"])
+def test_quantized_experts_are_divided_in_their_form(name: str, tmp_path: Path) -> None:
+    folder, _ = quantize("qwen3_moe", SCHEMES[name], tmp_path / "model", hidden_size=512, head_dim=64)
+    whole = kept(folder, Mesh())
+    parts = on_ranks(2, lambda axis: kept(folder, Mesh(tp=axis, whole_experts=True)))
+    stacks = [(path, module) for path, module in whole.named_modules() if isinstance(module, ExpertStack)]
+    assert stacks
+    for path, module in stacks:
+        own = [part.get_submodule(path) for part in parts]
+        torch.testing.assert_close(torch.cat([numbers_of(each) for each in own]), numbers_of(module))

@@ -66,13 +66,19 @@ def two(tiny_model: Callable[[str], Path]) -> Iterator[Rig]:
         yield own
 
 
-@pytest.mark.parametrize(("family", "ranks"), [("llama", 2), ("gpt2", 4), ("qwen3_moe", 2)])
-def test_requests_get_the_tokens_of_one_device(family: str, ranks: int, tiny_model: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    ("family", "ranks", "options"),
+    [("llama", 2, {}), ("gpt2", 4, {}), ("qwen3_moe", 2, {}), ("qwen3_moe", 2, {"enable_expert_parallel": True})],
+    ids=["llama", "gpt2", "experts in parts", "whole experts"],
+)
+def test_requests_get_the_tokens_of_one_device(
+    family: str, ranks: int, options: dict[str, bool], tiny_model: Callable[[str], Path]
+) -> None:
     folder = tiny_model(family)
     with rig(folder, kv_cache_memory=1 << 19) as one:
         want = one.run(*requests())
         load = one.worker.expert_load()
-    with rig(folder, kv_cache_memory=1 << 19, tensor_parallel_size=ranks) as own:
+    with rig(folder, kv_cache_memory=1 << 19, tensor_parallel_size=ranks, **options) as own:
         got = own.run(*requests())
         assert own.errors == []
         own_load = own.worker.expert_load()
@@ -206,6 +212,7 @@ def test_what_cannot_be_divided_is_one_sentence(tiny_model: Callable[[str], Path
         return str(caught.value)
 
     assert "tp 3 does not divide the model's 4 attention heads" in refused(tiny_model("llama"), tensor_parallel_size=3)
+    assert "the model has none" in refused(tiny_model("llama"), tensor_parallel_size=2, enable_expert_parallel=True)
     assert "at least 1" in refused(tiny_model("llama"), tensor_parallel_size=0)
     assert "whole number" in refused(tiny_model("llama"), tensor_parallel_size=2.0)
     assert "above 0" in refused(tiny_model("llama"), tensor_parallel_size=2, distributed_timeout_seconds=0)
