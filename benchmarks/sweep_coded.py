@@ -25,6 +25,7 @@ from benchmarks.sweeping import Job, Limit, Sweep
 from benchmarks.sweeping_runs import run
 from ridgeline.core.weight_format import CodedFormat
 from ridgeline.kernels.activation.op import gated_activation
+from ridgeline.kernels.activation.triton import gated_activation as gated
 from ridgeline.kernels.coded_gemm import op
 from ridgeline.kernels.coded_gemm import triton as coded
 from ridgeline.kernels.coded_gemm.choose import SHARED, Cut, Wide
@@ -156,7 +157,7 @@ class CodedSweep(Sweep):
         y = coded.from_fragments(x, weight, None, gate)
         if y is None:
             y = coded.coded_linear(x, weight, None)
-            y = coded.gated_activation(y, gate) if gate else y
+            y = gated(y, gate) if gate else y
         return y
 
     def reference(self, job: Job, arguments: Any) -> Tensor:

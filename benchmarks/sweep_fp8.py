@@ -25,6 +25,7 @@ from torch import Tensor
 from benchmarks.sweeping import Job, Limit, Sweep
 from benchmarks.sweeping_runs import run
 from ridgeline.kernels.activation.op import gated_activation
+from ridgeline.kernels.activation.triton import gated_activation as gated
 from ridgeline.kernels.fp8_gemm import choose, library
 from ridgeline.kernels.fp8_gemm.choose import Stream, Tiles
 from ridgeline.kernels.fp8_gemm.eight import Eight
@@ -177,7 +178,7 @@ class Fp8(Sweep):
             return x.q_TI
         if job.cut == "library":
             y_TO = library.product(x, g.weight, None, self.dtype)
-            return gemm.gated_activation(y_TO, matrix.gate) if matrix.gate else y_TO
+            return gated(y_TO, matrix.gate) if matrix.gate else y_TO
         return rounded_linear(x, g.weight, None, matrix.gate, self.dtype, job.cut)
 
     def reference(self, job: Job, arguments: Any) -> Tensor | None:

@@ -228,7 +228,7 @@ def spoiled_memory() -> Iterator[None]:
 
     def spoiled(*shape: Any, **options: Any) -> Tensor:
         fresh = empty(*shape, **options)
-        return fresh.fill_(torch.nan if fresh.is_floating_point() and fresh.itemsize > 1 else 0)
+        return fresh.fill_(torch.nan) if fresh.is_floating_point() and fresh.itemsize > 1 else fresh.zero_()
 
     with patch.object(torch, "empty", spoiled):
         yield
