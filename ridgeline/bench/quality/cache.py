@@ -22,7 +22,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ridgeline.bench.quality.dense import TokenCosts, logprobs
+from ridgeline.compression.predictions import TokenCosts, logprobs
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels import kv_cache
 from ridgeline.layers.decoder import Decoder
