@@ -1,5 +1,5 @@
-"""What a model predicts in float32 and plain torch, window by window over the whole vocabulary, and what a change of
-the model costs.
+"""Predictions of a model in float32 and plain torch, window by window over the whole vocabulary, and the cost of a
+change of the model.
 
 What engines round besides what is to be measured (a dtype of 16 bits, a kernel's sums) is left out, and a divergence is
 that of the whole distributions. `ridgeline eval compare` measures through the engine, and has a lower bound of it.
