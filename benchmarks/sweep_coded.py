@@ -173,7 +173,7 @@ class CodedSweep(Sweep):
     def _exact(weight: Fragments | Tensor) -> Tensor:
         return (weight.dequantized() if isinstance(weight, Fragments) else weight).double()
 
-    def error(self, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
+    def error(self, job: Job, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
         return float((got[0].double() - want[0]).abs().max() / want[0].abs().max())
 
     def limit(self, job: Job, calls: list[Any]) -> Limit:

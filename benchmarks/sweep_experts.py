@@ -160,7 +160,7 @@ class Experts(Sweep):
     def reference(self, job: Job, arguments: Any) -> Any:
         return None if job.op == "layer" else FUNCTIONS[job.op][1](*arguments)
 
-    def error(self, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
+    def error(self, job: Job, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
         """Return the largest error in units of what is right: 2 % and a rounding more; integers are equal."""
         worst = 0.0
         for ours, theirs in zip(got, want, strict=True):

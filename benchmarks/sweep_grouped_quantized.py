@@ -159,7 +159,7 @@ class GroupedQuantized(Sweep):
         function = op.grouped_gate_up if job.op == "gate_up" else op.grouped_down
         return function(arguments[0].float(), *arguments[1:])
 
-    def error(self, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
+    def error(self, job: Job, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
         return float((got[0].float() - want[0]).norm() / want[0].norm())
 
     def limit(self, job: Job, calls: list[Any]) -> Limit:

@@ -114,7 +114,7 @@ class Sweep(ABC):
     @abstractmethod
     def limit(self, job: Job, calls: list[Any]) -> Limit: ...
 
-    def error(self, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
+    def error(self, job: Job, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
         """Return how far off a result is; NaN is wrong too."""
         return max(float(((g.double() - w).abs() / (1 + w.abs())).max()) for g, w in zip(got, want, strict=True))
 
@@ -185,7 +185,7 @@ class Sweep(ABC):
         results = [tensors(self.defined(job, arguments, x)) for x in (first, second, want)]
         for a, b in zip(*results[:2], strict=True):
             assert torch.equal(a.float().nan_to_num(1e9), b.float().nan_to_num(1e9)), "two launches differ"
-        error = self.error(results[0], results[2])
+        error = self.error(job, results[0], results[2])
         assert error < self.tolerance, f"error {error}"
         return error
 
