@@ -61,13 +61,13 @@ def test_a_cut_that_dies_or_hangs_loses_nothing_but_itself_and_its_like() -> Non
     said = {f"{job.case} {job.tokens} {short(job.cut)}": answer.get("failed", "") for job, answer in answers.items()}
     assert said == {
         "first 0 cut0/1": "",
-        "first 1 cut1/1": "error 2.0",  # so that it is not timed with 6 tokens
+        "first 1 cut1/1": "error 2.0",  # so that it is not timed with 4 tokens
         "first 2 cut2/1": "the child died",  # so that no cut2 of any stages runs again, in any case
         "first 3 cut0/1": "",
-        "first 4 cut3/1": "no answer in 2 s",
-        "first 5 cut4/1": "ValueError: of shapes",
         "last 9 cut0/1": "",
         "last 9 cut1/1": "",  # which was wrong in another case
+        "first 5 cut3/1": "no answer in 4 s",
+        "first 6 cut4/1": "ValueError: of shapes",
     }
 
 

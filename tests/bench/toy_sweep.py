@@ -23,12 +23,13 @@ class Cut:
 
 
 class Toy(Sweep):
-    start, silence = 60.0, 2.0
+    start, silence = 60.0, 4.0
 
     def jobs(self) -> list[Job]:
-        cuts = [(Cut(n, 1), tokens) for tokens, n in enumerate((RIGHT, WRONG, DEADLY, RIGHT, SLOW, RAISES, WRONG))]
+        first = [(Cut(n, 1), tokens) for tokens, n in enumerate((RIGHT, WRONG, DEADLY, RIGHT, WRONG, SLOW, RAISES))]
         last = [Job("last", "op", tokens=9, cut=cut) for cut in (Cut(DEADLY, 2), Cut(RIGHT, 1), Cut(WRONG, 1))]
-        return [*(Job("first", "op", tokens, cut=cut) for cut, tokens in cuts), *last]
+        jobs = [Job("first", "op", tokens, cut=cut) for cut, tokens in first]
+        return [*jobs[:5], *last, *jobs[5:]]
 
     def answer(self, job: Job) -> dict[str, Any]:
         if job.case == "first":
