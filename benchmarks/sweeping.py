@@ -52,6 +52,11 @@ class Job:
         """All but the cut."""
         return self.case, self.op, self.tokens, self.form, self.timed
 
+    def is_again(self, other: Job) -> bool:
+        """Return True if this is the same cut of ours in the same case, for as many tokens or others."""
+        names = ("case", "op", "form", "cut")
+        return self.ours and all(getattr(self, name) == getattr(other, name) for name in names)
+
     @property
     def ours(self) -> bool:
         return is_dataclass(self.cut)

@@ -81,16 +81,17 @@ def compile_all(kind: type[Sweep], options: argparse.Namespace, jobs: list[Job],
 
 
 def child(sweep: Sweep, path: Path) -> None:
-    """Do the jobs whose numbers a file holds, and print a line for each."""
+    """Do the jobs whose numbers a file holds, and print a line for each. Cuts that were wrong are not done again."""
     settle_cache_keys()
     torch.manual_seed(0)
-    jobs = chosen_jobs(sweep)
+    jobs, wrong = chosen_jobs(sweep), list[Job]()
     for number in json.loads(path.read_text()):
-        broken = False
+        job, broken = jobs[number], False
         try:
-            answer = sweep.answer(jobs[number])
+            answer = {"left": True} if any(job.is_again(one) for one in wrong) else sweep.answer(job)
         except AssertionError as error:
             answer = {"failed": str(error)}
+            wrong.append(job)
         except Exception as error:
             answer, broken = {"failed": f"{type(error).__name__}: {error}"[:600], "broken": True}, True
         print("\n" + json.dumps({"number": number, **answer}), flush=True)
@@ -107,16 +108,15 @@ def work(sweep: Sweep, jobs: list[Job], command: list[str], until: float) -> Ite
         while pending and time.monotonic() < until:
             path.write_text(json.dumps(list(pending)))
             for answer in one_child([*command, "--child", str(path)], len(pending), until, sweep.start, sweep.silence):
-                number = answer.pop("number", next(iter(pending)))
+                number = answer.pop("number", next(iter(pending), None))
                 if number not in pending:
-                    continue  # like one that was wrong, which the child did not know
+                    continue  # left out as below
                 job = pending.pop(number)
                 yield job, answer
                 if "broken" in answer:
                     pending = {i: one for i, one in pending.items() if not sweep.alike(job, one)}
-                elif "failed" in answer and job.ours:
-                    same = job.case, job.op, job.form, job.cut
-                    pending = {i: one for i, one in pending.items() if (one.case, one.op, one.form, one.cut) != same}
+                elif "failed" in answer:
+                    pending = {i: one for i, one in pending.items() if not one.is_again(job)}
 
 
 def one_child(command: list[str], number: int, until: float, start: float, silence: float) -> Iterator[dict[str, Any]]:

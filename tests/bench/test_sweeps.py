@@ -61,9 +61,9 @@ def test_a_cut_that_dies_or_hangs_loses_nothing_but_itself_and_its_like() -> Non
     said = {f"{job.case} {job.tokens} {short(job.cut)}": answer.get("failed", "") for job, answer in answers.items()}
     assert said == {
         "first 0 cut0/1": "",
-        "first 1 cut1/1": "error 2.0",  # so that it is not timed with 4 tokens
-        "first 2 cut2/1": "the child died",  # so that no cut2 of any stages runs again, in any case
+        "first 1 cut1/1": "error 2.0",  # so that it is not launched with 2 tokens, where it would be deadly
         "first 3 cut0/1": "",
+        "first 4 cut2/1": "the child died",  # so that no cut2 of any stages runs again, in any case
         "last 9 cut0/1": "",
         "last 9 cut1/1": "",  # which was wrong in another case
         "first 5 cut3/1": "no answer in 4 s",

@@ -26,14 +26,16 @@ class Toy(Sweep):
     start, silence = 60.0, 4.0
 
     def jobs(self) -> list[Job]:
-        first = [(Cut(n, 1), tokens) for tokens, n in enumerate((RIGHT, WRONG, DEADLY, RIGHT, WRONG, SLOW, RAISES))]
+        first = [(Cut(n, 1), tokens) for tokens, n in enumerate((RIGHT, WRONG, WRONG, RIGHT, DEADLY, SLOW, RAISES))]
         last = [Job("last", "op", tokens=9, cut=cut) for cut in (Cut(DEADLY, 2), Cut(RIGHT, 1), Cut(WRONG, 1))]
         jobs = [Job("first", "op", tokens, cut=cut) for cut, tokens in first]
         return [*jobs[:5], *last, *jobs[5:]]
 
     def answer(self, job: Job) -> dict[str, Any]:
         if job.case == "first":
-            assert job.cut.number != WRONG, "error 2.0"
+            assert job.cut.number != WRONG or job.tokens > 1, "error 2.0"
+            if job.cut.number == WRONG:  # launched again, although it was wrong
+                os._exit(9)
             if job.cut.number == DEADLY:
                 os._exit(9)
             if job.cut.number == SLOW:
