@@ -172,7 +172,7 @@ def test_biases_of_zeros_and_scales_of_a_cache_are_let_through(
     scales = {f"model.layers.0.self_attn.{name}": torch.tensor(0.5) for name in ("k_scale", "v_scale", "q_scale")}
     save_file({**tensors, **zeros, **scales}, folder / "model.safetensors")
     load(folder)
-    assert "3 scales of a quantized KV cache (model.layers.0.self_attn.k_scale, …) are not used." in caplog.text
+    assert "3 scales of a quantized KV cache (model.layers.0.self_attn.k_scale, …) are not used;" in caplog.text
     save_file({**tensors, "model.layers.0.mlp.down_proj.bias": torch.ones(128)}, folder / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"has no place for: model\.layers\.0\.mlp\.down_proj\.bias"):
         load(folder)

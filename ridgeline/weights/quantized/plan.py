@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,7 +30,6 @@ Pieces = Mapping[str, Piece]  # the name of a source → how it is stored
 Forms = Mapping[str, HeldMatrix]  # by the names of the decoder's modules
 
 SIDE_FILES = ("quantize_config.json", "quant_config.json")  # of GPTQ and AWQ, before configs had an entry for it
-KV_SCALES = re.compile(r"\.(?:[kvq]|kv|prob|[kvq]_proj\.output|[kv]_proj\.[kv])_(?:scale|zero_point)$")
 
 
 def quantization_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
