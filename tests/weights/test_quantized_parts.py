@@ -14,12 +14,13 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.kv_format import kv_format
 from ridgeline.core.weight_format import CodedFormat, Held
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.experts import ListedWeights
 from ridgeline.quantization.joined import JoinedWeight
 from ridgeline.weights.convert.convert import convert
-from ridgeline.weights.loader import read_model_config, stored_forms
+from ridgeline.weights.loader import read_model_config, stored_forms, with_cache
 from tests.weights.loading import dense_logits, load
 from tests.weights.quantized_files import SCHEMES, Scheme, gptq, packed, quantize, round_inputs
 from tests.weights.test_quantized import IDS, assert_same_numbers, kept
@@ -190,6 +191,29 @@ def test_the_config_may_lie_beside_or_have_an_older_name(tmp_path: Path) -> None
     (folder / "quantize_config.json").write_text(json.dumps(own))
     assert stored_forms(folder, read_model_config(folder)) == wanted
     assert len(wanted) == 8
+
+
+def test_modelopt_has_a_file_of_its_own_and_may_mix_algorithms(tmp_path: Path) -> None:
+    """Here FP8 in attention, NVFP4 in feed-forwards, and a cache in FP8."""
+    modules = [f"model.layers.{n}.self_attn.{which}_proj" for n in (0, 1) for which in "qkvo"]
+    own = {name: {"quant_algo": "FP8"} for name in modules}
+    own |= {f"model.layers.{n}.mlp.{which}_proj": {"quant_algo": "NVFP4"} for n in (0, 1) for which in ("up", "gate")}
+    write = SCHEMES["modelopt nvfp4"].write
+    scheme = Scheme({}, write, ("down_proj",), {"self_attn": SCHEMES["modelopt fp8"].write})
+    folder, _ = quantize("llama", scheme, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    inner = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": own}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": inner}))
+    assert assert_same_numbers(kept(folder), load(tmp_path / "model-plain")) == 6
+    cached = with_cache(folder, read_model_config(folder), kv_format("auto")).spec
+    assert str(cached.layers[0].attention.kv_format) == "fp8_e4m3"  # each row has a scale, as the files bring none
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.pre_quant_scale"] = torch.ones(128)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="pre_quant_scale"):
+        load(folder)
 
 
 @pytest.mark.parametrize("name", ["gptq order", "fp8 blocks"])

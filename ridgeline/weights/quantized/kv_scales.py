@@ -63,10 +63,11 @@ def said_format(config: Mapping[str, Any]) -> KVFormat | None:
     """Return the format in which a config wants keys and values cached, or None if it says nothing. Its scales are
     "row" if they are to be found when tokens arrive. Raise ModelLoadError for a format that we have not."""
     scheme, algorithm = config.get("kv_cache_scheme"), config.get("kv_cache_quant_algo")
+    export = config.get("export")  # of Quark
+    if scheme == "static" or (isinstance(export, Mapping) and export.get("kv_cache_group")):  # the first is AutoFP8's
+        return KVFormat("fp8_e4m3", "model")
     if scheme is None and algorithm is None:
         return None
-    if scheme == "static":  # AutoFP8's word
-        return KVFormat("fp8_e4m3", "model")
     if scheme is None and isinstance(algorithm, str) and algorithm.upper() in ALGORITHMS:
         return KVFormat(ALGORITHMS[algorithm.upper()], "model")
     if isinstance(scheme, Mapping):

@@ -29,7 +29,11 @@ from ridgeline.weights.quantized.piece import Method, Piece, Stored
 Pieces = Mapping[str, Piece]  # the name of a source → how it is stored
 Forms = Mapping[str, HeldMatrix]  # by the names of the decoder's modules
 
-SIDE_FILES = ("quantize_config.json", "quant_config.json")  # of GPTQ and AWQ, before configs had an entry for it
+SIDE_FILES = {  # their methods: configs had no entry for it once
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
 
 
 def quantization_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -40,11 +44,17 @@ def quantization_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str,
             if (found := values.get(name)) is not None:
                 if not isinstance(found, Mapping):
                     raise ModelLoadError(f"config.json sets {name} to {repr(found)[:80]}; it must be an object.")
-                return found or None
-    for name, method in zip(SIDE_FILES, ("gptq", "awq"), strict=True):
+                return _flat(found) or None
+    for name, method in SIDE_FILES.items():
         if side := read_json(folder / name):
-            return {"quant_method": method, **side}
+            return {"quant_method": method, **_flat(side)}
     return None
+
+
+def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config without the level that some of modelopt's have."""
+    inner = config.get("quantization")
+    return {**config, **inner} if isinstance(inner, Mapping) else config
 
 
 def method_of(config: Mapping[str, Any] | None) -> Method | None:
