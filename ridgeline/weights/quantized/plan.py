@@ -29,6 +29,7 @@ from ridgeline.weights.quantized.piece import Method, Piece, Stored
 Pieces = Mapping[str, Piece]  # the name of a source → how it is stored
 Forms = Mapping[str, HeldMatrix]  # by the names of the decoder's modules
 
+ENTRIES = ("quantization_config", "compression_config")
 SIDE_FILES = {  # their methods: configs had no entry for it once
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
@@ -40,7 +41,7 @@ def quantization_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str,
     """Return the quantization config in a folder's config.json, or in the file beside it; None: there is none."""
     text = config.get("text_config")
     for values in (config, text if isinstance(text, Mapping) else {}):
-        for name in ("quantization_config", "compression_config"):
+        for name in ENTRIES:
             if (found := values.get(name)) is not None:
                 if not isinstance(found, Mapping):
                     raise ModelLoadError(f"config.json sets {name} to {repr(found)[:80]}; it must be an object.")
@@ -49,6 +50,13 @@ def quantization_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str,
         if side := read_json(folder / name):
             return {"quant_method": method, **_flat(side)}
     return None
+
+
+def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json without what it says of quantized weights."""
+    left = {name: value for name, value in config.items() if name not in ENTRIES}
+    text = left.get("text_config")
+    return {**left, "text_config": without_quantization(text)} if isinstance(text, Mapping) else left
 
 
 def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
