@@ -222,19 +222,16 @@ def marlin(group: int = 128) -> Writer:
         rows, columns = matrix.shape
         codes, scale, zero = _affine(matrix, 4, group, symmetric=True)
         found = np.zeros((columns // 16, rows * 2), np.uint64)
-        for tile in range(columns // 16):
-            for word in range(rows * 2):
-                chunk, thread, column_tile = word // 128, word % 128 // 4, word % 4
-                own = [
-                    codes[
-                        chunk * 64 + column_tile * 16 + thread // 4 + 8 * half, tile * 16 + thread % 4 * 2 + odd + 8 * k
-                    ]
-                    for half in (0, 1)
-                    for k in (0, 1)
-                    for odd in (0, 1)
-                ]
-                for place, number in enumerate(own[0::2] + own[1::2]):
-                    found[tile, word] |= np.uint64(number) << np.uint64(4 * place)
+        tile, word = np.indices(found.shape)
+        chunk, thread, column_tile = word // 128, word % 128 // 4, word % 4
+        own = [
+            codes[chunk * 64 + column_tile * 16 + thread // 4 + 8 * half, tile * 16 + thread % 4 * 2 + odd + 8 * k]
+            for half in (0, 1)
+            for k in (0, 1)
+            for odd in (0, 1)
+        ]
+        for place, number in enumerate(own[0::2] + own[1::2]):
+            found |= number.astype(np.uint64) << np.uint64(4 * place)
         order = [8 * j + i for i in range(8) for j in range(8)]
         if scale.shape[1] == 1:
             order = [8 * j + 2 * i + odd for i in range(4) for j in range(4) for odd in (0, 1)]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import Source, WeightMap
-from ridgeline.core.weight_format import BLOCK, Fp8Format, Held, HeldMatrix
+from ridgeline.core.weight_format import BLOCK, CodedFormat, Fp8Format, Held, HeldMatrix
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
@@ -211,7 +211,7 @@ def targets(
     assert isinstance(module, (Linear, ExpertStack))
     for filling in module.fillings:
         own = [replace(source, transpose=False) for source in _own(filling.parts, len(module.parts), sources)]
-        fused = fused_parts(module, own) if len(filling.parts) == 1 else None
+        fused = fused_parts(module, sources)
         for field, tensor in filling.tensors.items():
             if field in WHOLE:
                 whole = partial(_shared, field, own, pieces, stored, tensor.shape)
@@ -220,7 +220,9 @@ def targets(
             for source, part in zip(own, _split(filling, field, len(own)), strict=True):
                 place = view(part, source)
                 read = partial(_read, pieces.get(source.name), field, source.name, stored, place.shape)
-                yield Place(place, read, parts=fused)
+                how = None if filling.held is None else filling.held.format
+                planes = how.planes() if field == "code_OB" and isinstance(how, CodedFormat) else ()
+                yield Place(place, read, partial(_own_planes, read, planes) if len(planes) > 1 else None, fused)
 
 
 def fused_parts(owner: nn.Module, sources: Sequence[Source]) -> Sequence[int] | None:
@@ -263,6 +265,16 @@ def _shared(field: str, sources: Sequence[Source], pieces: Pieces, stored: Store
     each = len(found) // shape[0]
     groups = [range(first, first + each) for first in range(0, len(found), each)]
     return torch.stack([_agreed(field, [found[i] for i in group], [sources[i] for i in group]) for group in groups])
+
+
+def _own_planes(read: Callable[[], Tensor], planes: Sequence[int], slices: tuple[slice, ...]) -> Tensor:
+    """Return some of the inputs' codes, of which each plane holds a part."""
+    rows, own = read()[slices[:-1]], slices[-1]
+    width = rows.shape[-1] // sum(planes)  # bytes of a plane of one bit
+    first, last = own.start // sum(planes), own.stop // sum(planes)
+    starts = [width * sum(planes[:number]) for number in range(len(planes))]
+    parts = [rows[..., start + first * bits : start + last * bits] for start, bits in zip(starts, planes, strict=True)]
+    return torch.cat(parts, -1)
 
 
 def _own_order(name: str, whole: Callable[[], Tensor], slices: tuple[slice, ...]) -> Tensor:
