@@ -27,7 +27,8 @@ from ridgeline.quantization.scheme import Scheme, scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.loader import check_files, read_model_config, resolve_model, stored_forms, with_cache
-from ridgeline.weights.quantized.plan import Forms, method_name
+from ridgeline.weights.quantized.config import method_name
+from ridgeline.weights.quantized.plan import Forms
 from ridgeline.worker.memory import MemoryReport, check_weights_fit, plan_memory, weight_bytes
 from ridgeline.worker.precompile import KernelSet
 

@@ -34,19 +34,17 @@ from ridgeline.weights.folder import resolve_model as resolve_model
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import ROPE_FACTORS, gguf_model_config, gguf_weights
+from ridgeline.weights.quantized.config import folder_method, method_of, quantization_config
 from ridgeline.weights.quantized.kv_scales import KV_SCALES, cached_as, check_kv_scales, kv_scale_places
 from ridgeline.weights.quantized.piece import Stored
 from ridgeline.weights.quantized.plan import (
     Forms,
     Pieces,
-    folder_method,
     forms,
     fused_parts,
     matrices,
-    method_of,
     module_weights,
     pieces_of,
-    quantization_config,
     targets,
     widened,
 )

@@ -25,6 +25,8 @@ from tests.test_kv_cache_dtype import prompt_logprobs
 PROMPT = tuple(3 + (7 * i) % 90 for i in range(41))
 SAYS_FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 CT = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["none"], "weights": None}}}
+CACHE_ONLY: dict[str, Any] = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": SAYS_FP8}
+MODELOPT = {"quant_method": "modelopt", "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
 K, V = 0.013, 0.004  # of the first layer; values beyond 448 times it are cut off
 
 
@@ -84,12 +86,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 CASES = {
-    "compressed-tensors": ("llama", "{}_scale", False, {**CT, "kv_cache_scheme": SAYS_FP8}, "auto"),
+    "compressed-tensors": ("llama", "{}_scale", False, CACHE_ONLY, "auto"),
     "heads": ("qwen3", "{}_scale", True, {**CT, "kv_cache_scheme": {**SAYS_FP8, "strategy": "attn_head"}}, "auto"),
     "int8": ("llama", "{}_scale", False, {**CT, "kv_cache_scheme": {**SAYS_FP8, "type": "int"}}, "auto"),
     "fused": ("phi3", "{}_scale", False, {**CT, "kv_cache_scheme": SAYS_FP8}, "auto"),
     "outputs": ("llama", "{0}_proj.output_scale", False, CT, "fp8"),
-    "modelopt": ("llama", "{0}_proj.{0}_scale", False, CT, "fp8"),
+    "modelopt": ("llama", "{0}_proj.{0}_scale", False, MODELOPT, "auto"),
     "vllm": ("llama", "attn.{}_scale", False, CT, "fp8_e4m3"),
 }
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.quantization.held import dequantized
 from ridgeline.weights.checkpoint import StoredTensor
-from ridgeline.weights.quantized.plan import method_of
+from ridgeline.weights.quantized.config import method_of
 from tests.weights.quantized_files import SCHEMES
 
 NAMES = {

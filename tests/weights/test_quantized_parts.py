@@ -21,7 +21,7 @@ from ridgeline.quantization.experts import ListedWeights
 from ridgeline.quantization.joined import JoinedWeight
 from ridgeline.weights.convert.convert import convert
 from ridgeline.weights.loader import read_model_config, stored_forms, with_cache
-from ridgeline.weights.quantized.plan import method_name
+from ridgeline.weights.quantized.config import method_name
 from tests.weights.loading import dense_logits, load
 from tests.weights.quantized_files import SCHEMES, Scheme, gptq, packed, quantize, round_inputs
 from tests.weights.test_quantized import IDS, assert_same_numbers, kept

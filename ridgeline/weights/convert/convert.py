@@ -22,7 +22,7 @@ from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import gguf_config
 from ridgeline.weights.loader import stored_shape, stored_view
 from ridgeline.weights.mxfp4 import MXFP4
-from ridgeline.weights.quantized.plan import SIDE_FILES, without_quantization
+from ridgeline.weights.quantized.config import SIDE_FILES, without_quantization
 
 Progress = Callable[[str, float], None]
 WriteTexts = Callable[[Path, Path], None]  # of a GGUF file, to a folder

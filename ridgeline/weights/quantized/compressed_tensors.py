@@ -90,9 +90,9 @@ class CompressedTensors:
         if section.get("transform_config") not in (None, {}) and config["transform_config"].get("config_groups"):
             raise section.wrong("transform_config", "transforms", "absent, since none are computed")
         groups = section.section("config_groups")
-        if groups is None or not groups.values:
+        if (groups is None or not groups.values) and section.get("kv_cache_scheme") is None:
             raise section.wrong("config_groups", None, "an object with the scheme of each group of modules")
-        self.groups = [self._group(Section(groups.values, groups.place), key, form) for key in groups.values]
+        self.groups = [self._group(groups, key, form) for key in groups.values] if groups else []
         self.ignored = section.names("ignore")
 
     @staticmethod

@@ -26,7 +26,8 @@ class Modelopt:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         section = Section(config)
-        self.algorithm = _algorithm(section, (*ALGORITHMS, MIXED))
+        only_cache = section.get("quant_algo") is None and section.get("kv_cache_quant_algo") is not None
+        self.algorithm = None if only_cache else _algorithm(section, (*ALGORITHMS, MIXED))
         self.skipped = section.names("exclude_modules", "ignore")
         self.own: dict[str, str] = {}
         if self.algorithm == MIXED:
