@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -200,6 +201,19 @@ def test_levels_in_panels_multiply_like_the_reference(case: w8a8.Case, multiply:
             panels.linear(x_TI, packed, bias_O), w8a8.w8a8_linear(x_TI, level_OI, scale_O, bias_O),
             rtol=4 * eps, atol=4 * eps + case.in_width * 2.0**-24,
         )  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("values", op.TABLES)
+def test_every_table_has_its_own_values(values: Any) -> None:
+    """Multiplied as levels, bitsandbytes' FP4 was wrong by ten times the result."""
+    generator = torch.Generator().manual_seed(0)
+    code_OB = torch.randint(0, 256, (32, 128), generator=generator, dtype=torch.uint8)
+    scale_OG, x_TI = torch.rand(32, 4, generator=generator), torch.randn(3, 256, generator=generator)
+    form = CodedFormat(bits=4, group=64, values=values)
+    weight = Coded(code_OB, scale_OG, None, None, None, None, None, form)
+    got_TO, want_TO = panels.coded_linear(x_TI, weight, None).double(), expected(x_TI, weight, None)
+    assert (got_TO - want_TO).norm() < 0.012 * want_TO.norm()
 
 
 def test_groups_that_fit_into_no_run_are_multiplied_all_the_same() -> None:
