@@ -46,7 +46,7 @@ def library(source: Path, target: str = "native") -> ctypes.CDLL | None:
 
 def compiled(source: Path, target: str) -> Path:
     """Return the path of the compiled file. Raises NoLibrary."""
-    text = source.read_bytes()
+    text = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]  # all that it may include
     digest = hashlib.sha256(repr((text, FLAGS, target, _machine())).encode()).hexdigest()[:20]
     folder = _folder()
     path = folder / f"{source.stem}-{digest}.so"

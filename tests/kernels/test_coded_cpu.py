@@ -44,6 +44,7 @@ CASES = [
     Case(31, 256, 40, op.Q4_K),  # tiles, where the CPU has them
     Case(33, 256, 17, op.Q6_K, bias=True),
     Case(25, 64, 1, op.NF4),
+    Case(530, 1152, 280, op.W4),  # tiles of several blocks of tokens, inputs and outputs, none of them whole
 ]
 
 
@@ -189,7 +190,7 @@ def test_inputs_that_do_not_fit_the_weight_are_refused() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("case", w8a8.CASES, ids=str)
+@pytest.mark.parametrize("case", [*w8a8.CASES, w8a8.Case(530, 1100, 280, bias=True)], ids=str)
 def test_levels_in_panels_multiply_like_the_reference(case: w8a8.Case, multiply: panels.Multiply) -> None:
     for dtype in DTYPES:
         x_TI, level_OI, scale_O, bias_O = case.inputs(dtype, CPU)
