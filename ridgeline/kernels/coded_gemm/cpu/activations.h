@@ -54,7 +54,7 @@ void round_row(const Weight &w, int64_t token, const float *row, const Rounded &
 // Round a token with a step for each run.
 void round_runs(const Weight &w, int64_t token, const float *row, const Rounded &to) {
   for (int64_t k = 0; k < w.runs; ++k, row += RUN) {
-    const int64_t run = token * w.runs + k;
+    const int64_t run = to.run(token, k);
     const Ints low = magnitudes(load<Floats>(row)), high = magnitudes(load<Floats>(row + LANES));
     const float step = largest(low > high ? low : high) / 127;
     int32_t sums[2] = {};

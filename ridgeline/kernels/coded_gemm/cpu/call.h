@@ -8,6 +8,7 @@ namespace {
 
 constexpr int RUN = 32, VECTORS = 8;  // inputs of a run, and its vectors
 constexpr int SUPER = 8;  // runs that share an outer scale
+constexpr int SIDE = 8;   // tokens that are multiplied together at most
 
 enum Type { FLOAT32, BFLOAT16, FLOAT16 };
 
@@ -31,16 +32,20 @@ extern "C" struct Call {
 };
 
 // Activations after rounding: x = level * step. A run has one sum, or two where groups have 16 inputs.
+//
+// Some tokens' runs lie side by side, so that those which are multiplied together are a fixed distance apart.
 struct Rounded {
-  char *level;     // [tokens, runs, 32], or in tiles: [tokens / 16, steps, 16, 64 bytes], of int8 or of bfloat16
-  float *step;     // [tokens, runs], or [tokens] where a token has one step
-  float *sum;      // [tokens, runs, 2], of x
-  int32_t *start;  // [tokens, runs, 2] or [tokens]: what sums of products begin with, to take `middle` from codes
-  int64_t width;   // bytes of a token's levels
+  char *level;     // [tokens / side, runs, side, 32], or in tiles: [tokens / 16, steps, 16, 64 bytes], int8 or bfloat16
+  float *step;     // [tokens / side, runs, side], or [tokens] where a token has one step
+  float *sum;      // [tokens / side, runs, side, 2], of x
+  int32_t *start;  // likewise, or [tokens]: what sums of products begin with, so that `middle` is taken from codes
+  int64_t runs, side, width;  // width: bytes of a token's levels
   bool tiles;
 
+  int64_t run(int64_t token, int64_t k) const { return (token / side * runs + k) * side + token % side; }
+
   char *at(int64_t token, int64_t byte) const {
-    if (!tiles) return level + token * width + byte;
+    if (!tiles) return level + run(token, byte / RUN) * RUN + byte % RUN;
     return level + (token / 16 * width + byte / 64 * 64) * 16 + token % 16 * 64 + byte % 64;
   }
 };

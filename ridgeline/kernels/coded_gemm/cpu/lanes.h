@@ -6,18 +6,19 @@
 
 namespace {
 
+constexpr int64_t AHEAD = 4096;  // bytes of codes, which are asked for so early: the CPU itself stops at pages' ends
+
 // Sixteen outputs' levels times T tokens from `token` on, where a token has one step: the sums of a row are exact.
 template <int T> void whole_rows(const Weight &w, const Call &c, const Rounded &x, int64_t panel, int64_t token) {
   const uint8_t *code = w.code + panel * w.runs * VECTORS * BYTES;
+  const char *x_t = x.at(token, 0);
   Ints sum[T];
   UNROLL for (int t = 0; t < T; ++t) sum[t] = all(x.start[token + t]);
-  for (int64_t k = 0; k < w.runs; ++k, code += VECTORS * BYTES) {
+  for (int64_t k = 0; k < w.runs; ++k, code += VECTORS * BYTES, x_t += x.side * RUN) {
     UNROLL for (int v = 0; v < VECTORS; ++v) {
+      __builtin_prefetch(code + AHEAD + v * BYTES);
       const Bytes level = load<Bytes>(code + v * BYTES);
-      UNROLL for (int t = 0; t < T; ++t) {
-        const char *four = x.level + ((token + t) * w.runs + k) * RUN;
-        sum[t] = dot(sum[t], level, load<int32_t>(four + 4 * v));
-      }
+      UNROLL for (int t = 0; t < T; ++t) sum[t] = dot(sum[t], level, load<int32_t>(x_t + t * RUN + 4 * v));
     }
   }
   for (int t = 0; t < T; ++t) write_sums(w, c, x, sum[t], token + t, panel);
@@ -32,26 +33,27 @@ void tile(const Weight &w, const Call &c, const Rounded &x, int64_t panel, int64
   const uint8_t *code = w.code + panel * w.runs * BITS * BYTES;
   const Bytes table = w.table ? load<Bytes>(w.table) : Bytes{};
   Floats sum[T] = {};
+  int64_t run = x.run(token, 0);
   for (int64_t first = 0, group = panel * groups; first < w.runs; first += each) {
     const int64_t last = first + each < w.runs ? first + each : w.runs;
     const int64_t super = panel * supers + first / SUPER;
     Floats part[PARTS][T] = {};
     float low[PARTS][T] = {};
-    for (int64_t k = first; k < last; ++k, code += BITS * BYTES) {
+    for (int64_t k = first; k < last; ++k, code += BITS * BYTES, run += x.side) {
       Bytes level[VECTORS];
+      UNROLL for (int b = 0; b < BITS; ++b) __builtin_prefetch(code + AHEAD + b * BYTES);
       UNROLL for (int v = 0; v < VECTORS; ++v) {
         level[v] = codes<BITS>(code, v);
         if (BITS == 4 && w.table) level[v] = look_up(table, level[v]);
       }
       UNROLL for (int t = 0; t < T; ++t) {
-        const int64_t run = (token + t) * w.runs + k;
-        const char *four = x.level + run * RUN;
+        const char *four = x.level + (run + t) * RUN;
         UNROLL for (int p = 0; p < PARTS; ++p) {
-          Ints whole = all(x.start[run * 2 + p]);
+          Ints whole = all(x.start[(run + t) * 2 + p]);
           UNROLL for (int v = p * 4; v < (HALVES ? p * 4 + 4 : VECTORS); ++v)
             whole = dot(whole, level[v], load<int32_t>(four + 4 * v));
-          part[p][t] += __builtin_convertvector(whole, Floats) * x.step[run];
-          low[p][t] += x.sum[run * 2 + p];
+          part[p][t] += __builtin_convertvector(whole, Floats) * x.step[run + t];
+          low[p][t] += x.sum[(run + t) * 2 + p];
         }
       }
     }

@@ -22,18 +22,24 @@
 extern "C" int multiply(const Weight *weight, const Call *call) {
   const Weight &w = *weight;
   const Call &c = *call;
+  if (!c.tokens) return 0;
   const bool tiles = in_tiles(w, c);
-  const int64_t panels = (w.outputs + LANES - 1) / LANES, inputs = w.runs * RUN;
-  const int64_t pairs = (panels + 1) / 2, share = pairs / (4 * c.threads);
+  const int64_t panels = (w.outputs + LANES - 1) / LANES, pairs = (panels + 1) / 2, inputs = w.runs * RUN;
+  const int64_t share = pairs / (4 * c.threads);
   const int64_t some = share < 1 ? 1 : share < PAIRS ? share : PAIRS;  // pairs of panels that a thread takes at once
-  const int64_t row = inputs * 4, sums = tiles ? room_of_tiles(c, some) : 0, room = row > sums ? row : sums;
-  const int64_t width = tiles && !w.by_token ? inputs * 2 : inputs, steps = c.tokens * (w.by_token ? 1 : w.runs) * 4;
-  const int64_t level = (tiles ? (c.tokens + 31) / 32 * 32 : c.tokens) * width;
-  char *memory = (char *)aligned_alloc(64, (c.threads * room + level + steps * 5 + 127) / 64 * 64);
+  const int64_t row = inputs * 4, sums = tiles ? room_of_tiles(c, some) : 0;
+  const int64_t room = row > sums ? row : sums;  // bytes of a thread
+  const int64_t side = tiles ? 32 : c.tokens < SIDE ? c.tokens : SIDE, tokens = (c.tokens + side - 1) / side * side;
+  const int64_t width = tiles && !w.by_token ? inputs * 2 : inputs, level = tokens * width;
+  const int64_t steps = tokens * (w.by_token ? 1 : w.runs) * 4;
+  char *memory = (char *)aligned_alloc(64, (c.threads * room + level + steps * 5 + 63) / 64 * 64);
   if (!memory) return 1;
-  char *at = memory + c.threads * room;
-  const Rounded x = {at,    (float *)(at + level), (float *)(at + level + steps), (int32_t *)(at + level + steps * 3),
-                     width, tiles};
+  Rounded x = {};
+  x.runs = w.runs, x.side = side, x.width = width, x.tiles = tiles;
+  x.level = memory + c.threads * room;
+  x.step = (float *)(x.level + level);
+  x.sum = (float *)(x.level + level + steps);
+  x.start = (int32_t *)(x.level + level + steps * 3);
   for_each(c, c.tokens, [&](int64_t t, int64_t thread) { round_token(w, c, t, (float *)(memory + thread * room), x); });
   for_each(c, tiles ? (pairs + some - 1) / some : 0, [&](int64_t i, int64_t thread) {
     const int64_t first = i * some, last = first + some < pairs ? first + some : pairs;
