@@ -1,10 +1,11 @@
 """Quantized weights on a CPU beside llama.cpp: time of a token and of a prompt, with one thread and with two.
 
-    python benchmarks/cpu_quantized.py --gguf-int4 Q4_K_M.gguf --gguf-int8 Q8_0.gguf [--model llama-1b] [--rounds 7]
-                                       [--threads 1 2] [--only int4] [--output benchmarks/results/cpu-quantized.jsonl]
+    python benchmarks/cpu_quantized.py Q4_K_M.gguf=w4a16 Q8_0.gguf=w8a8 [Q6_K.gguf …] [--model llama-1b] [--rounds 7]
+                                       [--threads 1 2] [--only 'batch 1'] [--output benchmarks/results/cpu-quantized.jsonl]
 
-`benchmarks/random_gguf.py` writes a BF16 file of the same shape, and llama.cpp's `llama-quantize` makes both files of
-it. Ridgeline has random weights of its own (w4a16, w8a8), and reads both files too.
+`benchmarks/random_gguf.py` writes a BF16 file of the same shape, and llama.cpp's `llama-quantize` makes the others of
+it. Both engines read them; behind a file stands the scheme of Ridgeline's own that it is compared with, if there is one,
+which gets random weights.
 
 Each engine has a process of its own. They take turns, a few tokens at a time, so that other work on the machine slows
 all of them alike: ratios are medians of the rounds' ratios. A token's time is that of so many tokens without that of the
@@ -29,7 +30,6 @@ from cpu import ALONE, MODELS, VOCABULARY, Engine, Requests, read_bandwidth
 from ridgeline.bench.results import host
 
 TOKENS = 16  # after the first, whose time is taken
-FAMILIES = {"int4": ("w4a16", "Q4_K_M"), "int8": ("w8a8", "Q8_0")}
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,22 @@ LOADS = {
 }
 
 
-def engines(family: str, model: str, gguf: Path, threads: int) -> dict[str, tuple[Engine, int]]:
-    """Return the engines of a family, each with the bytes of weights that a step reads. llama.cpp comes first."""
-    scheme, kind = FAMILIES[family]
-    own: dict[str, Any] = {**ALONE, "quantization": scheme}
+def engines(gguf: Path, scheme: str, model: str, threads: int) -> dict[str, tuple[Engine, int]]:
+    """Return the engines for a file, each with the bytes of weights that a step reads. llama.cpp comes first."""
     peer = {"n_threads": threads, "n_threads_batch": threads, "parallel": 8}
     made = {
-        f"llama.cpp {kind}": Engine("llama_cpp", str(gguf), threads, peer),
-        f"ridgeline {scheme}": Engine("ridgeline", str(MODELS / model), threads, own),
-        f"ridgeline {kind}": Engine("ridgeline", str(gguf), threads, ALONE),
+        f"llama.cpp {gguf.stem}": Engine("llama_cpp", str(gguf), threads, peer),
+        f"ridgeline {gguf.stem}": Engine("ridgeline", str(gguf), threads, ALONE),
     }
+    if scheme:
+        own: dict[str, Any] = {**ALONE, "quantization": scheme}
+        made[f"ridgeline {scheme}"] = Engine("ridgeline", str(MODELS / model), threads, own)
     return {name: (engine, engine.weights or gguf.stat().st_size) for name, engine in made.items()}
 
 
-def measure(there: dict[str, tuple[Engine, int]], load: Load, rounds: int) -> tuple[dict[str, list[float]], list[float]]:
+def measure(
+    there: dict[str, tuple[Engine, int]], load: Load, rounds: int
+) -> tuple[dict[str, list[float]], list[float]]:
     """Return each engine's seconds of all rounds, and the memory's rates."""
     times: dict[str, list[float]] = {name: [] for name in there}
     rates = []
@@ -82,7 +84,9 @@ def measure(there: dict[str, tuple[Engine, int]], load: Load, rounds: int) -> tu
     return times, rates
 
 
-def rows(there: dict[str, tuple[Engine, int]], times: dict[str, list[float]], rates: list[float]) -> list[dict[str, Any]]:
+def rows(
+    there: dict[str, tuple[Engine, int]], times: dict[str, list[float]], rates: list[float]
+) -> list[dict[str, Any]]:
     """Return a line of the results for each engine."""
     peer, rate = next(iter(times.values())), max(rates)
     return [
@@ -102,23 +106,18 @@ def rows(there: dict[str, tuple[Engine, int]], times: dict[str, list[float]], ra
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="+", metavar="GGUF[=SCHEME]")
     parser.add_argument("--model", default="llama-1b", choices=sorted(path.name for path in MODELS.iterdir()))
-    parser.add_argument("--gguf-int4", type=Path)
-    parser.add_argument("--gguf-int8", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", default="", help="workloads whose name begins so")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
-    files = {"int4": asked.gguf_int4, "int8": asked.gguf_int8}
-    if not any(files.values()):
-        parser.error("name a file of llama.cpp's with --gguf-int4 or --gguf-int8.")
     for threads in asked.threads:
         torch.set_num_threads(threads)
-        for family, gguf in files.items():
-            if gguf is None:
-                continue
-            there = engines(family, asked.model, gguf, threads)
+        for name in asked.files:
+            path, _, scheme = name.partition("=")
+            there = engines(Path(path), scheme, asked.model, threads)
             for engine, _ in there.values():
                 engine.seconds(Load(8, 4, 1).requests(2))  # warm
             for workload, load in LOADS.items():

@@ -1,4 +1,4 @@
-"""A GGUF file of a Qwen3 or Llama model's shape with random weights, for llama.cpp. It has no tokenizer, and all matrices
+"""A GGUF file of a Qwen3's or a Llama's shape with random weights, for llama.cpp. It has no tokenizer, and all matrices
 have one type.
 
     python benchmarks/random_gguf.py CONFIG_FOLDER OUT.gguf [BF16 | Q8_0 | F32 …]

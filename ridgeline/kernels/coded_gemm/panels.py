@@ -1,4 +1,4 @@
-"""Products of weights in codes on a CPU, by the C++ of cpu/panels.cpp: activations are rounded to int8 when they arrive.
+"""Products of weights in codes on a CPU, by the C++ of the folder cpu: activations are rounded to int8 on arrival.
 
 Each 32 neighbouring inputs of a token have a step of their own, the largest magnitude of theirs over 127. Products and
 their sums are whole numbers until a step and a scale multiply them.

@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr int64_t AHEAD = 4096;  // bytes of codes, which are asked for so early: the CPU itself stops at pages' ends
+constexpr int64_t AHEAD = 1024;  // bytes of codes, which are asked for so early: a CPU by itself does not cross pages
 
 // Sixteen outputs' levels times T tokens from `token` on, where a token has one step: the sums of a row are exact.
 template <int T> void whole_rows(const Weight &w, const Call &c, const Rounded &x, int64_t panel, int64_t token) {
