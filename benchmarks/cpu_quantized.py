@@ -1,15 +1,15 @@
 """Quantized weights on a CPU beside llama.cpp: time of a token and of a prompt, with one thread and with two.
 
     python benchmarks/cpu_quantized.py Q4_K_M.gguf=w4a16 Q8_0.gguf=w8a8 [Q6_K.gguf …] [--model llama-1b] [--rounds 7]
-                                       [--threads 1 2] [--only 'batch 1'] [--output benchmarks/results/cpu-quantized.jsonl]
+        [--threads 1 2] [--only 'batch 1'] [--output benchmarks/results/cpu-quantized.jsonl]
 
 `benchmarks/random_gguf.py` writes a BF16 file of the same shape, and llama.cpp's `llama-quantize` makes the others of
-it. Both engines read them; behind a file stands the scheme of Ridgeline's own that it is compared with, if there is one,
-which gets random weights.
+it. Both engines read them. Behind a file stands the scheme of Ridgeline's own that it is compared with, if there is
+one, which gets random weights.
 
 Each engine has a process of its own. They take turns, a few tokens at a time, so that other work on the machine slows
-all of them alike: ratios are medians of the rounds' ratios. A token's time is that of so many tokens without that of the
-prompt and the first one. The limit is a token's weights over the rate of a sum of 2 GB, measured in each round.
+all of them alike: ratios are medians of the rounds' ratios. A token's time is that of so many tokens without the time
+of the prompt and the first one. The limit is a token's weights over the rate of a sum of 2 GB, taken in each round.
 """
 
 from __future__ import annotations
