@@ -26,7 +26,8 @@ architectures.
 
     python -m ridgeline.kernels.aot --arch sm_90 --match rope
 
-prints one line per kernel. With --first only the first entry of each kernel is compiled, a third of the work. Run it without TRITON_INTERPRET: an interpreted kernel cannot be compiled.
+prints one line per kernel, and with --first only of the first entry of each. Run it without TRITON_INTERPRET: an
+interpreted kernel cannot be compiled.
 
 `compiling_for` is the other way, without lists. Inside it launches compile for a GPU that need not be there, and run
 nothing. So a model that is called with tensors of the meta device fills Triton's cache (`ridgeline compile`). Triton
