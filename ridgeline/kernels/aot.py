@@ -21,8 +21,8 @@ A plain tuple (kernel, signature, constexprs) will do where no option is needed.
 them the architectures that they are for.
 
 `kernels()` finds the lists by importing every module of an op's folder, so nothing has to be registered. Keep them
-short: one entry per code path that differs, at the shapes of a real model. The tests compile all entries for five
-architectures.
+short: one entry per code path that differs, at the shapes of a real model, the most common one first. The tests compile
+the first entry of each kernel for its architectures, and all entries on request.
 
     python -m ridgeline.kernels.aot --arch sm_90 --match rope
 
