@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import runpy
@@ -47,6 +48,12 @@ def start_numbers() -> None:
     number = int(os.environ.get("RIDGELINE_TEST_SEED", "0"))
     for start in (torch.manual_seed, np.random.seed, random.seed):
         start(number)
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage be looked for among what tests make alone, and not among a million objects of modules each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
