@@ -86,5 +86,12 @@ def join(rank: int, size: int, meeting: Path, device: torch.device, limit: float
     backend = "nccl" if device.type == "cuda" else "gloo"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whatever its name resolves to
     store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=limit))
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=limit),
+        device_id=device if device.type == "cuda" else None,
+    )
     return ProcessAxis(rank, size, device)
