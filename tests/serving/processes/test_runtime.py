@@ -17,7 +17,7 @@ HOLD = """
 import sys, time
 from ridgeline.serving.processes.runtime import RuntimeDirectory
 directory = RuntimeDirectory()
-directory.socket.touch()
+directory.socket(0).touch()
 print(directory.path, flush=True)
 time.sleep(1000)
 """
