@@ -30,12 +30,14 @@ def environments(config: ServeConfig) -> list[Mapping[str, str]]:
     if count == 0 and device != "cuda":
         threads = max(1, len(os.sched_getaffinity(0)) // (replicas * ranks))
         return [{"OMP_NUM_THREADS": str(threads)} | os.environ] * replicas
+    if count == 0:
+        raise InvalidConfig(f"device {device} was asked for, but torch sees no GPU; use cpu.")
+    if ranks > count:
+        raise InvalidConfig(f"tensor_parallel_size is {ranks}, and torch sees {count} GPUs; lower it to {count}.")
     if replicas * ranks > count:
         each = f" of {ranks} GPUs each" if ranks > 1 else ""
         raise InvalidConfig(
             f"data_parallel_size is {replicas}{each}, and torch sees {count} GPUs; lower it to {count // ranks}."
-            if count >= ranks
-            else f"tensor_parallel_size is {ranks}, and torch sees {count} GPUs; lower it to {max(1, count)}."
         )
     names = os.environ.get(VISIBLE, "").split(",") if os.environ.get(VISIBLE) else [str(gpu) for gpu in range(count)]
     return [os.environ | {VISIBLE: ",".join(names[i * ranks : (i + 1) * ranks])} for i in range(replicas)]
