@@ -134,8 +134,10 @@ class EngineClient:
     def illness(self, step_timeout: float) -> str | None:
         """Return the reason why requests should not come here, or None. While requests run, a step must end within
         `step_timeout` seconds."""
-        if self.facts is None:
+        if self.facts is None or self._socket is None:
             return "the engine is not running"
+        if not self._socket.connected:
+            return "the engine is about to end"
         if (silence := self.silence) > SILENCE:
             return f"the engine has not said a word for {silence:.0f} s"
         if self.busy and time.monotonic() - self.last_step >= step_timeout:
