@@ -60,7 +60,7 @@ class Keeper:
 
     `settings` returns what the process reads from standard input, by the number of its life. The process inherits
     `fds`. `environment` holds its variables. `needless` returns True while others do this process's work: then it is
-    tried again for ever.
+    tried again for ever, if it was ever ready.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Keeper:
             if code == MISTAKE and not self.ready.is_set():
                 raise GaveUp(self._mistake or f"the {self.name} could not be started.", MISTAKE)
             failures = 1 if seconds >= STEADY else failures + 1
-            if failures >= MOST_FAILURES and not self._needless():
+            if failures >= MOST_FAILURES and not (self.ready.is_set() and self._needless()):
                 raise GaveUp(f"the {self.name} {how(code)}, {failures} times in a row; giving up.", 1)
             delay = back_off(failures)
             logger.error("the %s %s; it is started again in %g s", self.name, how(code), delay)

@@ -118,28 +118,47 @@ def test_requests_are_looked_up_at_all_engines_that_answer(tmp_path: Path) -> No
     in_time(work())
 
 
+def test_the_requests_of_other_api_servers_count(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with pair(tmp_path) as (engines, api):
+            for turn in range(2):  # whichever engine would be next
+                for engine, running in zip(engines, (3 - 3 * turn, 3 * turn), strict=True):
+                    engine.say(figures(running, 100.0, []))
+                while [bool(client.load) for client in api.client.engines] != [not turn, bool(turn)]:
+                    await asyncio.sleep(0.005)
+                for _ in range(2):
+                    run = asyncio.create_task(finish(api, asked(max_tokens=1)))
+                    engines[1 - turn].finish((await engines[1 - turn].heard(Submit)).id, 7)
+                    await run
+
+    in_time(work())
+
+
+def step(at: float) -> StepFigures:
+    return StepFigures(at=at, seconds=0.1, limit=0.05, decode_rows=1, prefill_rows=0, tokens=1)
+
+
+def figures(factor: int, started: float, steps: list[float]) -> Stats:
+    """Figures that are `factor` times those of factor 1."""
+    return Stats(
+        at=9.0 + factor,
+        started=started,
+        running=factor,
+        waiting=2 * factor,
+        pages_used=3 * factor,
+        num_pages=100,
+        steps=4 * factor,
+        step_seconds=0.5 * factor,
+        limit_seconds=0.25 * factor,
+        counters={"generation_tokens": 5.0 * factor, "preemptions": 0.0},
+        finished={"stop": factor, f"only {factor}": 1},
+        histograms={"x": Distribution(counts=[factor, 0, 1], total=0.5 * factor)},
+        recent=[step(at) for at in steps],
+        gpus=[],
+    )
+
+
 def test_figures_of_several_engines_add_up_and_a_dead_one_runs_nothing() -> None:
-    def step(at: float) -> StepFigures:
-        return StepFigures(at=at, seconds=0.1, limit=0.05, decode_rows=1, prefill_rows=0, tokens=1)
-
-    def figures(factor: int, started: float, steps: list[float]) -> Stats:
-        return Stats(
-            at=9.0 + factor,
-            started=started,
-            running=factor,
-            waiting=2 * factor,
-            pages_used=3 * factor,
-            num_pages=100,
-            steps=4 * factor,
-            step_seconds=0.5 * factor,
-            limit_seconds=0.25 * factor,
-            counters={"generation_tokens": 5.0 * factor, "preemptions": 0.0},
-            finished={"stop": factor, f"only {factor}": 1},
-            histograms={"x": Distribution(counts=[factor, 0, 1], total=0.5 * factor)},
-            recent=[step(at) for at in steps],
-            gpus=[],
-        )
-
     one, ten = figures(1, 100.0, [1.0, 3.0]), figures(10, 90.0, [2.0])
     both = summed([(one, True), (ten, True)])
     assert (both.running, both.waiting, both.pages_used, both.num_pages) == (11, 22, 33, 200)

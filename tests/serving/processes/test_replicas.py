@@ -11,12 +11,15 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 
 import benchmarks.serving_endurance as endurance
 from benchmarks.serving_endurance import Served
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.serving import ServeConfig
+from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
+from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.processes import placement
 from tests.serving.conftest import PATIENCE
 
@@ -25,7 +28,7 @@ ENGINES = ("0", "1")
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with Served("-dp", "2", "--device", "cpu", "--max-model-len", "1024") as server:
+    with Served("-dp", "2", "--device", "cpu", "--max-model-len", "1024", "--grpc-port", "0") as server:
         wait_until(lambda: not down(server))
         yield server
 
@@ -89,6 +92,20 @@ def test_a_request_is_found_wherever_it_ran_and_the_dashboard_adds_up(served: Se
     newest = json.loads(served.get("/v1/requests?limit=4")[1])["data"]
     assert [told["id"] for told in newest] == names[::-1]
     wait_until(lambda: shown_tokens(served) == sum(each(served, "vllm:generation_tokens_total")))
+
+
+def test_grpc_reaches_both_engines_and_each_metric_is_told_once(served: Served) -> None:
+    before = each(served, "vllm:request_success_total")
+    with grpc.insecure_channel(served.said.strip().rsplit("grpc://", 1)[1]) as channel:
+        for number in range(4):
+            asked = pb.GenerateRequest(
+                token_ids=pb.TokenIds(ids=[number + 300] * 40), sampling=pb.Sampling(max_tokens=2)
+            )
+            assert list(inference_pb2_grpc.InferenceStub(channel).Generate(asked, timeout=PATIENCE))
+    assert [now - then for now, then in zip(each(served, "vllm:request_success_total"), before, strict=True)] == [2, 2]
+    lines = [line.rsplit(" ", 1)[0] for line in served.get("/metrics")[1].decode().splitlines()]
+    samples = [line for line in lines if not line.startswith("#")]
+    assert len(samples) == len(set(samples))
 
 
 def shown_tokens(server: Served) -> float:
