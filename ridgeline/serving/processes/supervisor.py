@@ -255,17 +255,18 @@ class Supervisor:
             "log_level": config.log_level,
         }
         engines: list[Keeper] = []
+        names = ["engine"] if len(paths) == 1 else [f"engine {index}" for index in range(len(paths))]
 
         def settings_of(index: int) -> Callable[[int], bytes]:
-            return lambda life: encode({**settings, "socket": str(paths[index]), "life": life})
+            own = {"socket": str(paths[index]), "name": names[index] if len(names) > 1 else ""}
+            return lambda life: encode({**settings, **own, "life": life})
 
         def others_work(index: int) -> Callable[[], bool]:
             return lambda: any(engine.works for engine in engines if engine is not engines[index])
 
         for index, environment in enumerate(self._environments):
-            name = "engine" if len(paths) == 1 else f"engine {index}"
             module = "ridgeline.serving.processes.engine_process"
-            engines.append(Keeper(name, module, settings_of(index), (), environment, others_work(index)))
+            engines.append(Keeper(names[index], module, settings_of(index), (), environment, others_work(index)))
         return engines
 
     def _api_servers(self, paths: list[Path]) -> list[Keeper]:

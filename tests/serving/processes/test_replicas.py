@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -28,8 +29,12 @@ ENGINES = ("0", "1")
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with Served("-dp", "2", "--device", "cpu", "--max-model-len", "1024", "--grpc-port", "0") as server:
+    options = ["-dp", "2", "--device", "cpu", "--max-model-len", "1024", "--grpc-port", "0"]
+    with tempfile.TemporaryFile("w+") as log, Served(*options, log=log.fileno()) as server:
         wait_until(lambda: not down(server))
+        log.seek(0)
+        said = log.read()
+        assert all(f"[engine {engine}] " in said for engine in ENGINES)
         yield server
 
 
