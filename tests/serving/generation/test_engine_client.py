@@ -116,7 +116,7 @@ def ended(number: int) -> Ended:
 async def scripted(folder: Path, **settings: Any) -> AsyncIterator[tuple[ScriptedEngine, ApiServer]]:
     """An engine and an API server that has greeted it. settings: of ServeConfig."""
     engine = ScriptedEngine(folder / "socket")
-    api = ApiServer.build(ServeConfig(**settings), EMBEDDED_MODEL, (MODEL,), str(folder / "socket"), "face")
+    api = ApiServer.build(ServeConfig(**settings), EMBEDDED_MODEL, (MODEL,), [str(folder / "socket")], "face")
     running = asyncio.create_task(api.client.run())
     try:
         await engine.heard(Hello)
