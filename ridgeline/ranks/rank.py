@@ -45,7 +45,6 @@ from ridgeline.worker.local import LocalWorker
 logger = logging.getLogger(__name__)
 
 BEAT = 1.0  # seconds between signs of life
-SEND_LIMIT = 30.0  # seconds that the leader may leave messages unread
 GONE, BROKEN = 1, 4  # exit codes of a rank whose leader is gone, and of one that met an error of its own
 
 Progress = Callable[[str, float], None]
@@ -59,7 +58,7 @@ class Assemble(Protocol):
 
 def run(descriptor: int, assemble: Assemble) -> None:
     """Be the rank at this end of a pair of sockets until the leader says stop or is gone."""
-    leader = Leader(Channel(socket.socket(fileno=descriptor), SEND_LIMIT))
+    leader = Leader(Channel(socket.socket(fileno=descriptor), None))  # it reads when it wants results, maybe in hours
     threading.Thread(target=_beat, args=(leader,), daemon=True).start()
     begin = leader.receive()
     assert isinstance(begin, Begin)
