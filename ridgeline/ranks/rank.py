@@ -113,6 +113,8 @@ class Rank:
         while not isinstance(message := self._leader.receive(), Stop):
             self._take(message)
         self._submitted.put(None)
+        for launched in self._masked.values():  # nobody will send their masks any more
+            launched.set()
         collector.join()
         self._worker.shutdown()
 

@@ -81,7 +81,7 @@ def test_a_rank_waits_for_a_leader_that_reads_nothing(monkeypatch: pytest.Monkey
 
     def assemble(*_: object) -> None:
         assembling.set()
-        ended.wait()
+        threading.Event().wait()  # for ever: a rank that goes on would end this process
 
     thread = threading.Thread(target=rank.run, args=(theirs.detach(), assemble), daemon=True)
     thread.start()
