@@ -12,10 +12,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 
@@ -62,6 +63,7 @@ def run(descriptor: int, assemble: Assemble) -> None:
     threading.Thread(target=_beat, args=(leader,), daemon=True).start()
     begin = leader.receive()
     assert isinstance(begin, Begin)
+    leader.meeting = Path(begin.meeting)
     progress = _Throttled(leader) if begin.rank == 0 else None
     try:
         worker, ready = assemble(begin, progress)
@@ -76,24 +78,35 @@ def run(descriptor: int, assemble: Assemble) -> None:
 
 
 class Leader:
-    """The leader, as a rank sees it. If it is gone the process ends at once: nobody wants its results."""
+    """The leader, as a rank sees it. If it is gone the process ends at once: nobody wants its results.
+
+    meeting: the file over which ranks met, in a folder of its own. The leader removes them, unless it is gone.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self.meeting: Path | None = None
 
     def send(self, message: FromRank) -> None:
         try:
             self._channel.send(encode(message))
         except Closed:
-            os._exit(GONE)
+            self._end()
 
     def receive(self) -> Begin | SentPlan | SentMasks | Ask | Watch | Stop:
         try:
             frame = self._channel.receive(None)
         except Closed:
-            os._exit(GONE)
+            self._end()
         assert frame is not None
         return decode_from_leader(frame)
+
+    def _end(self) -> NoReturn:
+        if self.meeting is not None:
+            with suppress(OSError):  # another rank may have done it
+                self.meeting.unlink(missing_ok=True)
+                self.meeting.parent.rmdir()
+        os._exit(GONE)
 
 
 class Rank:
