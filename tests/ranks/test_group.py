@@ -229,6 +229,8 @@ def test_what_cannot_be_divided_is_one_sentence(tiny_model: Callable[[str], Path
     assert "at least 1" in refused(tiny_model("llama"), tensor_parallel_size=0)
     assert "whole number" in refused(tiny_model("llama"), tensor_parallel_size=2.0)
     assert "above 0" in refused(tiny_model("llama"), tensor_parallel_size=2, distributed_timeout_seconds=0)
+    assert "at most" in refused(tiny_model("llama"), tensor_parallel_size=2, distributed_timeout_seconds=float("inf"))
+    assert "64 bits" in refused(tiny_model("llama"), tensor_parallel_size=2, seed=1 << 70)
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     for file in tiny_model("llama").iterdir():
