@@ -36,7 +36,7 @@ from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import ROPE_FACTORS, gguf_model_config, gguf_weights
 from ridgeline.weights.quantized.config import folder_method, method_of, quantization_config
 from ridgeline.weights.quantized.kv_scales import KV_SCALES, cached_as, check_kv_scales, kv_scale_places
-from ridgeline.weights.quantized.piece import Stored
+from ridgeline.weights.quantized.piece import Method, Stored
 from ridgeline.weights.quantized.plan import (
     Forms,
     Pieces,
@@ -173,18 +173,7 @@ def load_weights(
         if tp.size == 1:
             targets = [(place.tensor, place.read) for place in _places(decoder, weights, pieces, stored, numbers)]
         else:
-            whole = whole_decoder(decoder)
-            check_divided(decoder, whole)
-            files: Stored = stored
-            if decoder.mesh.whole_experts:
-                held = partial(_names_of, pieces)
-                weights, files = of_own_experts(weights, stored, decoder, held)
-                plain = empty_decoder(whole.whole)
-                pieces = pieces_of(plain, weights, method, files)
-                shapes = {name: view.shape for name, view in checkpoint_views(plain, weights).items()}
-                numbers = widened(weights, shapes, pieces, files)
-            own = _places(decoder, own_sources(weights, decoder, whole), pieces, files, numbers)
-            targets = list(divided(own, _places(whole, weights, pieces, files, numbers), tp.rank, tp.size))
+            targets = _divided_targets(decoder, weights, pieces, stored, method, numbers)
         done, total = 0, sum(target.numel() for target, _ in targets)
         for count in _fill(targets):
             done += count
@@ -194,6 +183,23 @@ def load_weights(
             if offset := missing_offset(decoder, parameter, sources[0]):
                 with torch.no_grad():
                     decoder.get_parameter(parameter).add_(offset)
+
+
+def _divided_targets(
+    decoder: Decoder, weights: WeightMap, pieces: Pieces, stored: Stored, method: Method | None, numbers: Stored
+) -> list[tuple[Tensor, Callable[[], Tensor]]]:
+    """Return the tensors of one rank of several, each with the function that reads its slice of the files. numbers: the
+    files' tensors in which quantized weights are plain numbers."""
+    whole, tp = whole_decoder(decoder), decoder.tp
+    check_divided(decoder, whole)
+    if decoder.mesh.whole_experts:
+        weights, stored = of_own_experts(weights, stored, decoder, partial(_names_of, pieces))
+        plain = empty_decoder(whole.whole)
+        pieces = pieces_of(plain, weights, method, stored)
+        shapes = {name: view.shape for name, view in checkpoint_views(plain, weights).items()}
+        numbers = widened(weights, shapes, pieces, stored)
+    own = _places(decoder, own_sources(weights, decoder, whole), pieces, stored, numbers)
+    return list(divided(own, _places(whole, weights, pieces, stored, numbers), tp.rank, tp.size))
 
 
 def _names_of(pieces: Pieces, name: str) -> Iterable[str]:
