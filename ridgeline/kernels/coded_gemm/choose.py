@@ -65,6 +65,27 @@ def choose(tokens: int, tiles: int, units: int, *, words: int, parts: int, proce
 
 
 @dataclass(frozen=True)
+class Ring:
+    """A cut of ring.py: each of the programs takes `many` tiles of 16 rows (of each half if gated) at a time, by
+    `tokens`; its warps share the inputs, `each` units of each warp in a step.
+
+    depth: steps whose codes are asked for ahead. ahead: steps whose scales are.
+    programs: of a processor.
+    held: x is in shared memory. solo: there is one token, normalised there if the op has a norm.
+    """
+
+    many: int
+    tokens: int
+    depth: int
+    each: int
+    warps: int
+    programs: int
+    held: bool = False
+    solo: bool = False
+    ahead: int = 2
+
+
+@dataclass(frozen=True)
 class Wide:
     """A cut of hopper.py: a program's two warpgroups own `many` · 64 rows each, by `tokens`.
 

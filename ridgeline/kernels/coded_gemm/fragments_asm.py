@@ -7,7 +7,10 @@ small float, so shifts place its exponent and its mantissa; a product then corre
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from triton.experimental import gluon
@@ -128,6 +131,55 @@ def instructions(how: CodedFormat, dtype: torch.dtype) -> tuple[str, ...]:
         return _levels(i, low, high, name, how.zeros == "levels")
 
     return tuple("{ .reg .b32 a, b, c, d, e, l, h, one; " + body(i) + " }" for i in range(unit(how) // SLICE))
+
+
+class Bare(NamedTuple):
+    """How ring.py multiplies codes that are masked in place, as bfloat16 numbers of any size.
+
+    asm: for each slice of a unit.
+    base: what is already taken from each code. The kernel takes the rest of the zero.
+    one: the bits of the number that the code 1 becomes, in even and in odd slices.
+    even, odd: what x is multiplied with in even and in odd slices.
+    power: what sums are multiplied with.
+    """
+
+    asm: tuple[str, ...]
+    base: float
+    one: tuple[int, int]
+    even: float
+    odd: float
+    power: float
+
+
+SUBNORMAL = True  # whether the matrix units take subnormal operands; if not, codes are placed behind 128 as elsewhere
+_LIFT = 100  # x is lifted by this power of two: |x| may be 2**27, and products with 2**-133 stay normal in float32
+
+
+@cache
+def bare(how: CodedFormat) -> Bare:
+    """Return the way for codes of one plane."""
+
+    def wrapped(bodies: Iterable[str]) -> tuple[str, ...]:
+        return tuple("{ .reg .b32 a, b, c, d, e, l, h, one; " + body + " }" for body in bodies)
+
+    slices = range(unit(how) // SLICE)
+    if how.values == "e2m1" and SUBNORMAL:
+        bodies = (_e2m1(i, "bf16").partition("mov.b32 one")[0] + "mov.b32 $0, a;" for i in slices)
+        return Bare(wrapped(bodies), 0.0, (0, 0), 2.0**_LIFT, 2.0**_LIFT, 2.0 ** (126 - _LIFT))
+    if how.values != "levels":
+        return Bare(instructions(how, torch.bfloat16), 0.0, (0, 0), 1.0, 1.0, 1.0)
+    if how.bits in (4, 8) and SUBNORMAL:
+        masks = {4: (0x000F000F, 0x00F000F0), 8: (0x00FF00FF, 0x00FF00FF)}[how.bits]
+        each = 16 // how.bits
+        shifts = (8 * (i % each * how.bits // 8) for i in slices)
+        bodies = (
+            _shifted("a", "$1", -shift) + f"and.b32 $0, a, 0x{masks[i % 2]:08x};" for i, shift in enumerate(shifts)
+        )
+        higher = 4 if how.bits == 4 else 0
+        one = (1, 1 << higher)
+        return Bare(wrapped(bodies), 0.0, one, 2.0**_LIFT, 2.0 ** (_LIFT - higher), 2.0 ** (133 - _LIFT))
+    plain = instructions(replace(how, zeros="middle"), torch.bfloat16)
+    return Bare(plain, 2.0 ** (how.bits - 1), (_ONE["bf16"], _ONE["bf16"]), 1.0, 1.0, 1.0)
 
 
 @gluon.constexpr_function
