@@ -1,0 +1,88 @@
+"""Kernels that only a Hopper GPU runs, executed in torch: their arithmetic, their addresses, and the order in which they
+ask for memory, against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.coded_gemm.choose import Ring
+from ridgeline.kernels.coded_gemm.fragments import arranged
+from ridgeline.kernels.coded_gemm.op import (
+    CODED_NORM_LINEAR,
+    MXFP4,
+    NF4,
+    NVFP4,
+    W4,
+    W4_ZEROS,
+    W8,
+    Case,
+    Coded,
+    random_codes,
+)
+from ridgeline.core.weight_format import CodedFormat
+from tests.kernels.blind import launch
+
+pytest.importorskip("triton")
+ring = pytest.importorskip("ridgeline.kernels.coded_gemm.ring")
+
+FORMATS = {
+    "W4": Case(1, 0, 0, W4, scales=torch.bfloat16),
+    "W4 zeros": Case(1, 0, 0, W4_ZEROS),
+    "W4 minima": Case(1, 0, 0, CodedFormat(bits=4, group=32, zeros="minimum")),
+    "W8": Case(1, 0, 0, W8),
+    "W2": Case(1, 0, 0, CodedFormat(bits=2, group=128, zeros="levels")),
+    "a row": Case(1, 0, 0, CodedFormat(bits=4, group=0)),
+    "MXFP4": Case(1, 0, 0, MXFP4, scales=torch.uint8),
+    "NVFP4": Case(1, 0, 0, NVFP4, scales=torch.float8_e4m3fn),
+    "NF4": Case(1, 0, 0, NF4),
+}
+
+
+def weight_of(name: str, inputs: int, outputs: int) -> Coded:
+    case = replace(FORMATS[name], in_width=inputs, out_width=outputs)
+    return random_codes(case, torch.device("cpu"), torch.Generator().manual_seed(3))
+
+
+def close(got: Tensor, wanted: Tensor) -> None:
+    bound = 8 * torch.finfo(torch.bfloat16).eps * wanted.abs().max()
+    assert (got.double() - wanted.double()).abs().max() <= bound
+
+
+CUTS = {
+    "solo": Ring(many=1, tokens=8, depth=3, each=1, warps=2, programs=1, held=True, solo=True),
+    "solo, two units": Ring(many=2, tokens=8, depth=2, each=2, warps=2, programs=1, held=True, solo=True),
+    "held": Ring(many=1, tokens=8, depth=2, each=1, warps=4, programs=1, held=True),
+    "loaded": Ring(many=2, tokens=8, depth=3, each=2, warps=2, programs=1, ahead=3),
+}
+
+
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize(("name", "cut"), [(f, "solo") for f in FORMATS] + [("W4", c) for c in CUTS])
+def test_rings_multiply(name: str, cut: str, gate: str | None) -> None:
+    plan, inputs, outputs = CUTS[cut], 768, 128
+    tokens = 1 if plan.solo else 5
+    weight = weight_of(name, inputs, outputs)
+    turned, generator = arranged(weight), torch.Generator().manual_seed(5)
+    x_TI, residual_TI = torch.randn(2, tokens, inputs, generator=generator).to(torch.bfloat16)
+    norm_I = torch.rand(inputs, generator=generator).to(torch.bfloat16)
+    half = outputs // 2 if gate else outputs
+    y_TO, s_TI = torch.full((tokens, half), torch.nan).to(torch.bfloat16), torch.zeros_like(x_TI)
+    some = [x_TI if x is None else x for x in (turned.zero_OG, turned.scale)]
+    launch(
+        ring.ring_kernel, 3, x_ptr=x_TI, residual_ptr=residual_TI, norm_ptr=norm_I,
+        code_ptr=turned.code_OB.view(torch.int16), scale_ptr=turned.scale_OG, zero_ptr=some[0], factor_ptr=some[1],
+        bias_ptr=x_TI, y_ptr=y_TO, s_ptr=s_TI, x_stride=inputs, tokens=tokens, outputs=half,
+        eps=1e-6, **ring._constants(plan, weight.format, inputs), NORM=plan.solo, RESIDUAL=plan.solo,
+        FACTOR=turned.scale is not None, BIAS=False, GATE=gate or "", PDL=False,
+    )  # fmt: skip
+    if plan.solo:
+        wanted, s = CODED_NORM_LINEAR.reference(x_TI, residual_TI, norm_I, 1e-6, weight, None, gate)
+        assert torch.equal(s, s_TI)
+    else:
+        wanted = x_TI.double() @ weight.dequantized().double().T
+        wanted = torch.nn.functional.silu(wanted[:, :half]) * wanted[:, half:] if gate else wanted
+    close(y_TO, wanted)
