@@ -1,4 +1,4 @@
-"""The choice of the cut of fragments_kernel.py, or of the library behind dequantized weights: a plain function of
+"""The choice of the cut of fragments_kernel.py, ring.py or hopper.py, or of the library behind dequantized weights: a plain function of
 shapes. It stands apart from the device code, so that tuning never touches the mathematics. It does not import torch.
 
 With `mma.sync` a tile of 16 × 16 codes takes the matrix units 1.6 cycles for each 8 tokens, and the memory 7 cycles, so
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 FRAGMENT_TOKENS = 192  # with more tokens dequantizing and the library's product cost less than `mma.sync`
 WIDE_TOKENS = range(17, 513)  # for which warpgroup products cost least
 SHARED = 225_000  # bytes of shared memory that a program on Hopper takes
+RING_TOKENS = 8  # up to which ring.py is tried on Hopper
+HALF = 113_000  # bytes of shared memory of a processor that leave room for the programs of the next kernel
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,40 @@ class Ring:
     held: bool = False
     solo: bool = False
     ahead: int = 2
+
+    def slot(self, unit: int, bits: int, parts: int) -> int:
+        """Return the bytes of a step's codes."""
+        return 2 * unit * bits * self.warps * self.each * self.many * parts
+
+    def shared(self, inputs: int, unit: int, bits: int, parts: int) -> int:
+        """Return the bytes of shared memory that a program takes, with those for adding up its warps' sums."""
+        step = unit * self.warps * self.each
+        x = -(-inputs // step) * step * 2 * (1 if self.solo else self.tokens) if self.held else 0
+        return self.depth * self.slot(unit, bits, parts) + x + 64 * self.warps * self.many * self.tokens + 1024
+
+
+def choose_ring(
+    tokens: int, tiles: int, inputs: int, *, unit: int, bits: int, parts: int, processors: int
+) -> Ring | None:
+    """Return the cut of ring.py for `tiles` tiles of 16 rows (of each half, if there are two parts), or None if there
+    are too many tokens. Two programs of four warps share half of a processor; one of eight where x takes much room.
+
+    These cuts are by arithmetic: they have not been timed yet (docs/quantization.md).
+    """
+    if tokens > RING_TOKENS:
+        return None
+    units, solo = inputs // unit, tokens == 1
+    many = 1 if solo or parts == 2 or tiles % 2 or tiles < 2 * processors - 8 else 2
+    programs = 2 if not solo or inputs <= 8192 else 1
+    warps = 4 if programs == 2 else 8
+    while warps > 1 and warps > units:
+        warps //= 2
+    each = 2 if parts * many == 1 and units >= 2 * warps else 1
+    for depth in range(16, 1, -1):
+        cut = Ring(many, 8, depth, each, warps, programs, held=solo, solo=solo)
+        if programs * cut.shared(inputs, unit, bits, parts) <= HALF:
+            return cut
+    return None
 
 
 @dataclass(frozen=True)

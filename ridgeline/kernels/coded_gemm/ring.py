@@ -389,11 +389,6 @@ def ring_kernel(
         _finish(acc, bias_ptr, y_ptr, factor, tile, tokens, outputs, ROWS, TOKENS, BIAS, GATE, sums)
 
 
-def known(how: CodedFormat, dtype: torch.dtype) -> bool:
-    """Return True if this kernel multiplies such codes with activations of this type."""
-    return dtype == torch.bfloat16 and len(how.planes()) == 1 and not how.nested
-
-
 def _constants(cut: Ring, how: CodedFormat, inputs: int) -> dict[str, Any]:
     """Return the kernel's constants that follow from a cut and a format."""
     form: Bare = bare(how)

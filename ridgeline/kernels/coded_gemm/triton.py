@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.activation.triton import gated_activation
-from ridgeline.kernels.coded_gemm.choose import FRAGMENT_TOKENS, WIDE_TOKENS, Cut, Wide, choose, choose_wide
+from ridgeline.kernels.coded_gemm.choose import FRAGMENT_TOKENS, WIDE_TOKENS, Cut, Ring, Wide, choose, choose_ring, choose_wide
 from ridgeline.kernels.coded_gemm.dequantize import dequantize, reserve
 from ridgeline.kernels.coded_gemm.fragments import TILE, Fragments, arranged, fits, unit
 from ridgeline.kernels.coded_gemm.op import Coded
@@ -39,7 +39,7 @@ def coded_norm_linear(
     gate: str | None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `op.coded_norm_linear`. In float16 the norm has a kernel of its own: what it scales could overflow."""
-    cut = cut_of(x_TI, weight, gate)
+    cut = ring_of(x_TI, weight, gate) or cut_of(x_TI, weight, gate)
     packed = x_TI.stride(-1) == 1 and (residual_TI is None or residual_TI.is_contiguous())
     if cut is not None and cut.solo and packed and weight.order_I is None and x_TI.dtype == torch.bfloat16:
         return _launch(cut, x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
@@ -76,7 +76,7 @@ def from_fragments(
     plan = None if same else wide_cut_of(x_TI, weight, gate)
     if plan is not None:
         return _launch_wide(plan, x_TI, weight, bias_O, gate)
-    cut = cut_of(x_TI, weight, gate, same)
+    cut = (None if same else ring_of(x_TI, weight, gate)) or cut_of(x_TI, weight, gate, same)
     return None if cut is None else _launch(cut, x_TI, None, None, 0.0, weight, bias_O, gate)[0]
 
 
@@ -94,6 +94,19 @@ def cut_of(x_TI: Tensor, weight: Coded, gate: str | None, same: bool = False) ->
     return choose(
         len(x_TI), tiles, weight.inputs // unit(how), words=unit(how) * how.bits // 64, parts=parts,
         processors=num_multiprocessors(x_TI.device), same=same,
+    )  # fmt: skip
+
+
+def ring_of(x_TI: Tensor, weight: Coded, gate: str | None) -> Ring | None:
+    """Return the cut of the kernel for few tokens on Hopper, or None if it does not apply."""
+    how, parts = weight.format, 2 if gate else 1
+    plain = isinstance(weight, Fragments) and x_TI.dtype == torch.bfloat16
+    if not plain or len(how.planes()) > 1 or how.nested or compute_capability(x_TI.device) != (9, 0):
+        return None
+    tiles, rest = divmod(weight.code_OB.shape[0], TILE * parts)
+    return None if rest or not len(x_TI) else choose_ring(
+        len(x_TI), tiles, weight.inputs, unit=unit(how), bits=how.bits, parts=parts,
+        processors=num_multiprocessors(x_TI.device),
     )  # fmt: skip
 
 
@@ -118,7 +131,7 @@ def _launch_wide(plan: Wide, x_TI: Tensor, weight: Coded, bias_O: Tensor | None,
 
 
 def _launch(
-    cut: Cut,
+    cut: Cut | Ring,
     x_TI: Tensor,
     residual_TI: Tensor | None,
     norm_weight_I: Tensor | None,
@@ -127,7 +140,8 @@ def _launch(
     bias_O: Tensor | None,
     gate: str | None,
 ) -> tuple[Tensor, Tensor]:
-    from ridgeline.kernels.coded_gemm.fragments_kernel import launch  # Gluon, which is imported only where it runs
+    from ridgeline.kernels.coded_gemm import fragments_kernel, ring  # Gluon, which is imported only where it runs
 
     assert isinstance(weight, Fragments)
-    return launch(cut, x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
+    arguments = (x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
+    return ring.launch(cut, *arguments) if isinstance(cut, Ring) else fragments_kernel.launch(cut, *arguments)
