@@ -123,7 +123,7 @@ def choose_ring(
 
 @dataclass(frozen=True)
 class Wide:
-    """A cut of hopper.py: a program's two warpgroups own `many` · 64 rows each, by `tokens`.
+    """A cut of hopper.py, or of wide.py if it is `scaled`: a program's two warpgroups own `many` · 64 rows each, by `tokens`.
 
     depth: units of codes that are asked for ahead.
     stages: units of x in shared memory.
@@ -135,6 +135,7 @@ class Wide:
     depth: int
     stages: int
     split: int = 1
+    scaled: bool = False
 
     def shared(self, inputs: int, bits: int, gated: bool) -> int:
         """Return the bytes of shared memory that are taken. inputs: of a unit."""

@@ -156,19 +156,19 @@ _LIFT = 100  # x is lifted by this power of two: |x| may be 2**27, and products 
 
 
 @cache
-def bare(how: CodedFormat) -> Bare:
+def bare(how: CodedFormat, subnormal: bool = SUBNORMAL) -> Bare:
     """Return the way for codes of one plane."""
 
     def wrapped(bodies: Iterable[str]) -> tuple[str, ...]:
         return tuple("{ .reg .b32 a, b, c, d, e, l, h, one; " + body + " }" for body in bodies)
 
     slices = range(unit(how) // SLICE)
-    if how.values == "e2m1" and SUBNORMAL:
+    if how.values == "e2m1" and subnormal:
         bodies = (_e2m1(i, "bf16").partition("mov.b32 one")[0] + "mov.b32 $0, a;" for i in slices)
         return Bare(wrapped(bodies), 0.0, (0, 0), 2.0**_LIFT, 2.0**_LIFT, 2.0 ** (126 - _LIFT))
     if how.values != "levels":
         return Bare(instructions(how, torch.bfloat16), 0.0, (0, 0), 1.0, 1.0, 1.0)
-    if how.bits in (4, 8) and SUBNORMAL:
+    if how.bits in (4, 8) and subnormal:
         masks = {4: (0x000F000F, 0x00F000F0), 8: (0x00FF00FF, 0x00FF00FF)}[how.bits]
         each = 16 // how.bits
         shifts = (8 * (i % each * how.bits // 8) for i in slices)
@@ -180,6 +180,38 @@ def bare(how: CodedFormat) -> Bare:
         return Bare(wrapped(bodies), 0.0, one, 2.0**_LIFT, 2.0 ** (_LIFT - higher), 2.0 ** (133 - _LIFT))
     plain = instructions(replace(how, zeros="middle"), torch.bfloat16)
     return Bare(plain, 2.0 ** (how.bits - 1), (_ONE["bf16"], _ONE["bf16"]), 1.0, 1.0, 1.0)
+
+
+class Scaled(NamedTuple):
+    """How wide.py makes operands: a code's number times a scale, plus a multiple of the scale.
+
+    asm: for each slice of a unit. The last two operands are the factor and what is added.
+    even, odd: what a scale is multiplied with, for the factor in even and in odd slices.
+    zero: likewise for what is added.
+    power: what sums are multiplied with.
+    """
+
+    asm: tuple[str, ...]
+    even: float
+    odd: float
+    zero: float
+    power: float
+
+
+@cache
+def scaled(how: CodedFormat, dtype: torch.dtype) -> Scaled:
+    """Return the way for codes of any planes."""
+    form = Bare(instructions(how, dtype), 0.0, (0, 0), 1.0, 1.0, 1.0)
+    zero = -0.0
+    if dtype == torch.bfloat16 and len(how.planes()) == 1 and how.zeros == "middle":
+        form = bare(how, True)
+        if how.values == "levels" and how.bits in (4, 8):
+            zero = -(2.0 ** (how.bits - 1)) / form.power
+    words = len(how.planes()) + (how.zeros == "levels" and how.values == "levels")
+    name = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}[dtype]
+    last = f"fma.rn.{name} $0, h, ${words + 1}, ${words + 2}; }}"
+    asm = tuple(text.replace("$0", "h").rstrip(" }") + " " + last for text in form.asm)
+    return Scaled(asm, form.even, form.odd, zero, form.power)
 
 
 @gluon.constexpr_function
@@ -220,3 +252,22 @@ def operands(
         return gl.inline_asm_elementwise(ASM[i], "=r,r,r", [words, minus], x.dtype, True, 2)
     else:
         return gl.inline_asm_elementwise(ASM[i], "=r,r", [words], x.dtype, True, 2)
+
+
+@gluon.jit
+def scaled_operands(
+    low, high, minus, by, zero, i: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr,
+    ZEROS: gl.constexpr, x,
+):  # fmt: skip
+    """Return slice i of a unit's codes as numbers, less the zeros, times `by`, plus `zero`: [R, P]."""
+    words = low[_place(i, LOW)]
+    if HIGH:
+        more = high[_place(i, HIGH)]
+        if ZEROS == "levels":
+            return gl.inline_asm_elementwise(ASM[i], "=r,r,r,r,r,r", [words, more, minus, by, zero], x.dtype, True, 2)
+        else:
+            return gl.inline_asm_elementwise(ASM[i], "=r,r,r,r,r", [words, more, by, zero], x.dtype, True, 2)
+    elif ZEROS == "levels":
+        return gl.inline_asm_elementwise(ASM[i], "=r,r,r,r,r", [words, minus, by, zero], x.dtype, True, 2)
+    else:
+        return gl.inline_asm_elementwise(ASM[i], "=r,r,r,r", [words, by, zero], x.dtype, True, 2)
