@@ -118,7 +118,8 @@ def product(a: Tensor, b: Any, c: Tensor) -> Value:
 def inline_asm(text: str, constraints: str, args: Sequence[Tensor], dtype: torch.dtype, pure: bool, pack: int) -> Value:
     """Run assembly of two neighbours in a register."""
     assert pack == 2
-    words = [x.long() & 0xFFFF for x in torch.broadcast_tensors(*args)]
+    bits = [x.view(torch.int16) if x.dtype.is_floating_point else x for x in args]
+    words = [x.long() & 0xFFFF for x in torch.broadcast_tensors(*bits)]
     found = run_asm(text, [(x[..., 0::2] | x[..., 1::2] << 16).as_subclass(Tensor) for x in words], dtype)
     return value(found.flatten(-2).to(dtype))
 
@@ -183,7 +184,8 @@ class Language:
 
     def allocate_shared_memory(self, dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Any:
         if dtype == torch.int64:
-            return Barriers([Barrier(self.changed) for _ in range(shape[0])])
+            found = Barriers([Barrier(self.changed) for _ in range(shape[0])])
+            return found if len(shape) > 1 else found[0]
         fill = torch.nan if dtype.is_floating_point else -1
         return Shared(torch.full(shape, fill, dtype=dtype))
 
@@ -269,6 +271,7 @@ class Names:
             "mbarrier": mbarrier, "barrier": lambda: None, "fence_async_shared": lambda: None, "load_tile": load_tile,
             "viewed": lambda tile, shape, layout: Shared(tile.data.view(*shape)),
             "warpgroup_mma": lambda a, b, c, use_acc=True, is_async=False: product(a, b, c if use_acc else c * 0),
+            "range": lambda *ends: (value(i) for i in builtins.range(*map(int, ends))),
             "warpgroup_mma_wait": lambda pending, deps: deps[0] if len(deps) == 1 else deps,
         }  # fmt: skip
 
@@ -278,7 +281,7 @@ class Names:
 
     def of(self, names: dict[str, Any]) -> dict[str, Any]:
         if id(names) not in self.known:
-            self.known[id(names)] = found = dict(names)
+            self.known[id(names)] = found = names | {"range": self.fakes["range"]}
             for name, x in names.items():
                 if name in self.fakes:
                     found[name] = self.fakes[name]

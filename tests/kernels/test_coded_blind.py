@@ -4,13 +4,14 @@ ask for memory, against the reference."""
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.coded_gemm.choose import Ring
-from ridgeline.kernels.coded_gemm.fragments import arranged
+from ridgeline.kernels.coded_gemm.choose import Ring, Wide
+from ridgeline.kernels.coded_gemm.fragments import arranged, span
 from ridgeline.kernels.coded_gemm.op import (
     CODED_NORM_LINEAR,
     MXFP4,
@@ -27,6 +28,8 @@ from ridgeline.core.weight_format import CodedFormat
 from tests.kernels.blind import launch
 
 pytest.importorskip("triton")
+hopper = pytest.importorskip("ridgeline.kernels.coded_gemm.hopper")
+wide = pytest.importorskip("ridgeline.kernels.coded_gemm.wide")
 ring = pytest.importorskip("ridgeline.kernels.coded_gemm.ring")
 
 FORMATS = {
@@ -39,6 +42,7 @@ FORMATS = {
     "MXFP4": Case(1, 0, 0, MXFP4, scales=torch.uint8),
     "NVFP4": Case(1, 0, 0, NVFP4, scales=torch.float8_e4m3fn),
     "NF4": Case(1, 0, 0, NF4),
+    "five bits": Case(1, 0, 0, CodedFormat(bits=5, group=128, zeros="levels")),
 }
 
 
@@ -61,9 +65,9 @@ CUTS = {
 
 
 @pytest.mark.parametrize("gate", [None, "silu"])
-@pytest.mark.parametrize(("name", "cut"), [(f, "solo") for f in FORMATS] + [("W4", c) for c in CUTS])
+@pytest.mark.parametrize(("name", "cut"), [(f, "solo") for f in FORMATS if f != "five bits"] + [("W4", c) for c in CUTS])
 def test_rings_multiply(name: str, cut: str, gate: str | None) -> None:
-    plan, inputs, outputs = CUTS[cut], 768, 128
+    plan, inputs, outputs = CUTS[cut], 640, 96 if CUTS[cut].many == 1 else 128
     tokens = 1 if plan.solo else 5
     weight = weight_of(name, inputs, outputs)
     turned, generator = arranged(weight), torch.Generator().manual_seed(5)
@@ -86,3 +90,44 @@ def test_rings_multiply(name: str, cut: str, gate: str | None) -> None:
         wanted = x_TI.double() @ weight.dequantized().double().T
         wanted = torch.nn.functional.silu(wanted[:, :half]) * wanted[:, half:] if gate else wanted
     close(y_TO, wanted)
+
+
+WIDE = {
+    "one tile": (20, Wide(many=1, tokens=32, depth=3, stages=2, scaled=True)),
+    "tiles of tokens": (40, Wide(many=1, tokens=16, depth=2, stages=3, scaled=True)),
+    "many": (16, Wide(many=2, tokens=16, depth=2, stages=2, scaled=True)),
+    "split": (17, Wide(many=1, tokens=32, depth=3, stages=2, split=2, scaled=True)),
+}
+
+
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [(f, "one tile") for f in (*FORMATS, "five bits") if f != "W4 minima"] + [("W4", c) for c in WIDE],
+)
+def test_wide_products(name: str, cut: str, gate: str | None) -> None:
+    (tokens, plan), inputs, outputs = WIDE[cut], 512, 256 * WIDE[cut][1].many
+    if gate and plan.split > 1:
+        pytest.skip("what is split has no gate")
+    weight = weight_of(name, inputs, outputs)
+    turned, generator = arranged(weight), torch.Generator().manual_seed(5)
+    x_TI = torch.randn(tokens, inputs, generator=generator).to(torch.bfloat16)
+    half = outputs // 2 if gate else outputs
+    y_TO = torch.full((tokens, half), torch.nan).to(torch.bfloat16)
+    tiles = -(-tokens // plan.tokens)
+    items = half // (plan.many * (64 if gate else 128)) * tiles * plan.split
+    some = [x_TI if x is None else x for x in (turned.zero_OG, turned.scale)]
+    boxes = SimpleNamespace(
+        x=hopper.in_places(x_TI, span(weight.format)), block_shape=(min(plan.tokens, 32), 64), dtype=x_TI.dtype,
+        layout=None,
+    )  # fmt: skip
+    launch(
+        wide.scaled_kernel, items if plan.split > 1 else min(items, 3), x_desc=boxes,
+        code_ptr=turned.code_OB.view(torch.int16), scale_ptr=turned.scale_OG, zero_ptr=some[0], factor_ptr=some[1],
+        bias_ptr=x_TI, y_ptr=y_TO, sums_ptr=torch.full((items * 128 * plan.many * plan.tokens,), torch.nan),
+        arrival_ptr=torch.zeros(64, dtype=torch.int32), tokens=tokens, outputs=half,
+        **wide._constants(plan, weight.format, inputs, x_TI.dtype), TILES=tiles, FACTOR=turned.scale is not None,
+        BIAS=False, GATE=gate or "", PDL=False,
+    )  # fmt: skip
+    wanted = x_TI.double() @ weight.dequantized().double().T
+    close(y_TO, torch.nn.functional.silu(wanted[:, :half]) * wanted[:, half:] if gate else wanted)

@@ -90,23 +90,23 @@ def _operands(
 
 
 @gluon.jit
-def _item(item, token_tiles, SPLIT: gl.constexpr):
+def _item(item, TILES: gl.constexpr, SPLIT: gl.constexpr):
     """Return (pair of row tiles, token tile, part). Programs of one row tile run side by side."""
-    rest = item // token_tiles
-    return rest // SPLIT, item % token_tiles, rest % SPLIT
+    rest = item // TILES
+    return rest // SPLIT, item % TILES, rest % SPLIT
 
 
 @gluon.jit
 def _producer(
-    x_desc, x, full, empty, items, tokens, token_tiles, UNIT: gl.constexpr, UNITS: gl.constexpr, TOKENS: gl.constexpr,
-    STAGES: gl.constexpr, SPLIT: gl.constexpr, PDL: gl.constexpr,
+    x_desc, x, full, empty, items, tokens, UNIT: gl.constexpr, UNITS: gl.constexpr, TOKENS: gl.constexpr,
+    TILES: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with units of x, for all items of this program."""
     if PDL:
         tl.extra.cuda.gdc_wait()
     count = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        _, token_tile, part = _item(item, token_tiles, SPLIT)
+        _, token_tile, part = _item(item, TILES, SPLIT)
         for step in range(UNITS // SPLIT):
             here = count % STAGES
             mbarrier.wait(empty.index(here), ((count // STAGES) & 1) ^ 1)
@@ -118,13 +118,13 @@ def _producer(
 
 @gluon.jit
 def _begun(
-    item, from_, token_tiles, outputs,
-    WHICH: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
+    item, from_, outputs,
+    WHICH: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
     SPLIT: gl.constexpr, BITS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """Return where an item's codes, scales and zeros begin, and its first unit."""
     ROWS: gl.constexpr = MANY * 64
-    pair, _, part = _item(item, token_tiles, SPLIT)
+    pair, _, part = _item(item, TILES, SPLIT)
     row = pair * (2 * ROWS) + WHICH * ROWS if GATE == "" else pair * ROWS + WHICH * outputs
     tile = (row // 16).to(gl.int64)
     at = tile * (UNITS * UNIT // GROUP * 16)
@@ -139,8 +139,8 @@ def _next(item, step, STEPS: gl.constexpr):
 
 @gluon.jit
 def _made(
-    low, high, slot, ask, get, numbers, from_, items, token_tiles, outputs, like,
-    WHICH: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
+    low, high, slot, ask, get, numbers, from_, items, outputs, like,
+    WHICH: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
     DEPTH: gl.constexpr, SPLIT: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr,
     EVEN: gl.constexpr, ODD: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr, GATE: gl.constexpr,
     left: gl.constexpr,
@@ -158,9 +158,9 @@ def _made(
     high_words = ()
     if HIGH:
         high_words = _words(high.index(slot).load(words), left)
-    at, unit = _begun(ask[0], from_, token_tiles, outputs, WHICH, UNIT, UNITS, GROUP, MANY, SPLIT, LOW + HIGH, GATE)
+    at, unit = _begun(ask[0], from_, outputs, WHICH, TILES, UNIT, UNITS, GROUP, MANY, SPLIT, LOW + HIGH, GATE)
     _ask(low, high, at[0], slot, unit + ask[1], ask[0] < items, UNIT, UNITS, LOW, HIGH)
-    at, unit = _begun(get[0], from_, token_tiles, outputs, WHICH, UNIT, UNITS, GROUP, MANY, SPLIT, LOW + HIGH, GATE)
+    at, unit = _begun(get[0], from_, outputs, WHICH, TILES, UNIT, UNITS, GROUP, MANY, SPLIT, LOW + HIGH, GATE)
     fresh = _fetch(at, unit + get[1], get[0] < items, UNIT, UNITS, GROUP, MANY, ZEROS)
     a = _operands(
         low_words, high_words, numbers[0], like, UNIT, GROUP, LOW, HIGH, ASM, EVEN, ODD, ZERO, ZEROS, left
@@ -175,8 +175,8 @@ def _made(
 @gluon.jit
 def _consumer(
     x, low, high, full, empty, ups, handed, taken, code_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr,
-    sums_ptr, arrival_ptr, items, tokens, token_tiles, outputs,
-    WHICH: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
+    sums_ptr, arrival_ptr, items, tokens, outputs,
+    WHICH: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
     TOKENS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
     LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr, EVEN: gl.constexpr, ODD: gl.constexpr,
     ZERO: gl.constexpr, POWER: gl.constexpr, ZEROS: gl.constexpr,
@@ -192,18 +192,18 @@ def _consumer(
     from_ = (code_ptr, scale_ptr, zero_ptr)
     ask, get, numbers = (gl.program_id(0), 0), (gl.program_id(0), 0), ()
     for i in gl.static_range(DEPTH):
-        at, unit = _begun(ask[0], from_, token_tiles, outputs, WHICH, UNIT, UNITS, GROUP, MANY, SPLIT, LOW + HIGH, GATE)
+        at, unit = _begun(ask[0], from_, outputs, WHICH, TILES, UNIT, UNITS, GROUP, MANY, SPLIT, LOW + HIGH, GATE)
         _ask(low, high, at[0], i, unit + ask[1], ask[0] < items, UNIT, UNITS, LOW, HIGH)
         ask = _next(ask[0], ask[1], STEPS)
     for i in gl.static_range(AHEAD):
-        at, unit = _begun(get[0], from_, token_tiles, outputs, WHICH, UNIT, UNITS, GROUP, MANY, SPLIT, LOW + HIGH, GATE)
+        at, unit = _begun(get[0], from_, outputs, WHICH, TILES, UNIT, UNITS, GROUP, MANY, SPLIT, LOW + HIGH, GATE)
         numbers = numbers + (_fetch(at, unit + get[1], get[0] < items, UNIT, UNITS, GROUP, MANY, ZEROS),)
         get = _next(get[0], get[1], STEPS)
     factor = POWER
     if FACTOR:
         factor = POWER * gl.load(factor_ptr)
     a, slot, ask, get, numbers = _made(
-        low, high, 0, ask, get, numbers, from_, items, token_tiles, outputs, like, WHICH, UNIT, UNITS, GROUP, MANY,
+        low, high, 0, ask, get, numbers, from_, items, outputs, like, WHICH, TILES, UNIT, UNITS, GROUP, MANY,
         DEPTH, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, ZEROS, GATE, left,
     )  # fmt: skip
     count, turn = 0, 0
@@ -216,7 +216,7 @@ def _consumer(
                 b = x.index(here * (UNIT // PANEL) + i // 4).slice(i % 4 * 16, 16, 1).permute((1, 0))
                 acc = warpgroup_mma(a[i], b, acc, is_async=True)
             later, slot, ask, get, numbers = _made(
-                low, high, slot, ask, get, numbers, from_, items, token_tiles, outputs, like, WHICH, UNIT, UNITS,
+                low, high, slot, ask, get, numbers, from_, items, outputs, like, WHICH, TILES, UNIT, UNITS,
                 GROUP, MANY, DEPTH, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, ZEROS, GATE, left,
             )  # fmt: skip
             # The operands must stay in their registers until the products are done
@@ -225,12 +225,12 @@ def _consumer(
             a = later
             count += 1
         acc *= factor
-        pair, token_tile, part = _item(item, token_tiles, SPLIT)
+        pair, token_tile, part = _item(item, TILES, SPLIT)
         row = pair * (2 * ROWS) + WHICH * ROWS if GATE == "" else pair * ROWS
         token = token_tile * TOKENS
         if SPLIT > 1:
             wide: gl.constexpr = gl.BlockedLayout([1, 4], [128 // ROWS, ROWS // 4], [4, 1], [1, 0])
-            mine = (pair * 2 + WHICH) * token_tiles + token_tile
+            mine = (pair * 2 + WHICH) * TILES + token_tile
             share = _together((acc,), sums_ptr, arrival_ptr, mine, part, tokens - token, ROWS, 1, TOKENS, SPLIT, wide)
             token += part * (TOKENS // SPLIT)
             _store(share, bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, "", 0, wide)
@@ -257,14 +257,15 @@ def scaled_kernel(
     x_desc, code_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, tokens, outputs,
     inputs: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr, EVEN: gl.constexpr,
     ODD: gl.constexpr, ZERO: gl.constexpr, POWER: gl.constexpr, ZEROS: gl.constexpr,
-    GROUP: gl.constexpr, UNIT: gl.constexpr, MANY: gl.constexpr, TOKENS: gl.constexpr, DEPTH: gl.constexpr,
-    STAGES: gl.constexpr, SPLIT: gl.constexpr, FACTOR: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
+    GROUP: gl.constexpr, UNIT: gl.constexpr, MANY: gl.constexpr, TOKENS: gl.constexpr, TILES: gl.constexpr,
+    DEPTH: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, FACTOR: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute y [T, O]. x's columns are in the order of places.
 
     code: int16. LOW, HIGH: bits of the planes; HIGH is 0 if there is only one.
     EVEN, ODD, ZERO, POWER: see `Scaled`.
+    TILES: tiles of TOKENS tokens.
     DEPTH: units of codes that are asked for ahead.
     sums, arrival: as in gemm/hopper.py, for tiles of one warpgroup's rows. With a SPLIT there is a program for every
     item.
@@ -286,21 +287,20 @@ def scaled_kernel(
     mbarrier.init(handed, count=1)
     mbarrier.init(taken, count=1)
     fence_async_shared()
-    token_tiles = gl.cdiv(tokens, TOKENS)
-    items = outputs // ((64 if GATE != "" else 128) * MANY) * token_tiles * SPLIT
+    items = outputs // ((64 if GATE != "" else 128) * MANY) * TILES * SPLIT
     gl.warp_specialize(
         [
             (_consumer, (
                 x, low, high, full, empty, ups, handed, taken, code_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr,
-                y_ptr, sums_ptr, arrival_ptr, items, tokens, token_tiles, outputs, 0, UNIT, UNITS, GROUP, MANY, TOKENS,
+                y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs, 0, TILES, UNIT, UNITS, GROUP, MANY, TOKENS,
                 DEPTH, STAGES, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, POWER, ZEROS, FACTOR, BIAS, GATE,
             )),
             (_consumer, (
                 x, other_low, other_high, full, empty, ups, handed, taken, code_ptr, scale_ptr, zero_ptr, factor_ptr,
-                bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, token_tiles, outputs, 1, UNIT, UNITS, GROUP,
+                bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs, 1, TILES, UNIT, UNITS, GROUP,
                 MANY, TOKENS, DEPTH, STAGES, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, POWER, ZEROS, FACTOR, BIAS, GATE,
             )),
-            (_producer, (x_desc, x, full, empty, items, tokens, token_tiles, UNIT, UNITS, TOKENS, STAGES, SPLIT, PDL)),
+            (_producer, (x_desc, x, full, empty, items, tokens, UNIT, UNITS, TOKENS, TILES, STAGES, SPLIT, PDL)),
         ],
         [4, 1],
         [232, 40],
@@ -335,7 +335,7 @@ def launch(plan: Wide, x_TI: Tensor, weight: Fragments, bias_O: Tensor | None, g
     programs = items if plan.split > 1 else min(items, num_multiprocessors(device))
     scaled_kernel[(programs,)](
         _descriptor(x_TI, min(plan.tokens, 32)), weight.code_OB.view(torch.int16), weight.scale_OG, *some, y_TO, sums,
-        arrivals, tokens, outputs, **_constants(plan, how, inputs, x_TI.dtype), FACTOR=weight.scale is not None,
+        arrivals, tokens, outputs, **_constants(plan, how, inputs, x_TI.dtype), TILES=token_tiles, FACTOR=weight.scale is not None,
         BIAS=bias_O is not None, GATE=gate or "", num_warps=4, **launch_options(device),
     )  # fmt: skip
     return y_TO
@@ -346,7 +346,7 @@ def _aot(plan: Wide, gate: str, how: CodedFormat = W4, scale: str = "*fp16") -> 
     signature |= {"code_ptr": "*i16", "scale_ptr": scale, "zero_ptr": "*u8", "factor_ptr": "*fp32"}
     signature |= {"bias_ptr": "*bf16", "y_ptr": "*bf16", "sums_ptr": "*fp32", "arrival_ptr": "*i32"}
     signature |= {"tokens": "i32", "outputs": "i32:16"}
-    constants = _constants(plan, how, 4096, torch.bfloat16) | {"FACTOR": False, "BIAS": False, "GATE": gate}
+    constants = _constants(plan, how, 4096, torch.bfloat16) | {"TILES": 1, "FACTOR": False, "BIAS": False, "GATE": gate}
     return AotKernel(scaled_kernel, signature, constants, num_warps=4, hot=True, tensor_cores="HGMMA", archs=("sm_90",))
 
 
