@@ -17,6 +17,8 @@ from ridgeline.kernels.coded_gemm.op import (
     MXFP4,
     NF4,
     NVFP4,
+    Q4_K,
+    Q6_K,
     W4,
     W4_ZEROS,
     W8,
@@ -42,6 +44,8 @@ FORMATS = {
     "MXFP4": Case(1, 0, 0, MXFP4, scales=torch.uint8),
     "NVFP4": Case(1, 0, 0, NVFP4, scales=torch.float8_e4m3fn),
     "NF4": Case(1, 0, 0, NF4),
+    "Q4_K": Case(1, 0, 0, Q4_K),
+    "Q6_K": Case(1, 0, 0, Q6_K),
     "five bits": Case(1, 0, 0, CodedFormat(bits=5, group=128, zeros="levels")),
 }
 
@@ -56,6 +60,12 @@ def close(got: Tensor, wanted: Tensor) -> None:
     assert (got.double() - wanted.double()).abs().max() <= bound
 
 
+def some_of(weight: Coded, other: Tensor) -> dict[str, Tensor]:
+    """Return the arguments for what a weight may have. Any pointer stands for what it has not."""
+    numbers = {"zero": weight.zero_OG, "outer": weight.outer_OS, "outer_minimum": weight.outer_minimum_OS}
+    return {f"{name}_ptr": other if x is None else x for name, x in (numbers | {"factor": weight.scale}).items()}
+
+
 CUTS = {
     "solo": Ring(many=1, tokens=8, depth=3, each=1, warps=2, programs=1, held=True, solo=True),
     "solo, two units": Ring(many=2, tokens=8, depth=2, each=2, warps=2, programs=1, held=True, solo=True),
@@ -65,9 +75,11 @@ CUTS = {
 
 
 @pytest.mark.parametrize("gate", [None, "silu"])
-@pytest.mark.parametrize(("name", "cut"), [(f, "solo") for f in FORMATS if f != "five bits"] + [("W4", c) for c in CUTS])
+@pytest.mark.parametrize(
+    ("name", "cut"), [(f, "solo") for f in FORMATS if len(FORMATS[f].format.planes()) == 1] + [("W4", c) for c in CUTS]
+)
 def test_rings_multiply(name: str, cut: str, gate: str | None) -> None:
-    plan, inputs, outputs = CUTS[cut], 640, 96 if CUTS[cut].many == 1 else 128
+    plan, inputs, outputs = CUTS[cut], 768, 96 if CUTS[cut].many == 1 else 128
     tokens = 1 if plan.solo else 5
     weight = weight_of(name, inputs, outputs)
     turned, generator = arranged(weight), torch.Generator().manual_seed(5)
@@ -75,10 +87,10 @@ def test_rings_multiply(name: str, cut: str, gate: str | None) -> None:
     norm_I = torch.rand(inputs, generator=generator).to(torch.bfloat16)
     half = outputs // 2 if gate else outputs
     y_TO, s_TI = torch.full((tokens, half), torch.nan).to(torch.bfloat16), torch.zeros_like(x_TI)
-    some = [x_TI if x is None else x for x in (turned.zero_OG, turned.scale)]
+    some = some_of(turned, x_TI)
     launch(
         ring.ring_kernel, 3, x_ptr=x_TI, residual_ptr=residual_TI, norm_ptr=norm_I,
-        code_ptr=turned.code_OB.view(torch.int16), scale_ptr=turned.scale_OG, zero_ptr=some[0], factor_ptr=some[1],
+        code_ptr=turned.code_OB.view(torch.int16), scale_ptr=turned.scale_OG, **some,
         bias_ptr=x_TI, y_ptr=y_TO, s_ptr=s_TI, x_stride=inputs, tokens=tokens, outputs=half,
         eps=1e-6, **ring._constants(plan, weight.format, inputs), NORM=plan.solo, RESIDUAL=plan.solo,
         FACTOR=turned.scale is not None, BIAS=False, GATE=gate or "", PDL=False,
@@ -103,7 +115,7 @@ WIDE = {
 @pytest.mark.parametrize("gate", [None, "silu"])
 @pytest.mark.parametrize(
     ("name", "cut"),
-    [(f, "one tile") for f in (*FORMATS, "five bits") if f != "W4 minima"] + [("W4", c) for c in WIDE],
+    [(f, "one tile") for f in FORMATS] + [("W4", c) for c in WIDE],
 )
 def test_wide_products(name: str, cut: str, gate: str | None) -> None:
     (tokens, plan), inputs, outputs = WIDE[cut], 512, 256 * WIDE[cut][1].many
@@ -116,14 +128,14 @@ def test_wide_products(name: str, cut: str, gate: str | None) -> None:
     y_TO = torch.full((tokens, half), torch.nan).to(torch.bfloat16)
     tiles = -(-tokens // plan.tokens)
     items = half // (plan.many * (64 if gate else 128)) * tiles * plan.split
-    some = [x_TI if x is None else x for x in (turned.zero_OG, turned.scale)]
+    some = some_of(turned, x_TI)
     boxes = SimpleNamespace(
         x=hopper.in_places(x_TI, span(weight.format)), block_shape=(min(plan.tokens, 32), 64), dtype=x_TI.dtype,
         layout=None,
     )  # fmt: skip
     launch(
         wide.scaled_kernel, items if plan.split > 1 else min(items, 3), x_desc=boxes,
-        code_ptr=turned.code_OB.view(torch.int16), scale_ptr=turned.scale_OG, zero_ptr=some[0], factor_ptr=some[1],
+        code_ptr=turned.code_OB.view(torch.int16), scale_ptr=turned.scale_OG, **some,
         bias_ptr=x_TI, y_ptr=y_TO, sums_ptr=torch.full((items * 128 * plan.many * plan.tokens,), torch.nan),
         arrival_ptr=torch.zeros(64, dtype=torch.int32), tokens=tokens, outputs=half,
         **wide._constants(plan, weight.format, inputs, x_TI.dtype), TILES=tiles, FACTOR=turned.scale is not None,

@@ -187,7 +187,7 @@ class Scaled(NamedTuple):
 
     asm: for each slice of a unit. The last two operands are the factor and what is added.
     even, odd: what a scale is multiplied with, for the factor in even and in odd slices.
-    zero: likewise for what is added.
+    zero: likewise for what is added, or what a minimum is multiplied with.
     power: what sums are multiplied with.
     """
 
@@ -202,11 +202,11 @@ class Scaled(NamedTuple):
 def scaled(how: CodedFormat, dtype: torch.dtype) -> Scaled:
     """Return the way for codes of any planes."""
     form = Bare(instructions(how, dtype), 0.0, (0, 0), 1.0, 1.0, 1.0)
-    zero = -0.0
-    if dtype == torch.bfloat16 and len(how.planes()) == 1 and how.zeros == "middle":
+    if dtype == torch.bfloat16 and len(how.planes()) == 1 and how.zeros != "levels" and how.bits in (4, 8):
         form = bare(how, True)
-        if how.values == "levels" and how.bits in (4, 8):
-            zero = -(2.0 ** (how.bits - 1)) / form.power
+    zero = -1 / form.power if how.zeros == "minimum" else -0.0
+    if how.values == "levels" and how.zeros == "middle" and form.power != 1:
+        zero = -(2.0 ** (how.bits - 1)) / form.power
     words = len(how.planes()) + (how.zeros == "levels" and how.values == "levels")
     name = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}[dtype]
     last = f"fma.rn.{name} $0, h, ${words + 1}, ${words + 2}; }}"

@@ -50,7 +50,7 @@ from ridgeline.kernels.coded_gemm.fragments_kernel import (
     _words,
     _zeros,
 )
-from ridgeline.kernels.coded_gemm.op import MXFP4, W4, W8
+from ridgeline.kernels.coded_gemm.op import Q4_K, W4
 from ridgeline.kernels.gluon_names import load_rows
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
@@ -97,28 +97,33 @@ def _parted(slot, WORDS: gl.constexpr, MANY: gl.constexpr, WARPS: gl.constexpr, 
 @gluon.jit
 def _numbers_of(
     from_, tile, step, more, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
-    WARPS: gl.constexpr, EACH: gl.constexpr, ZEROS: gl.constexpr, PARTS: gl.constexpr,
+    WARPS: gl.constexpr, EACH: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
-    """Ask for the scales and zeros of a step: for each unit and part, (scales, zeros). Scales stand for zeros if there
-    are none. Past the last step those of the first tile are loaded, which is there."""
+    """Ask for the numbers of a step: for each unit and part scales, zeros or minima, outer scales, outer minima. Scales
+    stand for what there is not. Past the last step those of the first tile are loaded, which is there."""
     found = ()
-    at = gl.where(more, tile, 0).to(gl.int64) * (MANY * 16 * (UNITS * UNIT // GROUP))
+    row = gl.where(more, tile, 0).to(gl.int64) * (MANY * 16)
+    at, outer_at = row * (UNITS * UNIT // GROUP), row * (UNITS * UNIT // 256)
     for e in gl.static_range(EACH):
         for p in gl.static_range(PARTS):
             unit = (step * EACH + e) * WARPS
             scale = _scales(from_[p][1] + at, unit, UNIT, UNITS, GROUP, MANY, WARPS)
-            zero = scale
+            zero, outer, outer_minimum = scale, scale, scale
             if ZEROS == "levels" or ZEROS == "minimum":
                 zero = _scales(from_[p][2] + at, unit, UNIT, UNITS, GROUP, MANY, WARPS)
-            found = found + ((scale, zero),)
+            if NESTED:
+                outer = _scales(from_[p][3] + outer_at, unit, UNIT, UNITS, 256, MANY, WARPS)
+                if ZEROS == "minimum":
+                    outer_minimum = _scales(from_[p][4] + outer_at, unit, UNIT, UNITS, 256, MANY, WARPS)
+            found = found + ((scale, zero, outer, outer_minimum),)
     return found
 
 
 @gluon.jit
 def _products(
     acc, words, slots, x, UNIT: gl.constexpr, SPAN: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
-    BITS: gl.constexpr, ASM: gl.constexpr, ZEROS: gl.constexpr, BASE: gl.constexpr, ONE: gl.constexpr,
-    TOKENS: gl.constexpr, WARPS: gl.constexpr, PARTS: gl.constexpr, sums: gl.constexpr, left: gl.constexpr,
+    BITS: gl.constexpr, ASM: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr, BASE: gl.constexpr,
+    ONE: gl.constexpr, TOKENS: gl.constexpr, WARPS: gl.constexpr, PARTS: gl.constexpr, sums: gl.constexpr, left: gl.constexpr,
 ):  # fmt: skip
     """Return the parts' sums with the products of a unit of each warp added.
 
@@ -144,17 +149,20 @@ def _products(
                 total = mma_v2(one.to(x[i].dtype, bitcast=True), x[i], total)
         grown = ()
         for p in gl.static_range(PARTS):
-            scale_WRG, zero_WRG = slots[p]
-            scale = _number(_each(scale_WRG, row)[group])
+            scale = _number(_each(slots[p][0], row)[group])
+            if NESTED:
+                scale *= _each(slots[p][2], row)[0].to(gl.float32)
             y = acc[p] + part[p] * scale[:, :, None]
             if ZEROS == "middle":
                 y -= _tiled(total, MANY, sums) * (scale * (2.0 ** (BITS - 1) - BASE))[:, :, None]
             elif ZEROS == "levels":
-                zero = _each(zero_WRG, row)[group].to(gl.float32)
+                zero = _each(slots[p][1], row)[group].to(gl.float32)
                 y -= _tiled(total, MANY, sums) * (scale * (zero - BASE))[:, :, None]
             elif ZEROS == "minimum":
-                less = _number(_each(zero_WRG, row)[group]) - scale * BASE
-                y -= _tiled(total, MANY, sums) * less[:, :, None]
+                minimum = _number(_each(slots[p][1], row)[group])
+                if NESTED:
+                    minimum *= _each(slots[p][3], row)[0].to(gl.float32)
+                y -= _tiled(total, MANY, sums) * (minimum - scale * BASE)[:, :, None]
             grown = grown + (y,)
         acc = grown
     return acc
@@ -261,10 +269,10 @@ def _finish(
 
 @gluon.jit(do_not_specialize=["tokens"])
 def ring_kernel(
-    x_ptr, residual_ptr, norm_ptr, code_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, s_ptr,
-    x_stride, tokens, outputs, eps,
-    inputs: gl.constexpr, BITS: gl.constexpr, ASM: gl.constexpr, ZEROS: gl.constexpr, BASE: gl.constexpr,
-    ONE: gl.constexpr, EVEN: gl.constexpr, ODD: gl.constexpr, POWER: gl.constexpr,
+    x_ptr, residual_ptr, norm_ptr, code_ptr, scale_ptr, zero_ptr, outer_ptr, outer_minimum_ptr, factor_ptr, bias_ptr,
+    y_ptr, s_ptr, x_stride, tokens, outputs, eps,
+    inputs: gl.constexpr, BITS: gl.constexpr, ASM: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr,
+    BASE: gl.constexpr, ONE: gl.constexpr, EVEN: gl.constexpr, ODD: gl.constexpr, POWER: gl.constexpr,
     GROUP: gl.constexpr, UNIT: gl.constexpr, SPAN: gl.constexpr, MANY: gl.constexpr, TOKENS: gl.constexpr,
     DEPTH: gl.constexpr, EACH: gl.constexpr, WARPS: gl.constexpr, AHEAD: gl.constexpr,
     HELD: gl.constexpr,  # x is in shared memory, else it is loaded for each unit
@@ -297,8 +305,9 @@ def ring_kernel(
     from_ = ()
     for p in gl.static_range(PARTS):
         first = p * (outputs // 16).to(gl.int64)
-        at = first * (inputs // GROUP * 16)
-        from_ = from_ + ((code_ptr + first * (UNITS * WORDS), scale_ptr + at, zero_ptr + at),)
+        at, outer = first * (inputs // GROUP * 16), first * (inputs // 256 * 16)
+        others = (scale_ptr + at, zero_ptr + at, outer_ptr + outer, outer_minimum_ptr + outer)
+        from_ = from_ + ((code_ptr + first * (UNITS * WORDS), others[0], others[1], others[2], others[3]),)
     ask_tile, ask_step = gl.program_id(0), 0
     for slot in gl.static_range(DEPTH):
         _ask(
@@ -313,7 +322,19 @@ def ring_kernel(
     for i in gl.static_range(AHEAD):
         slots = slots + (
             _numbers_of(
-                from_, get_tile, get_step, get_tile < tiles, UNIT, UNITS, GROUP, MANY, WARPS, EACH, ZEROS, PARTS
+                from_,
+                get_tile,
+                get_step,
+                get_tile < tiles,
+                UNIT,
+                UNITS,
+                GROUP,
+                MANY,
+                WARPS,
+                EACH,
+                ZEROS,
+                NESTED,
+                PARTS,
             ),
         )
         get_step += 1
@@ -352,7 +373,19 @@ def ring_kernel(
                 later = later + (slots[i + 1],)
             later = later + (
                 _numbers_of(
-                    from_, get_tile, get_step, get_tile < tiles, UNIT, UNITS, GROUP, MANY, WARPS, EACH, ZEROS, PARTS
+                    from_,
+                    get_tile,
+                    get_step,
+                    get_tile < tiles,
+                    UNIT,
+                    UNITS,
+                    GROUP,
+                    MANY,
+                    WARPS,
+                    EACH,
+                    ZEROS,
+                    NESTED,
+                    PARTS,
                 ),
             )
             coming = ()
@@ -366,16 +399,14 @@ def ring_kernel(
                 else:
                     x = _powered(_slices(early[e], SPAN, right), BITS, EVEN, ODD, UNIT // 16)
                     next = gl.where(step == STEPS - 1, 0, step + 1) * EACH + e
-                    coming = coming + (
-                        _tokens(source, next * WARPS, 0, TOKENS, UNIT, UNIT, UNITS, WARPS, tokenwise),
-                    )
+                    coming = coming + (_tokens(source, next * WARPS, 0, TOKENS, UNIT, UNIT, UNITS, WARPS, tokenwise),)
                 here, numbers = (), ()
                 for p in gl.static_range(PARTS):
                     here = here + (_words(words[e * PARTS + p], left),)
                     numbers = numbers + (slots[0][e * PARTS + p],)
                 acc = _products(
-                    acc, here, numbers, x, UNIT, SPAN, GROUP, MANY, BITS, ASM, ZEROS, BASE, ONE, TOKENS, WARPS,
-                    PARTS, sums, left,
+                    acc, here, numbers, x, UNIT, SPAN, GROUP, MANY, BITS, ASM, ZEROS, NESTED, BASE, ONE, TOKENS,
+                    WARPS, PARTS, sums, left,
                 )  # fmt: skip
             early = coming
             slots = later
@@ -396,7 +427,7 @@ def _constants(cut: Ring, how: CodedFormat, inputs: int) -> dict[str, Any]:
     if zeros == "middle" and form.base:
         zeros = "none"  # it is already taken
     return {
-        "inputs": inputs, "BITS": how.bits, "ASM": form.asm, "ZEROS": zeros, "BASE": form.base, "ONE": form.one, "EVEN": form.even, "ODD": form.odd, "POWER": form.power,
+        "inputs": inputs, "BITS": how.bits, "ASM": form.asm, "ZEROS": zeros, "BASE": form.base, "NESTED": how.nested, "ONE": form.one, "EVEN": form.even, "ODD": form.odd, "POWER": form.power,
         "GROUP": how.group or inputs, "UNIT": unit(how), "SPAN": span(how), "MANY": cut.many, "TOKENS": cut.tokens,
         "DEPTH": cut.depth, "EACH": cut.each, "WARPS": cut.warps, "AHEAD": cut.ahead, "HELD": cut.held,
         "SOLO": cut.solo,
@@ -427,7 +458,7 @@ def launch(
     programs = min(outputs // (TILE * cut.many), cut.programs * num_multiprocessors(device))
     ring_kernel[(programs,)](
         x_TI, some(residual_TI), some(norm_weight_I), weight.code_OB.view(torch.int16), weight.scale_OG,
-        some(weight.zero_OG), some(weight.scale), some(bias_O), y_TO, s_TI, x_TI.stride(0), tokens, outputs, eps,
+        some(weight.zero_OG), some(weight.outer_OS), some(weight.outer_minimum_OS), some(weight.scale), some(bias_O), y_TO, s_TI, x_TI.stride(0), tokens, outputs, eps,
         **_constants(cut, how, inputs), NORM=norm_weight_I is not None, RESIDUAL=residual_TI is not None,
         FACTOR=weight.scale is not None, BIAS=bias_O is not None, GATE=gate or "", num_warps=cut.warps,
         **launch_options(device),
@@ -438,7 +469,8 @@ def launch(
 def _aot(cut: Ring, gate: str, how: CodedFormat = W4, scale: str = "*fp16") -> AotKernel:
     names = ("x", "residual", "norm", "bias", "y", "s")
     types = {f"{name}_ptr": "*bf16" for name in names}
-    types |= {"code_ptr": "*i16", "scale_ptr": scale, "zero_ptr": "*u8", "factor_ptr": "*fp32"}
+    types |= {"code_ptr": "*i16", "scale_ptr": scale, "zero_ptr": scale, "outer_ptr": "*fp16"}
+    types |= {"outer_minimum_ptr": "*fp16", "factor_ptr": "*fp32"}
     types |= {"x_stride": "i32:16", "tokens": "i32", "outputs": "i32:16", "eps": "fp32"}
     constants = _constants(cut, how, 4096) | {"FACTOR": False, "BIAS": False, "GATE": gate}
     return AotKernel(
@@ -449,9 +481,7 @@ def _aot(cut: Ring, gate: str, how: CodedFormat = W4, scale: str = "*fp16") -> A
 
 
 AOT = (
-    _aot(Ring(many=1, tokens=8, depth=3, each=2, warps=4, programs=2, held=True, solo=True), "silu"),
-    _aot(Ring(many=1, tokens=8, depth=5, each=2, warps=4, programs=2, held=True, solo=True), ""),
-    _aot(Ring(many=2, tokens=8, depth=6, each=2, warps=4, programs=2), ""),
-    _aot(Ring(many=1, tokens=8, depth=6, each=2, warps=4, programs=2, held=True, solo=True), "", W8),
-    _aot(Ring(many=1, tokens=8, depth=6, each=1, warps=4, programs=2, held=True, solo=True), "", MXFP4, "*u8"),
+    _aot(Ring(many=1, tokens=8, depth=5, each=1, warps=4, programs=2, held=True, solo=True), "silu"),
+    _aot(Ring(many=2, tokens=8, depth=6, each=1, warps=4, programs=2), ""),
+    _aot(Ring(many=1, tokens=8, depth=8, each=1, warps=4, programs=2, held=True, solo=True), "", Q4_K, "*i8"),
 )

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.activation.triton import gated_activation
-from ridgeline.kernels.coded_gemm.choose import FRAGMENT_TOKENS, WIDE_TOKENS, Cut, Ring, Wide, choose, choose_ring, choose_wide
+from ridgeline.kernels.coded_gemm.choose import (
+    FRAGMENT_TOKENS,
+    WIDE_TOKENS,
+    Cut,
+    Ring,
+    Wide,
+    choose,
+    choose_ring,
+    choose_wide,
+)
 from ridgeline.kernels.coded_gemm.dequantize import dequantize, reserve
 from ridgeline.kernels.coded_gemm.fragments import TILE, Fragments, arranged, fits, unit
 from ridgeline.kernels.coded_gemm.op import Coded
@@ -101,7 +110,7 @@ def ring_of(x_TI: Tensor, weight: Coded, gate: str | None) -> Ring | None:
     """Return the cut of the kernel for few tokens on Hopper, or None if it does not apply."""
     how, parts = weight.format, 2 if gate else 1
     plain = isinstance(weight, Fragments) and x_TI.dtype == torch.bfloat16
-    if not plain or len(how.planes()) > 1 or how.nested or compute_capability(x_TI.device) != (9, 0):
+    if not plain or len(how.planes()) > 1 or compute_capability(x_TI.device) != (9, 0):
         return None
     tiles, rest = divmod(weight.code_OB.shape[0], TILE * parts)
     return None if rest or not len(x_TI) else choose_ring(

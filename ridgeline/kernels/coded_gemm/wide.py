@@ -41,8 +41,8 @@ from ridgeline.kernels.coded_gemm.choose import Wide
 from ridgeline.kernels.coded_gemm.fragments import Fragments, span, unit
 from ridgeline.kernels.coded_gemm.fragments_asm import scaled, scaled_operands, subtracted
 from ridgeline.kernels.coded_gemm.fragments_kernel import _groups, _number
-from ridgeline.kernels.coded_gemm.hopper import _ask, _each, _fetch, _ring, _words, in_places
-from ridgeline.kernels.coded_gemm.op import MXFP4, W4
+from ridgeline.kernels.coded_gemm.hopper import _ask, _each, _ring, _scales, _words, in_places
+from ridgeline.kernels.coded_gemm.op import Q4_K, W4
 from ridgeline.kernels.gemm.hopper import (
     PANEL,
     _arrivals,
@@ -61,32 +61,58 @@ from ridgeline.kernels.launch import launch_options, num_multiprocessors
 def _operands(
     low, high, slot, x, UNIT: gl.constexpr, GROUP: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
     ASM: gl.constexpr, EVEN: gl.constexpr, ODD: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr,
-    left: gl.constexpr,
+    NESTED: gl.constexpr, left: gl.constexpr,
 ):  # fmt: skip
     """Return the slices of a unit as left operands, times their scales: a tuple of [R, P].
 
     low, high: the words of the planes, as tuples of left operands.
-    slot: scales and zeros.
+    slot: see `_fetch`.
     x: anything of x's type.
     """
     COUNT: gl.constexpr = _groups(UNIT, GROUP)
     EACH: gl.constexpr = UNIT // 16 // COUNT  # slices of a group
     row: gl.constexpr = gl.SliceLayout(1, left)
-    scale_RG, zero_RG = slot
-    scales, zeros = _each(scale_RG, row), _each(zero_RG, row)
+    scales, zeros = _each(slot[0], row), _each(slot[1], row)
+    outer, outer_minimum = _each(slot[2], row), _each(slot[3], row)
     found = ()
     for group in gl.static_range(COUNT):
         minus = 0
         if ZEROS == "levels":
             minus = subtracted(zeros[group], LOW + HIGH, x.dtype)[:, None]
-        scale_R = _number(scales[group]).to(x.dtype).to(gl.float32)
+        scale_R = _number(scales[group])
+        if NESTED:
+            scale_R *= outer[0].to(gl.float32)
+        scale_R = scale_R.to(x.dtype).to(gl.float32)
         even = (scale_R * EVEN).to(x.dtype)[:, None]
         odd = (scale_R * ODD).to(x.dtype)[:, None]
-        zero = (scale_R * ZERO).to(x.dtype)[:, None]
+        zero_R = scale_R
+        if ZEROS == "minimum":
+            zero_R = _number(zeros[group])
+            if NESTED:
+                zero_R *= outer_minimum[0].to(gl.float32)
+        zero = (zero_R * ZERO).to(x.dtype)[:, None]
         for i in gl.static_range(group * EACH, group * EACH + EACH):
             by = even if i % 2 == 0 else odd
             found = found + (scaled_operands(low, high, minus, by, zero, i, LOW, HIGH, ASM, ZEROS, x),)
     return found
+
+
+@gluon.jit
+def _fetch(
+    at, unit, more, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
+    ZEROS: gl.constexpr, NESTED: gl.constexpr,
+):  # fmt: skip
+    """Ask for the numbers of a unit: scales, zeros or minima, outer scales, outer minima. Scales stand for what there
+    is not."""
+    scale = _scales(at[1], unit, more, UNIT, UNITS, GROUP, MANY)
+    zero, outer, outer_minimum = scale, scale, scale
+    if ZEROS != "middle":
+        zero = _scales(at[2], unit, more, UNIT, UNITS, GROUP, MANY)
+    if NESTED:
+        outer = _scales(at[3], unit, more, UNIT, UNITS, 256, MANY)
+        if ZEROS == "minimum":
+            outer_minimum = _scales(at[4], unit, more, UNIT, UNITS, 256, MANY)
+    return (scale, zero, outer, outer_minimum)
 
 
 @gluon.jit
@@ -122,13 +148,14 @@ def _begun(
     WHICH: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
     SPLIT: gl.constexpr, BITS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
-    """Return where an item's codes, scales and zeros begin, and its first unit."""
+    """Return where an item's codes and numbers begin, and its first unit."""
     ROWS: gl.constexpr = MANY * 64
     pair, _, part = _item(item, TILES, SPLIT)
     row = pair * (2 * ROWS) + WHICH * ROWS if GATE == "" else pair * ROWS + WHICH * outputs
     tile = (row // 16).to(gl.int64)
-    at = tile * (UNITS * UNIT // GROUP * 16)
-    return (from_[0] + tile * (UNITS * UNIT * BITS), from_[1] + at, from_[2] + at), part * (UNITS // SPLIT)
+    at, outer = tile * (UNITS * UNIT // GROUP * 16), tile * (UNITS * UNIT // 256 * 16)
+    codes = from_[0] + tile * (UNITS * UNIT * BITS)
+    return (codes, from_[1] + at, from_[2] + at, from_[3] + outer, from_[4] + outer), part * (UNITS // SPLIT)
 
 
 @gluon.jit
@@ -142,8 +169,8 @@ def _made(
     low, high, slot, ask, get, numbers, from_, items, outputs, like,
     WHICH: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
     DEPTH: gl.constexpr, SPLIT: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr,
-    EVEN: gl.constexpr, ODD: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr, GATE: gl.constexpr,
-    left: gl.constexpr,
+    EVEN: gl.constexpr, ODD: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr,
+    GATE: gl.constexpr, left: gl.constexpr,
 ):  # fmt: skip
     """Return the operands of the next unit, and what is under way then.
 
@@ -161,9 +188,9 @@ def _made(
     at, unit = _begun(ask[0], from_, outputs, WHICH, TILES, UNIT, UNITS, GROUP, MANY, SPLIT, LOW + HIGH, GATE)
     _ask(low, high, at[0], slot, unit + ask[1], ask[0] < items, UNIT, UNITS, LOW, HIGH)
     at, unit = _begun(get[0], from_, outputs, WHICH, TILES, UNIT, UNITS, GROUP, MANY, SPLIT, LOW + HIGH, GATE)
-    fresh = _fetch(at, unit + get[1], get[0] < items, UNIT, UNITS, GROUP, MANY, ZEROS)
+    fresh = _fetch(at, unit + get[1], get[0] < items, UNIT, UNITS, GROUP, MANY, ZEROS, NESTED)
     a = _operands(
-        low_words, high_words, numbers[0], like, UNIT, GROUP, LOW, HIGH, ASM, EVEN, ODD, ZERO, ZEROS, left
+        low_words, high_words, numbers[0], like, UNIT, GROUP, LOW, HIGH, ASM, EVEN, ODD, ZERO, ZEROS, NESTED, left
     )
     later = ()
     for i in gl.static_range(AHEAD - 1):
@@ -174,12 +201,12 @@ def _made(
 
 @gluon.jit
 def _consumer(
-    x, low, high, full, empty, ups, handed, taken, code_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr,
-    sums_ptr, arrival_ptr, items, tokens, outputs,
+    x, low, high, full, empty, ups, handed, taken, code_ptr, scale_ptr, zero_ptr, outer_ptr,
+    outer_minimum_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs,
     WHICH: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
     TOKENS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
     LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr, EVEN: gl.constexpr, ODD: gl.constexpr,
-    ZERO: gl.constexpr, POWER: gl.constexpr, ZEROS: gl.constexpr,
+    ZERO: gl.constexpr, POWER: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr,
     FACTOR: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """Multiply and finish the rows of one warpgroup, for all items of this program."""
@@ -189,7 +216,7 @@ def _consumer(
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     like = gl.full([1], 0, x.dtype, gl.SliceLayout(0, sums))  # for its type only
-    from_ = (code_ptr, scale_ptr, zero_ptr)
+    from_ = (code_ptr, scale_ptr, zero_ptr, outer_ptr, outer_minimum_ptr)
     ask, get, numbers = (gl.program_id(0), 0), (gl.program_id(0), 0), ()
     for i in gl.static_range(DEPTH):
         at, unit = _begun(ask[0], from_, outputs, WHICH, TILES, UNIT, UNITS, GROUP, MANY, SPLIT, LOW + HIGH, GATE)
@@ -197,14 +224,14 @@ def _consumer(
         ask = _next(ask[0], ask[1], STEPS)
     for i in gl.static_range(AHEAD):
         at, unit = _begun(get[0], from_, outputs, WHICH, TILES, UNIT, UNITS, GROUP, MANY, SPLIT, LOW + HIGH, GATE)
-        numbers = numbers + (_fetch(at, unit + get[1], get[0] < items, UNIT, UNITS, GROUP, MANY, ZEROS),)
+        numbers = numbers + (_fetch(at, unit + get[1], get[0] < items, UNIT, UNITS, GROUP, MANY, ZEROS, NESTED),)
         get = _next(get[0], get[1], STEPS)
     factor = POWER
     if FACTOR:
         factor = POWER * gl.load(factor_ptr)
     a, slot, ask, get, numbers = _made(
         low, high, 0, ask, get, numbers, from_, items, outputs, like, WHICH, TILES, UNIT, UNITS, GROUP, MANY,
-        DEPTH, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, ZEROS, GATE, left,
+        DEPTH, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, ZEROS, NESTED, GATE, left,
     )  # fmt: skip
     count, turn = 0, 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
@@ -217,7 +244,7 @@ def _consumer(
                 acc = warpgroup_mma(a[i], b, acc, is_async=True)
             later, slot, ask, get, numbers = _made(
                 low, high, slot, ask, get, numbers, from_, items, outputs, like, WHICH, TILES, UNIT, UNITS,
-                GROUP, MANY, DEPTH, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, ZEROS, GATE, left,
+                GROUP, MANY, DEPTH, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, ZEROS, NESTED, GATE, left,
             )  # fmt: skip
             # The operands must stay in their registers until the products are done
             acc = warpgroup_mma_wait(0, deps=(acc,) + a)[0]
@@ -254,10 +281,11 @@ def _consumer(
 
 @gluon.jit(do_not_specialize=["tokens"])
 def scaled_kernel(
-    x_desc, code_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, tokens, outputs,
+    x_desc, code_ptr, scale_ptr, zero_ptr, outer_ptr, outer_minimum_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
+    arrival_ptr, tokens, outputs,
     inputs: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr, EVEN: gl.constexpr,
     ODD: gl.constexpr, ZERO: gl.constexpr, POWER: gl.constexpr, ZEROS: gl.constexpr,
-    GROUP: gl.constexpr, UNIT: gl.constexpr, MANY: gl.constexpr, TOKENS: gl.constexpr, TILES: gl.constexpr,
+    NESTED: gl.constexpr, GROUP: gl.constexpr, UNIT: gl.constexpr, MANY: gl.constexpr, TOKENS: gl.constexpr, TILES: gl.constexpr,
     DEPTH: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, FACTOR: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
@@ -291,19 +319,19 @@ def scaled_kernel(
     gl.warp_specialize(
         [
             (_consumer, (
-                x, low, high, full, empty, ups, handed, taken, code_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr,
-                y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs, 0, TILES, UNIT, UNITS, GROUP, MANY, TOKENS,
-                DEPTH, STAGES, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, POWER, ZEROS, FACTOR, BIAS, GATE,
+                x, low, high, full, empty, ups, handed, taken, code_ptr, scale_ptr, zero_ptr, outer_ptr,
+                outer_minimum_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs, 0, TILES, UNIT, UNITS, GROUP, MANY, TOKENS,
+                DEPTH, STAGES, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, POWER, ZEROS, NESTED, FACTOR, BIAS, GATE,
             )),
             (_consumer, (
-                x, other_low, other_high, full, empty, ups, handed, taken, code_ptr, scale_ptr, zero_ptr, factor_ptr,
-                bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs, 1, TILES, UNIT, UNITS, GROUP,
-                MANY, TOKENS, DEPTH, STAGES, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, POWER, ZEROS, FACTOR, BIAS, GATE,
+                x, other_low, other_high, full, empty, ups, handed, taken, code_ptr, scale_ptr, zero_ptr, outer_ptr,
+                outer_minimum_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs, 1, TILES, UNIT, UNITS, GROUP,
+                MANY, TOKENS, DEPTH, STAGES, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, POWER, ZEROS, NESTED, FACTOR, BIAS, GATE,
             )),
             (_producer, (x_desc, x, full, empty, items, tokens, UNIT, UNITS, TOKENS, TILES, STAGES, SPLIT, PDL)),
         ],
         [4, 1],
-        [232, 40],
+        [240, 24],
     )  # fmt: skip
 
 
@@ -313,6 +341,7 @@ def _constants(plan: Wide, how: CodedFormat, inputs: int, dtype: torch.dtype) ->
     return {
         "inputs": inputs, "LOW": low, "HIGH": high, "ASM": form.asm, "EVEN": form.even, "ODD": form.odd,
         "ZERO": form.zero, "POWER": form.power, "ZEROS": how.zeros if how.values == "levels" else "middle",
+        "NESTED": how.nested,
         "GROUP": how.group or inputs, "UNIT": unit(how), "MANY": plan.many, "TOKENS": plan.tokens,
         "DEPTH": plan.depth, "STAGES": plan.stages, "SPLIT": plan.split,
     }  # fmt: skip
@@ -331,7 +360,8 @@ def launch(plan: Wide, x_TI: Tensor, weight: Fragments, bias_O: Tensor | None, g
         sums = torch.empty(items * 2 * plan.many * 64 * plan.tokens, dtype=torch.float32, device=device)
         arrivals = _arrivals(device)[plan.split]
     x_TI = in_places(x_TI, span(how))
-    some = [x_TI if x is None else x for x in (weight.zero_OG, weight.scale, bias_O)]
+    numbers = (weight.zero_OG, weight.outer_OS, weight.outer_minimum_OS, weight.scale, bias_O)
+    some = [x_TI if x is None else x for x in numbers]
     programs = items if plan.split > 1 else min(items, num_multiprocessors(device))
     scaled_kernel[(programs,)](
         _descriptor(x_TI, min(plan.tokens, 32)), weight.code_OB.view(torch.int16), weight.scale_OG, *some, y_TO, sums,
@@ -343,9 +373,9 @@ def launch(plan: Wide, x_TI: Tensor, weight: Fragments, bias_O: Tensor | None, g
 
 def _aot(plan: Wide, gate: str, how: CodedFormat = W4, scale: str = "*fp16") -> AotKernel:
     signature = {"x_desc": f"tensordesc<bf16[{min(plan.tokens, 32)}, {PANEL.value}],{_descriptor_layout()!r}>"}
-    signature |= {"code_ptr": "*i16", "scale_ptr": scale, "zero_ptr": "*u8", "factor_ptr": "*fp32"}
-    signature |= {"bias_ptr": "*bf16", "y_ptr": "*bf16", "sums_ptr": "*fp32", "arrival_ptr": "*i32"}
-    signature |= {"tokens": "i32", "outputs": "i32:16"}
+    signature |= {"code_ptr": "*i16", "scale_ptr": scale, "zero_ptr": scale, "outer_ptr": "*fp16"}
+    signature |= {"outer_minimum_ptr": "*fp16", "factor_ptr": "*fp32", "bias_ptr": "*bf16", "y_ptr": "*bf16"}
+    signature |= {"sums_ptr": "*fp32", "arrival_ptr": "*i32", "tokens": "i32", "outputs": "i32:16"}
     constants = _constants(plan, how, 4096, torch.bfloat16) | {"TILES": 1, "FACTOR": False, "BIAS": False, "GATE": gate}
     return AotKernel(scaled_kernel, signature, constants, num_warps=4, hot=True, tensor_cores="HGMMA", archs=("sm_90",))
 
@@ -353,5 +383,5 @@ def _aot(plan: Wide, gate: str, how: CodedFormat = W4, scale: str = "*fp16") -> 
 AOT = (
     _aot(Wide(many=2, tokens=64, depth=4, stages=4, scaled=True), "silu"),
     _aot(Wide(many=1, tokens=256, depth=6, stages=2, scaled=True), ""),
-    _aot(Wide(many=1, tokens=64, depth=8, stages=5, split=4, scaled=True), "", MXFP4, "*u8"),
+    _aot(Wide(many=1, tokens=64, depth=8, stages=5, split=4, scaled=True), "", Q4_K, "*i8"),
 )
