@@ -51,7 +51,7 @@ class Pointer:
 
     def checked(self, mask: Any) -> tuple[Tensor, Tensor]:
         at, kept = torch.broadcast_tensors(value(self.at), value(True if mask is None else mask))
-        assert not kept.any() or (0 <= at[kept].min() and at[kept].max() < self.memory.numel()), "outside of a tensor"
+        assert not kept.any() or (at[kept].min() >= 0 and at[kept].max() < self.memory.numel()), "outside of a tensor"
         return at, kept
 
 
@@ -260,7 +260,7 @@ class Names:
         copies = AsyncCopy()
         mbarrier = SimpleNamespace(
             init=lambda b, count: (setattr(b, "count", count), setattr(b, "left", count)),
-            expect=lambda b, bytes: (b.update(0, bytes), b.update(1, 0)) and None,
+            expect=lambda b, bytes: (b.update(0, bytes), b.update(1, 0)),
             wait=lambda b, parity: b.wait(int(parity)),
             arrive=lambda b, count=1, pred=True: b.update(count, 0) if pred else None,
             MBarrierLayout=lambda: None,

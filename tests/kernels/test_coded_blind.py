@@ -1,5 +1,5 @@
-"""Kernels that only a Hopper GPU runs, executed in torch: their arithmetic, their addresses, and the order in which they
-ask for memory, against the reference."""
+"""Kernels that only a Hopper GPU runs, executed in torch: their arithmetic, their addresses, and the order in which
+they ask for memory, against the reference."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.core.weight_format import CodedFormat
 from ridgeline.kernels.coded_gemm.choose import Ring, Wide
 from ridgeline.kernels.coded_gemm.fragments import arranged, span
 from ridgeline.kernels.coded_gemm.op import (
@@ -26,11 +27,10 @@ from ridgeline.kernels.coded_gemm.op import (
     Coded,
     random_codes,
 )
-from ridgeline.core.weight_format import CodedFormat
+from ridgeline.kernels.coded_gemm.places import in_places
 from tests.kernels.blind import launch
 
 pytest.importorskip("triton")
-hopper = pytest.importorskip("ridgeline.kernels.coded_gemm.hopper")
 wide = pytest.importorskip("ridgeline.kernels.coded_gemm.wide")
 ring = pytest.importorskip("ridgeline.kernels.coded_gemm.ring")
 
@@ -130,7 +130,7 @@ def test_wide_products(name: str, cut: str, gate: str | None) -> None:
     items = half // (plan.many * (64 if gate else 128)) * tiles * plan.split
     some = some_of(turned, x_TI)
     boxes = SimpleNamespace(
-        x=hopper.in_places(x_TI, span(weight.format)), block_shape=(min(plan.tokens, 32), 64), dtype=x_TI.dtype,
+        x=in_places(x_TI, span(weight.format)), block_shape=(min(plan.tokens, 32), 64), dtype=x_TI.dtype,
         layout=None,
     )  # fmt: skip
     launch(

@@ -1,5 +1,6 @@
-"""The choice of the cut of fragments_kernel.py, ring.py or hopper.py, or of the library behind dequantized weights: a plain function of
-shapes. It stands apart from the device code, so that tuning never touches the mathematics. It does not import torch.
+"""The choice of the cut of ring.py, fragments_kernel.py or wide.py, or of the library behind dequantized weights: plain
+functions of shapes. They stand apart from the device code, so that tuning never touches the mathematics. It does not
+import torch.
 
 With `mma.sync` a tile of 16 × 16 codes takes the matrix units 1.6 cycles for each 8 tokens, and the memory 7 cycles, so
 from about 32 tokens on time grows with them. Dequantizing writes and reads 2 bytes a code where the memory had half a
@@ -11,9 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FRAGMENT_TOKENS = 192  # with more tokens dequantizing and the library's product cost less than `mma.sync`
-WIDE_TOKENS = range(17, 513)  # for which warpgroup products cost least
-SHARED = 225_000  # bytes of shared memory that a program on Hopper takes
 RING_TOKENS = 8  # up to which ring.py is tried on Hopper
+WIDE_TOKENS = range(17, 513)  # for which warpgroup products of hopper.py cost least
+SCALED_TOKENS = range(RING_TOKENS + 1, 1025)  # likewise of wide.py, by the model of `_cycles`
+SHARED = 225_000  # bytes of shared memory that a program on Hopper takes
 HALF = 113_000  # bytes of shared memory of a processor that leave room for the programs of the next kernel
 
 
@@ -123,7 +125,8 @@ def choose_ring(
 
 @dataclass(frozen=True)
 class Wide:
-    """A cut of hopper.py, or of wide.py if it is `scaled`: a program's two warpgroups own `many` · 64 rows each, by `tokens`.
+    """A cut of hopper.py, or of wide.py if it is `scaled`: a program's two warpgroups own `many` · 64 rows each, by
+    `tokens`.
 
     depth: units of codes that are asked for ahead.
     stages: units of x in shared memory.
@@ -159,3 +162,55 @@ def choose_wide(
     stages = {32: 6, 64: 5, 128: 3}[size]
     cuts = (Wide(many, size, depth, max(2, stages * 128 // unit), split) for depth in (8, 6, 4, 3, 2))
     return next((cut for cut in cuts if cut.shared(unit, bits, gated) <= SHARED), None)
+
+
+def choose_scaled(
+    tokens: int, outputs: int, units: int, *, unit: int, bits: int, gated: bool, processors: int
+) -> Wide | None:
+    """Return the cut of wide.py with the least cycles by the model below, or None if the outputs are not whole tiles.
+    units: of `unit` inputs, of a row.
+
+    The model has not been fitted yet: benchmarks/sweep_coded.py times what it ranks.
+    """
+    found = scaled_cuts(tokens, outputs, units, unit=unit, bits=bits, gated=gated, processors=processors)
+    return min(found, key=lambda cut: _cycles(cut, tokens, outputs, units, unit, gated, processors), default=None)
+
+
+def scaled_cuts(
+    tokens: int, outputs: int, units: int, *, unit: int, bits: int, gated: bool, processors: int
+) -> list[Wide]:
+    """Return the cuts that fit registers and shared memory, with as many codes ahead as go in."""
+    found = []
+    for size in (16, 32, 64, 128, 256):
+        if size < min(tokens, 256) and size < 128:
+            continue  # the weight would be widened more than twice
+        for many in (1, 2):
+            each = (64 if gated else 128) * many
+            if outputs % each or many * (64 + size // 2) > 192:
+                continue
+            programs = outputs // each * -(-tokens // size)
+            for split in (1,) if gated else (1, 2, 4):
+                whole = units % split == 0 and units >= 4 * split
+                if split > 1 and (programs * split > processors or not whole or size // split < 8):
+                    continue
+                cuts = (
+                    Wide(many, size, depth, stages, split, scaled=True)
+                    for stages, depth in ((4, 8), (3, 8), (3, 6), (3, 4), (2, 6), (2, 4), (2, 3), (2, 2))
+                )
+                fitting = (cut for cut in cuts if cut.shared(unit, bits, gated) <= SHARED)
+                found.extend(list(fitting)[:1])
+    return found
+
+
+def _cycles(cut: Wide, tokens: int, outputs: int, units: int, unit: int, gated: bool, processors: int) -> float:
+    """Return about how many cycles of a processor a product takes.
+
+    In a step of two warpgroups the matrix units need half a cycle for each token of each 16 inputs of 64 rows, and each
+    scheduler issues two warps' instructions, about 110 and 140 for each 64 rows (counted in the machine code), at two
+    in three cycles at best. The start of a program takes about 2 µs, and a meeting of several programs 1.5 µs.
+    """
+    steps = units // cut.split
+    items = outputs // ((64 if gated else 128) * cut.many) * -(-tokens // cut.tokens) * cut.split
+    matrix = 2 * cut.many * (unit // 16) * cut.tokens / 2
+    issued = 2 * (110 + 140 * cut.many * unit / 128) * 1.5
+    return -(-items // processors) * steps * (max(matrix, issued) + 100) + 3500 + (2600 if cut.split > 1 else 0)

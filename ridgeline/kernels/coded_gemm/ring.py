@@ -20,7 +20,7 @@ Legend:
     G  groups of a unit
 """
 
-# mypy: disable-error-code="assignment, unreachable"
+# mypy: disable-error-code="assignment, unreachable, misc, attr-defined, var-annotated"
 # ruff: noqa: RUF005 - Gluon knows no starred tuples
 from __future__ import annotations
 
@@ -123,7 +123,8 @@ def _numbers_of(
 def _products(
     acc, words, slots, x, UNIT: gl.constexpr, SPAN: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
     BITS: gl.constexpr, ASM: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr, BASE: gl.constexpr,
-    ONE: gl.constexpr, TOKENS: gl.constexpr, WARPS: gl.constexpr, PARTS: gl.constexpr, sums: gl.constexpr, left: gl.constexpr,
+    ONE: gl.constexpr, TOKENS: gl.constexpr, WARPS: gl.constexpr, PARTS: gl.constexpr, sums: gl.constexpr,
+    left: gl.constexpr,
 ):  # fmt: skip
     """Return the parts' sums with the products of a unit of each warp added.
 
@@ -319,7 +320,7 @@ def ring_kernel(
         ask_step = gl.where(ask_step == STEPS, 0, ask_step)
     slots = ()
     get_tile, get_step = gl.program_id(0), 0
-    for i in gl.static_range(AHEAD):
+    for _ahead in gl.static_range(AHEAD):
         slots = slots + (
             _numbers_of(
                 from_,
@@ -427,10 +428,10 @@ def _constants(cut: Ring, how: CodedFormat, inputs: int) -> dict[str, Any]:
     if zeros == "middle" and form.base:
         zeros = "none"  # it is already taken
     return {
-        "inputs": inputs, "BITS": how.bits, "ASM": form.asm, "ZEROS": zeros, "BASE": form.base, "NESTED": how.nested, "ONE": form.one, "EVEN": form.even, "ODD": form.odd, "POWER": form.power,
-        "GROUP": how.group or inputs, "UNIT": unit(how), "SPAN": span(how), "MANY": cut.many, "TOKENS": cut.tokens,
-        "DEPTH": cut.depth, "EACH": cut.each, "WARPS": cut.warps, "AHEAD": cut.ahead, "HELD": cut.held,
-        "SOLO": cut.solo,
+        "inputs": inputs, "BITS": how.bits, "ASM": form.asm, "ZEROS": zeros, "BASE": form.base, "NESTED": how.nested,
+        "ONE": form.one, "EVEN": form.even, "ODD": form.odd, "POWER": form.power, "GROUP": how.group or inputs,
+        "UNIT": unit(how), "SPAN": span(how), "MANY": cut.many, "TOKENS": cut.tokens, "DEPTH": cut.depth,
+        "EACH": cut.each, "WARPS": cut.warps, "AHEAD": cut.ahead, "HELD": cut.held, "SOLO": cut.solo,
     }  # fmt: skip
 
 
@@ -458,10 +459,10 @@ def launch(
     programs = min(outputs // (TILE * cut.many), cut.programs * num_multiprocessors(device))
     ring_kernel[(programs,)](
         x_TI, some(residual_TI), some(norm_weight_I), weight.code_OB.view(torch.int16), weight.scale_OG,
-        some(weight.zero_OG), some(weight.outer_OS), some(weight.outer_minimum_OS), some(weight.scale), some(bias_O), y_TO, s_TI, x_TI.stride(0), tokens, outputs, eps,
-        **_constants(cut, how, inputs), NORM=norm_weight_I is not None, RESIDUAL=residual_TI is not None,
-        FACTOR=weight.scale is not None, BIAS=bias_O is not None, GATE=gate or "", num_warps=cut.warps,
-        **launch_options(device),
+        some(weight.zero_OG), some(weight.outer_OS), some(weight.outer_minimum_OS), some(weight.scale), some(bias_O),
+        y_TO, s_TI, x_TI.stride(0), tokens, outputs, eps, **_constants(cut, how, inputs),
+        NORM=norm_weight_I is not None, RESIDUAL=residual_TI is not None, FACTOR=weight.scale is not None,
+        BIAS=bias_O is not None, GATE=gate or "", num_warps=cut.warps, **launch_options(device),
     )  # fmt: skip
     return y_TO, s_TI
 

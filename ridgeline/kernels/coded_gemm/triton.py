@@ -15,17 +15,18 @@ from torch import Tensor
 from ridgeline.kernels.activation.triton import gated_activation
 from ridgeline.kernels.coded_gemm.choose import (
     FRAGMENT_TOKENS,
-    WIDE_TOKENS,
+    SCALED_TOKENS,
     Cut,
     Ring,
     Wide,
     choose,
     choose_ring,
-    choose_wide,
+    choose_scaled,
 )
 from ridgeline.kernels.coded_gemm.dequantize import dequantize, reserve
-from ridgeline.kernels.coded_gemm.fragments import TILE, Fragments, arranged, fits, unit
+from ridgeline.kernels.coded_gemm.fragments import TILE, Fragments, arranged, fits, span, unit
 from ridgeline.kernels.coded_gemm.op import Coded
+from ridgeline.kernels.coded_gemm.places import norm_in_places
 from ridgeline.kernels.gemm import triton as gemm
 from ridgeline.kernels.launch import compute_capability, num_multiprocessors
 from ridgeline.kernels.norm.triton import rms_norm
@@ -52,6 +53,10 @@ def coded_norm_linear(
     packed = x_TI.stride(-1) == 1 and (residual_TI is None or residual_TI.is_contiguous())
     if cut is not None and cut.solo and packed and weight.order_I is None and x_TI.dtype == torch.bfloat16:
         return _launch(cut, x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
+    plan = wide_cut_of(x_TI, weight, gate)
+    if plan is not None and packed and weight.order_I is None:
+        n_TI, s_TI = norm_in_places(x_TI, residual_TI, norm_weight_I, eps, span(weight.format))
+        return _launch_wide(plan, n_TI, weight, bias_O, gate, placed=True), s_TI
     n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
     y_TO = from_fragments(ordered(n_TI, weight), weight, bias_O, gate)
     if y_TO is not None:
@@ -122,21 +127,25 @@ def ring_of(x_TI: Tensor, weight: Coded, gate: str | None) -> Ring | None:
 def wide_cut_of(x_TI: Tensor, weight: Coded, gate: str | None) -> Wide | None:
     """Return the cut of the kernel for warpgroups, or None if it does not apply."""
     how, tokens = weight.format, len(x_TI)
-    known = isinstance(weight, Fragments) and x_TI.itemsize == 2 and not how.nested and how.zeros != "minimum"
-    if not known or tokens not in WIDE_TOKENS or compute_capability(x_TI.device) != (9, 0):
+    known = isinstance(weight, Fragments) and x_TI.itemsize == 2
+    if not known or tokens not in SCALED_TOKENS or compute_capability(x_TI.device) != (9, 0):
         return None
     outputs, rest = divmod(weight.code_OB.shape[0], 2 if gate else 1)
-    return None if rest else choose_wide(
-        tokens, outputs, weight.inputs // unit(how), unit=unit(how), group=how.group or weight.inputs, bits=how.bits,
-        gated=gate is not None, processors=num_multiprocessors(x_TI.device),
+    return None if rest else choose_scaled(
+        tokens, outputs, weight.inputs // unit(how), unit=unit(how), bits=how.bits, gated=gate is not None,
+        processors=num_multiprocessors(x_TI.device),
     )  # fmt: skip
 
 
-def _launch_wide(plan: Wide, x_TI: Tensor, weight: Coded, bias_O: Tensor | None, gate: str | None) -> Tensor:
-    from ridgeline.kernels.coded_gemm.hopper import launch  # Gluon, which is imported only where it runs
+def _launch_wide(
+    plan: Wide, x_TI: Tensor, weight: Coded, bias_O: Tensor | None, gate: str | None, placed: bool = False
+) -> Tensor:
+    from ridgeline.kernels.coded_gemm import hopper, wide  # Gluon, which is imported only where it runs
 
     assert isinstance(weight, Fragments)
-    return launch(plan, x_TI, weight, bias_O, gate)
+    if plan.scaled:
+        return wide.launch(plan, x_TI, weight, bias_O, gate, placed)
+    return hopper.launch(plan, x_TI, weight, bias_O, gate)
 
 
 def _launch(

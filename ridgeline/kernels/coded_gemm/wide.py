@@ -41,8 +41,9 @@ from ridgeline.kernels.coded_gemm.choose import Wide
 from ridgeline.kernels.coded_gemm.fragments import Fragments, span, unit
 from ridgeline.kernels.coded_gemm.fragments_asm import scaled, scaled_operands, subtracted
 from ridgeline.kernels.coded_gemm.fragments_kernel import _groups, _number
-from ridgeline.kernels.coded_gemm.hopper import _ask, _each, _ring, _scales, _words, in_places
+from ridgeline.kernels.coded_gemm.hopper import _ask, _each, _ring, _scales, _words
 from ridgeline.kernels.coded_gemm.op import Q4_K, W4
+from ridgeline.kernels.coded_gemm.places import in_places
 from ridgeline.kernels.gemm.hopper import (
     PANEL,
     _arrivals,
@@ -145,8 +146,8 @@ def _producer(
 @gluon.jit
 def _begun(
     item, from_, outputs,
-    WHICH: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
-    SPLIT: gl.constexpr, BITS: gl.constexpr, GATE: gl.constexpr,
+    WHICH: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr,
+    MANY: gl.constexpr, SPLIT: gl.constexpr, BITS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """Return where an item's codes and numbers begin, and its first unit."""
     ROWS: gl.constexpr = MANY * 64
@@ -167,9 +168,9 @@ def _next(item, step, STEPS: gl.constexpr):
 @gluon.jit
 def _made(
     low, high, slot, ask, get, numbers, from_, items, outputs, like,
-    WHICH: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
-    DEPTH: gl.constexpr, SPLIT: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr,
-    EVEN: gl.constexpr, ODD: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr,
+    WHICH: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr,
+    MANY: gl.constexpr, DEPTH: gl.constexpr, SPLIT: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
+    ASM: gl.constexpr, EVEN: gl.constexpr, ODD: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr,
     GATE: gl.constexpr, left: gl.constexpr,
 ):  # fmt: skip
     """Return the operands of the next unit, and what is under way then.
@@ -203,8 +204,8 @@ def _made(
 def _consumer(
     x, low, high, full, empty, ups, handed, taken, code_ptr, scale_ptr, zero_ptr, outer_ptr,
     outer_minimum_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs,
-    WHICH: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr, MANY: gl.constexpr,
-    TOKENS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    WHICH: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr,
+    MANY: gl.constexpr, TOKENS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
     LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr, EVEN: gl.constexpr, ODD: gl.constexpr,
     ZERO: gl.constexpr, POWER: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr,
     FACTOR: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
@@ -222,7 +223,7 @@ def _consumer(
         at, unit = _begun(ask[0], from_, outputs, WHICH, TILES, UNIT, UNITS, GROUP, MANY, SPLIT, LOW + HIGH, GATE)
         _ask(low, high, at[0], i, unit + ask[1], ask[0] < items, UNIT, UNITS, LOW, HIGH)
         ask = _next(ask[0], ask[1], STEPS)
-    for i in gl.static_range(AHEAD):
+    for _ahead in gl.static_range(AHEAD):
         at, unit = _begun(get[0], from_, outputs, WHICH, TILES, UNIT, UNITS, GROUP, MANY, SPLIT, LOW + HIGH, GATE)
         numbers = numbers + (_fetch(at, unit + get[1], get[0] < items, UNIT, UNITS, GROUP, MANY, ZEROS, NESTED),)
         get = _next(get[0], get[1], STEPS)
@@ -276,7 +277,7 @@ def _consumer(
                 barrier()
                 mbarrier.arrive(taken, count=1)
                 _store((acc, up), bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, GATE, 1, tall)
-        turn += 1
+        turn += 1  # noqa: SIM113 - Gluon knows no enumerate
 
 
 @gluon.jit(do_not_specialize=["tokens"])
@@ -284,10 +285,10 @@ def scaled_kernel(
     x_desc, code_ptr, scale_ptr, zero_ptr, outer_ptr, outer_minimum_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
     arrival_ptr, tokens, outputs,
     inputs: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr, EVEN: gl.constexpr,
-    ODD: gl.constexpr, ZERO: gl.constexpr, POWER: gl.constexpr, ZEROS: gl.constexpr,
-    NESTED: gl.constexpr, GROUP: gl.constexpr, UNIT: gl.constexpr, MANY: gl.constexpr, TOKENS: gl.constexpr, TILES: gl.constexpr,
-    DEPTH: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, FACTOR: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
-    PDL: gl.constexpr,
+    ODD: gl.constexpr, ZERO: gl.constexpr, POWER: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr,
+    GROUP: gl.constexpr, UNIT: gl.constexpr, MANY: gl.constexpr, TOKENS: gl.constexpr, TILES: gl.constexpr,
+    DEPTH: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, FACTOR: gl.constexpr, BIAS: gl.constexpr,
+    GATE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute y [T, O]. x's columns are in the order of places.
 
@@ -320,13 +321,15 @@ def scaled_kernel(
         [
             (_consumer, (
                 x, low, high, full, empty, ups, handed, taken, code_ptr, scale_ptr, zero_ptr, outer_ptr,
-                outer_minimum_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs, 0, TILES, UNIT, UNITS, GROUP, MANY, TOKENS,
-                DEPTH, STAGES, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, POWER, ZEROS, NESTED, FACTOR, BIAS, GATE,
+                outer_minimum_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs,
+                0, TILES, UNIT, UNITS, GROUP, MANY, TOKENS, DEPTH, STAGES, SPLIT,
+                LOW, HIGH, ASM, EVEN, ODD, ZERO, POWER, ZEROS, NESTED, FACTOR, BIAS, GATE,
             )),
             (_consumer, (
                 x, other_low, other_high, full, empty, ups, handed, taken, code_ptr, scale_ptr, zero_ptr, outer_ptr,
-                outer_minimum_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs, 1, TILES, UNIT, UNITS, GROUP,
-                MANY, TOKENS, DEPTH, STAGES, SPLIT, LOW, HIGH, ASM, EVEN, ODD, ZERO, POWER, ZEROS, NESTED, FACTOR, BIAS, GATE,
+                outer_minimum_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, items, tokens, outputs,
+                1, TILES, UNIT, UNITS, GROUP, MANY, TOKENS, DEPTH, STAGES, SPLIT,
+                LOW, HIGH, ASM, EVEN, ODD, ZERO, POWER, ZEROS, NESTED, FACTOR, BIAS, GATE,
             )),
             (_producer, (x_desc, x, full, empty, items, tokens, UNIT, UNITS, TOKENS, TILES, STAGES, SPLIT, PDL)),
         ],
@@ -347,8 +350,11 @@ def _constants(plan: Wide, how: CodedFormat, inputs: int, dtype: torch.dtype) ->
     }  # fmt: skip
 
 
-def launch(plan: Wide, x_TI: Tensor, weight: Fragments, bias_O: Tensor | None, gate: str | None) -> Tensor:
-    """Return the product, gated if there is a gate. x's columns are in the order of the weight's."""
+def launch(
+    plan: Wide, x_TI: Tensor, weight: Fragments, bias_O: Tensor | None, gate: str | None, placed: bool = False
+) -> Tensor:
+    """Return the product, gated if there is a gate. x's columns are in the order of the weight's, or already `placed`
+    as the kernel reads them."""
     (tokens, inputs), how, device = x_TI.shape, weight.format, x_TI.device
     outputs = weight.code_OB.shape[0] // (2 if gate else 1)
     pairs = outputs // (plan.many * (64 if gate else 128))
@@ -359,14 +365,15 @@ def launch(plan: Wide, x_TI: Tensor, weight: Fragments, bias_O: Tensor | None, g
     if plan.split > 1:
         sums = torch.empty(items * 2 * plan.many * 64 * plan.tokens, dtype=torch.float32, device=device)
         arrivals = _arrivals(device)[plan.split]
-    x_TI = in_places(x_TI, span(how))
+    x_TI = x_TI if placed else in_places(x_TI, span(how))
     numbers = (weight.zero_OG, weight.outer_OS, weight.outer_minimum_OS, weight.scale, bias_O)
     some = [x_TI if x is None else x for x in numbers]
     programs = items if plan.split > 1 else min(items, num_multiprocessors(device))
     scaled_kernel[(programs,)](
         _descriptor(x_TI, min(plan.tokens, 32)), weight.code_OB.view(torch.int16), weight.scale_OG, *some, y_TO, sums,
-        arrivals, tokens, outputs, **_constants(plan, how, inputs, x_TI.dtype), TILES=token_tiles, FACTOR=weight.scale is not None,
-        BIAS=bias_O is not None, GATE=gate or "", num_warps=4, **launch_options(device),
+        arrivals, tokens, outputs, **_constants(plan, how, inputs, x_TI.dtype), TILES=token_tiles,
+        FACTOR=weight.scale is not None, BIAS=bias_O is not None, GATE=gate or "", num_warps=4,
+        **launch_options(device),
     )  # fmt: skip
     return y_TO
 
