@@ -170,7 +170,14 @@ def test_every_cut_fits_the_device(processors: int) -> None:
                     assert plan.split == 1 or (items * plan.split <= processors and 2 * items <= 512)
             for tokens in (1, 2, 8) if size == 128 else ():
                 ring = choose_ring(
-                    tokens, outputs // 16 // parts, inputs, unit=size, bits=bits, parts=parts, processors=processors
+                    tokens,
+                    outputs // 16 // parts,
+                    inputs,
+                    unit=size,
+                    group=group,
+                    bits=bits,
+                    parts=parts,
+                    processors=processors,
                 )
                 assert ring is not None
                 assert outputs // 16 // parts % ring.many == 0

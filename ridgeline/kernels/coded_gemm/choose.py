@@ -100,7 +100,7 @@ class Ring:
 
 
 def choose_ring(
-    tokens: int, tiles: int, inputs: int, *, unit: int, bits: int, parts: int, processors: int
+    tokens: int, tiles: int, inputs: int, *, unit: int, group: int, bits: int, parts: int, processors: int
 ) -> Ring | None:
     """Return the cut of ring.py for `tiles` tiles of 16 rows (of each half, if there are two parts), or None if there
     are too many tokens. Two programs of four warps share half of a processor; one of eight where x takes much room.
@@ -115,9 +115,11 @@ def choose_ring(
     warps = 4 if programs == 2 else 8
     while warps > 1 and warps > units:
         warps //= 2
-    each = 2 if parts * many == 1 and units >= 2 * warps else 1
+    numbers = max(1, unit // group) * parts * many  # scales of a row, of a unit
+    each = 2 if numbers == 1 and bits <= 4 and units >= 2 * warps else 1
+    ahead = max(2, min(6 // each, 16 // numbers))  # they come after about 1 µs, in which a processor takes four steps
     for depth in range(16, 1, -1):
-        cut = Ring(many, 8, depth, each, warps, programs, held=solo, solo=solo)
+        cut = Ring(many, 8, depth, each, warps, programs, held=solo, solo=solo, ahead=ahead)
         if programs * cut.shared(inputs, unit, bits, parts) <= HALF:
             return cut
     return None
@@ -182,8 +184,8 @@ def scaled_cuts(
     """Return the cuts that fit registers and shared memory, with as many codes ahead as go in."""
     found = []
     for size in (16, 32, 64, 128, 256):
-        if size < min(tokens, 256) and size < 128:
-            continue  # the weight would be widened more than twice
+        if (tokens <= 128 and size != max(16, 1 << (tokens - 1).bit_length())) or (tokens > 128 and size < 128):
+            continue  # weights would be widened more often, or more tokens multiplied, than need be
         for many in (1, 2):
             each = (64 if gated else 128) * many
             if outputs % each or many * (64 + size // 2) > 192:

@@ -482,7 +482,7 @@ def _aot(cut: Ring, gate: str, how: CodedFormat = W4, scale: str = "*fp16") -> A
 
 
 AOT = (
-    _aot(Ring(many=1, tokens=8, depth=5, each=1, warps=4, programs=2, held=True, solo=True), "silu"),
-    _aot(Ring(many=2, tokens=8, depth=6, each=1, warps=4, programs=2), ""),
-    _aot(Ring(many=1, tokens=8, depth=8, each=1, warps=4, programs=2, held=True, solo=True), "", Q4_K, "*i8"),
+    _aot(Ring(many=1, tokens=8, depth=5, each=1, warps=4, programs=2, held=True, solo=True, ahead=6), "silu"),
+    _aot(Ring(many=2, tokens=8, depth=6, each=1, warps=4, programs=2, ahead=6), ""),
+    _aot(Ring(many=1, tokens=8, depth=8, each=1, warps=4, programs=2, held=True, solo=True, ahead=4), "", Q4_K, "*i8"),
 )

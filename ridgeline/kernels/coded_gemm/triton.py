@@ -119,7 +119,7 @@ def ring_of(x_TI: Tensor, weight: Coded, gate: str | None) -> Ring | None:
         return None
     tiles, rest = divmod(weight.code_OB.shape[0], TILE * parts)
     return None if rest or not len(x_TI) else choose_ring(
-        len(x_TI), tiles, weight.inputs, unit=unit(how), bits=how.bits, parts=parts,
+        len(x_TI), tiles, weight.inputs, unit=unit(how), group=how.group or weight.inputs, bits=how.bits, parts=parts,
         processors=num_multiprocessors(x_TI.device),
     )  # fmt: skip
 
