@@ -65,6 +65,7 @@ class Options:
 
     num_warps: int = 4
     num_stages: int = 3
+    maxnreg: int | None = None
     hot: bool = False
     tensor_cores: str = ""
     archs: tuple[str, ...] = ARCHS
@@ -131,6 +132,8 @@ def build(kernel: AotKernel, arch: str) -> Any:
     nvidia, target = arch.startswith("sm_"), _target(arch)
     constexprs, options = dict(kernel.constexprs), {"num_warps": kernel.options.num_warps}
     options["num_stages"] = kernel.options.num_stages if nvidia else min(2, kernel.options.num_stages)
+    if nvidia and kernel.options.maxnreg:
+        options["maxnreg"] = kernel.options.maxnreg
     names = kernel.fn.arg_names
     if "PDL" in names:
         constexprs["PDL"] = nvidia and target.arch >= 90

@@ -116,8 +116,9 @@ def choose_ring(
     while warps > 1 and warps > units:
         warps //= 2
     numbers = max(1, unit // group) * parts * many  # scales of a row, of a unit
-    each = 2 if numbers == 1 and bits <= 4 and units >= 2 * warps else 1
-    ahead = max(2, min(6 // each, 16 // numbers))  # they come after about 1 µs, in which a processor takes four steps
+    # Two units in a step take a fifth fewer instructions, but as many scales for 1 µs take more registers
+    each = 2 if numbers <= 2 and bits <= 4 and units >= 2 * warps else 1
+    ahead = max(2, min(6, 16 // numbers) // each)  # they come after about 1 µs, in which a processor takes four steps
     for depth in range(16, 1, -1):
         cut = Ring(many, 8, depth, each, warps, programs, held=solo, solo=solo, ahead=ahead)
         if programs * cut.shared(inputs, unit, bits, parts) <= HALF:
@@ -141,6 +142,12 @@ class Wide:
     stages: int
     split: int = 1
     scaled: bool = False
+
+    @property
+    def registers(self) -> int:
+        """Return how many registers a thread of wide.py has when it starts: so few that a program of a norm or of
+        attention goes beside it, if it does not need them all."""
+        return 128 if self.many * (64 + self.tokens // 2) <= 96 else 168
 
     def shared(self, inputs: int, bits: int, gated: bool) -> int:
         """Return the bytes of shared memory that are taken. inputs: of a unit."""

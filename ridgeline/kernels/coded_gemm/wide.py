@@ -292,13 +292,14 @@ def scaled_kernel(
     ODD: gl.constexpr, ZERO: gl.constexpr, POWER: gl.constexpr, ZEROS: gl.constexpr, NESTED: gl.constexpr,
     GROUP: gl.constexpr, UNIT: gl.constexpr, MANY: gl.constexpr, TOKENS: gl.constexpr, TILES: gl.constexpr,
     DEPTH: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, FACTOR: gl.constexpr, BIAS: gl.constexpr,
-    GATE: gl.constexpr, PDL: gl.constexpr,
+    GATE: gl.constexpr, REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute y [T, O]. x's columns are in the order of places.
 
     code: int16. LOW, HIGH: bits of the planes; HIGH is 0 if there is only one.
     EVEN, ODD, ZERO, POWER: see `Scaled`.
     TILES: tiles of TOKENS tokens.
+    REGISTERS: of a thread that multiplies.
     DEPTH: units of codes that are asked for ahead.
     sums, arrival: as in gemm/hopper.py, for tiles of one warpgroup's rows. With a SPLIT there is a program for every
     item.
@@ -338,7 +339,7 @@ def scaled_kernel(
             (_producer, (x_desc, x, full, empty, items, tokens, UNIT, UNITS, TOKENS, TILES, STAGES, SPLIT, PDL)),
         ],
         [4, 1],
-        [240, 24],
+        [REGISTERS, 24],
     )  # fmt: skip
 
 
@@ -351,6 +352,7 @@ def _constants(plan: Wide, how: CodedFormat, inputs: int, dtype: torch.dtype) ->
         "NESTED": how.nested,
         "GROUP": how.group or inputs, "UNIT": unit(how), "MANY": plan.many, "TOKENS": plan.tokens,
         "DEPTH": plan.depth, "STAGES": plan.stages, "SPLIT": plan.split,
+        "REGISTERS": (3 * plan.registers - 24) // 16 * 8,  # what three warpgroups have, less what the third needs
     }  # fmt: skip
 
 
@@ -377,7 +379,7 @@ def launch(
         _descriptor(x_TI, min(plan.tokens, 32)), weight.code_OB.view(torch.int16), weight.scale_OG, *some, y_TO, sums,
         arrivals, tokens, outputs, **_constants(plan, how, inputs, x_TI.dtype), TILES=token_tiles,
         FACTOR=weight.scale is not None, BIAS=bias_O is not None, GATE=gate or "", num_warps=4,
-        **launch_options(device),
+        maxnreg=plan.registers, **launch_options(device),
     )  # fmt: skip
     return y_TO
 
@@ -390,7 +392,14 @@ def _aot(plan: Wide, gate: str, how: CodedFormat = W4, scale: str = "*fp16") -> 
     constants = _constants(plan, how, 4096, torch.bfloat16) | {"TILES": 1, "FACTOR": False, "BIAS": False, "GATE": gate}
     # with 256 tokens two registers are spilled at the ends of tiles, none in between
     return AotKernel(
-        scaled_kernel, signature, constants, num_warps=4, hot=plan.tokens < 256, tensor_cores="HGMMA", archs=("sm_90",)
+        scaled_kernel,
+        signature,
+        constants,
+        num_warps=4,
+        maxnreg=plan.registers,
+        hot=plan.tokens < 256,
+        tensor_cores="HGMMA",
+        archs=("sm_90",),
     )
 
 
