@@ -96,21 +96,28 @@ def _e2m1(i: int, dtype: str) -> str:
 
 
 def _table(i: int, values: str, dtype: str) -> str:
-    """Return instructions that look the two codes up, byte by byte: `prmt` chooses among eight bytes."""
+    """Return instructions that look codes up, byte by byte: `prmt` chooses among eight bytes for four codes at once.
+
+    The eight codes of a word take 27 instructions together: all but the last one or two are the same for its four
+    slices, and the compiler drops what it has already.
+    """
     bits = [_bits(value, dtype) for value in TABLES[values]]
 
     def four(first: int, shift: int) -> str:
         return f"0x{sum((bits[first + k] >> shift & 0xFF) << 8 * k for k in range(4)):08x}"
 
-    asm = _shifted("a", "$1", -4 * (i % 4))
-    # the selectors: the codes' low three bits side by side, and which half of the table each is from
-    asm += "and.b32 b, a, 0x00070007; shr.u32 c, b, 12; or.b32 b, b, c;"
-    asm += "and.b32 a, a, 0x00080008; shr.u32 c, a, 12; or.b32 a, a, c; shr.u32 a, a, 1;"
-    for name, shift in (("l", 0), ("h", 8)):
-        asm += f"mov.b32 c, {four(0, shift)}; mov.b32 one, {four(4, shift)}; prmt.b32 d, c, one, b;"
-        asm += f"mov.b32 c, {four(8, shift)}; mov.b32 one, {four(12, shift)}; prmt.b32 e, c, one, b;"
-        asm += f"add.u32 c, a, 0x10; prmt.b32 {name}, d, e, c;"
-    return asm + "prmt.b32 $0, l, h, 0x5140;"
+    # the selectors: the codes' low three bits, and which half of the table each is from
+    asm = "and.b32 a, $1, 0x77777777; shr.b32 b, $1, 3; and.b32 b, b, 0x11111111;"
+    for half in range(2):
+        if half:
+            asm += "mov.b32 one, l; shr.b32 a, a, 16; shr.b32 b, b, 16;"
+        asm += "mov.b32 c, 0x0000ff00; prmt.b32 e, c, c, b;"
+        for name, shift in (("l", 0), ("h", 8)):
+            asm += f"mov.b32 c, {four(0, shift)}; mov.b32 d, {four(4, shift)}; prmt.b32 {name}, c, d, a;"
+            asm += f"mov.b32 c, {four(8, shift)}; mov.b32 d, {four(12, shift)}; prmt.b32 c, c, d, a;"
+            asm += f"lop3.b32 {name}, c, {name}, e, 0xe4;"
+        asm += f"prmt.b32 l, l, h, {('0x5140', '0x7362')[i % 4 // 2]};"
+    return asm + f"prmt.b32 $0, one, l, {('0x5410', '0x7632')[i % 2]};"
 
 
 @cache
