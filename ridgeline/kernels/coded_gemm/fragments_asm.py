@@ -141,7 +141,7 @@ def instructions(how: CodedFormat, dtype: torch.dtype) -> tuple[str, ...]:
 
 
 class Bare(NamedTuple):
-    """How ring.py multiplies codes that are masked in place, as bfloat16 numbers of any size.
+    """A way to multiply codes that are masked in place, as bfloat16 numbers of any size: that of ring.py.
 
     asm: for each slice of a unit.
     base: what is already taken from each code. The kernel takes the rest of the zero.
@@ -190,7 +190,7 @@ def bare(how: CodedFormat, subnormal: bool = SUBNORMAL) -> Bare:
 
 
 class Scaled(NamedTuple):
-    """How wide.py makes operands: a code's number times a scale, plus a multiple of the scale.
+    """A way to make operands: a code's number times a scale, plus a multiple of the scale. It is that of wide.py.
 
     asm: for each slice of a unit. The last two operands are the factor and what is added.
     even, odd: what a scale is multiplied with, for the factor in even and in odd slices.

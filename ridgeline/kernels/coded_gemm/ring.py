@@ -68,6 +68,12 @@ def _by(i, bits, even, odd):
 
 
 @gluon.jit
+def _next(tile, step, STEPS: gl.constexpr):
+    """Return the tile and the step behind these."""
+    return tile + gl.where(step == STEPS - 1, gl.num_programs(0), 0), gl.where(step == STEPS - 1, 0, step + 1)
+
+
+@gluon.jit
 def _ask(
     slot, from_, tile, step, more, others, UNITS: gl.constexpr, WORDS: gl.constexpr, MANY: gl.constexpr,
     WARPS: gl.constexpr, EACH: gl.constexpr, PARTS: gl.constexpr,
@@ -309,38 +315,19 @@ def ring_kernel(
         at, outer = first * (inputs // GROUP * 16), first * (inputs // 256 * 16)
         others = (scale_ptr + at, zero_ptr + at, outer_ptr + outer, outer_minimum_ptr + outer)
         from_ = from_ + ((code_ptr + first * (UNITS * WORDS), others[0], others[1], others[2], others[3]),)
-    ask_tile, ask_step = gl.program_id(0), 0
+    ask, get, slots = (gl.program_id(0), 0), (gl.program_id(0), 0), ()
     for slot in gl.static_range(DEPTH):
         _ask(
-            ring.index(slot), from_[0], ask_tile, ask_step, ask_tile < tiles, outputs // 16, UNITS, WORDS, MANY, WARPS,
+            ring.index(slot), from_[0], ask[0], ask[1], ask[0] < tiles, outputs // 16, UNITS, WORDS, MANY, WARPS,
             EACH, PARTS,
         )  # fmt: skip
-        ask_step += 1
-        ask_tile += gl.where(ask_step == STEPS, programs, 0)
-        ask_step = gl.where(ask_step == STEPS, 0, ask_step)
-    slots = ()
-    get_tile, get_step = gl.program_id(0), 0
+        ask = _next(ask[0], ask[1], STEPS)
     for _ahead in gl.static_range(AHEAD):
-        slots = slots + (
-            _numbers_of(
-                from_,
-                get_tile,
-                get_step,
-                get_tile < tiles,
-                UNIT,
-                UNITS,
-                GROUP,
-                MANY,
-                WARPS,
-                EACH,
-                ZEROS,
-                NESTED,
-                PARTS,
-            ),
+        fresh = _numbers_of(
+            from_, get[0], get[1], get[0] < tiles, UNIT, UNITS, GROUP, MANY, WARPS, EACH, ZEROS, NESTED, PARTS
         )
-        get_step += 1
-        get_tile += gl.where(get_step == STEPS, programs, 0)
-        get_step = gl.where(get_step == STEPS, 0, get_step)
+        slots = slots + (fresh,)
+        get = _next(get[0], get[1], STEPS)
 
     held, factor = 0, 1.0
     if HELD:
@@ -366,28 +353,14 @@ def ring_kernel(
             async_copy.wait_group(DEPTH - 1)
             words = _parted(ring.index(slot), WORDS, MANY, WARPS, EACH * PARTS)
             _ask(
-                ring.index(slot), from_[0], ask_tile, ask_step, ask_tile < tiles, outputs // 16, UNITS, WORDS, MANY,
+                ring.index(slot), from_[0], ask[0], ask[1], ask[0] < tiles, outputs // 16, UNITS, WORDS, MANY,
                 WARPS, EACH, PARTS,
             )  # fmt: skip
             later = ()
             for i in gl.static_range(AHEAD - 1):
                 later = later + (slots[i + 1],)
-            later = later + (
-                _numbers_of(
-                    from_,
-                    get_tile,
-                    get_step,
-                    get_tile < tiles,
-                    UNIT,
-                    UNITS,
-                    GROUP,
-                    MANY,
-                    WARPS,
-                    EACH,
-                    ZEROS,
-                    NESTED,
-                    PARTS,
-                ),
+            fresh = _numbers_of(
+                from_, get[0], get[1], get[0] < tiles, UNIT, UNITS, GROUP, MANY, WARPS, EACH, ZEROS, NESTED, PARTS
             )
             coming = ()
             for e in gl.static_range(EACH):
@@ -410,14 +383,10 @@ def ring_kernel(
                     WARPS, PARTS, sums, left,
                 )  # fmt: skip
             early = coming
-            slots = later
+            slots = later + (fresh,)
             slot = gl.where(slot == DEPTH - 1, 0, slot + 1)
-            ask_step += 1
-            ask_tile += gl.where(ask_step == STEPS, programs, 0)
-            ask_step = gl.where(ask_step == STEPS, 0, ask_step)
-            get_step += 1
-            get_tile += gl.where(get_step == STEPS, programs, 0)
-            get_step = gl.where(get_step == STEPS, 0, get_step)
+            ask = _next(ask[0], ask[1], STEPS)
+            get = _next(get[0], get[1], STEPS)
         _finish(acc, bias_ptr, y_ptr, factor, tile, tokens, outputs, ROWS, TOKENS, BIAS, GATE, sums)
 
 

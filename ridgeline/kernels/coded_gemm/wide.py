@@ -44,6 +44,7 @@ from ridgeline.kernels.coded_gemm.fragments_kernel import _groups, _number
 from ridgeline.kernels.coded_gemm.hopper import _ask, _each, _ring, _scales, _words
 from ridgeline.kernels.coded_gemm.op import Q4_K, W4
 from ridgeline.kernels.coded_gemm.places import in_places
+from ridgeline.kernels.coded_gemm.ring import _next
 from ridgeline.kernels.gemm.hopper import (
     PANEL,
     _arrivals,
@@ -163,12 +164,6 @@ def _begun(
 def _ahead(many, tokens):
     """Return how many units' scales are asked for ahead: they come after about 2,000 cycles."""
     return 4 if many * tokens <= 64 else 2
-
-
-@gluon.jit
-def _next(item, step, STEPS: gl.constexpr):
-    """Return the item and the step behind these."""
-    return item + gl.where(step == STEPS - 1, gl.num_programs(0), 0), gl.where(step == STEPS - 1, 0, step + 1)
 
 
 @gluon.jit
