@@ -13,6 +13,7 @@ from torch import Tensor
 from ridgeline.core.weight_format import CodedFormat
 from ridgeline.kernels.coded_gemm.choose import Ring, Wide
 from ridgeline.kernels.coded_gemm.fragments import arranged, span
+from ridgeline.kernels.coded_gemm.fragments_asm import bare
 from ridgeline.kernels.coded_gemm.op import (
     CODED_NORM_LINEAR,
     MXFP4,
@@ -102,6 +103,12 @@ def test_rings_multiply(name: str, cut: str, gate: str | None) -> None:
         wanted = x_TI.double() @ weight.dequantized().double().T
         wanted = torch.nn.functional.silu(wanted[:, :half]) * wanted[:, half:] if gate else wanted
     close(y_TO, wanted)
+
+
+@pytest.mark.parametrize("name", ["W4", "W4 zeros", "Q4_K", "W8", "MXFP4"])
+def test_rings_multiply_without_subnormal_operands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring, "bare", lambda how: bare(how, False))
+    test_rings_multiply(name, "solo", None)
 
 
 WIDE = {
