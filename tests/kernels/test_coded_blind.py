@@ -13,7 +13,6 @@ from torch import Tensor
 from ridgeline.core.weight_format import CodedFormat
 from ridgeline.kernels.coded_gemm.choose import Ring, Wide
 from ridgeline.kernels.coded_gemm.fragments import arranged, span
-from ridgeline.kernels.coded_gemm.fragments_asm import bare
 from ridgeline.kernels.coded_gemm.op import (
     CODED_NORM_LINEAR,
     MXFP4,
@@ -28,12 +27,12 @@ from ridgeline.kernels.coded_gemm.op import (
     Coded,
     random_codes,
 )
-from ridgeline.kernels.coded_gemm.places import in_places
-from tests.kernels.blind import launch
 
 pytest.importorskip("triton")
-wide = pytest.importorskip("ridgeline.kernels.coded_gemm.wide")
-ring = pytest.importorskip("ridgeline.kernels.coded_gemm.ring")
+from ridgeline.kernels.coded_gemm import ring, wide
+from ridgeline.kernels.coded_gemm.fragments_asm import bare
+from ridgeline.kernels.coded_gemm.places import in_places
+from tests.kernels.blind import launch
 
 FORMATS = {
     "W4": Case(1, 0, 0, W4, scales=torch.bfloat16),
