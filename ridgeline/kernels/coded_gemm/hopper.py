@@ -377,8 +377,4 @@ def _aot(plan: Wide, gate: str) -> AotKernel:
     return AotKernel(wide_kernel, signature, constants, num_warps=4, hot=True, tensor_cores="HGMMA", archs=("sm_90",))
 
 
-AOT = (
-    _aot(Wide(many=2, tokens=64, depth=6, stages=5), "silu"),
-    _aot(Wide(many=1, tokens=128, depth=8, stages=3), ""),
-    _aot(Wide(many=1, tokens=64, depth=8, stages=5, split=4), ""),
-)
+AOT = (_aot(Wide(many=1, tokens=128, depth=8, stages=3), ""),)
