@@ -3,8 +3,9 @@
     python benchmarks/sweep_coded.py --json results.jsonl           all formats, as kernels are chosen
     python benchmarks/sweep_coded.py --cuts W4 [--tokens 1 64]      cuts that are worth a try too, of some formats
 
-"linear" is what a model launches, with norm and residual for qkv and gate_up, whatever the cut. The limit is the bytes of weights and activations over 4.8 TB/s, or FLOPs over 750 TFLOP/s if that is longer. Errors are relative
-to the largest result. sweeping_runs.py says how it is done.
+"linear" is what a model launches, with norm and residual for qkv and gate_up, whatever the cut. The limit is the bytes
+of weights and activations over 4.8 TB/s, or FLOPs over 750 TFLOP/s if that is longer. Errors are relative to the
+largest result. sweeping_runs.py says how it is done.
 """
 
 from __future__ import annotations
