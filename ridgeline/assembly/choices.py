@@ -96,6 +96,8 @@ class Choices:
             block_size=self.config.block_size or DEFAULT_BLOCK_SIZE[self.device.type],
             cascade=self.cascade,
             overrides=tuple(sorted(self.overrides.items())),
+            quantization=self.scheme.name,
+            forms=tuple(sorted(self.forms.items())),
         )
 
 

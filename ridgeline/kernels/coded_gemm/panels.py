@@ -1,4 +1,4 @@
-"""Products of weights in codes on a CPU, by the C++ of panels.cpp: activations are rounded to int8 when they arrive.
+"""Products of weights in codes on a CPU, by the C++ of the folder cpu: activations are rounded to int8 on arrival.
 
 Each 32 neighbouring inputs of a token have a step of their own, the largest magnitude of theirs over 127. Products and
 their sums are whole numbers until a step and a scale multiply them.
@@ -40,8 +40,8 @@ from ridgeline.kernels.onednn import in_large_pages
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("panels.cpp")
-LANES, RUN, VECTORS = 16, 32, 8  # as in panels.cpp
+SOURCE = Path(__file__).parent / "cpu" / "panels.cpp"
+LANES, RUN, VECTORS = 16, 32, 8  # as in cpu/
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 LONGEST = 1 << 16  # inputs of a row: sums of so many products of bytes fit in 32 bits
 PIECE = 4096  # rows that are laid out at once, since that takes some copies of them
@@ -105,7 +105,7 @@ def openmp() -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class Panels:
-    """A weight laid out for panels.cpp.
+    """A weight laid out for cpu/panels.cpp.
 
     parts: the tensors that `weight` points to, the codes first.
     """
