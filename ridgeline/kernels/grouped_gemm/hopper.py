@@ -228,8 +228,9 @@ def _aot(
     signature |= {"w_desc": _box(numbers, TILE // 2 if kind == "e2m1" else plan.rows)}
     signature |= {"sums_ptr": "*fp32", "flag_ptr": "*i32", "factor_ptr": "*fp32"}
     return AotKernel(
-        grouped_stream_kernel, signature, named, num_warps=plan.warps, hot=True, tensor_cores=unit, archs=("sm_90",)
-    )
+        grouped_stream_kernel, signature, named, num_warps=plan.warps, registers=plan.registers, hot=True,
+        tensor_cores=unit, archs=("sm_90",),
+    )  # fmt: skip
 
 
 def _fp8(tokens: int, inputs: int, *, gated: bool, resident: int = 1) -> Stream:

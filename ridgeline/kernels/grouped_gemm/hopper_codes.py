@@ -95,7 +95,9 @@ def coded_products(
     w, s, x, full, empty, step, steps,
     ROWS: gl.constexpr, PARTS: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Return the parts' sums, [C, W] each, of stages of 128 inputs."""
+    """Return the parts' sums, [C, W] each, of stages of 128 inputs. The operands of four products are made while the
+    four before are under way, which is as many as the registers hold. A stage is given back in the course of the
+    next."""
     layout: gl.constexpr = sums_layout(ROWS, WIDTH, 16)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     sums = zeros(ROWS, WIDTH, PARTS, layout)
@@ -103,22 +105,35 @@ def coded_products(
         here = (step + i) % STAGES
         mbarrier.wait(full.index(here), ((step + i) // STAGES) & 1)
         fence_async_shared()  # rows that threads copied are read by the matrix units next
-        grown = ()
         for part in gl.static_range(PARTS):
-            sum_CW = sums[part]
             words = _words(w.index(here * PARTS + part), operand)
             scales = _multipliers(s.index(here * PARTS + part), operand)
             for panel in gl.static_range(2):
-                right = first_rows(x.index(here * 2 + panel), WIDTH)
+                left = ()
                 for j in gl.static_range(4):
-                    a_RP = gl.inline_asm_elementwise(
-                        _ASM[j], "=r,r,r", [words[panel], scales[panel][j // 2]], gl.bfloat16, True, 2
-                    )  # fmt: skip
-                    sum_CW = warpgroup_mma(a_RP, right.slice(j * 16, 16, 1).permute((1, 0)), sum_CW, is_async=True)
-            grown = grown + (sum_CW,)
-        sums = _awaited(grown, 0, PARTS)
-        mbarrier.arrive(empty.index(here), count=1)
+                    given = [words[panel], scales[panel][j // 2]]
+                    left = left + (gl.inline_asm_elementwise(_ASM[j], "=r,r,r", given, gl.bfloat16, True, 2),)
+                sum_CW = sums[part]
+                for j in gl.static_range(4):
+                    right = first_rows(x.index(here * 2 + panel), WIDTH).slice(j * 16, 16, 1).permute((1, 0))
+                    sum_CW = warpgroup_mma(left[j], right, sum_CW, is_async=True)
+                sums = _awaited(_replaced(sums, sum_CW, part, PARTS), 4, PARTS)
+                if part == 0 and panel == 0:
+                    mbarrier.arrive(empty.index((step + i + STAGES - 1) % STAGES), count=1, pred=i > 0)
+    sums = _awaited(sums, 0, PARTS)
+    mbarrier.arrive(empty.index((step + steps + STAGES - 1) % STAGES), count=1)
     return sums
+
+
+@gluon.jit
+def _replaced(sums, new, part: gl.constexpr, PARTS: gl.constexpr):
+    """Return the sums with a new one in the place of one part's."""
+    if PARTS == 1:
+        return (new,)
+    elif part == 0:
+        return new, sums[1]
+    else:
+        return sums[0], new
 
 
 @gluon.jit

@@ -30,6 +30,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.activation.triton import gated
 from ridgeline.kernels.gluon_names import load_tile, viewed
 from ridgeline.kernels.grouped_gemm.hopper_stream import barriers, gather_rows
+from ridgeline.kernels.grouped_gemm.hopper_sums import sums_layout
 from ridgeline.kernels.grouped_gemm.hopper_walk import counts_of, find_item, hear, tell
 
 PAIRS = gl.constexpr(128)  # pairs of a tile
@@ -178,7 +179,8 @@ def _scaled(value, scale_ptr, column, scale_W, OUTPUTS: gl.constexpr):
 @gluon.jit
 def _halves(x):
     """Return the left and the right half of a tensor, whose columns a thread holds in both. No number moves."""
-    return x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)).split()
+    HALF: gl.constexpr = x.shape[1] // 2
+    return x.reshape([x.shape[0], 2, HALF]).permute((0, 2, 1)).split()
 
 
 @gluon.jit
@@ -227,8 +229,9 @@ def _products(
     """Return the sums of 64 pairs. A stage is given back when the products after it are under way."""
     x_layout: gl.constexpr = x.type.layout
     PANEL: gl.constexpr = x.shape[2]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, w.shape[1], 256 // w.dtype.primitive_bitwidth])
-    sum_WC = gl.zeros([64, w.shape[1]], gl.float32, layout)
+    ROWS: gl.constexpr = w.shape[1]
+    layout: gl.constexpr = sums_layout(64, ROWS, w.dtype.primitive_bitwidth)
+    sum_WC = gl.zeros([64, ROWS], gl.float32, layout)
     for block in range(BLOCKS):
         here = (step + block) % STAGES
         mbarrier.wait(full.index(here), ((step + block) // STAGES) & 1)
@@ -253,9 +256,9 @@ def _promoted(
     are asked for one block ahead. scale: the expert's. row: the tile's first output."""
     x_layout: gl.constexpr = x.type.layout
     PANEL: gl.constexpr = x.shape[2]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, w.shape[1], 256 // w.dtype.primitive_bitwidth])
     HALF: gl.constexpr = w.shape[1] // 2
     LINES: gl.constexpr = (PARTS * OUTPUTS + 127) // 128
+    layout: gl.constexpr = sums_layout(64, 2 * HALF, w.dtype.primitive_bitwidth)
     zeros = gl.zeros([64, 2 * HALF], gl.float32, layout)
     low_WC, high_WC = _halves(zeros)
     line_W, real_W = _lines(token_ptr, pair, pairs, gl.SliceLayout(1, low_WC.type.layout), GATHER)
