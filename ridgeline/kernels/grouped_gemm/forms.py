@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ridgeline.core.weight_format import BLOCK
 from ridgeline.kernels.fp8_gemm.op import Fp8
-from ridgeline.kernels.grouped_gemm.matrices import Quantized, is_turned
+from ridgeline.kernels.grouped_gemm.matrices import Quantized
+from ridgeline.kernels.grouped_gemm.packed import Packed
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -37,7 +38,6 @@ class Form:
     scales: "float", "e8m0" or "e4m3".
     zeros: there is a zero for each scale; otherwise levels have their zero in the middle.
     factor: there is a factor for each expert.
-    turned: scales lie as [E, groups, outputs], as hopper_widen.py wants them (`turned`).
     """
 
     kind: str
@@ -46,7 +46,6 @@ class Form:
     scales: str = "float"
     zeros: bool = False
     factor: bool = False
-    turned: bool = False
 
     @property
     def per_byte(self) -> int:
@@ -65,16 +64,17 @@ class Form:
 
     def constants(self) -> dict[str, Any]:
         return {"KIND": self.kind, "GROUP": self.group, "SPAN": self.span, "SCALES": self.scales} | {
-            "ZEROS": self.zeros, "FACTOR": self.factor, "LIFT": self.lift, "TURNED": self.turned,
+            "ZEROS": self.zeros, "FACTOR": self.factor, "LIFT": self.lift,
         }  # fmt: skip
 
 
 PLAIN = {"KIND": "", "GROUP": 1, "SPAN": 1, "SCALES": "", "ZEROS": False, "FACTOR": False, "LIFT": 1.0}
-PLAIN["TURNED"] = False
 
 
 def form_of(weight: Quantized) -> Form | None:
-    """Return the form of matrices that the kernels can read, or None."""
+    """Return the form of matrices that the portable kernels can read, or None."""
+    if isinstance(weight, Packed):
+        return None
     if isinstance(weight, Fp8):
         inputs = weight.weight_OI.shape[-1]
         return Form("fp8", BLOCK, BLOCK) if weight.format.block else Form("fp8", inputs)
@@ -86,8 +86,7 @@ def form_of(weight: Quantized) -> Form | None:
     if weight.order_I is not None or not (fits and cut and known):
         return None
     scales = {torch.uint8: "e8m0", torch.float8_e4m3fn: "e4m3"}.get(weight.scale_OG.dtype, "float")
-    turned = is_turned(weight.scale_OG)
-    return Form(how.values, group, 1, scales, weight.zero_OG is not None, weight.scale is not None, turned)
+    return Form(how.values, group, 1, scales, weight.zero_OG is not None, weight.scale is not None)
 
 
 def tensors(weight: Quantized) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -96,12 +95,9 @@ def tensors(weight: Quantized) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if isinstance(weight, Fp8):
         stored = weight.weight_OI.view(torch.uint8).contiguous()
         return stored, weight.scale_SC.contiguous(), stored, stored
-    scale, zero = weight.scale_OG, weight.zero_OG
-    if is_turned(scale):
-        scale, zero = scale.transpose(-1, -2), None if zero is None else zero.transpose(-1, -2)
-    scale = scale.contiguous()
+    scale = weight.scale_OG.contiguous()
     scale = scale.view(torch.uint8) if scale.dtype == torch.float8_e4m3fn else scale
-    zero = scale if zero is None else zero.contiguous()
+    zero = scale if weight.zero_OG is None else weight.zero_OG.contiguous()
     return weight.code_OB.contiguous(), scale, zero, scale if weight.scale is None else weight.scale
 
 
@@ -127,9 +123,9 @@ def level(byte, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def scale_at(expert, line, group, LINES: tl.constexpr, GROUPS: tl.constexpr, TURNED: tl.constexpr):
+def scale_at(expert, line, group, LINES: tl.constexpr, GROUPS: tl.constexpr):
     """Return where the scale of a group lies. line: a row of scales of the expert, of LINES."""
-    return expert * (LINES * GROUPS) + (group * LINES + line if TURNED else line * GROUPS + group)
+    return (expert * LINES + line) * GROUPS + group
 
 
 @triton.jit
