@@ -174,7 +174,10 @@ SHAPES = (
     op.Case(50, 384, 256, experts=9, used=3, format=Fp8Format(activations="static")),
     op.Case(50, 320, 384, experts=5, used=2, format=MXFP4, scales=torch.uint8),
 )
-CODED = (None, *(coded(r, t, max(8, t // 4), gated=True, resident=n) for r, t, n in ((64, 32, 2), (64, 128, 1), (128, 64, 1))))
+CODED = (
+    None,
+    *(coded(r, t, max(8, t // 4), gated=True, resident=n) for r, t, n in ((64, 32, 2), (64, 128, 1), (128, 64, 1))),
+)
 EIGHT = (None, *(stream(64, t, 8, 128, 2048, gated=True, resident=n, itemsize=1) for t, n in ((16, 2), (64, 1))))
 
 

@@ -35,7 +35,6 @@ from ridgeline.kernels.grouped_gemm.hopper_plans import (
     choose,
     choose_coded,
     choose_fp8,
-    coded,
     stream,
 )
 from ridgeline.kernels.grouped_gemm.hopper_stream import grouped_stream_kernel
@@ -233,23 +232,18 @@ def _aot(
     )  # fmt: skip
 
 
-def _fp8(tokens: int, inputs: int, *, gated: bool, resident: int = 1) -> Stream:
-    return stream(64, tokens, tokens // 2, 128 if gated else 256, inputs, gated=gated, resident=resident, itemsize=1)
-
-
 AOT = (
     _aot(stream(64, 16, 8, 64, 2048, gated=True), 128, 2048, 768, "silu"),
     _aot(stream(128, 64, 16, 64, 2880, gated=False), 32, 2880, 2880, "", bias=True),
     _aot(Tiles(), 128, 2048, 768, "silu"),
     _aot(Tiles(), 32, 2880, 2880, "swiglu_clamped", bias=True),
     _aot(Tiles(), 128, 768, 2048, ""),
-    _aot(coded(64, 16, 8, gated=True, resident=2), 32, 2880, 2880, "swiglu_clamped", "e2m1", bias=True),
-    _aot(coded(128, 128, 32, gated=True, resident=1), 32, 2880, 2880, "swiglu_clamped", "e2m1", bias=True),
-    _aot(coded(64, 32, 8, gated=False, resident=2), 32, 2880, 2880, "", "e2m1", bias=True),
-    _aot(_fp8(16, 2048, gated=True), 128, 2048, 768, "silu", "fp8"),
-    _aot(_fp8(32, 2048, gated=True), 128, 2048, 768, "silu", "fp8", SPAN),
-    _aot(_fp8(16, 768, gated=False, resident=2), 128, 768, 2048, "", "fp8", SPAN),
-    _aot(Tiles(), 128, 2048, 768, "silu", "fp8"),
-    _aot(Tiles(6, 128), 128, 2048, 768, "silu", "fp8", SPAN),
-    _aot(Tiles(6, 128), 128, 768, 2048, "", "fp8", SPAN),
+    _aot(choose_coded(4, 32, gated=True), 32, 2880, 2880, "swiglu_clamped", "e2m1", bias=True),
+    _aot(choose_coded(1024, 32, gated=True), 32, 2880, 2880, "swiglu_clamped", "e2m1", bias=True),
+    _aot(choose_coded(4, 32, gated=False), 32, 2880, 2880, "", "e2m1", bias=True),
+    _aot(choose_fp8(8, 128, 2048, gated=True, blocked=False), 128, 2048, 768, "silu", "fp8"),
+    _aot(choose_fp8(8, 128, 768, gated=False, blocked=True), 128, 768, 2048, "", "fp8", SPAN),
+    _aot(choose_fp8(2048, 128, 2048, gated=True, blocked=True), 128, 2048, 768, "silu", "fp8", SPAN),
+    _aot(choose_fp8(8192, 128, 2048, gated=True, blocked=True), 128, 2048, 768, "silu", "fp8", SPAN),
+    _aot(choose_fp8(8192, 128, 768, gated=False, blocked=False), 128, 768, 2048, "", "fp8"),
 )

@@ -86,9 +86,10 @@ def _widen(weight: Quantized, y_EOI: Tensor) -> None:
     """Write matrices in the dtype of `y_EOI`."""
     form, (experts, outputs, inputs) = form_of(weight), y_EOI.shape
     if isinstance(weight, Packed):
+        factor = weight.scale_OG if weight.scale is None else weight.scale
         unpack_kernel[(inputs // TILE, experts * outputs // TILE)](
-            weight.code_OB.view(torch.int16), weight.scale_OG, weight.scale_OG if weight.scale is None else weight.scale,
-            y_EOI, O=outputs, I=inputs, FACTOR=weight.scale is not None, num_warps=4,
+            weight.code_OB.view(torch.int16), weight.scale_OG, factor, y_EOI, O=outputs, I=inputs,
+            FACTOR=weight.scale is not None, num_warps=4,
         )  # fmt: skip
         return
     if form is None:
@@ -158,4 +159,10 @@ def _aot() -> AotKernel:
     return AotKernel(widen_kernel, signature, shape, num_warps=4, hot=True, archs=ONE_OF_EACH)
 
 
-AOT = (_aot(),)
+def _aot_unpack() -> AotKernel:
+    signature = {"code_ptr": "*i16", "scale_ptr": "*u8", "factor_ptr": "*fp32", "y_ptr": "*bf16"}
+    shape = {"O": 5760, "I": 2880, "FACTOR": False}
+    return AotKernel(unpack_kernel, signature, shape, num_warps=4, hot=True, archs=("sm_90",))
+
+
+AOT = (_aot(), _aot_unpack())

@@ -136,7 +136,8 @@ def down_quantized_rows_kernel(
     y_ptr, add_stride,
     F: tl.constexpr, M: tl.constexpr, E: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, RUN: tl.constexpr, PER: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
-    SPAN: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr, LIFT: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+    SPAN: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr, LIFT: tl.constexpr,
+    BIAS: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute C outputs of one token: the weighted sum over its experts. Grid (tiles of M, tokens). CHOICES is a power
     of two that covers K."""
