@@ -1,10 +1,12 @@
-"""Products of quantized experts on a GPU: check every cut against float64, then time them in captured graphs.
+"""Products of quantized experts on a GPU: check every cut against float32, then time them in captured graphs.
 
+    python benchmarks/sweep_grouped_quantized.py --compile-only        # needs no GPU
     python benchmarks/sweep_grouped_quantized.py --json results.json
 
 sweep_grouped.py is the same for plain matrices, and says how its children work. A limit is the larger of (bytes of
-touched experts with their scales, rows and results) / 4.42 TB/s and FLOPs / 750 TFLOP/s (twice that for FP8, although
-the kernels multiply in 16 bits). Errors are relative to the outputs' norm.
+touched experts with their scales, rows and results) / 4.42 TB/s and FLOPs / 750 TFLOP/s (twice that for FP8). Errors
+are relative to the outputs' norm. Cuts of the portable kernels leave activations beside FP8 unrounded, those for Hopper
+round them, and each is compared with the reference that does likewise. Times of FP8 include the rounding.
 
 Legend: see kernels/grouped_gemm/op.py
 """
@@ -28,16 +30,18 @@ from sweep_grouped import FLOPS, RATE, one_child
 
 from ridgeline.core.weight_format import Fp8Format, WeightFormat
 from ridgeline.kernels.aot import compiling_for
-from ridgeline.kernels.coded_gemm.op import MXFP4, W4
-from ridgeline.kernels.grouped_gemm import hopper, op, triton
+from ridgeline.kernels.coded_gemm.op import MXFP4
+from ridgeline.kernels.fp8_gemm.op import Fp8
+from ridgeline.kernels.grouped_gemm import hopper, hopper_plans, op, triton
 from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, Widened
-from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, widening
-from ridgeline.kernels.grouped_gemm.matrices import Quantized, part, shape_of, stacked, turned
+from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, coded, stream
+from ridgeline.kernels.grouped_gemm.matrices import Matrices, part, shape_of, stacked
+from ridgeline.kernels.grouped_gemm.packed import Packed, fits, packed
 from ridgeline.kernels.launch import settle_cache_keys
 from ridgeline.kernels.route.op import Routes
 
-CHANNELS, BLOCKS = Fp8Format(activations=None), Fp8Format(block=True, activations=None)
-TOKENS = (1, 4, 8, 64, 256, 1024, 8192)
+CHANNELS, BLOCKS = Fp8Format(), Fp8Format(block=True, activations="block")
+TOKENS = (1, 8, 64, 256, 1024, 8192)
 CHECKED = (3, 40, 700)
 
 
@@ -48,8 +52,7 @@ class Model:
     case: op.Case
     layers: int
 
-    def format(self) -> WeightFormat:
-        assert self.case.format is not None
+    def format(self) -> WeightFormat | None:
         return self.case.format
 
 
@@ -60,28 +63,43 @@ MODELS = {
     ),
     "qwen3-30b fp8-block": Model(replace(QWEN, format=BLOCKS), 4),
     "qwen3-30b fp8": Model(replace(QWEN, format=CHANNELS), 4),
-    "mixtral w4": Model(op.Case(1, 4096, 14_336, 8, 2, format=W4), 2),
+    "qwen3-30b bf16": Model(QWEN, 3),
 }
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Rows, Tiles, Widened, Stream)}
+HopperTiles = hopper_plans.Tiles
+KINDS: dict[str, Any] = {"Rows": Rows, "Tiles": Tiles, "Widened": Widened, "Stream": Stream, "HopperTiles": HopperTiles}
 
 
 def plans(model: Model, what: str, tokens: int) -> list[Any]:
     """Return the cuts that may be the best for so many tokens; None is the one that is chosen by itself."""
-    inputs = model.case.width if what == "gate_up" else model.case.inner
+    gated, inputs = what == "gate_up", model.case.width if what == "gate_up" else model.case.inner
     average = tokens * model.case.used / model.case.experts
+    if model.format() is None:
+        return [None]
     found: list[Any] = [None]
-    if tokens <= 4:
-        blocks = (1024, 512) if inputs % 2048 else (2048, 1024)
-        found += [Rows(rows, block, 4) for block in blocks for rows in (2, 4)]
-    if average <= 256:
-        block = 128 if inputs % 128 == 0 else 64
-        found += [Tiles(64, 16, block, 4, 4)] if average <= 24 else []
-        found += [Tiles(64, 64, block, 4, 3)] if average > 8 else []
-        gated = what == "gate_up"
-        cuts = [(64, 16, 8, 2), (64, 16, 8, 1), (128, 16, 8, 1)] if average <= 24 else []
-        cuts += [(64, 64, 16, 2), (64, 64, 16, 1), (128, 64, 16, 1)] if average >= 4 else []
-        found += [widening(rows, held, narrow, gated=gated, resident=some) for rows, held, narrow, some in cuts]
-    return [*found, Widened()] if average >= 32 else found
+    if model.format() is MXFP4:
+        cuts = [(64, 16, 8, 1), (128, 16, 8, 1)] if average <= 16 else []
+        cuts += [(64, 32, 8, 2), (64, 64, 16, 1), (128, 64, 16, 1)] if 4 <= average <= 64 else []
+        cuts += [(64, 128, 32, 1), (128, 128, 32, 1)] if average > 32 else []
+        found += [coded(rows, held, narrow, gated=gated, resident=some) for rows, held, narrow, some in cuts]
+        return [*found, Widened()] if average >= 128 else found
+    if tokens <= 8:
+        found += [Rows(2, 1024, 4)]
+    if average <= 48:
+        held = 16 if average <= 8 else 64
+        blocks = (128, 256) if not gated else (128,)
+        found += [
+            stream(64, held, max(8, held // 4), block, inputs, gated=gated, resident=some, itemsize=1)
+            for block in blocks
+            for some in (1, 2)
+        ]
+    if average > 8:
+        found += [HopperTiles(6, 128)] if model.format() is BLOCKS else [HopperTiles()]
+    return found
+
+
+def on_hopper(plan: Any) -> bool:
+    """Return True for a cut of the kernels for Hopper."""
+    return plan is None or plan[0] in ("Stream", "HopperTiles")
 
 
 @dataclass(frozen=True)
@@ -102,9 +120,13 @@ def jobs(names: list[str]) -> list[Job]:
             for tokens in CHECKED if check else TOKENS:
                 for what in ("gate_up", "down"):
                     cuts = plans(MODELS[name], what, tokens)
-                    told = [None if cut is None else [type(cut).__name__, asdict(cut)] for cut in cuts]
+                    told = [None if cut is None else [name_of(cut), asdict(cut)] for cut in cuts]
                     found += [Job(name, what, tokens, check, plan) for plan in told]
     return found
+
+
+def name_of(cut: Any) -> str:
+    return next(name for name, kind in KINDS.items() if type(cut) is kind)
 
 
 def plan_of(told: Any) -> Any:
@@ -112,9 +134,17 @@ def plan_of(told: Any) -> Any:
 
 
 def run(what: str, plan: Any, arguments: tuple[Any, ...]) -> torch.Tensor:
-    if plan is not None and plan[0] == "Stream":
-        return (hopper.grouped_gate_up if what == "gate_up" else hopper.grouped_down)(*arguments, plan_of(plan))
-    return (triton.grouped_gate_up if what == "gate_up" else triton.grouped_down)(*arguments, plan=plan_of(plan))
+    """Call the op. The matrices are in two orders, as they come and as Hopper wants them; a cut takes its own."""
+    x, weights, *rest = arguments
+    given = (x, weights[on_hopper(plan)], *rest)
+    if plan is not None and on_hopper(plan):
+        return (hopper.grouped_gate_up if what == "gate_up" else hopper.grouped_down)(*given, plan_of(plan))
+    return (triton.grouped_gate_up if what == "gate_up" else triton.grouped_down)(*given, plan=plan_of(plan))
+
+
+def ordered(weight: Matrices) -> Matrices:
+    """Return the matrices as Hopper wants them."""
+    return packed(weight) if not isinstance(weight, torch.Tensor | Fp8) and fits(weight) else weight
 
 
 def compile_one(job: Job) -> tuple[str, str]:
@@ -145,11 +175,15 @@ def on_meta(job: Job) -> tuple[Any, ...]:
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=meta)
 
-    fields = {
-        name: empty(case.experts, *shapes[name], dtype=field.dtype) if isinstance(field, torch.Tensor) else field
-        for name, field in zip(small._fields, small, strict=True)
-    }
-    weight = turned(type(small)(**fields))
+    if isinstance(small, torch.Tensor):
+        weights = (empty(case.experts, outputs, inputs),) * 2
+    else:
+        fields = {
+            name: empty(case.experts, *shapes[name], dtype=field.dtype) if isinstance(field, torch.Tensor) else field
+            for name, field in zip(small._fields, small, strict=True)
+        }
+        plain = type(small)(**fields)
+        weights = (plain, Packed(*plain) if case.format is MXFP4 else plain)
     int32 = torch.int32
     routes = Routes(
         empty(case.tokens, case.used, dtype=int32), empty(case.tokens, case.used, dtype=torch.float32),
@@ -157,7 +191,7 @@ def on_meta(job: Job) -> tuple[Any, ...]:
     )  # fmt: skip
     bias = empty(case.experts, outputs) if case.bias else None
     x = empty(case.tokens if gated else pairs, inputs)
-    return (x, weight, bias, routes, case.gate if gated else empty(case.tokens, case.width))
+    return (x, weights, bias, routes, case.gate if gated else empty(case.tokens, case.width))
 
 
 class Bench:
@@ -165,10 +199,10 @@ class Bench:
 
     def __init__(self) -> None:
         self.device, self.model = torch.device("cuda"), ""
-        self.weights: dict[str, list[Quantized]] = {}
+        self.weights: dict[str, list[tuple[Matrices, Matrices]]] = {}
         self.made: tuple[Any, ...] = ()
         self.given: list[tuple[Any, ...]] = []
-        self.expected: torch.Tensor | None = None
+        self.expected: dict[bool, torch.Tensor] = {}
 
     def arguments(self, job: Job) -> list[tuple[Any, ...]]:
         """Return every layer's arguments of the op."""
@@ -178,40 +212,49 @@ class Bench:
             torch.cuda.empty_cache()
             self.weights = {what: [self._matrices(model, what)] for what in ("gate_up", "down")}
             for some in self.weights.values():  # copies: random codes take long
-                some += [type(some[0])(*(clone(field) for field in some[0])) for _ in range(model.layers - 1)]
+                plain, ours = some[0]
+                for one in [copied(ours) for _ in range(model.layers - 1)]:
+                    some.append((one if plain is ours else plain, one))
         made = (job.what, job.tokens, job.check)
         if self.made != made:
             self.given = [self._layer(model, job, seed) for seed in range(model.layers if not job.check else 1)]
-            self.made, self.expected = made, None
+            self.made, self.expected = made, {}
         return self.given
 
-    def _matrices(self, model: Model, what: str) -> Quantized:
-        """Return random matrices, made of a few experts."""
+    def _matrices(self, model: Model, what: str) -> tuple[Matrices, Matrices]:
+        """Return random matrices in both orders, made of a few experts."""
         case = replace(model.case, experts=4, used=1)
         made = case.gate_up_inputs if what == "gate_up" else case.down_inputs
         few = made(torch.bfloat16, self.device)[1]
-        return turned(stacked([part(few, expert % 4) for expert in range(model.case.experts)]))
+        if isinstance(few, torch.Tensor):
+            return (few.repeat(model.case.experts // 4, 1, 1),) * 2
+        plain = stacked([part(few, expert % 4) for expert in range(model.case.experts)])
+        return plain, ordered(plain)
 
     def _layer(self, model: Model, job: Job, seed: int) -> tuple[Any, ...]:
         case = replace(model.case, tokens=job.tokens, skew=1.0 if job.check else 0.0)
-        weight, gated = self.weights[job.what][seed], job.what == "gate_up"
-        _, outputs, inputs = shape_of(weight)
+        weights, gated = self.weights[job.what][seed], job.what == "gate_up"
+        _, outputs, inputs = shape_of(weights[0])
 
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(shape, device=self.device).bfloat16()
 
         x = normal(job.tokens if gated else job.tokens * case.used, inputs)
         bias = normal(case.experts, outputs) if case.bias else None
-        return x, weight, bias, case.routes(self.device, seed), case.gate if gated else normal(job.tokens, case.width)
+        return x, weights, bias, case.routes(self.device, seed), case.gate if gated else normal(job.tokens, case.width)
 
     def check(self, job: Job) -> dict[str, Any]:
-        """Compare with the reference in float32, and a second launch with the first."""
+        """Compare with the reference in float32, and a second launch with the first. Rows of nobody are left out."""
         given = self.arguments(job)[0]
         reference = op.grouped_gate_up if job.what == "gate_up" else op.grouped_down
         first, second = (run(job.what, job.plan, given).float() for _ in range(2))
-        if self.expected is None:
-            self.expected = reference(given[0].float(), *given[1:])
-        expected = self.expected
+        rounds = on_hopper(job.plan)
+        if rounds not in self.expected:
+            weight = given[1][0]
+            if not rounds and isinstance(weight, Fp8):
+                weight = weight._replace(format=replace(weight.format, activations=None))
+            self.expected[rounds] = reference(given[0].float(), weight, *given[2:])
+        expected = self.expected[rounds]
         assert torch.equal(first, second), "two launches differ"
         error = ((first - expected).norm() / expected.norm()).item()
         assert error < 0.012, f"error {error}"  # NaN too
@@ -221,7 +264,7 @@ class Bench:
         """Return microseconds a call, and the limit."""
         given = self.arguments(job)
         touched = sum(int((one[3].start_E1.diff() > 0).sum()) for one in given) / len(given)
-        seconds, flops = limit(MODELS[job.model], job.what, job.tokens, touched, given[0][1])
+        seconds, flops = limit(MODELS[job.model], job.what, job.tokens, touched, given[0][1][0])
         calls = len(given) * max(1, round(1e-3 / (seconds * len(given))))
         run(job.what, job.plan, given[0])
         torch.cuda.synchronize()
@@ -243,11 +286,13 @@ class Bench:
         return {"us": best, "limit_us": seconds * 1e6, "touched": touched, "flops": flops}
 
 
-def clone(field: Any) -> Any:
-    return field.clone() if isinstance(field, torch.Tensor) else field
+def copied(weight: Any) -> Any:
+    if isinstance(weight, torch.Tensor):
+        return weight.clone()
+    return type(weight)(*(field.clone() if isinstance(field, torch.Tensor) else field for field in weight))
 
 
-def limit(model: Model, what: str, tokens: int, touched: float, weight: Quantized) -> tuple[float, float]:
+def limit(model: Model, what: str, tokens: int, touched: float, weight: Matrices) -> tuple[float, float]:
     """Return (the least seconds of a call, FLOPs)."""
     case, pairs = model.case, tokens * model.case.used
     experts, outputs, inputs = shape_of(weight)
@@ -316,7 +361,7 @@ def short(plan: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="where to write all results")
-    parser.add_argument("--seconds", type=float, default=90, help="stop by then")
+    parser.add_argument("--seconds", type=float, default=60, help="stop by then")
     parser.add_argument("--model", action="append", choices=MODELS, help="default: all")
     parser.add_argument("--compile-only", action="store_true", help="compile all kernels, which needs no GPU, and end")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
