@@ -96,7 +96,7 @@ def grouped_down(
 
 
 class _Operands(NamedTuple):
-    """What kernels multiply: the rows of x and their scales, the weights' numbers and their scales, each expert's
+    """The operands of kernels: the rows of x and their scales, the weights' numbers and their scales, each expert's
     factor, and the constants that say what they are. Any tensor stands for one that is not there."""
 
     x: Tensor
