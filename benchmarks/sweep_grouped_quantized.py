@@ -78,8 +78,9 @@ def plans(model: Model, what: str, tokens: int) -> list[Any]:
     found: list[Any] = [None]
     if model.format() is MXFP4:
         cuts = [(64, 16, 8, 1), (128, 16, 8, 1)] if average <= 16 else []
-        cuts += [(64, 32, 8, 2), (64, 64, 16, 1), (128, 64, 16, 1)] if 4 <= average <= 64 else []
-        cuts += [(64, 128, 32, 1), (128, 128, 32, 1)] if average > 32 else []
+        cuts += [(64, 32, 16, 2), (64, 64, 32, 1), (128, 64, 32, 1)] if 4 <= average <= 64 else []
+        cuts += [(64, 128, 64, 1), (128, 64, 32, 1)] if average > 32 else []
+        cuts = list(dict.fromkeys(cuts))
         found += [coded(rows, held, narrow, gated=gated, resident=some) for rows, held, narrow, some in cuts]
         return [*found, Widened()] if average >= 128 else found
     if tokens <= 8:

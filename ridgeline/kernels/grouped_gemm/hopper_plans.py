@@ -74,12 +74,15 @@ def choose_fp8(pairs: int, experts: int, inputs: int, *, gated: bool, blocked: b
 
 
 def choose_coded(pairs: int, experts: int, *, gated: bool) -> Stream:
-    """Return the cut for so many pairs with matrices of MXFP4. Tiles of 128 pairs are the largest whose sums fit the
-    registers; making operands of codes then takes a quarter of the products' time."""
+    """Return the cut for so many pairs with matrices of MXFP4.
+
+    Up to 32 columns two programs share a multiprocessor, so one makes operands while the other multiplies. Tiles of 128
+    pairs are the largest whose sums fit the registers, gated ones with 64 rows; making operands then takes a third of
+    the products' time.
+    """
     tokens = min(128, max(16, _power_of_two(2 * pairs / experts)))
-    if tokens <= 32:
-        return coded(64, tokens, max(8, tokens // 4), gated=gated, resident=2)
-    return coded(128, tokens, tokens // 4, gated=gated, resident=1)
+    rows = 128 if tokens == 64 or (tokens == 128 and not gated) else 64
+    return coded(rows, tokens, tokens // 2, gated=gated, resident=2 if tokens <= 32 else 1)
 
 
 def stream(
