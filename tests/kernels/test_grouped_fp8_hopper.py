@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("triton")
-from ridgeline.kernels.grouped_gemm import hopper_stream, hopper_sums, hopper_tiles
+from ridgeline.kernels.grouped_gemm import hopper_finish, hopper_load, hopper_stream, hopper_sums, hopper_tiles
 from tests.kernels.test_grouped_walk import Language, Pointer, in_python
 
 EXPERTS, INPUTS, TOKENS, SPAN = 3, 320, 40, 128  # two blocks of inputs and half a one
@@ -179,7 +179,7 @@ def test_rows_and_their_scales_are_gathered_together(panels: int, gather: bool) 
     s = SimpleNamespace(index=lambda i: SimpleNamespace(slice=lambda first, size: ("s", i)))
     rows, (_, scale, token) = Pointer(problem.x.ravel().tolist()), problem.pointers()
     steps = -(-problem.blocks // panels) - block
-    in_python(hopper_stream.gather_rows, known, **names)(
+    in_python(hopper_load.gather_rows, known, **names)(
         rows, token, x, s, Ring([0] * 9), Ring([0] * 9), scale, TOKENS, 0, steps, pair, pairs, block,
         width, INPUTS, 256, 1, panels * SPAN, 9, gather, "rows", 4,
     )  # fmt: skip
@@ -221,11 +221,14 @@ def test_half_of_a_large_tile_is_exact(blocked: bool, parts: int, half: int, gat
     written: list[tuple[Any, Any, int, int, int]] = []
     names |= {
         "viewed": lambda box, shape, layout: SimpleNamespace(index=lambda i: box.reshape(2, 64, -1)[i]),
-        "_halves": lambda x: (x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]), "_news": lambda *_: next(news),
-        "_write": lambda low, high, bias, y, pair, pairs, column, *_: written.append((low, high, pair, pairs, column)),
+        "halves": lambda x: (x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]), "_news": lambda *_: next(news),
+        "write": lambda low, high, bias, y, pair, pairs, column, *_: written.append((low, high, pair, pairs, column)),
     }  # fmt: skip
-    for name in ("_lines", "_scaled", "_finish", "_products", "_promoted"):
-        names[name] = in_python(getattr(hopper_tiles, name), language(), **names)
+    for module, name in (
+        (hopper_finish, "lines_of"), (hopper_finish, "_scaled"), (hopper_finish, "finish"),
+        (hopper_tiles, "_products"), (hopper_tiles, "_promoted"),
+    ):  # fmt: skip
+        names[name] = in_python(getattr(module, name), language(), **names)
     consumer = in_python(hopper_tiles._consumer, language(), **names)
     scale, x_scale, token = problem.pointers()
     consumer(

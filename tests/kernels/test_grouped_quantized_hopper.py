@@ -23,7 +23,7 @@ from ridgeline.kernels.grouped_gemm.matrices import arranged, part
 from ridgeline.kernels.grouped_gemm.packed import fits, packed
 
 pytest.importorskip("triton")
-from ridgeline.kernels.grouped_gemm import hopper, hopper_codes, hopper_stream
+from ridgeline.kernels.grouped_gemm import hopper, hopper_codes, hopper_load
 from tests.kernels.test_coded_asm import run
 from tests.kernels.test_grouped_gemm_hopper import nan
 from tests.kernels.test_grouped_quantized import assert_close, check_down, check_gate_up, exact_down, exact_gate_up
@@ -86,11 +86,11 @@ def test_codes_and_scales_become_operands_at_their_places() -> None:
     boxes: list[Any] = []
     names: dict[str, Any] = {"viewed": lambda w, shape, layout: SimpleNamespace(index=lambda i: i)}
     names |= {"load_tile": lambda descriptor, corner, full, tile: boxes.append((corner[0], tile))}
-    load_codes = in_python(hopper_stream._load_codes, Language(0, 1), **names)
+    load_codes = in_python(hopper_load._load_codes, Language(0, 1), **names)
     names = {"load_rows": lambda tile, pointers, mask: boxes.append((pointers, mask))}
     language: Any = Language(0, 1)
     language.BlockedLayout = lambda *_: None
-    code_scales = in_python(hopper_stream._code_scales, language, **names)
+    code_scales = in_python(hopper_load._code_scales, language, **names)
     lane, thread = torch.arange(128) % 32, torch.arange(128)
     for which in range(2):  # gates, then ups
         for block in range(-(-panels // 2)):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("triton")
-from ridgeline.kernels.grouped_gemm import hopper_stream, hopper_tiles, hopper_walk
+from ridgeline.kernels.grouped_gemm import hopper_load, hopper_stream, hopper_tiles, hopper_walk
 
 
 class Pointer:
@@ -110,7 +110,7 @@ def test_shares_hold_every_block_of_every_item_once(tokens: int, tiles: int, blo
             at, end, total, expert, place, first, count = begin
             shares.append((at, end))
             walk = (at, end, expert, place, first, count)
-            walked.run(hopper_stream, language, counts, walk, total, rows, tokens, tiles, inputs, outputs)
+            walked.run(language, counts, walk, total, rows, tokens, tiles, inputs, outputs)
             for number, (_, steps, block, row, pair, last, expert_row, width) in enumerate(walked.consumed):
                 done.update((expert_row, row, pair, block + i) for i in range(steps))
                 assert pair < last
@@ -162,7 +162,7 @@ class _Walked:
         self.scaled: list[int] = []
 
     def run(
-        self, module: Any, language: Language, counts: list[int], walk: tuple[int, ...], total: int,
+        self, language: Language, counts: list[int], walk: tuple[int, ...], total: int,
         rows: int, tokens: int, tiles: int, inputs: int, outputs: int,
     ) -> None:  # fmt: skip
         at, end, *expert = walk
@@ -187,9 +187,10 @@ class _Walked:
         ring = SimpleNamespace(index=lambda i: None, shape=(0, 4, 64), dtype=number)
         quiet = SimpleNamespace(wait=lambda *_: None, expect=lambda *_: None)
         names = {"mbarrier": quiet, "_finish": finish, "gather_rows": gather, "load_tile": load}
-        names["_load_panels"] = in_python(module._load_panels, language, **names)
+        names["_load_panels"] = in_python(hopper_load._load_panels, language, **names)
         consumer, gatherer, streamer = (
-            in_python(getattr(module, name), language, **names) for name in ("_consumer", "_gatherer", "_streamer")
+            in_python(role, language, **names)
+            for role in (hopper_stream._consumer, hopper_load.gatherer, hopper_load.streamer)
         )
         cut = {"TOKENS": tokens, "TILES": tiles, "BLOCK": 64, "STAGES": 4, "INPUTS": inputs}
         cut |= {"OUTPUTS": outputs, "ROWS": rows, "PARTS": 1}

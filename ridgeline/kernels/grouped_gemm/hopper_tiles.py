@@ -27,9 +27,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.activation.triton import gated
 from ridgeline.kernels.gluon_names import load_tile, viewed
-from ridgeline.kernels.grouped_gemm.hopper_stream import barriers, gather_rows
+from ridgeline.kernels.grouped_gemm.hopper_finish import finish, halves, lines_of, write
+from ridgeline.kernels.grouped_gemm.hopper_load import gather_rows
+from ridgeline.kernels.grouped_gemm.hopper_stream import barriers
 from ridgeline.kernels.grouped_gemm.hopper_sums import sums_layout
 from ridgeline.kernels.grouped_gemm.hopper_walk import counts_of, find_item, hear, tell
 
@@ -136,92 +137,6 @@ def _loader(
         pair, pairs, expert, tile = _news(news, news_full, news_empty, turn)
 
 
-@gluon.constexpr_function
-def _wide(columns):
-    """Return a layout with 8 neighbouring columns in a thread, so that they are stored at once. Rows stay in the warp
-    in which products leave them."""
-    return gl.DistributedLinearLayout(
-        reg_bases=[
-            [0, 1], [0, 2], [0, 4], [8, 0], *([0, 32 << i] for i in range((int(columns) // 32).bit_length() - 1))
-        ],
-        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, int(columns)],
-    )  # fmt: skip
-
-
-@gluon.jit
-def _biased(value, bias_ptr, column, OUTPUTS: gl.constexpr):
-    """Add the bias of the columns from `column` on."""
-    at = column + gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
-    return value + gl.expand_dims(gl.load(bias_ptr + at, mask=at < OUTPUTS, other=0).to(gl.float32), 0)
-
-
-@gluon.jit
-def _lines(token_ptr, pair, pairs, layout: gl.constexpr, GATHER: gl.constexpr):
-    """Return (the rows of x that 64 pairs have, which of them are real)."""
-    row_W = gl.arange(0, 64, layout)
-    line_W = pair + row_W
-    if GATHER:
-        line_W = gl.load(token_ptr + line_W, mask=row_W < pairs, other=0)
-    return line_W, row_W < pairs
-
-
-@gluon.jit
-def _scaled(value, scale_ptr, column, scale_W, OUTPUTS: gl.constexpr):
-    """Multiply the columns from `column` on with their scales, and rows with theirs."""
-    at = column + gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
-    scale = gl.load(scale_ptr + at, mask=at < OUTPUTS, other=0)
-    return value * gl.expand_dims(scale_W, 1) * gl.expand_dims(scale, 0)
-
-
-@gluon.jit
-def _halves(x):
-    """Return the left and the right half of a tensor, whose columns a thread holds in both. No number moves."""
-    HALF: gl.constexpr = x.shape[1] // 2
-    return x.reshape([x.shape[0], 2, HALF]).permute((0, 2, 1)).split()
-
-
-@gluon.jit
-def _finish(
-    sum_WC, scale_ptr, x_scale_ptr, token_ptr, bias_ptr, y_ptr, pair, pairs, column,
-    OUTPUTS: gl.constexpr, SCALED: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
-):  # fmt: skip
-    """Finish a warpgroup's part of a tile whose sums are in one piece. scale: of the expert's rows, if SCALED."""
-    if GATE != "":
-        gate_WF, up_WF = _halves(sum_WC)
-    else:
-        gate_WF, up_WF = sum_WC, sum_WC
-    if SCALED:
-        line_W, real_W = _lines(token_ptr, pair, pairs, gl.SliceLayout(1, gate_WF.type.layout), GATHER)
-        scale_W = gl.load(x_scale_ptr + line_W, mask=real_W, other=0)
-        gate_WF = _scaled(gate_WF, scale_ptr, column, scale_W, OUTPUTS)
-        if GATE != "":
-            up_WF = _scaled(up_WF, scale_ptr + OUTPUTS, column, scale_W, OUTPUTS)
-    _write(gate_WF, up_WF, bias_ptr, y_ptr, pair, pairs, column, OUTPUTS, BIAS, GATE)
-
-
-@gluon.jit
-def _write(
-    y_WF, up_WF, bias_ptr, y_ptr, pair, pairs, column,
-    OUTPUTS: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
-):  # fmt: skip
-    """Write the rows of real pairs: bias, activation, rounding."""
-    if BIAS:
-        y_WF = _biased(y_WF, bias_ptr, column, OUTPUTS)
-    if GATE != "":
-        if BIAS:
-            up_WF = _biased(up_WF, bias_ptr + OUTPUTS, column, OUTPUTS)
-        y_WF = gated(y_WF, up_WF, GATE)
-    layout: gl.constexpr = _wide(y_WF.shape[1])
-    y_WF = gl.convert_layout(y_WF.to(y_ptr.dtype.element_ty), layout)
-    row_W1 = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, layout)), 1)
-    column_1F = gl.expand_dims(column + gl.arange(0, y_WF.shape[1], gl.SliceLayout(0, layout)), 0)
-    pointers = y_ptr + (pair + row_W1).to(gl.int64) * OUTPUTS + column_1F
-    gl.store(pointers, y_WF, mask=(row_W1 < pairs) & (column_1F < OUTPUTS))
-
-
 @gluon.jit
 def _products(
     x, w, full, empty, step, PART: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, GATHER: gl.constexpr
@@ -260,8 +175,8 @@ def _promoted(
     LINES: gl.constexpr = (PARTS * OUTPUTS + 127) // 128
     layout: gl.constexpr = sums_layout(64, 2 * HALF, w.dtype.primitive_bitwidth)
     zeros = gl.zeros([64, 2 * HALF], gl.float32, layout)
-    low_WC, high_WC = _halves(zeros)
-    line_W, real_W = _lines(token_ptr, pair, pairs, gl.SliceLayout(1, low_WC.type.layout), GATHER)
+    low_WC, high_WC = halves(zeros)
+    line_W, real_W = lines_of(token_ptr, pair, pairs, gl.SliceLayout(1, low_WC.type.layout), GATHER)
     x_scale_ptr += line_W
     low_ptr = scale_ptr + row // 128 * BLOCKS
     high_ptr = scale_ptr + gl.minimum((row + (OUTPUTS if PARTS == 2 else HALF)) // 128, LINES - 1) * BLOCKS
@@ -280,7 +195,7 @@ def _promoted(
         more = warpgroup_mma(a, w.index(here).permute((1, 0)), zeros, use_acc=False, is_async=True)
         more = warpgroup_mma_wait(0, deps=(more,))
         mbarrier.arrive(empty.index(here), count=1)
-        more_low_WC, more_high_WC = _halves(more)
+        more_low_WC, more_high_WC = halves(more)
         low_WC += more_low_WC * low_W1
         high_WC += more_high_WC * high_W1
     return low_WC, high_WC
@@ -308,15 +223,15 @@ def _consumer(
                     x, w, full, empty, step, scale_ptr + expert * ((HEIGHT + 127) // 128 * BLOCKS), x_scale_ptr,
                     token_ptr, x_rows, own_pair, own_pairs, column, PART, OUTPUTS, PARTS, BLOCKS, STAGES, GATHER,
                 )  # fmt: skip
-                _write(low_WC, high_WC, own_bias_ptr, y_ptr, own_pair, own_pairs, column, OUTPUTS, BIAS, GATE)
+                write(low_WC, high_WC, own_bias_ptr, y_ptr, own_pair, own_pairs, column, OUTPUTS, BIAS, GATE)
                 if GATE == "":
-                    _write(
+                    write(
                         high_WC, high_WC, own_bias_ptr, y_ptr, own_pair, own_pairs, column + ROWS // 2, OUTPUTS, BIAS,
                         GATE,
                     )  # fmt: skip
             else:
                 sum_WC = _products(x, w, full, empty, step, PART, BLOCKS, STAGES, GATHER)
-                _finish(
+                finish(
                     sum_WC, scale_ptr + expert * HEIGHT, x_scale_ptr, token_ptr, own_bias_ptr, y_ptr, own_pair,
                     own_pairs, column, OUTPUTS, KIND == "fp8", GATHER, BIAS, GATE,
                 )  # fmt: skip
