@@ -84,7 +84,7 @@ def plans(model: Model, what: str, tokens: int) -> list[Any]:
         found += [coded(rows, held, narrow, gated=gated, resident=some) for rows, held, narrow, some in cuts]
         return [*found, Widened()] if average >= 128 else found
     if tokens <= 8:
-        found += [Rows(2, 1024, 4)]
+        found += [Rows(2, 1024 if inputs % 1024 == 0 else 256, 4)]
     if average <= 48:
         held = 16 if average <= 8 else 64
         blocks = (128, 256) if not gated else (128,)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ridgeline.core.weight_format import CodedFormat, Fp8Format
 from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.coded_gemm.op import MXFP4, NF4, NVFP4, Q4_K, W4, W4_ZEROS
-from ridgeline.kernels.grouped_gemm import choose, torch_ops
+from ridgeline.kernels.grouped_gemm import choose, forms, torch_ops
 from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, Widened
 from ridgeline.kernels.grouped_gemm.matrices import part, shape_of
 from ridgeline.kernels.grouped_gemm.op import GROUPED_DOWN, GROUPED_GATE_UP, Case
@@ -135,6 +135,25 @@ def test_every_cut_multiplies(format: CodedFormat | Fp8Format, plan: Rows | Tile
     case = Case(6, 160, 96, experts=5, used=3, bias=True, add=True, skew=2.0, dead=2, format=format, scales=E8M0)
     check_gate_up("triton", case, torch.float32, device, plan=plan)
     check_down("triton", case, torch.float32, device, plan=plan)
+
+
+@pytest.mark.parametrize("plan", CUTS, ids=str)
+@pytest.mark.parametrize("format", [CHANNELS, BLOCKS], ids=["channels", "blocks"])
+def test_numbers_that_the_gpu_converts_are_the_same(
+    format: Fp8Format, plan: Rows | Tiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(3, 160, 96, experts=3, used=2, bias=True, format=format)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    results = []
+    for capability in ((8, 0), (9, 0)):
+        monkeypatch.setattr(forms, "compute_capability", lambda device, known=capability: known)
+        x_TM, weight, *rest = case.gate_up_inputs(torch.float32, torch.device(device))
+        form = forms.form_of(weight)
+        assert form is not None
+        assert form.native == (capability == (9, 0))
+        gate_up = GROUPED_GATE_UP.choose(Platform.of(torch.device(device)), "triton")
+        results.append(gate_up(x_TM, weight, *rest, plan=plan))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
 
 
 def test_matrices_widened_in_pieces_multiply_alike(monkeypatch: pytest.MonkeyPatch) -> None:

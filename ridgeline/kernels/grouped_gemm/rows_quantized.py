@@ -56,7 +56,7 @@ def _sums(
     scale_ACN = load_scales(scale_ptr + at_ACN, scale_kept, SCALES) * LIFT
     if KIND == "fp8":
         x = tl.load(x_at, mask=x_kept, other=0.0).to(tl.float32) * LIFT
-        sum_ACN = tl.sum(e4m3(byte_ACNQ) * x, 3)
+        sum_ACN = tl.sum(e4m3(byte_ACNQ, LIFT) * x, 3)
     else:
         half = tl.arange(0, 2)
         both = tl.load(x_at[:, :, :, :, None] + half, mask=x_kept[:, :, :, :, None] & (half < 2), other=0.0)
@@ -184,13 +184,18 @@ def _aot(
     shape = {"M": width, "F": inner, "E": experts, "K": used, "ROWS": rows.rows, "BLOCK": rows.block}
     shape |= form.constants() | {"RUN": form.run, "PER": form.per_byte, "BIAS": False} | more
     signature = {name: types[name] for name in names}
-    return AotKernel(kernel, signature, shape, num_warps=rows.warps, hot=True, archs=ONE_OF_EACH)
+    return AotKernel(
+        kernel, signature, shape, num_warps=rows.warps, hot=True, archs=("sm_90",) if form.native else ONE_OF_EACH
+    )
 
 
 _MXFP4, _FP8 = Form("e2m1", 32, scales="e8m0"), Form("fp8", 128, 128)
+_NATIVE = Form("fp8", 128, 128, native=True)
 AOT = (
     _aot(gate_up_quantized_rows_kernel, _MXFP4, Rows(4, 1024, 4), 2880, 2880, 32, 4, GATE="swiglu_clamped"),
     _aot(gate_up_quantized_rows_kernel, _FP8, Rows(2, 2048, 4), 2048, 768, 128, 8, GATE="silu"),
     _aot(down_quantized_rows_kernel, _MXFP4, Rows(2, 1024, 4), 2880, 2880, 32, 4, CHOICES=4, ADD=False),
     _aot(down_quantized_rows_kernel, _FP8, Rows(2, 256, 4), 2048, 768, 128, 8, CHOICES=8, ADD=False),
+    _aot(gate_up_quantized_rows_kernel, _NATIVE, Rows(2, 1024, 4), 2048, 768, 128, 8, GATE="silu"),
+    _aot(down_quantized_rows_kernel, _NATIVE, Rows(2, 256, 4), 2048, 768, 128, 8, CHOICES=8, ADD=False),
 )

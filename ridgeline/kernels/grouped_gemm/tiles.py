@@ -59,7 +59,7 @@ def dequantized(
         scale_RG = load_scales(scale_ptr + scale_RG_at, (scale_G < GROUPS)[None], SCALES)
     scale_RG1 = (scale_RG * LIFT)[:, :, None]
     if KIND == "fp8":
-        w = e4m3(byte_RGQ) * LIFT * scale_RG1
+        w = e4m3(byte_RGQ, LIFT) * LIFT * scale_RG1
     else:
         if KIND == "e2m1":
             low, high = e2m1(byte_RGQ, 0) * LIFT, e2m1(byte_RGQ, 4) * LIFT

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ridgeline.kernels.grouped_gemm import matrices, quantized, torch_ops
 from ridgeline.kernels.grouped_gemm.choose import (
+    FP8_ROWS,
     WIDENED,
     Rows,
     Tiles,
@@ -122,13 +123,18 @@ def _plain_products(
 
 
 def _quantized_on_hopper(x: Tensor, weight: Quantized, routes: Routes, *, gated: bool) -> Any:
-    """Return hopper.py where it multiplies these matrices, else None. Of MXFP4 it makes operands anew for every 128
-    pairs, so for many pairs matrices that are widened in memory are faster."""
+    """Return hopper.py where it multiplies these matrices, else None.
+
+    Of MXFP4 it makes operands anew for every 128 pairs, so for many pairs matrices that are widened in memory are
+    faster. Beside FP8 it rounds activations in one launch more, and `grouped_down` adds up pairs in another, which for
+    one or two tokens costs more than rows of the experts do.
+    """
     hopper = _hopper(x.device) if matrices.ON_HOPPER else None
     if hopper is None or not hopper.supports(x, weight, gated=gated):
         return None
-    many = len(routes.token_P) > WIDENED * shape_of(weight)[0]
-    return None if many and isinstance(weight, Packed) else hopper
+    if isinstance(weight, Packed):
+        return None if len(routes.token_P) > WIDENED * shape_of(weight)[0] else hopper
+    return None if len(routes.expert_TK) <= FP8_ROWS else hopper
 
 
 def _quantized_plan(x: Tensor, weight: Quantized, routes: Routes, together: int) -> Rows | Tiles | Widened:
