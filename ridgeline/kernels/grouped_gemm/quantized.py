@@ -143,9 +143,10 @@ def unpack_kernel(
     if FACTOR:
         factor = tl.load(factor_ptr + tile * 64 // O)
     for product in tl.static_range(4):
-        magnitude: tl.constexpr = (6, 3, 0, 9)[product]
-        sign: tl.constexpr = (15, 12, 13, 14)[product]
-        code = (word >> magnitude) & 7 | ((word >> sign) & 1) << 3
+        # The places of bits are those of packed.py
+        magnitude = word >> (9 if product == 3 else 6 - 3 * product)
+        sign = word >> (15 if product == 0 else 11 + product)
+        code = (magnitude & 7) | ((sign & 1) << 3)
         scale = load_scales(scale_ptr + scale_at + product // 2, None, "e8m0") * 9.223372036854775808e18  # 2^63
         value = e2m1(code, 0) * 9.223372036854775808e18 * scale * factor
         to = (tile * 64 + row) * I + panel * 64 + product * 16 + column
