@@ -226,8 +226,9 @@ def _aot(
     named |= {"TOKENS": plan.tokens, "NARROW": plan.narrow, "BLOCK": plan.block, "FACTOR": False}
     signature |= {"w_desc": _box(numbers, TILE // 2 if kind == "e2m1" else plan.rows)}
     signature |= {"sums_ptr": "*fp32", "flag_ptr": "*i32", "factor_ptr": "*fp32"}
+    # Consumers of codes keep where they leave unfinished sums on the stack, outside of their loops
     return AotKernel(
-        grouped_stream_kernel, signature, named, num_warps=plan.warps, registers=plan.registers, hot=True,
+        grouped_stream_kernel, signature, named, num_warps=plan.warps, registers=plan.registers, hot=kind != "e2m1",
         tensor_cores=unit, archs=("sm_90",),
     )  # fmt: skip
 
