@@ -9,7 +9,7 @@ import torch.distributed._symmetric_memory as symmetric
 from torch import Tensor
 
 from ridgeline.kernels.all_reduce.peers import inbox_bytes, peers
-from ridgeline.kernels.all_reduce.triton import all_reduce, fits
+from ridgeline.kernels.all_reduce.triton import all_reduce, all_reduce_norm, fits, fits_rows
 
 
 class PeerSums:
@@ -27,6 +27,15 @@ class PeerSums:
     def fits(self, x: Tensor) -> bool:
         """Return True if this is the faster way for a tensor like this."""
         return fits(x)
+
+    def fits_rows(self, x_TM: Tensor) -> bool:
+        """Return True if rows like these can be added up and normalized at once."""
+        return fits_rows(x_TM)
+
+    def all_reduce_norm(
+        self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return all_reduce_norm(x_TM, residual_TM, weight_M, eps, self.peers)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return all_reduce(x, self.peers)

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ridgeline.kernels.ops import Ops
+
 if TYPE_CHECKING:
     from ridgeline.parallel.peer_memory import PeerSums
 
@@ -41,6 +43,13 @@ class ProcessAxis:
         for part in parts[1:]:
             total = total + part.float()
         return total.to(x.dtype)
+
+    def all_reduce_norm(
+        self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, ops: Ops
+    ) -> tuple[Tensor, Tensor]:
+        if self._sums is not None and self._sums.fits_rows(x_TM):
+            return self._sums.all_reduce_norm(x_TM, residual_TM, weight_M, eps)
+        return ops.rms_norm(self.all_reduce(x_TM), residual_TM, weight_M, eps)
 
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._all(x), -1)
