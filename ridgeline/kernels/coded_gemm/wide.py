@@ -391,7 +391,7 @@ def _aot(plan: Wide, gate: str, how: CodedFormat = W4, scale: str = "*fp16") -> 
         signature,
         constants,
         num_warps=4,
-        maxnreg=plan.registers,
+        registers=plan.registers,
         hot=plan.tokens < 256,
         tensor_cores="HGMMA",
         archs=("sm_90",),
