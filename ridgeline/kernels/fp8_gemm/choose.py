@@ -12,7 +12,7 @@ On other GPUs tiles.py multiplies in 16 bits. The rules are those which won in b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PANEL = 128  # inputs in one swizzled row of shared memory, and inputs of a block with a scale of its own
 RING = 217_000  # bytes of shared memory for stages; barriers and turned tiles need a few thousand more
@@ -98,6 +98,20 @@ def stream(
     block = 256 if rows * parts <= 128 and tokens <= 64 and inputs >= 256 * split * 2 else 128
     most = RING // ((rows * parts + tokens) * block)
     return Stream(rows, tokens, block, min(most, 16, max(2, -(-inputs // (block * split)))), split)
+
+
+def groups(plan: Stream, inputs: int) -> int:
+    """Return the rows of shared memory's table of scales: the blocks of 128 inputs of one program, as a power of two."""
+    return _power_of_two(-(-(-(-inputs // plan.block)) // plan.split) * (plan.block // PANEL))
+
+
+def fitting(plan: Stream, parts: int, groups: int) -> Stream:
+    """Return the plan with as many of its stages as fit beside a table of scales. parts: 2 if gated."""
+    stage = (plan.rows * parts + plan.tokens) * plan.block
+    left = (RING + 5000 * (groups > 0) - 4 * groups * parts * plan.tokens) // stage  # kernels with a table turn smaller tiles
+    if left < 2:
+        raise ValueError(f"{plan}: no room for two stages beside {groups} scales for each of {parts} parts")
+    return replace(plan, stages=min(plan.stages, left))
 
 
 def choose_tile(tokens: int, outputs: int) -> Tile:
