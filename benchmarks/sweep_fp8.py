@@ -38,7 +38,8 @@ from ridgeline.kernels.fp8_gemm import choose, library
 from ridgeline.kernels.fp8_gemm.choose import Stream, Tiles
 from ridgeline.kernels.fp8_gemm.eight import Eight
 from ridgeline.kernels.fp8_gemm.products import rounded_linear
-from ridgeline.kernels.fp8_gemm.rounding import Rounded, round_rows
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.kernels.fp8_gemm.rounding import round_rows
 from ridgeline.kernels.gemm import triton as gemm
 from ridgeline.kernels.launch import settle_cache_keys
 
@@ -159,7 +160,7 @@ class Given:
 
 def run(job: Job, given: Given) -> Tensor:
     """Launch what a job is about."""
-    matrix, g, dtype = MATRICES[job.matrix], given, torch.bfloat16
+    matrix, g, _dtype = MATRICES[job.matrix], given, torch.bfloat16
     if job.plan == "bf16":
         assert g.plain_OI is not None
         if g.norm_I is None:
@@ -174,9 +175,9 @@ def run(job: Job, given: Given) -> Tensor:
     if job.plan == "round":
         return x.q_TI
     if plan is None:
-        y_TO = library.product(x, g.weight, None, dtype)
+        y_TO = library.product(x, g.weight, None)
         return gemm.gated_activation(y_TO, matrix.gate) if matrix.gate else y_TO
-    return rounded_linear(x, g.weight, None, matrix.gate, dtype, plan)
+    return rounded_linear(x, g.weight, None, matrix.gate, plan)
 
 
 # Compilation

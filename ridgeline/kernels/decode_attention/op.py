@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ridgeline.kernels.attention import op as attention
 from ridgeline.kernels.attention.op import RaggedBatch, paged_attention_reference
+from ridgeline.kernels.fp8_gemm.op import in_room
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.kv_cache import KVScales
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.rotary.op import rope_kv
@@ -40,9 +42,11 @@ def decode_attention(
     slopes_H: Tensor | None = None,
     v_norm: bool = False,
     scales: KVScales | None = None,
+    room: Rounded | None = None,
 ) -> Tensor:
     """Do everything between the projection and the output product, for a step in which row r has token r and no other
-    (tokens_each is 1). Returns [T, H, D].
+    (tokens_each is 1). Returns [T, H, D]. With `room` this is rounded to E4M3 there, with a scale for each token and
+    128 elements of its heads in a row.
 
     The arguments are those of `rope_kv`, of which v_norm comes last, and those of `paged_attention`, with `scales`
     for both. Token r is at
@@ -53,12 +57,16 @@ def decode_attention(
         qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
         k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
         scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, v_norm=v_norm,
-        scales=scales,
+        scales=scales, room=room,
     )  # fmt: skip
 
 
-def composed(rope_kv: Callable[..., Tensor], paged_attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the op made of one implementation of each of its two parts."""
+def composed(
+    rope_kv: Callable[..., Tensor],
+    paged_attention: Callable[..., Tensor],
+    in_room: Callable[[Tensor, Rounded | None], Tensor] = in_room,
+) -> Callable[..., Tensor]:
+    """Return the op made of one implementation of each of its parts."""
 
     def decode_attention(
         qkv_TX: Tensor,
@@ -81,15 +89,17 @@ def composed(rope_kv: Callable[..., Tensor], paged_attention: Callable[..., Tens
         slopes_H: Tensor | None = None,
         v_norm: bool = False,
         scales: KVScales | None = None,
+        room: Rounded | None = None,
     ) -> Tensor:
         q_THD = rope_kv(
             qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
             k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, v_norm, scales,
         )  # fmt: skip
-        return paged_attention(
+        out_THD = paged_attention(
             q_THD, k_cache_NGPD, v_cache_NGPD, batch,
             scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, scales=scales,
         )  # fmt: skip
+        return in_room(out_THD.flatten(1), room).view_as(out_THD)
 
     return decode_attention
 

@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 
 PANEL = 128  # inputs in one swizzled row of shared memory, and inputs of a block with a scale of its own
 RING = 217_000  # bytes of shared memory for stages; barriers and turned tiles need a few thousand more
+RING_AND_SCALES = 222_000  # likewise where up to 64 tokens are turned, which takes less
 STREAM_TOKENS = 64  # above that, scales of blocks belong to too many columns of a thread
+GROUPED_INPUTS = 32_768  # the scales of longer rows would take the place of weights in shared memory
 LIBRARY_TOKENS = 1024
 LIBRARY_INPUTS = 16_384
 
@@ -81,6 +83,15 @@ def choose_hopper(
     return stream(rows, padded, inputs, tiles, gated=gated, processors=processors, long=long)
 
 
+def rounded_before(tokens: int, inputs: int) -> bool:
+    """Return True where the op before had better round this product's activations, with a scale for each 128 inputs.
+
+    A kernel that only rounds costs 1 to 1.7 µs in a chain of dependent kernels at 8 tokens, and sums that are promoted
+    0.1 to 1 µs in all (benchmarks/results/h200-fp8.jsonl). Above STREAM_TOKENS they cost more than the rounding.
+    """
+    return tokens <= STREAM_TOKENS and inputs % PANEL == 0 and inputs <= GROUPED_INPUTS
+
+
 def library_wins(tokens: int, inputs: int, *, gated: bool) -> bool:
     """Return True where cuBLAS' product of E4M3 numbers is faster: its tiles overlap the end of one with the begin of
     the next, which matters less the longer the rows are, and it has no gate."""
@@ -102,13 +113,17 @@ def stream(
 
 def groups(plan: Stream, inputs: int) -> int:
     """Return the rows of shared memory's table of scales: the blocks of 128 inputs of one program, as a power of two."""
-    return _power_of_two(-(-(-(-inputs // plan.block)) // plan.split) * (plan.block // PANEL))
+    blocks = -(-inputs // plan.block)
+    most = (blocks + plan.split - 1) // plan.split  # of one program that shares a tile
+    return _power_of_two(most * (plan.block // PANEL))
 
 
 def fitting(plan: Stream, parts: int, groups: int) -> Stream:
     """Return the plan with as many of its stages as fit beside a table of scales. parts: 2 if gated."""
+    if not groups:
+        return plan
     stage = (plan.rows * parts + plan.tokens) * plan.block
-    left = (RING + 5000 * (groups > 0) - 4 * groups * parts * plan.tokens) // stage  # kernels with a table turn smaller tiles
+    left = (RING_AND_SCALES - 4 * groups * parts * plan.tokens) // stage
     if left < 2:
         raise ValueError(f"{plan}: no room for two stages beside {groups} scales for each of {parts} parts")
     return replace(plan, stages=min(plan.stages, left))

@@ -42,7 +42,8 @@ def launch_stream(
     if room is None:
         y_TO, y_scale = torch.empty(tokens, outputs, dtype=x.dtype, device=device), x.scale
     else:
-        assert plan.rows == BLOCK and outputs % BLOCK == 0
+        assert plan.rows == BLOCK
+        assert outputs % BLOCK == 0
         y_TO, y_scale = room.q_TI, room.scale
     sums, arrivals = x.scale, x.scale  # any pointer will do where nothing is split
     if plan.split > 1:
