@@ -38,8 +38,8 @@ from ridgeline.kernels.fp8_gemm import choose, library
 from ridgeline.kernels.fp8_gemm.choose import Stream, Tiles
 from ridgeline.kernels.fp8_gemm.eight import Eight
 from ridgeline.kernels.fp8_gemm.products import rounded_linear
-from ridgeline.kernels.fp8_gemm.rounded import Rounded
-from ridgeline.kernels.fp8_gemm.rounding import round_rows
+from ridgeline.kernels.fp8_gemm.rounded import Rounded, room
+from ridgeline.kernels.fp8_gemm.rounding import round_into, round_rows
 from ridgeline.kernels.gemm import triton as gemm
 from ridgeline.kernels.launch import settle_cache_keys
 
@@ -77,7 +77,9 @@ MATRICES = {
 class Job:
     """One thing to check and time. plan: fields of a plan of ours; "library", "bf16" or "round" for others.
 
-    form: "token" or "block" scales of E4M3, or "int8".
+    form: "token" or "block" scales of E4M3, or "int8". "group": weights as "token"; o and down get activations that the
+        op before has rounded, with a scale for each 128 (so the op is the product alone), and gate_up rounds its
+        results in the same way.
     """
 
     matrix: str
@@ -94,7 +96,7 @@ def jobs() -> list[Job]:
         for name, matrix in MATRICES.items():
             if name == "large":
                 continue
-            for form in ("token", "block", "int8") if tokens in (1, 64, 8192) else ("token", "block"):
+            for form in forms_of(name, tokens):
                 plans = list(dict.fromkeys(plans_of(matrix, tokens, form)))
                 found += [Job(name, tokens, "op", asdict(plan), form) for plan in plans]
             found += [Job(name, tokens, "op", "round")]
@@ -107,17 +109,29 @@ def jobs() -> list[Job]:
     return [*found, Job("large", 4096, "product", "bf16")]
 
 
+def forms_of(name: str, tokens: int) -> Iterator[str]:
+    yield "token"
+    if tokens <= 64 and name != "qkv":
+        yield "group"
+    yield "block"
+    if tokens in (1, 64, 8192):
+        yield "int8"
+
+
 def plans_of(matrix: Matrix, tokens: int, form: str) -> Iterator[Plan]:
     """Yield the chosen plan, then others that might be faster."""
     outputs, inputs, gated = matrix.outputs, matrix.inputs, matrix.gate is not None
     blocked = form == "block"
     yield choose.choose_hopper(tokens, inputs, outputs, gated=gated, processors=PROCESSORS, blocked=blocked)
-    if tokens in (1, 8) and form == "token" and not gated:
+    if form == "group" and not gated:
+        # A tile of 128 rows has all outputs of a scale, so its end could round for the op behind
+        yield Stream(128, max(16, tokens), 256, 5 if tokens <= 32 else 4, 4)
+    if tokens in (1, 8) and form in ("token", "group") and not gated:
         # Boxes with fewer rows beyond the last token; half as many barriers
         split = 2 if inputs > 8192 else 1
         for columns, block in ((8, 256), (8, 512), (16, 512)):
             yield Stream(64, columns, block, choose.RING // ((64 + columns) * block), split)
-    if tokens in (1, 8) and form == "token" and gated:
+    if tokens in (1, 8) and form in ("token", "group") and gated:
         yield Stream(128, 8, 128, 6)
     if tokens <= 64:
         for rows in (64, 128):
@@ -156,6 +170,7 @@ class Given:
     weight: Eight
     plain_OI: Tensor | None = None
     rounded: Rounded | None = None
+    room: Rounded | None = None
 
 
 def run(job: Job, given: Given) -> Tensor:
@@ -168,12 +183,14 @@ def run(job: Job, given: Given) -> Tensor:
         return gemm.norm_linear(g.x_TI, g.residual_TI, g.norm_I, EPS, g.plain_OI, None, matrix.gate)[0]
     plan = plan_of(job.plan) if isinstance(job.plan, dict) else None
     x = g.rounded
-    if job.what == "op" or x is None:
+    if (job.what == "op" and job.form != "group") or x is None:
         x, _ = round_rows(
             g.x_TI, g.residual_TI, g.norm_I, EPS, g.weight.number_OI.dtype, g.weight.activations or "token", None
         )
     if job.plan == "round":
         return x.q_TI
+    if job.form == "group":
+        return rounded_linear(x if g.rounded is None else g.rounded, g.weight, None, matrix.gate, plan, g.room)
     if plan is None:
         y_TO = library.product(x, g.weight, None)
         return gemm.gated_activation(y_TO, matrix.gate) if matrix.gate else y_TO
@@ -200,9 +217,10 @@ def compile_one(job: Job) -> tuple[str, str]:
     )  # fmt: skip
     x_TI = empty(job.tokens, matrix.inputs)
     residual, norm = (x_TI, empty(matrix.inputs)) if matrix.normed else (None, None)
+    fed, given_room = rooms(job, x_TI.device)
     try:
         with compiling_for("sm_90", PROCESSORS):
-            run(job, Given(x_TI, residual, norm, weight, empty(matrix.rows, matrix.inputs)))
+            run(job, Given(x_TI, residual, norm, weight, empty(matrix.rows, matrix.inputs), fed, given_room))
     except Exception as error:
         return str(job), f"{type(error).__name__}: {error}"[-1500:]
     return str(job), ""
@@ -218,7 +236,7 @@ class Bench:
         self.device, self.held, self.weights = torch.device("cuda"), ("", ""), list[tuple[Eight, Tensor | None]]()
 
     def load(self, job: Job) -> None:
-        form = "bf16" if job.plan == "bf16" else job.form
+        form = "bf16" if job.plan == "bf16" else job.form.replace("group", "token")
         if self.held == (job.matrix, form):
             return
         self.weights, self.held = [], (job.matrix, form)
@@ -251,7 +269,11 @@ class Bench:
             if job.what == "product" and job.plan != "bf16":
                 kind, how = weight.number_OI.dtype, weight.activations or "token"
                 rounded, _ = round_rows(x_TI, residual_TI, norm_I, EPS, kind, how, None)
-            found.append(Given(x_TI, residual_TI, norm_I, weight, plain_OI, rounded))
+            fed, given_room = rooms(job, self.device)
+            if fed is not None:
+                round_into(x_TI, fed)
+                rounded = fed
+            found.append(Given(x_TI, residual_TI, norm_I, weight, plain_OI, rounded, given_room))
         return found
 
     def check(self, job: Job, given: Given) -> float:
@@ -259,7 +281,7 @@ class Bench:
         matrix, empty = MATRICES[job.matrix], torch.empty
         torch.empty = spoiled  # type: ignore[assignment]
         try:
-            first, second = (run(job, given).float() for _ in range(2))
+            first, second = (self._numbers(run(job, given), given) for _ in range(2))
         finally:
             torch.empty = empty  # type: ignore[assignment]
         assert torch.equal(first.nan_to_num(1e9), second.nan_to_num(1e9)), "two launches differ"
@@ -280,14 +302,17 @@ class Bench:
                 scale = scale.repeat_interleave(128, 0)[: matrix.rows].repeat_interleave(128, 1)[:, : matrix.inputs]
             weight_OI *= scale
             how = given.weight.activations or "token"
-            x, _ = round_rows(given.x_TI, given.residual_TI, given.norm_I, EPS, given.weight.number_OI.dtype, how, None)
-            scale = x.scale[:, None] if x.scale.ndim == 1 else x.scale.T.repeat_interleave(128, 1)
-            n_TI = (x.q_TI.float() * scale[:, : matrix.inputs])[picked]
+            kind = given.weight.number_OI.dtype
+            x, _ = round_rows(given.x_TI, given.residual_TI, given.norm_I, EPS, kind, how, None)
+            n_TI = (x if given.rounded is None else given.rounded).wide()[picked]
         want = n_TI @ weight_OI.T
         want = gated_activation(want, matrix.gate) if matrix.gate else want
         error = ((first[picked] - want).abs() / (1 + want.abs())).max().item()
         assert error < 0.1, f"error {error}"  # NaN too
         return error
+
+    def _numbers(self, y_TO: Tensor, given: Given) -> Tensor:
+        return y_TO.float() if given.room is None else given.room.wide()
 
     def time(self, job: Job) -> dict[str, Any]:
         """Return the largest error, microseconds a call, and the limit."""
@@ -313,6 +338,13 @@ class Bench:
             end.synchronize()
             best = min(best, begin.elapsed_time(end) * 1e3 / (replays * calls))
         return {"us": best, "limit_us": seconds * 1e6, "error": error}
+
+
+def rooms(job: Job, device: torch.device) -> tuple[Rounded | None, Rounded | None]:
+    """Return the rounded activations of a job of the form "group" before they are filled, and room for its results."""
+    matrix, feeds = MATRICES[job.matrix], job.form == "group"
+    fed = room(job.tokens, matrix.inputs, torch.bfloat16, device) if feeds and not matrix.normed else None
+    return fed, room(job.tokens, matrix.outputs, torch.bfloat16, device) if feeds and matrix.gate else None
 
 
 def spoiled(*shape: Any, **options: Any) -> Tensor:
@@ -452,7 +484,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write all results")
     parser.add_argument("--seconds", type=float, default=100, help="stop by then")
     parser.add_argument("--tokens", type=int, action="append", help="default: all")
-    parser.add_argument("--form", action="append", choices=("token", "block", "int8"), help="default: all")
+    parser.add_argument("--form", action="append", choices=("token", "group", "block", "int8"), help="default: all")
     parser.add_argument("--compile-only", action="store_true", help="compile all kernels, which needs no GPU, and end")
     parser.add_argument("--processes", type=int, default=min(12, os.cpu_count() or 1))
     parser.add_argument("--child", help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""Activations that the op before rounds, from layer to layer. `Fp8Weight.room` gives room on Hopper alone, so here it is
+"""Activations that the op before rounds, from layer to layer. `Fp8Weight.room` gives room on Hopper alone; here it is
 made to give it everywhere."""
 
 from __future__ import annotations

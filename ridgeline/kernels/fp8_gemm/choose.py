@@ -112,7 +112,7 @@ def stream(
 
 
 def groups(plan: Stream, inputs: int) -> int:
-    """Return the rows of shared memory's table of scales: the blocks of 128 inputs of one program, as a power of two."""
+    """Return the rows of the table of scales in shared memory: at least a program's blocks of 128 inputs."""
     blocks = -(-inputs // plan.block)
     most = (blocks + plan.split - 1) // plan.split  # of one program that shares a tile
     return _power_of_two(most * (plan.block // PANEL))
