@@ -42,11 +42,12 @@ class Stream:
 
 @dataclass(frozen=True)
 class Tiles:
-    """A cut of hopper_tiles.py: tiles of 128 tokens by 256 weight rows, or by 128 with `promote` (half of them gates if
-    gated)."""
+    """A cut of hopper_tiles.py: tiles of 128 tokens by 256 weight rows; with `promote` of 128 or 256 tokens by 128 rows
+    (half of the rows are gates if gated)."""
 
     stages: int = 4
     promote: bool = False
+    tokens: int = 128
 
 
 @dataclass(frozen=True)

@@ -68,12 +68,12 @@ def launch_tiles(plan: Tiles, x: Rounded, weight: Eight, bias_O: Tensor | None, 
     outputs = len(weight.number_OI) // 2 if gate else len(weight.number_OI)
     promote = _promotes(plan, weight)
     rows = 128 if promote else 256
-    tiles = triton.cdiv(tokens, 128) * triton.cdiv(outputs, rows // 2 if gate else rows)
+    tiles = triton.cdiv(tokens, plan.tokens) * triton.cdiv(outputs, rows // 2 if gate else rows)
     y_TO = torch.empty(tokens, outputs, dtype=x.dtype, device=device)
     tiles_kernel[(min(tiles, num_multiprocessors(device)),)](
-        _descriptor(x.q_TI, 128), _descriptor(weight.number_OI, rows // 2), x.scale, weight.scale,
-        y_TO if bias_O is None else bias_O, y_TO, tokens, outputs, inputs, STAGES=plan.stages, BLOCKED=weight.blocked,
-        PROMOTE=promote, BIAS=bias_O is not None, GATE=gate or "", num_warps=4,
+        _descriptor(x.q_TI, plan.tokens), _descriptor(weight.number_OI, rows // 2), x.scale, weight.scale,
+        y_TO if bias_O is None else bias_O, y_TO, tokens, outputs, inputs, TOKENS=plan.tokens, STAGES=plan.stages,
+        BLOCKED=weight.blocked, PROMOTE=promote, BIAS=bias_O is not None, GATE=gate or "", num_warps=4,
         **launch_options(device),
     )  # fmt: skip
     return y_TO
@@ -105,8 +105,8 @@ def _aot(
     flags = {"BLOCKED": blocked, "PROMOTE": inputs > 0 or plan.promote, "BIAS": False, "GATE": gate}
     unit = "IGMMA" if kind == "i8" else "QGMMA"
     if isinstance(plan, Tiles):
-        signature |= {"x_desc": _box(kind, 128), "w_desc": _box(kind, 64 if flags["PROMOTE"] else 128)}
-        named = flags | {"STAGES": plan.stages}
+        signature |= {"x_desc": _box(kind, plan.tokens), "w_desc": _box(kind, 64 if flags["PROMOTE"] else 128)}
+        named = flags | {"TOKENS": plan.tokens, "STAGES": plan.stages}
         return AotKernel(tiles_kernel, signature, named, num_warps=4, tensor_cores=unit, archs=("sm_90",))
     groups = choose.groups(plan, inputs) if inputs else 0
     plan = choose.fitting(plan, 2 if gate else 1, groups)
@@ -134,6 +134,7 @@ AOT = (
     _aot(Tiles(), "fp8e4nv", ""),
     _aot(Tiles(6, promote=True), "fp8e4nv", ""),
     _aot(Tiles(6, promote=True), "fp8e4nv", "", blocked=True),
-    _aot(Tiles(6, promote=True), "fp8e4nv", "silu", blocked=True),
+    _aot(Tiles(4, promote=True, tokens=256), "fp8e4nv", "", blocked=True),
+    _aot(Tiles(4, promote=True, tokens=256), "fp8e4nv", "silu", blocked=True),
     _aot(Tiles(), "i8", ""),
 )

@@ -20,6 +20,9 @@ from torch import Tensor
 from ridgeline.core.weight_format import BLOCK
 
 
+TILE_TOKENS = 256  # the most of a tile
+
+
 class Rounded(NamedTuple):
     """Activations in 8 bits: q [T, I], and the float32 scales [T], or [C, T] in blocks.
 
@@ -45,5 +48,11 @@ class Rounded(NamedTuple):
 def room(tokens: int, inputs: int, dtype: torch.dtype, device: torch.device) -> Rounded:
     """Return memory for rounded activations, with a scale for each 128 inputs."""
     q_TI = torch.empty(tokens, inputs, dtype=torch.float8_e4m3fn, device=device)
-    scale_CT = torch.empty(-(-inputs // BLOCK), tokens, dtype=torch.float32, device=device)
-    return Rounded(q_TI, scale_CT, dtype)
+    return Rounded(q_TI, group_scales(tokens, inputs, device), dtype)
+
+
+def group_scales(tokens: int, inputs: int, device: torch.device) -> Tensor:
+    """Return memory for a scale for each 128 inputs, [C, T], behind which a tile of tokens may read on."""
+    groups = -(-inputs // BLOCK)
+    memory = torch.empty(groups * tokens + TILE_TOKENS, dtype=torch.float32, device=device)
+    return memory[: groups * tokens].view(groups, tokens)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.core.weight_format import BLOCK, Activations
 from ridgeline.kernels.aot import AotKernel
-from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.kernels.fp8_gemm.rounded import Rounded, group_scales
 from ridgeline.kernels.fp8_gemm.saturation import saturations
 from ridgeline.kernels.launch import launch_options
 
@@ -96,10 +96,9 @@ def round_rows(
     """Return (x rounded, or with a norm rms_norm(s) rounded, and s). s = x + residual in x's dtype, or s = x without a
     residual."""
     (tokens, inputs), device = x_TI.shape, x_TI.device
-    groups = triton.cdiv(inputs, BLOCK)
-    q_TI = torch.empty(tokens, inputs, dtype=dtype, device=device)
-    shape = (groups, tokens) if activations == "block" else (tokens,)
-    x = Rounded(q_TI, torch.empty(shape, dtype=torch.float32, device=device), x_TI.dtype)
+    q_TI, grouped = torch.empty(tokens, inputs, dtype=dtype, device=device), activations == "block"
+    scale = group_scales(tokens, inputs, device) if grouped else torch.empty(tokens, dtype=torch.float32, device=device)
+    x = Rounded(q_TI, scale, x_TI.dtype)
     s_TI = x_TI if residual_TI is None else torch.empty(tokens, inputs, dtype=x_TI.dtype, device=device)
     _launch(x, x_TI, residual_TI, norm_weight_I, eps, activations, x_scale, s_TI)
     return x, s_TI
