@@ -111,7 +111,7 @@ def jobs() -> list[Job]:
 
 def forms_of(name: str, tokens: int) -> Iterator[str]:
     yield "token"
-    if tokens <= 64 and name != "qkv":
+    if tokens <= 256 and name != "qkv":
         yield "group"
     yield "block"
     if tokens in (1, 64, 8192):
@@ -122,8 +122,10 @@ def plans_of(matrix: Matrix, tokens: int, form: str) -> Iterator[Plan]:
     """Yield the chosen plan, then others that might be faster."""
     outputs, inputs, gated = matrix.outputs, matrix.inputs, matrix.gate is not None
     blocked = form == "block"
-    yield choose.choose_hopper(tokens, inputs, outputs, gated=gated, processors=PROCESSORS, blocked=blocked)
-    if form == "group" and not gated:
+    yield choose.choose_hopper(
+        tokens, inputs, outputs, gated=gated, processors=PROCESSORS, blocked=blocked, between=form == "group"
+    )
+    if form == "group" and not gated and tokens <= 64:
         # A tile of 128 rows has all outputs of a scale, so its end could round for the op behind
         yield Stream(128, max(16, tokens), 256, 5 if tokens <= 32 else 4, 4)
     if tokens in (1, 8) and form in ("token", "group") and not gated:
@@ -145,15 +147,15 @@ def plans_of(matrix: Matrix, tokens: int, form: str) -> Iterator[Plan]:
                     if form == "token" and tokens == 64:
                         yield Stream(**(asdict(plan) | {"promote": True}))
     elif tokens <= 512:
-        yield Tiles(6, promote=True) if blocked else Tiles()
+        if form != "group":
+            yield Tiles(6, promote=True) if blocked else Tiles()
         for rows, columns in ((64, 64), (64, 128), (128, 128)) if gated else ((64, 128), (128, 128), (64, 256)):
-            if columns > tokens or (form != "token" and columns == 256):
+            if columns > tokens or (form != "token" and columns == 256) or (blocked and gated and columns == 128):
                 continue
             tiles = -(-outputs // rows) * -(-tokens // columns)
             yield choose.stream(rows, columns, inputs, tiles, gated=gated, processors=PROCESSORS, long=not gated)
-    if tokens >= 1024 and form != "int8":
-        for stages in (5, 6):
-            yield Tiles(stages, promote=True)
+    if (tokens >= 256 and form == "block") or (tokens >= 1024 and form == "token"):
+        yield from (Tiles(4, promote=True, tokens=256), Tiles(6, promote=True))
 
 
 def plan_of(fields: dict[str, Any]) -> Plan:
@@ -468,13 +470,17 @@ def short(plan: dict[str, Any] | str) -> str:
         return plan
     mark = "p" if plan.get("promote") else ""
     if "rows" not in plan:
-        return f"tiles{plan['stages']}{mark}"
+        return f"tiles{plan['tokens']}s{plan['stages']}{mark}"
     return f"{plan['rows']}x{plan['tokens']}b{plan['block']}s{plan['stages']}/{plan['split']}{mark}"
 
 
-def picked(found: list[Job], tokens: list[int] | None, forms: list[str] | None) -> list[Job]:
+def picked(
+    found: list[Job], tokens: list[int] | None, forms: list[str] | None, matrices: list[str] | None
+) -> list[Job]:
     wanted: Callable[[Job], bool] = lambda job: (  # noqa: E731
-        (not tokens or job.tokens in tokens) and (not forms or job.form in forms)
+        (not tokens or job.tokens in tokens)
+        and (not forms or job.form in forms)
+        and (not matrices or job.matrix in matrices)
     )
     return [job for job in found if wanted(job)]
 
@@ -484,6 +490,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write all results")
     parser.add_argument("--seconds", type=float, default=100, help="stop by then")
     parser.add_argument("--tokens", type=int, action="append", help="default: all")
+    parser.add_argument("--matrix", action="append", choices=tuple(MATRICES), help="default: all")
     parser.add_argument("--form", action="append", choices=("token", "group", "block", "int8"), help="default: all")
     parser.add_argument("--compile-only", action="store_true", help="compile all kernels, which needs no GPU, and end")
     parser.add_argument("--processes", type=int, default=min(12, os.cpu_count() or 1))
@@ -494,7 +501,7 @@ def main() -> None:
         child(arguments.child)
         return
     started = time.monotonic()
-    found = picked(jobs(), arguments.tokens, arguments.form)
+    found = picked(jobs(), arguments.tokens, arguments.form, arguments.matrix)
     kernels = {(job.matrix, job.form, str(job.plan)): job for job in found if job.plan != "library"}
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
         compiled = list(pool.map(compile_one, kernels.values()))

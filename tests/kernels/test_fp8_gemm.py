@@ -177,8 +177,11 @@ def test_every_cut_chosen_fits_the_device(processors: int, blocked: bool) -> Non
         for outputs, inputs, gated in SHAPES.values():
             cut = choose_hopper(tokens, inputs, outputs, gated=gated, processors=processors, blocked=blocked)
             parts = 2 if gated else 1
+            if blocked and isinstance(cut, Stream):
+                assert fitting(cut, parts, groups(cut, inputs)).stages >= 2
+                assert cut.tokens <= (64 if gated else 128)  # more would spill registers
             if isinstance(cut, Tiles):
-                assert (128 + (128 if cut.promote else 256)) * 128 * cut.stages <= 232_448 - 6144
+                assert (cut.tokens + (128 if cut.promote else 256)) * 128 * cut.stages <= 232_448 - 6144
                 continue
             assert (cut.rows * parts + cut.tokens) * cut.block * cut.stages <= 232_448 - 6144
             assert cut.stages >= 2
@@ -229,6 +232,7 @@ CUTS = [
     Stream(128, 128, 128, 4),
     Tiles(),
     Tiles(6, promote=True),
+    Tiles(4, promote=True, tokens=256),
 ]
 
 
@@ -362,7 +366,13 @@ def test_scales_of_inputs_leave_room_for_two_stages_in_every_cut_chosen() -> Non
     assert not rounded_before(8, 4096 + 64)
 
 
-ROUNDED_CUTS = [Stream(128, 16, 256, 5, 4), Stream(128, 64, 128, 5), Stream(64, 16, 256, 10, 2), Stream(64, 64, 256, 6)]
+ROUNDED_CUTS = [
+    Stream(128, 128, 128, 4),
+    Stream(128, 16, 256, 5, 4),
+    Stream(128, 64, 128, 5),
+    Stream(64, 16, 256, 10, 2),
+    Stream(64, 64, 256, 6),
+]
 
 
 @pytest.mark.gpu

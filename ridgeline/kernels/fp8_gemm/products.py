@@ -102,7 +102,10 @@ def rounded_linear(
         if not x.grouped and library.has(weight, x.dtype) and library_wins(*shape, gated=gated):
             return _in_room(library.product(x, weight, bias_O), room)
         processors = num_multiprocessors(device)
-        plan = choose_hopper(*shape, outputs, gated=gated, processors=processors, blocked=weight.blocked)
+        between = room is not None or (x.grouped and not weight.blocked)
+        plan = choose_hopper(
+            *shape, outputs, gated=gated, processors=processors, blocked=weight.blocked, between=between
+        )  # fmt: skip
     from ridgeline.kernels.fp8_gemm import hopper  # Gluon, which is imported only where it runs
 
     if isinstance(plan, Tiles):

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ridgeline.core.weight_format import BLOCK
 
-
 TILE_TOKENS = 256  # the most of a tile
 
 
