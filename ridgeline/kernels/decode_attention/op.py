@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,12 +62,18 @@ def decode_attention(
     )  # fmt: skip
 
 
-def composed(
-    rope_kv: Callable[..., Tensor],
-    paged_attention: Callable[..., Tensor],
-    in_room: Callable[[Tensor, Rounded | None], Tensor] = in_room,
-) -> Callable[..., Tensor]:
-    """Return the op made of one implementation of each of its parts."""
+def rounding_after(paged_attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return attention whose result is rounded where there is room, by torch's own ops."""
+
+    def attend(*given: Any, room: Rounded | None, **options: Any) -> Tensor:
+        out_THD = paged_attention(*given, **options)
+        return in_room(out_THD.flatten(1), room).view_as(out_THD)
+
+    return attend
+
+
+def composed(rope_kv: Callable[..., Tensor], attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the op made of one implementation of each of its two parts. attend: `paged_attention`, with `room`."""
 
     def decode_attention(
         qkv_TX: Tensor,
@@ -95,16 +102,15 @@ def composed(
             qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
             k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, v_norm, scales,
         )  # fmt: skip
-        out_THD = paged_attention(
+        return attend(
             q_THD, k_cache_NGPD, v_cache_NGPD, batch,
-            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, scales=scales,
+            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, scales=scales, room=room,
         )  # fmt: skip
-        return in_room(out_THD.flatten(1), room).view_as(out_THD)
 
     return decode_attention
 
 
-_plain = composed(rope_kv, paged_attention_reference)
+_plain = composed(rope_kv, rounding_after(paged_attention_reference))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -28,15 +29,17 @@ MANY_ROWS = 64
 WIDEST = 256  # heads that are wider do not fit the registers in all the forms that the kernel keeps of them
 
 
-def _in_room(out_TI: Tensor, room: Rounded | None) -> Tensor:
-    if room is None:
-        return out_TI
-    round_into(out_TI, room)
-    return room.q_TI
+def _attend(*given: Any, room: Rounded | None, **options: Any) -> Tensor:
+    """Compute `paged_attention`, rounded where there is room."""
+    out_THD = paged_attention(*given, room=room, **options)
+    if room is None or out_THD.dtype == room.q_TI.dtype:
+        return out_THD
+    round_into(out_THD.flatten(1), room)
+    return room.q_TI.view_as(out_THD)
 
 
-in_two_launches = composed(rope_kv, paged_attention, _in_room)
-batch_invariant = composed(rope_kv_batch_invariant, paged_attention, _in_room)
+in_two_launches = composed(rope_kv, _attend)
+batch_invariant = composed(rope_kv_batch_invariant, _attend)
 
 
 @dataclass(frozen=True)
