@@ -167,7 +167,7 @@ def _promoted(
                 high_WC = high_WC * gl.expand_dims(x_scales[wave] * high_scale, 1)
                 coming = coming + (gl.load(x_scale_ptr + wave * 64 + row_W),)  # type: ignore[assignment]  # noqa: RUF005
             grown = grown + (sums[2 * wave] + low_WC, sums[2 * wave + 1] + high_WC)  # type: ignore[assignment]  # noqa: RUF005
-        sums = grown
+        sums = grown  # type: ignore[assignment]
         x_scales = coming
     return sums
 
