@@ -109,11 +109,13 @@ class Linear(nn.Module):
         return (self.ops.gated_activation(y_TO, gate) if gate else y_TO), s_TI
 
     def normed_for(
-        self, then: Linear, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str | None = None
+        self, then: Linear, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str
     ) -> tuple[Tensor | Rounded, Tensor]:
         """Return what `normed` does, as the layer `then` had better get it."""
-        room = then.room(len(x_TI)) if isinstance(self.matrix, TakesRounded) else None
-        if room is None or norm is None or norm.bias is not None:
+        plain = norm is None or norm.bias is not None
+        if plain or not isinstance(self.matrix, TakesRounded) or not self.matrix.rounds_gated(len(x_TI), self.dtype):
             return self.normed(norm, x_TI, residual_TI, gate)
-        assert isinstance(self.matrix, TakesRounded)
+        if (room := then.room(len(x_TI))) is None:
+            return self.normed(norm, x_TI, residual_TI, gate)
+        assert norm is not None
         return room, self.matrix.norm_linear_into(room, x_TI, residual_TI, norm.weight, norm.eps, self.bias, gate)

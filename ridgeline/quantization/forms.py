@@ -59,6 +59,13 @@ class Fp8Weight:
             return None
         return rounded.room(tokens, number_OI.shape[1], dtype, number_OI.device)
 
+    def rounds_gated(self, tokens: int, dtype: torch.dtype) -> bool:
+        if self.ops.chosen["fp8_norm_linear"] != "triton":
+            return False
+        from ridgeline.kernels.fp8_gemm.triton import rounds_gated  # likewise
+
+        return rounds_gated(self.weight, tokens, dtype)
+
     def rounded_linear(self, x: Rounded, bias_O: Tensor | None) -> Tensor:
         return self.ops.fp8_linear(x, self.weight, bias_O)
 

@@ -61,6 +61,9 @@ class TakesRounded(Protocol):
     def room(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
         """Return memory for rounded activations, or None if those of so many tokens had better come as they are."""
 
+    def rounds_gated(self, tokens: int, dtype: torch.dtype) -> bool:
+        """Return True if `norm_linear_into` with a gate takes no kernel more than `norm_linear`."""
+
     def rounded_linear(self, x: Rounded, bias_O: Tensor | None) -> Tensor:
         """Return x · weightᵀ + bias: [T, O] in the dtype of x."""
 

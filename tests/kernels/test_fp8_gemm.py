@@ -31,6 +31,7 @@ from ridgeline.kernels.w8a8_gemm import op as w8a8
 
 pytest.importorskip("triton")
 
+from ridgeline.kernels.fp8_gemm import products
 from ridgeline.kernels.fp8_gemm.choose import (
     FIXED,
     Stream,
@@ -400,3 +401,23 @@ def test_matrix_units_take_and_leave_numbers_rounded_by_128(cut: Stream, gate: s
         assert ((given.wide() - want_TO).abs() <= 1.01 * step_TO).all()
         largest_CT = want_TO.unflatten(1, (-1, 128)).abs().amax(-1).T.float()
         torch.testing.assert_close(given.scale, largest_CT / 448, rtol=0.02, atol=1e-5)
+
+
+def test_a_gated_product_rounds_its_results_only_where_a_program_has_all_outputs_of_a_scale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Elsewhere a kernel more would round them, as it does with a scale for each token."""
+    monkeypatch.setattr(products, "compute_capability", lambda device: (9, 0))
+    monkeypatch.setattr(products, "num_multiprocessors", lambda device: 132)
+
+    def rounds(outputs: int, tokens: int, inputs: int = 4096) -> bool:
+        number_OI = torch.empty(2 * outputs, inputs, dtype=torch.float8_e4m3fn, device="meta")
+        return products.rounds_gated(
+            Eight(number_OI, torch.empty(2 * outputs, 1, device="meta")), tokens, torch.bfloat16
+        )
+
+    assert rounds(14_336, 1)
+    assert rounds(14_336, 64)
+    assert rounds(14_336, 256)
+    assert not rounds(8192, 8)  # tiles of 64
+    assert not rounds(14_336 + 64, 8)

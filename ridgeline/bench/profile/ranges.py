@@ -173,6 +173,9 @@ class _NamedTakesRounded(_NamedWeight):
     def room(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
         return self.taking.room(tokens, dtype)
 
+    def rounds_gated(self, tokens: int, dtype: torch.dtype) -> bool:
+        return self.taking.rounds_gated(tokens, dtype)
+
     def rounded_linear(self, x: Rounded, bias_O: Tensor | None) -> Tensor:
         with self.ranges.around(lambda: self.name):
             return self.taking.rounded_linear(x, bias_O)

@@ -122,6 +122,18 @@ def takes_rounded(weight: Eight, tokens: int, dtype: torch.dtype) -> bool:
     return right and rounded_before(tokens, inputs) and _on_matrix_units(weight, dtype)
 
 
+def rounds_gated(weight: Eight, tokens: int, dtype: torch.dtype) -> bool:
+    """Return True if the kernel of a gated product rounds its own results: if a program has all outputs of a scale."""
+    if not tokens or not _on_matrix_units(weight, dtype):
+        return False
+    outputs, inputs = len(weight.number_OI) // 2, weight.number_OI.shape[1]
+    processors = num_multiprocessors(weight.number_OI.device)
+    plan = choose_hopper(
+        tokens, inputs, outputs, gated=True, processors=processors, blocked=weight.blocked, between=True
+    )  # fmt: skip
+    return isinstance(plan, Stream) and plan.rows == BLOCK and outputs % BLOCK == 0
+
+
 def _in_room(y_TO: Tensor, room: Rounded | None) -> Tensor:
     if room is None:
         return y_TO

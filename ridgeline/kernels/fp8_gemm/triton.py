@@ -45,6 +45,11 @@ def takes_rounded(weight: Fp8, tokens: int, dtype: torch.dtype) -> bool:
     return products.takes_rounded(eight(weight), tokens, dtype)
 
 
+def rounds_gated(weight: Fp8, tokens: int, dtype: torch.dtype) -> bool:
+    """Return True if the kernel of a gated product rounds its own results."""
+    return products.rounds_gated(eight(weight), tokens, dtype)
+
+
 def eight(weight: Fp8) -> Eight:
     """Return the weight as the kernels take it."""
     how = weight.format
