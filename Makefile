@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test gpu check setup format proto clean
+.PHONY: demo test thorough gpu check setup format proto clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/ridgeline generate "class LRUCache:" --max-tokens 128
@@ -13,6 +13,10 @@ demo: $(VENV)/.installed-run
 # SLOWEST=20 lists the slowest tests, as CI does.
 test: $(VENV)/.installed-test
 	$(BIN)/pytest $(if $(SLOWEST),--durations=$(SLOWEST))
+
+# The cases that `make test` leaves out: it takes some of each kind, these are the rest.
+thorough: $(VENV)/.installed-test
+	$(BIN)/pytest -m thorough
 
 # On a machine with a GPU. Most of the time kernels are compiled, so eight files at a time; what measures runs alone.
 GPU_TESTS = $(shell grep -rl --include='test_*.py' mark.gpu tests)

@@ -62,10 +62,15 @@ class Engine:
         taken: float = self._pipe.recv()
         return taken
 
+    def close(self) -> None:
+        self._pipe.close()  # which ends the process
+        self._process.join()
+
 
 def _serve(pipe: Connection, kind: str, model: str, threads: int, extra: dict[str, Any]) -> None:
     torch.set_num_threads(threads)
-    engine = ENGINES[kind](model, LoadOptions(**OPTIONS, extra=extra))
+    dummy = not model.endswith(".gguf")
+    engine = ENGINES[kind](model, LoadOptions(**{**OPTIONS, "dummy": dummy}, extra=extra))
     weights = 0
     if kind == "ridgeline":
         decoder = engine.llm.assembly.worker.runner.decoder

@@ -1,9 +1,10 @@
-"""A GGUF file of a Qwen3 model's shape with random weights, for llama.cpp. It has no tokenizer, and all matrices have
-one type.
+"""A GGUF file of a Qwen3's or a Llama's shape with random weights, for llama.cpp. It has no tokenizer, and all matrices
+have one type.
 
     python benchmarks/random_gguf.py CONFIG_FOLDER OUT.gguf [BF16 | Q8_0 | F32 …]
 
-Tensor names and keys are those of llama.cpp's conversion for `qwen3`.
+Tensor names and keys are those of llama.cpp's conversion for `qwen3` and `llama`; factors for long contexts, which cost
+no time, are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ def write(folder: Path, out: Path, kind: str = "BF16") -> Path:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     heads, kv_heads, head_dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
-    writer = gguf.GGUFWriter(out, "qwen3")
+    kind_of_model = config["model_type"]
+    if kind_of_model not in ("qwen3", "llama"):
+        raise SystemExit(f"{folder} is a {kind_of_model!r}, and only qwen3 and llama can be written.")
+    writer = gguf.GGUFWriter(out, kind_of_model)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
@@ -32,6 +36,7 @@ def write(folder: Path, out: Path, kind: str = "BF16") -> Path:
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(float(config["rope_theta"]))
+    writer.add_rope_dimension_count(head_dim)
     writer.add_vocab_size(vocab)
     writer.add_tokenizer_model("none")
     rng, number = np.random.default_rng(0), gguf.GGMLQuantizationType[kind]
@@ -50,8 +55,9 @@ def write(folder: Path, out: Path, kind: str = "BF16") -> Path:
     for layer in range(config["num_hidden_layers"]):
         block = f"blk.{layer}"
         norm(f"{block}.attn_norm", hidden)
-        norm(f"{block}.attn_q_norm", head_dim)
-        norm(f"{block}.attn_k_norm", head_dim)
+        if kind_of_model == "qwen3":
+            norm(f"{block}.attn_q_norm", head_dim)
+            norm(f"{block}.attn_k_norm", head_dim)
         norm(f"{block}.ffn_norm", hidden)
         matrix(f"{block}.attn_q", heads * head_dim, hidden)
         matrix(f"{block}.attn_k", kv_heads * head_dim, hidden)

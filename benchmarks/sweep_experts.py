@@ -1,48 +1,53 @@
-"""Check and time every sensible cut of the kernels for mixtures of experts, on a GPU.
+"""Every sensible cut of the Triton kernels for mixtures of experts on a GPU: check it, then time it.
 
-    python benchmarks/sweep_experts.py route gate_up down layer --shape qwen3 --tokens 1 2 4 8
+    python benchmarks/sweep_experts.py --op route gate_up down layer --shape qwen3 --tokens 1 2 4 8
 
-prints for each op and number of tokens one line per cut, the fastest first, with the share of the limit that it reaches
-and a star at the cut that `choose` would take. A cut that is wrong gets no time. A captured graph holds many launches
-over weights that do not fit the cache together: routers are copied, and each launch routes tokens to other experts.
-`layer` times route, gate_up and down, one behind the other, for several layers of their own weights.
-
-Cuts are compiled by several processes first.
+"layer" is route, gate_up and down, one behind the other, as they are chosen. Launches that take turns have copies of
+the router, or routes of other tokens. A limit is the larger of bytes / 4.42 TB/s, with as many experts as uniform
+routing reaches, and FLOPs / 750 TFLOP/s. "by itself" is what the op takes (on Hopper perhaps hopper.py); a star marks
+what choose.py takes. sweeping_runs.py says how it is done.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import multiprocessing
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
+from torch import Tensor
 
+from benchmarks.sweep_grouped import routes_of
+from benchmarks.sweeping import Job, Limit, Sweep, moved
+from benchmarks.sweeping_runs import run
 from ridgeline.core.cost import Cost
 from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.kernels.grouped_gemm import op as grouped
 from ridgeline.kernels.grouped_gemm import triton as experts
 from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, choose_down, choose_gate_up
-from ridgeline.kernels.grouped_gemm.cost import grouped_down_cost, grouped_gate_up_cost, touched
+from ridgeline.kernels.grouped_gemm.cost import grouped_down_cost, grouped_gate_up_cost
+from ridgeline.kernels.grouped_gemm.cost import touched as touched_on_average
 from ridgeline.kernels.route import op as routing
 from ridgeline.kernels.route import triton as router
 from ridgeline.kernels.route.choose import Few, Many, choose
 from ridgeline.kernels.route.cost import route_cost
 
-# (width, inner width, experts, used experts)
-SHAPES = {
+Shape = tuple[int, int, int, int]  # width, inner width, experts, used experts
+SHAPES: dict[str, Shape] = {
     "qwen3": (2048, 768, 128, 8),
     "mixtral": (4096, 14_336, 8, 2),
     "gpt_oss": (2880, 2880, 32, 4),
     "deepseek": (7168, 2048, 256, 8),
 }
-BANDWIDTH, PEAK = 4.42e12, 750e12  # what an H200 attains, in bytes and FLOPs a second
-CACHE = 160 << 20  # more than twice the cache
-Call = Callable[[], Any]
+FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "route": (router.route, routing.route),
+    "gate_up": (experts.grouped_gate_up, grouped.grouped_gate_up),
+    "down": (experts.grouped_down, grouped.grouped_down),
+}
 
 
 def power(n: int) -> int:
@@ -79,164 +84,109 @@ def tiles_plans(tokens: int) -> Iterator[Tiles]:
             yield Tiles(rows, held, block, warps, stages)
 
 
-def plans(op: str, tokens: int, shape: tuple[int, int, int, int]) -> list[Any]:
+def plans(what: str, tokens: int, shape: Shape) -> list[Any]:
+    """Return the chosen cut, then others."""
     width, inner, number, used = shape
-    if op == "route":
+    if what == "route":
         return list(dict.fromkeys(route_plans(tokens, width, number)))
-    pick, sizes = (choose_gate_up, (width, inner)) if op == "gate_up" else (choose_down, (inner, width))
+    pick, sizes = (choose_gate_up, (width, inner)) if what == "gate_up" else (choose_down, (inner, width))
     found: list[Rows | Tiles] = [pick(tokens, *sizes, experts=number, used=used)]
     if tokens <= 8:
-        found += rows_plans(max(256, power(sizes[0])), 2 if op == "gate_up" else power(used))
+        found += rows_plans(max(256, power(sizes[0])), 2 if what == "gate_up" else power(used))
     if tokens >= 4:
         found += tiles_plans(tokens)
     return list(dict.fromkeys(found))
 
 
-def arguments(op: str, tokens: int, shape: tuple[int, int, int, int]) -> list[tuple]:
-    """Return the arguments of enough calls to pass by the cache."""
-    width, inner, number, used = shape
-    device = torch.device("cuda")
-    if op == "route":
+class Experts(Sweep):
+    workload = "experts' ops"
+    tolerance = 1.0
+
+    def jobs(self) -> list[Job]:
+        found, ops = [], [*FUNCTIONS, "layer"]
+        for case in self.options.case or ["qwen3"]:
+            for tokens, what in itertools.product(self.options.tokens or (1, 8, 64), ops):
+                found.append(Job(case, what, tokens))
+                cuts = plans(what, tokens, SHAPES[case]) if what != "layer" else []
+                found += [Job(case, what, tokens, cut=cut, chosen=i == 0) for i, cut in enumerate(cuts)]
+        return found
+
+    def shape(self, job: Job) -> tuple[Shape, int]:
+        width, inner, number, used = SHAPES[job.case]
+        small = self.small(width, 64), self.small(inner, 32), self.small(number, 8), self.small(used, 2)
+        return small, self.small(job.tokens, 3)
+
+    def arguments(self, job: Job) -> list[tuple[Any, ...]]:
+        shape, tokens = self.shape(job)
+        if job.op == "layer":
+            number = 4 if self.device.type == "cuda" else 1
+            return [(self._router(shape, tokens), *self._matrices(shape)) for _ in range(number)]
+        nbytes = self._cost(job.op, tokens, shape).bytes
+        if job.op == "route":
+            return [self._router(shape, tokens) for _ in range(self.turns(nbytes))]
+        width, inner, number, used = shape
+        case = grouped.Case(tokens, width, inner, experts=number, used=used)
+        up_EGM, down_EMF = self.kept("weights", job.case, lambda: self._matrices(shape))
+        rows = (tokens, width) if job.op == "gate_up" else (tokens * used, inner)
+        before = self.normal(*rows), up_EGM if job.op == "gate_up" else down_EMF, None
+        last = "silu" if job.op == "gate_up" else None
+        # Other tokens' routes, so that more experts than the cache holds take turns
+        return [(*before, routes_of(case, self.device, seed), last) for seed in range(self.turns(nbytes / 3, 32))]
+
+    def _router(self, shape: Shape, tokens: int) -> tuple[Any, ...]:
+        """Return the arguments of `route`. Numbers are few, so that sums are exact and equal scores stay so."""
+        width, _, number, used = shape
         how = RoutingSpec(experts=number, top_k=used, renormalize=True)
-        first = routing.Case(tokens, width, how, exact=True).inputs(torch.bfloat16, device)
-        weight_EM = first[4].weight_EM
-        copies = max(4, min(64, CACHE // weight_EM.nbytes))
-        return [(*first[:4], first[4]._replace(weight_EM=weight_EM.clone()), *first[5:]) for _ in range(copies)]
-    case = grouped.Case(tokens, width, inner, experts=number, used=used)
-    make = case.gate_up_inputs if op == "gate_up" else case.down_inputs
-    *before, _, last = make(torch.bfloat16, device)
-    copies = max(2, min(32, int(4 * CACHE / cost_of(op, tokens, shape).bytes)))
-    return [(*before, case.routes(device, seed), last) for seed in range(copies)]
+        on_cpu = routing.Case(tokens, width, how, exact=True).inputs(self.dtype, torch.device("cpu"))
+        return moved(on_cpu, self.device)
 
+    def _matrices(self, shape: Shape) -> tuple[Tensor, Tensor]:
+        width, inner, number, _ = shape
+        up_EGM = self.normal(number, 2 * inner, width).mul_(width**-0.5)
+        return up_EGM, self.normal(number, width, inner).mul_(inner**-0.5)
 
-def cost_of(op: str, tokens: int, shape: tuple[int, int, int, int]) -> Cost:
-    """Return the least work, with as many experts as uniform routing reaches."""
-    width, inner, number, used = shape
-    if op == "route":
-        return route_cost(tokens, width, number, used, itemsize=2)
-    reached = touched(tokens, number, used)
-    if op == "gate_up":
-        return grouped_gate_up_cost(tokens, width, inner, used=used, reached=reached, kind="silu", itemsize=2)
-    return grouped_down_cost(tokens, inner, width, used=used, reached=reached, itemsize=2)
+    def launch(self, job: Job, arguments: Any) -> Any:
+        if job.op != "layer":
+            options = {} if job.cut is None else {"plan": job.cut}
+            return FUNCTIONS[job.op][0](*arguments, **options)
+        routed, up_EGM, down_EMF = arguments
+        n_TM, _, routes = router.route(*routed)
+        h_PF = experts.grouped_gate_up(n_TM, up_EGM, None, routes, "silu")
+        return experts.grouped_down(h_PF, down_EMF, None, routes, None)
 
+    def interpreted(self, job: Job) -> Any:
+        return (job.op, type(job.cut)) if job.tokens <= 8 and job.cut is not None else None
 
-def limit(op: str, tokens: int, shape: tuple[int, int, int, int]) -> float:
-    """Return the least seconds."""
-    cost = cost_of(op, tokens, shape)
-    if op == "route":
-        return cost.bytes / BANDWIDTH
-    return max(cost.bytes / BANDWIDTH, cost.flops / PEAK)
+    def reference(self, job: Job, arguments: Any) -> Any:
+        return None if job.op == "layer" else FUNCTIONS[job.op][1](*arguments)
 
+    def error(self, job: Job, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
+        """Return the largest error in units of what is right: 2 % and a rounding more; integers are equal."""
+        worst = 0.0
+        for ours, theirs in zip(got, want, strict=True):
+            if not ours.is_floating_point():
+                worst = worst if torch.equal(ours, theirs) else torch.inf
+                continue
+            bound = 0.02 * theirs.float().abs() + (0.05 if ours.itemsize == 2 else 1e-4)
+            worst = max(worst, float(((ours.float() - theirs.float()).abs() / bound).nan_to_num(torch.inf).max()))
+        return worst
 
-FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "route": (router.route, routing.route),
-    "gate_up": (experts.grouped_gate_up, grouped.grouped_gate_up),
-    "down": (experts.grouped_down, grouped.grouped_down),
-}
+    def _cost(self, what: str, tokens: int, shape: Shape) -> Cost:
+        """Return the least work, with as many experts as uniform routing reaches."""
+        width, inner, number, used = shape
+        if what == "route":
+            return route_cost(tokens, width, number, used, itemsize=2)
+        reached = touched_on_average(tokens, number, used)
+        if what == "gate_up":
+            return grouped_gate_up_cost(tokens, width, inner, used=used, reached=reached, kind="silu", itemsize=2)
+        return grouped_down_cost(tokens, inner, width, used=used, reached=reached, itemsize=2)
 
-
-def flat(result: Any) -> list[torch.Tensor]:
-    return [t for part in result for t in flat(part)] if isinstance(result, tuple) else [result]
-
-
-def wrong(got: Any, want: Any) -> str:
-    """Return how far off a result is, or ""."""
-    for ours, theirs in zip(flat(got), flat(want), strict=True):
-        off = (ours.float() - theirs.float()).abs() - 0.02 * theirs.float().abs()
-        most = float(off.nan_to_num(torch.inf).max())
-        if most > (0.05 if ours.dtype == torch.bfloat16 else 1e-4 if ours.is_floating_point() else 0):
-            return f"off by {most:.3g}"
-    return ""
-
-
-def seconds(calls: list[Call]) -> float:
-    """Return the seconds of one call, in a captured graph of all of them (best of several replays)."""
-    for call in calls:
-        call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    best = float("inf")
-    for _ in range(7):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        graph.replay()
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        best = min(best, start.elapsed_time(end) / 1000 / len(calls))
-    return best
-
-
-def compiled(task: tuple[str, int, tuple[int, int, int, int], Any]) -> None:
-    """Compile one cut, in a process of its own."""
-    op, tokens, shape, plan = task
-    with torch.inference_mode():
-        try:
-            FUNCTIONS[op][0](*arguments(op, tokens, shape)[0], plan=plan)
-            torch.cuda.synchronize()
-        except Exception as problem:  # the sweep itself will show it
-            print(op, plan, type(problem).__name__)
-
-
-def sweep(op: str, tokens: int, shape: tuple[int, int, int, int]) -> None:
-    calls, (function, reference) = arguments(op, tokens, shape), FUNCTIONS[op]
-    want, least, lines = reference(*calls[0]), limit(op, tokens, shape), []
-    every = plans(op, tokens, shape)
-    for plan in [None, *every]:
-        options = {} if plan is None else {"plan": plan}
-        try:
-            error = wrong(function(*calls[0], **options), want)
-            time = seconds([lambda a=a, o=options: function(*a, **o) for a in calls]) if not error else float("inf")
-        except Exception as problem:
-            error, time = f"{type(problem).__name__}: {str(problem).splitlines()[0][:60]}", float("inf")
-        star = "*" if plan is not None and plan == every[0] else " "
-        lines.append((time, f"{star} {plan or 'as chosen (on Hopper perhaps hopper.py)'} {error}"))
-    print(f"\n{op}, {tokens} tokens, {shape}: limit {1e6 * least:.2f} µs", flush=True)
-    for time, text in sorted(lines)[:16] + [line for line in sorted(lines)[16:] if "*" in line[1]]:
-        print(f"{1e6 * time:9.2f} µs {100 * least / time:5.1f} %  {text}", flush=True)
-
-
-def layers(tokens: int, shape: tuple[int, int, int, int], count: int = 4) -> None:
-    """Time whole layers, as they are chosen."""
-    width, inner, number, used = shape
-    calls: list[Call] = []
-    for seed in range(count):
-        how = RoutingSpec(experts=number, top_k=used, renormalize=True)
-        a = routing.Case(tokens, width, how).inputs(torch.bfloat16, torch.device("cuda"), seed)
-        options: Any = {"dtype": torch.bfloat16, "device": "cuda"}
-        up = torch.randn(number, 2 * inner, width, **options).mul_(width**-0.5)
-        down = torch.randn(number, width, inner, **options).mul_(inner**-0.5)
-
-        def layer(a: Any = a, up: torch.Tensor = up, down: torch.Tensor = down) -> None:
-            n, _, routes = router.route(*a)
-            experts.grouped_down(experts.grouped_gate_up(n, up, None, routes, "silu"), down, None, routes, None)
-
-        calls.append(layer)
-    time = seconds(calls * (4 if tokens <= 8 else 1))
-    least = sum(limit(op, tokens, shape) for op in FUNCTIONS)
-    print(f"\nlayer, {tokens} tokens, {shape}: {1e6 * time:.2f} µs, limit {1e6 * least:.2f} µs: {least / time:.1%}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ops", nargs="+", choices=[*FUNCTIONS, "layer"])
-    parser.add_argument("--shape", choices=SHAPES, default="qwen3")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--processes", type=int, default=12, help="processes that compile")
-    chosen = parser.parse_args()
-    shape, ops = SHAPES[chosen.shape], [op for op in chosen.ops if op != "layer"]
-    tasks = [(op, t, shape, plan) for op in ops for t in chosen.tokens for plan in plans(op, t, shape)]
-    with ProcessPoolExecutor(chosen.processes, multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compiled, tasks, chunksize=4))
-    with torch.inference_mode():
-        for tokens in chosen.tokens:
-            for op in ops:
-                sweep(op, tokens, shape)
-            if "layer" in chosen.ops:
-                layers(tokens, shape)
+    def limit(self, job: Job, calls: list[Any]) -> Limit:
+        shape, tokens = self.shape(job)
+        costs = {what: self._cost(what, tokens, shape) for what in (FUNCTIONS if job.op == "layer" else (job.op,))}
+        parts = [self.least(cost.bytes, 0.0 if what == "route" else cost.flops) for what, cost in costs.items()]
+        return Limit(sum(part.seconds for part in parts), sum(part.flops for part in parts))
 
 
 if __name__ == "__main__":
-    main()
+    run(Experts)

@@ -1,44 +1,38 @@
-"""Products of quantized experts on a GPU: check every cut against float64, then time them in captured graphs.
+"""Products of quantized experts on a GPU: check every cut against float32, then time them in captured graphs.
 
-    python benchmarks/sweep_grouped_quantized.py --json results.json
+    python benchmarks/sweep_grouped_quantized.py --json results.jsonl [--model "gpt-oss-20b mxfp4"]
 
-sweep_grouped.py is the same for plain matrices, and says how its children work. A limit is the larger of (bytes of
-touched experts with their scales, rows and results) / 4.42 TB/s and FLOPs / 750 TFLOP/s (twice that for FP8, although
-the kernels multiply in 16 bits). Errors are relative to the outputs' norm.
+sweep_grouped.py is the same for plain matrices. A limit is the larger of (bytes of touched experts with their scales,
+rows and results) / 4.42 TB/s and FLOPs / 750 TFLOP/s (twice that for FP8, although the kernels multiply in 16 bits).
+Errors are relative to the outputs' norm. sweeping_runs.py says how it is done.
 
 Legend: see kernels/grouped_gemm/op.py
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
-import time
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
-from sweep_grouped import FLOPS, RATE, one_child
+from torch import Tensor
 
-from ridgeline.core.weight_format import Fp8Format, WeightFormat
-from ridgeline.kernels.aot import compiling_for
+from benchmarks.sweep_grouped import routes_of, touched
+from benchmarks.sweeping import Job, Limit, Sweep
+from benchmarks.sweeping_runs import run
+from ridgeline.core.weight_format import Fp8Format
 from ridgeline.kernels.coded_gemm.op import MXFP4, W4
 from ridgeline.kernels.grouped_gemm import hopper, op, triton
 from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, Widened
 from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, widening
 from ridgeline.kernels.grouped_gemm.matrices import Quantized, part, shape_of, stacked, turned
-from ridgeline.kernels.launch import settle_cache_keys
-from ridgeline.kernels.route.op import Routes
 
 CHANNELS, BLOCKS = Fp8Format(activations=None), Fp8Format(block=True, activations=None)
-TOKENS = (1, 4, 8, 64, 256, 1024, 8192)
-CHECKED = (3, 40, 700)
+TOKENS, CHECKED = (1, 4, 8, 64, 256, 1024, 8192), (3, 40, 700)
 
 
 @dataclass(frozen=True)
@@ -48,21 +42,15 @@ class Model:
     case: op.Case
     layers: int
 
-    def format(self) -> WeightFormat:
-        assert self.case.format is not None
-        return self.case.format
-
 
 QWEN = op.Case(1, 2048, 768, experts=128, used=8)
+GPT_OSS = op.Case(1, 2880, 2880, 32, 4, "swiglu_clamped", bias=True, format=MXFP4, scales=torch.uint8)
 MODELS = {
-    "gpt-oss-20b mxfp4": Model(
-        op.Case(1, 2880, 2880, 32, 4, "swiglu_clamped", bias=True, format=MXFP4, scales=torch.uint8), 4
-    ),
+    "gpt-oss-20b mxfp4": Model(GPT_OSS, 4),
     "qwen3-30b fp8-block": Model(replace(QWEN, format=BLOCKS), 4),
     "qwen3-30b fp8": Model(replace(QWEN, format=CHANNELS), 4),
     "mixtral w4": Model(op.Case(1, 4096, 14_336, 8, 2, format=W4), 2),
 }
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Rows, Tiles, Widened, Stream)}
 
 
 def plans(model: Model, what: str, tokens: int) -> list[Any]:
@@ -84,266 +72,108 @@ def plans(model: Model, what: str, tokens: int) -> list[Any]:
     return [*found, Widened()] if average >= 32 else found
 
 
-@dataclass(frozen=True)
-class Job:
-    """One check (`check`) or one timing of an op. plan: [kind, fields], or None."""
+class GroupedQuantized(Sweep):
+    workload = "products of quantized experts"
+    seconds, tolerance = 90.0, 0.012
 
-    model: str
-    what: str  # "gate_up" or "down"
-    tokens: int
-    check: bool
-    plan: Any = None
+    def jobs(self) -> list[Job]:
+        return [
+            Job(name, what, tokens, cut=cut, timed=timed)
+            for name, model in MODELS.items()
+            for timed in (False, True)
+            for tokens in (TOKENS if timed else CHECKED)
+            for what in ("gate_up", "down")
+            for cut in plans(model, what, tokens)
+        ]
 
+    def shape(self, job: Job) -> op.Case:
+        case = MODELS[job.case].case
+        width, inner, experts = self.small(case.width, 128), self.small(case.inner, 128), self.small(case.experts, 4)
+        tokens, used = self.small(job.tokens, 3), min(case.used, self.small(case.experts, 2))
+        skew = 0.0 if job.timed else 1.0
+        return replace(case, tokens=tokens, width=width, inner=inner, experts=experts, used=used, skew=skew)
 
-def jobs(names: list[str]) -> list[Job]:
-    found = []
-    for name in names:
-        for check in (True, False):
-            for tokens in CHECKED if check else TOKENS:
-                for what in ("gate_up", "down"):
-                    cuts = plans(MODELS[name], what, tokens)
-                    told = [None if cut is None else [type(cut).__name__, asdict(cut)] for cut in cuts]
-                    found += [Job(name, what, tokens, check, plan) for plan in told]
-    return found
-
-
-def plan_of(told: Any) -> Any:
-    return None if told is None else KINDS[told[0]](**told[1])
-
-
-def run(what: str, plan: Any, arguments: tuple[Any, ...]) -> torch.Tensor:
-    if plan is not None and plan[0] == "Stream":
-        return (hopper.grouped_gate_up if what == "gate_up" else hopper.grouped_down)(*arguments, plan_of(plan))
-    return (triton.grouped_gate_up if what == "gate_up" else triton.grouped_down)(*arguments, plan=plan_of(plan))
-
-
-def compile_one(job: Job) -> tuple[str, str]:
-    """Compile what a job launches, on tensors that have no memory."""
-    settle_cache_keys()
-    try:
-        with compiling_for("sm_90", 132):
-            run(job.what, job.plan, on_meta(job))
-    except Exception as error:
-        return str(job), f"{type(error).__name__}: {error}"[:1000]
-    return str(job), ""
-
-
-def on_meta(job: Job) -> tuple[Any, ...]:
-    case, meta = replace(MODELS[job.model].case, tokens=job.tokens), torch.device("meta")
-    pairs, gated = case.tokens * case.used, job.what == "gate_up"
-    outputs, inputs = (2 * case.inner, case.width) if gated else (case.width, case.inner)
-    small = replace(case, tokens=1, width=256, inner=128, experts=1, used=1).gate_up_inputs(
-        torch.bfloat16, torch.device("cpu")
-    )[1]
-    shapes = {
-        "weight_OI": (outputs, inputs), "code_OB": (outputs, inputs // 2),
-        "scale_OG": (outputs, inputs // (getattr(case.format, "group", 0) or inputs)),
-        "scale_SC": (-(-outputs // 128), -(-inputs // 128)) if getattr(case.format, "block", False) else (outputs, 1),
-        "scale": (),
-    }  # fmt: skip
-
-    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=meta)
-
-    fields = {
-        name: empty(case.experts, *shapes[name], dtype=field.dtype) if isinstance(field, torch.Tensor) else field
-        for name, field in zip(small._fields, small, strict=True)
-    }
-    weight = turned(type(small)(**fields))
-    int32 = torch.int32
-    routes = Routes(
-        empty(case.tokens, case.used, dtype=int32), empty(case.tokens, case.used, dtype=torch.float32),
-        empty(pairs, dtype=int32), empty(case.tokens, case.used, dtype=int32), empty(case.experts + 1, dtype=int32),
-    )  # fmt: skip
-    bias = empty(case.experts, outputs) if case.bias else None
-    x = empty(case.tokens if gated else pairs, inputs)
-    return (x, weight, bias, routes, case.gate if gated else empty(case.tokens, case.width))
-
-
-class Bench:
-    """Layers of one model at a time, on the GPU."""
-
-    def __init__(self) -> None:
-        self.device, self.model = torch.device("cuda"), ""
-        self.weights: dict[str, list[Quantized]] = {}
-        self.made: tuple[Any, ...] = ()
-        self.given: list[tuple[Any, ...]] = []
-        self.expected: torch.Tensor | None = None
-
-    def arguments(self, job: Job) -> list[tuple[Any, ...]]:
+    def arguments(self, job: Job) -> list[Any]:
         """Return every layer's arguments of the op."""
-        model = MODELS[job.model]
-        if self.model != job.model:
-            self.weights, self.given, self.made, self.model = {}, [], (), job.model
-            torch.cuda.empty_cache()
-            self.weights = {what: [self._matrices(model, what)] for what in ("gate_up", "down")}
-            for some in self.weights.values():  # copies: random codes take long
-                some += [type(some[0])(*(clone(field) for field in some[0])) for _ in range(model.layers - 1)]
-        made = (job.what, job.tokens, job.check)
-        if self.made != made:
-            self.given = [self._layer(model, job, seed) for seed in range(model.layers if not job.check else 1)]
-            self.made, self.expected = made, None
-        return self.given
+        number = MODELS[job.case].layers if job.timed and self.device.type == "cuda" else 1
+        return [self._layer(job, weight, seed) for seed, weight in enumerate(self._weights(job)[:number])]
 
-    def _matrices(self, model: Model, what: str) -> Quantized:
+    def _weights(self, job: Job) -> list[Quantized]:
+        """Return every layer's matrices. They are copies: random codes take long."""
+        case, number = self.shape(job), MODELS[job.case].layers if self.device.type == "cuda" else 1
+
+        def make() -> dict[str, list[Quantized]]:
+            first = {what: self._matrices(case, what) for what in ("gate_up", "down")}
+            again = range(number - 1)
+            return {what: [one, *(type(one)(*map(clone, one)) for _ in again)] for what, one in first.items()}
+
+        return self.kept("weights", job.case, make)[job.op]
+
+    def _matrices(self, case: op.Case, what: str) -> Quantized:
         """Return random matrices, made of a few experts."""
-        case = replace(model.case, experts=4, used=1)
-        made = case.gate_up_inputs if what == "gate_up" else case.down_inputs
-        few = made(torch.bfloat16, self.device)[1]
-        return turned(stacked([part(few, expert % 4) for expert in range(model.case.experts)]))
+        few = replace(case, experts=4, used=1, tokens=1)
+        if self.device.type == "meta":
+            shape = (2 * case.inner, case.width) if what == "gate_up" else (case.width, case.inner)
+            return self._without_memory(few, case.experts, *shape)
+        made = few.gate_up_inputs if what == "gate_up" else few.down_inputs
+        some = made(self.dtype, self.device)[1]
+        return turned(stacked([part(some, expert % 4) for expert in range(case.experts)]))
 
-    def _layer(self, model: Model, job: Job, seed: int) -> tuple[Any, ...]:
-        case = replace(model.case, tokens=job.tokens, skew=1.0 if job.check else 0.0)
-        weight, gated = self.weights[job.what][seed], job.what == "gate_up"
+    def _without_memory(self, case: op.Case, experts: int, outputs: int, inputs: int) -> Quantized:
+        """Return the types of a small case's tensors, in the shapes of a large one."""
+        small = replace(case, width=256, inner=128).gate_up_inputs(self.dtype, torch.device("cpu"))[1]
+        blocks, group = getattr(case.format, "block", False), getattr(case.format, "group", 0) or inputs
+        shapes = {
+            "weight_OI": (outputs, inputs), "code_OB": (outputs, inputs // 2), "scale_OG": (outputs, inputs // group),
+            "scale_SC": (-(-outputs // 128), -(-inputs // 128)) if blocks else (outputs, 1), "scale": (),
+        }  # fmt: skip
+        fields = {
+            name: torch.empty((experts, *shapes[name]), dtype=field.dtype, device=self.device)
+            if isinstance(field, Tensor)
+            else field
+            for name, field in zip(small._fields, small, strict=True)
+        }
+        return turned(type(small)(**fields))
+
+    def _layer(self, job: Job, weight: Quantized, seed: int) -> tuple[Any, ...]:
+        case, gated = self.shape(job), job.op == "gate_up"
         _, outputs, inputs = shape_of(weight)
+        x = self.normal(case.tokens if gated else case.tokens * case.used, inputs)
+        bias = self.normal(case.experts, outputs) if case.bias else None
+        last = case.gate if gated else self.normal(case.tokens, case.width)
+        return x, weight, bias, routes_of(case, self.device, seed), last
 
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, device=self.device).bfloat16()
+    def launch(self, job: Job, arguments: Any) -> Tensor:
+        if isinstance(job.cut, Stream):
+            on_hopper = hopper.grouped_gate_up if job.op == "gate_up" else hopper.grouped_down
+            return on_hopper(*arguments, job.cut)
+        anywhere = triton.grouped_gate_up if job.op == "gate_up" else triton.grouped_down
+        return anywhere(*arguments, plan=job.cut)
 
-        x = normal(job.tokens if gated else job.tokens * case.used, inputs)
-        bias = normal(case.experts, outputs) if case.bias else None
-        return x, weight, bias, case.routes(self.device, seed), case.gate if gated else normal(job.tokens, case.width)
+    def interpreted(self, job: Job) -> Any:
+        return type(job.cut) if isinstance(job.cut, Tiles) else None
 
-    def check(self, job: Job) -> dict[str, Any]:
-        """Compare with the reference in float32, and a second launch with the first."""
-        given = self.arguments(job)[0]
-        reference = op.grouped_gate_up if job.what == "gate_up" else op.grouped_down
-        first, second = (run(job.what, job.plan, given).float() for _ in range(2))
-        if self.expected is None:
-            self.expected = reference(given[0].float(), *given[1:])
-        expected = self.expected
-        assert torch.equal(first, second), "two launches differ"
-        error = ((first - expected).norm() / expected.norm()).item()
-        assert error < 0.012, f"error {error}"  # NaN too
-        return {"error": error}
+    def reference(self, job: Job, arguments: Any) -> Tensor | None:
+        if job.timed:
+            return None
+        function = op.grouped_gate_up if job.op == "gate_up" else op.grouped_down
+        return function(arguments[0].float(), *arguments[1:])
 
-    def time(self, job: Job) -> dict[str, Any]:
-        """Return microseconds a call, and the limit."""
-        given = self.arguments(job)
-        touched = sum(int((one[3].start_E1.diff() > 0).sum()) for one in given) / len(given)
-        seconds, flops = limit(MODELS[job.model], job.what, job.tokens, touched, given[0][1])
-        calls = len(given) * max(1, round(1e-3 / (seconds * len(given))))
-        run(job.what, job.plan, given[0])
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for i in range(calls):
-                run(job.what, job.plan, given[i % len(given)])
-        graph.replay()
-        torch.cuda.synchronize()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        best = float("inf")
-        for _ in range(3):
-            begin.record()
-            graph.replay()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            best = min(best, begin.elapsed_time(end) * 1e3 / (2 * calls))
-        return {"us": best, "limit_us": seconds * 1e6, "touched": touched, "flops": flops}
+    def error(self, job: Job, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
+        return float((got[0].float() - want[0]).norm() / want[0].norm())
+
+    def limit(self, job: Job, calls: list[Any]) -> Limit:
+        case, weight, reached = self.shape(job), calls[0][1], touched([one[3] for one in calls])
+        experts, outputs, inputs = shape_of(weight)
+        pairs = case.tokens * case.used
+        moved = weight.nbytes * reached / experts + 2 * (case.tokens * case.width + pairs * case.inner)
+        peak = self.peak * (2 if isinstance(case.format, Fp8Format) else 1)
+        return self.least(moved, 2.0 * pairs * outputs * inputs, peak, f"{reached:.1f} experts")
 
 
 def clone(field: Any) -> Any:
-    return field.clone() if isinstance(field, torch.Tensor) else field
-
-
-def limit(model: Model, what: str, tokens: int, touched: float, weight: Quantized) -> tuple[float, float]:
-    """Return (the least seconds of a call, FLOPs)."""
-    case, pairs = model.case, tokens * model.case.used
-    experts, outputs, inputs = shape_of(weight)
-    rows = 2 * (tokens * case.width + pairs * case.inner)
-    flops = 2.0 * pairs * outputs * inputs
-    rate = FLOPS * (2 if isinstance(model.format(), Fp8Format) else 1)
-    return max((weight.nbytes * touched / experts + rows) / RATE, flops / rate), flops
-
-
-def child(path: str) -> None:
-    """Do the jobs of a file, and print a line for each."""
-    torch.manual_seed(0)
-    bench = Bench()
-    for number, fields in json.loads(Path(path).read_text()):
-        job, broken = Job(**fields), False
-        try:
-            answer = bench.check(job) if job.check else bench.time(job)
-        except AssertionError as error:
-            answer = {"failed": str(error)}
-        except Exception as error:
-            answer, broken = {"failed": f"{type(error).__name__}: {error}"[:600], "broken": True}, True
-        print(json.dumps({"number": number, **answer}), flush=True)
-        if broken:
-            sys.exit(1)  # after an error on the device nothing works
-
-
-def work(found: list[Job], path: Path, until: float) -> dict[int, dict[str, Any]]:
-    """Have all jobs done by children, and return their answers. Cuts that broke are not launched again."""
-    answers: dict[int, dict[str, Any]] = {}
-    pending = dict(enumerate(found))
-    while pending and time.monotonic() < until:
-        path.write_text(json.dumps([(number, asdict(job)) for number, job in pending.items()]))
-        for answer in one_child(path, len(pending), until, __file__):
-            number = answer.pop("number", next(iter(pending)))
-            job, answers[number] = pending.pop(number), answer
-            if "failed" in answer:
-                print(f"FAILED {job}: {answer['failed']}", flush=True)
-            if "broken" in answer:
-                pending = {i: one for i, one in pending.items() if (one.what, one.plan) != (job.what, job.plan)}
-    return answers
-
-
-def show(found: list[Job], answers: dict[int, dict[str, Any]]) -> None:
-    """Print the checks' worst error, then each case's times, the fastest first."""
-    done = [(found[number], answer) for number, answer in answers.items() if "failed" not in answer]
-    errors = [answer["error"] for job, answer in done if job.check]
-    print(f"{len(errors)} of {sum(job.check for job in found)} checks passed, worst error {max(errors, default=0):.4f}")
-    cases: dict[tuple[str, int, str], list[tuple[float, Job, dict[str, Any]]]] = {}
-    for job, answer in done:
-        if not job.check:
-            cases.setdefault((job.model, job.tokens, job.what), []).append((answer["us"], job, answer))
-    for (model, tokens, what), rows in cases.items():
-        rows.sort(key=lambda row: row[0])
-        us, _, answer = rows[0]
-        others = "  ".join(f"{short(job.plan)} {us:.1f}" for us, job, _ in rows)
-        print(
-            f"{model:20s} T {tokens:4d} {what:7s} {us:7.1f} µs {100 * answer['limit_us'] / us:5.1f} % "
-            f"{answer['flops'] / us / 1e6:4.0f} TFLOP/s {answer['touched']:5.1f} experts | {others}"
-        )
-
-
-def short(plan: Any) -> str:
-    return "chosen" if plan is None else plan[0].lower() + "/".join(str(value) for value in plan[1].values())
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="where to write all results")
-    parser.add_argument("--seconds", type=float, default=90, help="stop by then")
-    parser.add_argument("--model", action="append", choices=MODELS, help="default: all")
-    parser.add_argument("--compile-only", action="store_true", help="compile all kernels, which needs no GPU, and end")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        settle_cache_keys()
-        child(arguments.child)
-        return
-    started = time.monotonic()
-    found = jobs(arguments.model or list(MODELS))
-    with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
-        unlike = {(job.model, job.what, str(job.plan or job.tokens)): job for job in found}
-        compiled = list(pool.map(compile_one, unlike.values(), chunksize=1))
-    for name, error in compiled:
-        if error:
-            print(f"NOT COMPILED {name}: {error}")
-    print(f"{len(compiled)} launches compiled in {time.monotonic() - started:.0f} s", flush=True)
-    if arguments.compile_only:
-        return
-    answers = work(found, Path("/tmp/sweep_grouped_quantized_jobs.json"), started + arguments.seconds)
-    show(found, answers)
-    print(f"{len(answers)} of {len(found)} jobs in {time.monotonic() - started:.0f} s")
-    if arguments.json:
-        rows = [asdict(found[number]) | answer for number, answer in answers.items()]
-        arguments.json.write_text(json.dumps(rows, indent=0))
+    return field.clone() if isinstance(field, Tensor) else field
 
 
 if __name__ == "__main__":
-    main()
+    run(GroupedQuantized)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
 import runpy
 from collections.abc import Callable
 from functools import cache
@@ -10,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Of this process and of those that tests start: models are tiny, and threads that spin for one another double the cost.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,6 +22,7 @@ if os.environ.get("RIDGELINE_TEST_NO_BF16"):  # here and in every process that a
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_VNNI"
     runpy.run_path(f"{masked}/sitecustomize.py")
 
+import numpy as np
 import torch
 
 if not torch.cuda.is_available():
@@ -35,10 +39,37 @@ if find_spec("msgspec") is None or find_spec("zmq") is None:  # without the serv
     collect_ignore = ["serving", "deploy", "bench/serving/test_load.py"]
 
 
+# The same examples every time, on a machine however slow: no run may fail by chance. RIDGELINE_EXAMPLES draws others.
+settings.register_profile("fixed", derandomize="RIDGELINE_EXAMPLES" not in os.environ, database=None, deadline=None)
+settings.load_profile("fixed")
+
+
+def start_numbers() -> None:
+    number = int(os.environ.get("RIDGELINE_TEST_SEED", "0"))
+    for start in (torch.manual_seed, np.random.seed, random.seed):
+        start(number)
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage be looked for among what tests make alone, and not among a million objects of modules each time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or libraries complain at the end about what was never freed
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Make the fixtures of modules and of the session of the same random numbers, whichever test comes first."""
+    start_numbers()
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
-    """Begin every test with the same random numbers, in whatever order tests run."""
-    torch.manual_seed(0)
+    """Begin every test with the same random numbers, in whatever order tests run. RIDGELINE_TEST_SEED gives others."""
+    start_numbers()
 
 
 @pytest.fixture(scope="session")

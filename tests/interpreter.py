@@ -1,18 +1,25 @@
-"""Triton's interpreter at half its cost, and with E4M3 as GPUs have it, for the tests."""
+"""Triton's interpreter at a third of its cost, and with E4M3 as GPUs have it, for the tests."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 import triton.language as tl
+from triton._utils import validate_block_shape
 from triton.runtime import interpreter
 
 
 def patch_once() -> None:
     _patch_languages()
+    _patch_builtins()
+    _patch_types()
+    _patch_shapes()
+    _patch_overflow()
     _patch_e4m3()
 
 
@@ -43,3 +50,70 @@ def _patch_languages() -> None:
         return patch_language(function) if due else interpreter._LangPatchScope()
 
     interpreter._patch_lang = patch
+
+
+def _patch_builtins() -> None:
+    """Let a builtin be called directly: of itself each call copies its keywords and goes through two functions."""
+    checks = tl.core.builtin(patch_once).__code__  # of the function that `builtin` puts around another
+
+    def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        function = member.__wrapped__ if member.__code__ is checks else member
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = interpreter.interpreter_semantic
+            return function(*args, **kwargs)
+
+        scope.set_attr(obj, name, call)
+
+    interpreter._patch_attr = patch_attr
+
+
+def _patch_types() -> None:
+    """Remember what types are like, which the interpreter otherwise works out for every value anew."""
+    core, number_type = tl.core, interpreter._get_np_dtype
+
+    @cache
+    def block(*lengths: int) -> tuple[Any, int]:
+        return core.tuple(list(lengths)), validate_block_shape(lengths)
+
+    @cache
+    def shape(*lengths: int) -> tuple[Any, Any]:
+        return core.tuple([core.constexpr(length) for length in lengths]), core.constexpr(math.prod(lengths))
+
+    def init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        self.shape, self.numel = block(*map(core._unwrap_if_constexpr, shape))
+        if not self.shape:
+            raise TypeError("0d block_type is forbidden")
+        self.element_ty = element_ty
+        self.name = f"<{self.shape.values}, {element_ty}>"
+
+    def init_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = shape(*type.shape) if type.is_block() else shape()
+
+    number_types: dict[str, Any] = {}
+    core.block_type.__init__, core.tensor.__init__ = init_block_type, init_tensor
+    interpreter._get_np_dtype = lambda dtype: (
+        number_types.get(dtype.scalar.name) or number_types.setdefault(dtype.scalar.name, number_type(dtype))
+    )
+
+
+def _patch_shapes() -> None:
+    """Do nothing at once to what is plain or of one shape already, which is how nearly all values come."""
+    core, semantic = tl.core, interpreter.TritonSemantic
+    unwrap, equal, broadcast = core._unwrap_if_constexpr, core.tuple.__eq__, semantic.broadcast_impl_value
+    same = core.constexpr(True)
+
+    def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
+        return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(self, lhs, rhs)  # one shape is one object, see above
+
+    core._unwrap_if_constexpr = lambda x: x if x.__class__ in (int, core.dtype, core.block_type) else unwrap(x)
+    core.tuple.__eq__ = lambda self, other: same if self is other else equal(self, other)
+    semantic.broadcast_impl_value = broadcast_impl_value
+
+
+def _patch_overflow() -> None:
+    """Leave out what would check integers for overflow: the interpreter computes it all and then asserts nothing."""
+    builder = interpreter.interpreter_builder
+    assert not builder.options.debug  # with which it would assert
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)

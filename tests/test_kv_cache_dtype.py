@@ -134,11 +134,11 @@ def test_blocks_of_unlike_formats_have_unlike_hashes() -> None:
     """The same tokens in a cache of another format are another prefix, to other tiers and routers too."""
     seq = cast("Any", SimpleNamespace(request=SimpleNamespace(cache_salt="tenant")))
     roots = set()
-    for name in ("auto", "bfloat16", *QUANTIZED):
-        groups = model().with_kv_format(kv_format(name)).cache_groups
+    for form in (*map(kv_format, ("auto", "bfloat16", *QUANTIZED)), KVFormat("fp8_e4m3", "model")):
+        groups = model().with_kv_format(form).cache_groups
         layout = CacheLayout(groups=groups, block_size=16, dtype="float16", num_pages=4)
         roots.add(CacheManager(layout, prefix_caching=True, max_chunk=16)._root(seq))
-    assert len(roots) == 5
+    assert len(roots) == 6
 
 
 def test_what_cannot_be_is_refused_in_a_sentence() -> None:

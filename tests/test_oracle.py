@@ -103,8 +103,9 @@ def test_greedy_tokens_are_transformers_for_64_steps(family: str, device: str, o
     llm = open_llm(family, **TIGHT, device=device)
     for result in run(llm, PROMPTS, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)):
         tokens = [*result.prompt_token_ids, *result.outputs[0].token_ids]
-        best = oracle_logprobs(family, tokens[:-1]).argmax(-1).tolist()  # teacher forced: each token follows its past
-        assert result.outputs[0].token_ids == best[-64:]
+        expected = oracle_logprobs(family, tokens[:-1])[-64:]  # teacher forced: each token follows its past
+        chosen = expected.gather(1, torch.tensor(tokens[-64:])[:, None])[:, 0]
+        assert (chosen >= expected.amax(1) - TOLERANCE).all()  # the best one, or as good as it
 
 
 @pytest.mark.gpu
@@ -157,17 +158,27 @@ def check_same(results: Sequence[RequestOutput], expected: Sequence[RequestOutpu
                     assert entry[token].logprob == pytest.approx(logprob.logprob, abs=TOLERANCE)
 
 
+SETTINGS: list[Settings] = [
+    *({**TIGHT, "block_size": size} for size in (1, 4, 16, 32)),
+    *({**TIGHT, "max_num_batched_tokens": chunk} for chunk in (4, 7, 64)),
+    {**ROOMY, "max_num_seqs": 1},
+    {**TIGHT, "enable_prefix_caching": False},
+]
+
+
+def thorough(value: object, unless: bool) -> object:
+    return value if unless else pytest.param(*value, marks=pytest.mark.thorough)  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("family", "settings"),
     [
-        *({**TIGHT, "block_size": size} for size in (1, 4, 16, 32)),
-        *({**TIGHT, "max_num_batched_tokens": chunk} for chunk in (4, 7, 64)),
-        {**ROOMY, "max_num_seqs": 1},
-        {**TIGHT, "enable_prefix_caching": False},
+        thorough((family, settings), unless=family == "llama" or SETTINGS.index(settings) in (0, 5, 8))
+        for family in ("llama", "mixed", "qwen2_moe")  # settings are the scheduler's: few of them meet other layers
+        for settings in SETTINGS
     ],
     ids=str,
 )
-@pytest.mark.parametrize("family", ["llama", "mixed", "qwen2_moe"])
 def test_settings_and_neighbours_change_nothing(
     family: str, settings: Settings, open_llm, tiny_model: Callable[[str], Path]
 ) -> None:
@@ -176,8 +187,14 @@ def test_settings_and_neighbours_change_nothing(
     check_same(run(llm, PROMPTS[::-1], VARIED[::-1], priority=[3, 1, 2, 0, 5, 4, 6]), expected[::-1])
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2", "olmoe", "deepseek", "glm4_moe", "gpt_oss", "gemma4_moe"])
+@pytest.mark.parametrize(
+    ("family", "policy"),
+    [
+        thorough((family, policy), unless=policy == "fcfs" or family in ("llama", "mixed"))  # who goes is the policy's
+        for family in ("llama", "mixed", "gpt2", "olmoe", "deepseek", "glm4_moe", "gpt_oss", "gemma4_moe")
+        for policy in ("fcfs", "priority")
+    ],
+)
 def test_preemption_changes_nothing(family: str, policy: str, open_llm, tiny_model: Callable[[str], Path]) -> None:
     settings: Settings = {"max_num_batched_tokens": 16, "block_size": 4, "max_num_seqs": 6, "max_model_len": 96}
     layout = open_llm(family, **settings).assembly.memory.layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +29,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import Roofline
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from ridgeline.weights.loader import Progress, read_model_config, resolve_model
+from ridgeline.weights.loader import Progress, read_model_config, resolve_model, with_cache
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import hardware_named, hardware_of
 from ridgeline.worker.memory import MemoryReport
@@ -118,8 +118,8 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
 
     size, device = config.tensor_parallel_size, device_of_rank(config, 0)
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
-    model = read_model_config(folder)
-    model = replace(model, spec=model.spec.with_kv_format(kv_format(config.kv_cache_dtype)))
+    files = config.load_format != "dummy"
+    model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
     part = part_of(model.spec, size, whole_experts=config.enable_expert_parallel)
     group = Group(_sent(config, folder), size, config.distributed_timeout_seconds, progress)
     facts = group.facts

@@ -26,8 +26,9 @@ from ridgeline.quantization.held import runs_well
 from ridgeline.quantization.scheme import Scheme, scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.formats.gguf_file import is_gguf
-from ridgeline.weights.loader import check_files, read_model_config, resolve_model, stored_forms
-from ridgeline.weights.quantized.plan import Forms, method_name
+from ridgeline.weights.loader import check_files, read_model_config, resolve_model, stored_forms, with_cache
+from ridgeline.weights.quantized.config import method_name
+from ridgeline.weights.quantized.plan import Forms
 from ridgeline.worker.memory import MemoryReport, check_weights_fit, plan_memory, weight_bytes
 from ridgeline.worker.precompile import KernelSet
 
@@ -95,6 +96,8 @@ class Choices:
             block_size=self.config.block_size or DEFAULT_BLOCK_SIZE[self.device.type],
             cascade=self.cascade,
             overrides=tuple(sorted(self.overrides.items())),
+            quantization=self.scheme.name,
+            forms=tuple(sorted(self.forms.items())),
         )
 
 
@@ -104,8 +107,8 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     platform, folder = Platform.of(device), resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     weights = _scheme(config.quantization, folder)
     weights.check(platform)
-    model = read_model_config(folder)
-    model = replace(model, spec=model.spec.with_kv_format(kv_format(config.kv_cache_dtype)))
+    files = config.load_format != "dummy"
+    model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
     part = mesh.part_of(model.spec)
     dtype, why = choose_dtype(config.dtype, model.dtype, device)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
@@ -113,9 +116,9 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     ops = Ops(platform, overrides)
     if method_name(folder) is None and not is_gguf(folder):
         check_weights_fit(model.spec, device, dtype=dtype, positions=1, ranks=mesh.tp.size)
-    if config.load_format != "dummy":
+    if files:
         check_files(folder, model)
-    forms = _kept(stored_forms(folder, model, files=config.load_format != "dummy"), config, folder, ops)
+    forms = _kept(stored_forms(folder, model, files=files), config, folder, ops)
     check_weights_fit(model.spec, device, dtype=dtype, positions=1, forms=forms.values(), ranks=mesh.tp.size)
     max_seqs, max_tokens = choose_limits(config, device)
     cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.bench.kernel_cases import MATRIX_OPS, Subject
 from ridgeline.bench.machine.probes import Bench
 from ridgeline.bench.profile.ops import Recorded
 from ridgeline.bench.results import Record
+from ridgeline.bench.weight_cases import MATRIX_OPS, Subject
 from ridgeline.core.cost import Cost
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.op import Implementation, Platform

@@ -25,8 +25,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from ridgeline.compression.measure import divergence
 from ridgeline.compression.modules import Matrix, ignored, matrices
+from ridgeline.compression.predictions import divergence
 from ridgeline.compression.rounding import check_fits, grid_of, round_matrix
 from ridgeline.compression.schemes import MakeConfig
 from ridgeline.compression.walk import Run, prepared_owner, restored_owner
@@ -84,7 +84,7 @@ def sensitivities(
     for index in range(len(decoder.layers)):
         before.append(list(run.batches))
         run.advance(index)
-    plain = [logits.log_softmax(-1) for logits in run.logits()]
+    plain_TV = _logprobs(run)
     measured: dict[str, dict[str, Choice]] = {}
     units = [list(same) for _, same in groupby(found, lambda m: m.unit)]
     for number, ours in enumerate(units):
@@ -98,8 +98,12 @@ def sensitivities(
                 run.advance(index)
             for _, same in groupby(ours, lambda m: m.owner):
                 restored_owner(list(same))
-            choices[scheme] = size, divergence(plain, [logits_TV.log_softmax(-1) for logits_TV in run.logits()])
+            choices[scheme] = size, float(divergence(plain_TV, _logprobs(run)).mean())
     return measured
+
+
+def _logprobs(run: Run) -> Tensor:
+    return torch.cat([logits_TV.log_softmax(-1) for logits_TV in run.logits()])
 
 
 def _take(ours: Sequence[Matrix], scheme: str, make: MakeConfig, dtype: torch.dtype) -> int:

@@ -36,6 +36,9 @@ class KVFormat:
         if (self.dtype in LEVEL_TYPES) != (self.scales != "none"):
             raise InvalidConfig(f"a KV cache of {self.dtype or 'activations'} with scales of kind {self.scales!r}.")
 
+    def __str__(self) -> str:
+        return f"{self.dtype}{' with scales of the model' if self.scales == 'model' else ''}"
+
     @property
     def quantized(self) -> bool:
         return self.scales != "none"

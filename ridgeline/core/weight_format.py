@@ -12,7 +12,7 @@ BLOCK = 128  # inputs, and outputs, that share a scale in the block form of FP8
 SUPER = 256  # inputs that share the scales of scales
 
 Activations = Literal["token", "static", "block"]
-Values = Literal["levels", "e2m1", "fp4", "nf4", "iq4"]
+Values = Literal["levels", "e2m1", "fp4", "nf4", "iq1", "iq2", "iq3", "iq3_s", "iq4"]
 Zeros = Literal["middle", "levels", "minimum"]
 
 
@@ -45,7 +45,8 @@ class CodedFormat:
     bits: 2, 3, 4, 5, 6 or 8 bits of a code.
     group: neighbouring inputs that share a scale; 0: the whole row.
     values: the value of a code. "levels": the code as a number. Others are tables of sixteen values: "e2m1" of MXFP4
-        and NVFP4, "fp4" of bitsandbytes, "nf4" of QLoRA, "iq4" of GGUF's IQ4.
+        and NVFP4, "fp4" of bitsandbytes, "nf4" of QLoRA, and "iq1" to "iq4" of GGUF's IQ types, for values or
+        signed magnitudes.
     zeros: what is subtracted from levels. "middle": 2^(bits - 1). "levels": a whole number for each group. "minimum": a
         number for each group, in the weight's own units. Tables have none: "middle" then means nothing.
     nested: scales (and minima) are whole numbers, which every 256 inputs multiply by a float16 scale.

@@ -21,12 +21,13 @@ A plain tuple (kernel, signature, constexprs) will do where no option is needed.
 them the architectures that they are for.
 
 `kernels()` finds the lists by importing every module of an op's folder, so nothing has to be registered. Keep them
-short: one entry per code path that differs, at the shapes of a real model. The tests compile all entries for five
-architectures.
+short: one entry per code path that differs, at the shapes of a real model, the most common one first. The tests compile
+the first entry of each kernel for its architectures, and all entries on request.
 
     python -m ridgeline.kernels.aot --arch sm_90 --match rope
 
-prints one line per kernel. Run it without TRITON_INTERPRET: an interpreted kernel cannot be compiled.
+prints one line per kernel, and with --first only of the first entry of each. Run it without TRITON_INTERPRET: an
+interpreted kernel cannot be compiled.
 
 `compiling_for` is the other way, without lists. Inside it launches compile for a GPU that need not be there, and run
 nothing. So a model that is called with tensors of the meta device fills Triton's cache (`ridgeline compile`). Triton
@@ -47,10 +48,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,7 @@ class Report:
     error: str = ""
 
 
+@cache
 def kernels() -> list[AotKernel]:
     """Return all entries of all `AOT` lists under ridgeline.kernels."""
     import ridgeline.kernels as package
@@ -121,6 +124,12 @@ def kernels() -> list[AotKernel]:
     )
     entries = [entry for module in modules for entry in getattr(module, "AOT", ())]
     return [AotKernel(*entry) if isinstance(entry, tuple) else entry for entry in entries]
+
+
+def first_of_each(entries: Sequence[AotKernel]) -> list[AotKernel]:
+    """Return the first entry of every kernel for every set of architectures."""
+    kinds = {(entry.fn.fn, entry.options.archs): entry for entry in reversed(entries)}
+    return list(kinds.values())[::-1]
 
 
 def build(kernel: AotKernel, arch: str) -> Any:
@@ -316,15 +325,14 @@ def _compile_one(task: tuple[int, str]) -> Report:
     return report(kernels()[index], arch)
 
 
-def compile_all(archs: tuple[str, ...] = ARCHS, match: str = "", processes: int = 2) -> Iterator[Report]:
-    """Compile every kernel whose name contains `match`, for every one of `archs` that it is meant for."""
-    found = kernels()
-    tasks = [
-        (index, arch)
-        for index, kernel in enumerate(found)
-        for arch in archs
-        if arch in kernel.options.archs and match in kernel.name
-    ]
+def compile_all(
+    archs: tuple[str, ...] = ARCHS, match: str = "", processes: int = 2, first: bool = False
+) -> Iterator[Report]:
+    """Compile every kernel whose name contains `match`, for every one of `archs` that it is meant for; of every kernel
+    only the first such entry if `first` is true."""
+    entries = [kernel for kernel in kernels() if match in kernel.name]
+    wanted = first_of_each(entries) if first else entries
+    tasks = [(kernels().index(kernel), arch) for kernel in wanted for arch in archs if arch in kernel.options.archs]
     with ProcessPoolExecutor(processes) as pool:
         yield from pool.map(_compile_one, tasks)
 
@@ -333,10 +341,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compile Triton kernels without a GPU.")
     parser.add_argument("--arch", action="append", choices=ARCHS, help="default: all")
     parser.add_argument("--match", default="", help="only kernels whose name contains this")
+    parser.add_argument("--first", action="store_true", help="only the first entry of each kernel")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
-    for result in compile_all(tuple(arguments.arch or ARCHS), arguments.match, arguments.processes):
+    archs = tuple(arguments.arch or ARCHS)
+    for result in compile_all(archs, arguments.match, arguments.processes, arguments.first):
         if arguments.json:
             print(json.dumps(asdict(result)), flush=True)
             continue

@@ -38,7 +38,12 @@ def library(source: Path, target: str = "native") -> ctypes.CDLL | None:
     target: the machine to compile for, in the compiler's words (-march).
     """
     try:
-        return ctypes.CDLL(str(compiled(source, target)))
+        path = compiled(source, target)
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:  # the file is damaged, or a broken compiler's
+            path.unlink(missing_ok=True)
+            return ctypes.CDLL(str(compiled(source, target)))
     except (NoLibrary, OSError) as error:
         logger.warning("doing without %s, which is faster: %s", source.name, error)
         return None
@@ -46,26 +51,27 @@ def library(source: Path, target: str = "native") -> ctypes.CDLL | None:
 
 def compiled(source: Path, target: str) -> Path:
     """Return the path of the compiled file. Raises NoLibrary."""
-    text = source.read_bytes()
+    text = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]  # all that it may include
     digest = hashlib.sha256(repr((text, FLAGS, target, _machine())).encode()).hexdigest()[:20]
     folder = _folder()
     path = folder / f"{source.stem}-{digest}.so"
     if path.exists():
         return path
     started = time.monotonic()
-    scratch = folder / f"{path.stem}.{os.getpid()}.tmp"  # beside it, so that other processes see all of it or nothing
+    # Beside the file, so that others see all of it or nothing, in a folder that no other thread or process has.
     try:
-        command = [_compiler(), *FLAGS, f"-march={target}", str(source), "-o", str(scratch)]
-        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
-        scratch.replace(path)
+        with tempfile.TemporaryDirectory(prefix=f"{path.stem}.", dir=folder, ignore_cleanup_errors=True) as scratch:
+            made = Path(scratch) / path.name
+            command = [_compiler(), *FLAGS, f"-march={target}", str(source), "-o", str(made)]
+            subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
+            with made.open("rb") as file:
+                os.fsync(file.fileno())  # a machine that fails now must not leave a name without its bytes
+            made.replace(path)
     except subprocess.CalledProcessError as error:
         said = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
         raise NoLibrary(f"{command[0]} failed: {said[0]}") from error
     except (OSError, subprocess.SubprocessError) as error:
         raise NoLibrary(str(error)) from error
-    finally:
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
     logger.info("compiled %s in %.0f s: %s", source.name, time.monotonic() - started, path)
     return path
 

@@ -46,8 +46,8 @@ class Attention(nn.Module):
         super().__init__()
         self.spec = spec
         self.ops = build.ops
-        self.qkv = Linear(width, spec.projected, spec.qkv_bias, build.within("qkv"))
-        self.out = Linear(spec.q_size, (width,), spec.out_bias, build.within("out"), over=build.mesh.tp)
+        self.qkv = Linear(width, spec.projected, spec.qkv_bias, build.within("qkv"), pending=build.pending)
+        self.out = Linear(spec.q_size, (width,), spec.out_bias, build.within("out"), over=build.sums)
         self.tp = build.mesh.tp
         norms = [Norm(norm, norm_width, build) for norm, norm_width in spec.norms]
         self.q_norm: Norm | None = norms[0] if norms else None

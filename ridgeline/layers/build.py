@@ -10,6 +10,7 @@ from torch import nn
 from ridgeline.core.model_spec import RopeSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.rotary import Rotary
+from ridgeline.parallel.axis import ALONE, Axis
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.quantization.scheme import Scheme, SchemeOf
 
@@ -23,6 +24,8 @@ class Build:
     rotary_rows: rows of the table of angles, if memory holds fewer tokens than `positions`.
     name: the name, within the decoder, of the module that is being built.
     mesh: the ranks between which the model is divided. The specs that layers are built from are those of one rank.
+    sums: the ranks over which a part of a layer adds up its results.
+    pending: the ranks over which a part's input is still to be added up, before its norm.
     """
 
     ops: Ops
@@ -33,6 +36,8 @@ class Build:
     rotary_rows: int | None = None
     name: str = ""
     mesh: Mesh = field(default_factory=Mesh)
+    sums: Axis = ALONE
+    pending: Axis = ALONE
     _rotaries: dict[RopeSpec, Rotary] = field(default_factory=dict)
 
     def rotary(self, spec: RopeSpec) -> Rotary:

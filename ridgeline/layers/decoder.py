@@ -22,6 +22,7 @@ from ridgeline.layers.embedding import Embedding
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
+from ridgeline.parallel.axis import ALONE, Axis, Deferred
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.quantization.scheme import SchemeOf, everywhere, scheme
 
@@ -43,13 +44,17 @@ class Layer(nn.Module):
 
     def __init__(self, spec: LayerSpec, width: int, build: Build) -> None:
         super().__init__()
+        leaves = leaves_sums(spec)
+        build = replace(build, sums=Deferred(build.mesh.tp) if leaves else build.mesh.tp)
+        inner = build.mesh.tp if leaves and not spec.parallel else ALONE
         before, after = spec.norms in ("before", "both"), spec.norms in ("after", "both")
         self.spec = spec
         self.mixer_norm = Norm(spec.norm, width, build) if before else None
         self.mixer = kinds.mixer(spec.mixer, width, build.within("mixer"))
         self.mixer_post_norm = Norm(spec.norm, width, build) if after else None
         self.feed_forward_norm = Norm(spec.norm, width, build) if before else None
-        self.feed_forward = kinds.feed_forward(spec.feed_forward, width, build.within("feed_forward"))
+        inside = replace(build.within("feed_forward"), pending=inner)
+        self.feed_forward = kinds.feed_forward(spec.feed_forward, width, inside)
         self.feed_forward_post_norm = Norm(spec.norm, width, build) if after else None
         self.scalar = build.parameter(1) if spec.scalar else None
         if self.scalar is not None:
@@ -77,8 +82,15 @@ class Layer(nn.Module):
         return x_TM if multiplier == 1 else x_TM * multiplier
 
 
+def leaves_sums(spec: LayerSpec) -> bool:
+    """Return True if the parts of a divided layer leave their sums over ranks to the norm behind them, with which these
+    are made at once. A norm of a part's own output needs the sum before."""
+    return spec.norms == "before" and not spec.scalar
+
+
 class Hidden(NamedTuple):
-    """The layers' output, from which tokens are scored. Its rows are the tokens that were run."""
+    """The layers' output, from which tokens are scored. Its rows are the tokens that were run. Where ranks divide the
+    model, x may still have to be added up."""
 
     x_TM: Tensor
     residual_TM: Tensor | None
@@ -129,12 +141,14 @@ class Decoder(nn.Module):
         self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()
         self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
         self.position_embed = Embedding(spec.learned_positions, width, build) if spec.learned_positions else None
-        self.layers = nn.ModuleList(
-            Layer(layer, width, build.within(f"layers.{index}")) for index, layer in enumerate(spec.layers)
-        )
+        pending: Axis = ALONE
+        self.layers = nn.ModuleList()
+        for index, layer in enumerate(spec.layers):
+            self.layers.append(Layer(layer, width, replace(build.within(f"layers.{index}"), pending=pending)))
+            pending = mesh.tp if leaves_sums(layer) else ALONE
         self.final_norm = Norm(spec.final_norm, width, build)
         tied = self.embed.weight if spec.tie_word_embeddings else None
-        self.unembed = Linear(width, (part.vocab_size,), False, build.within("unembed"), tied=tied)
+        self.unembed = Linear(width, (part.vocab_size,), False, build.within("unembed"), tied=tied, pending=pending)
 
     def prepare(self) -> None:
         """Give every linear map's weight the form of its scheme. Call it after loading, on a decoder that is not to be

@@ -25,8 +25,8 @@ from ridgeline.kernels.route.op import Router, Routes, to_some
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import feed_forward
-from ridgeline.layers.norm import Norm
-from ridgeline.parallel.axis import Deferred
+from ridgeline.layers.norm import Norm, summed_norm
+from ridgeline.parallel.axis import ALONE, Deferred
 from ridgeline.quantization.experts import ExpertWeights, StackedWeights, held_experts, prepare_experts
 from ridgeline.quantization.held import Filling, empty
 
@@ -116,10 +116,10 @@ class Experts(nn.Module):
         both = (spec.intermediate_size, spec.intermediate_size)
         self.gate_up = ExpertStack(spec.stacked, width, both, spec.bias, build.within("gate_up"))
         self.down = ExpertStack(spec.stacked, spec.intermediate_size, (width,), spec.bias, build.within("down"))
-        self.tp = build.mesh.tp
-        apart = build.within("shared")
+        self.tp, self.sums, self.pending = build.mesh.tp, build.sums, build.pending
+        apart = replace(build.within("shared"), pending=ALONE)
         if not spec.own_norms:  # its results are added to the experts', and all of that over the ranks
-            apart = replace(apart, mesh=replace(build.mesh, tp=Deferred(self.tp)))
+            apart = replace(apart, sums=Deferred(build.sums))
         self.shared = feed_forward(spec.shared, width, apart) if spec.shared else None
         self.shared_gate = Linear(width, (1,), False, build.within("shared_gate")) if spec.shared_gate else None
         self.norms = OwnNorms(spec.own_norms, width, build) if spec.own_norms else None
@@ -135,12 +135,15 @@ class Experts(nn.Module):
         n_TM, s_TM, routes = self.route(norm, x_TM, residual_TM, live_T)
         h_PF = self.gate_up.matrices.gate_up(n_TM, self.gate_up.bias, routes, self.spec.activation)
         y_TM = self.down.matrices.down(h_PF, self.down.bias, routes, self._shared(n_TM))
-        return (y_TM if self.tp.size == 1 else self.tp.all_reduce(y_TM)), s_TM
+        return (y_TM if self.sums.size == 1 else self.sums.all_reduce(y_TM)), s_TM
 
     def route(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None
     ) -> tuple[Tensor, Tensor, Routes]:
         """Return (the normalised input, the residual, the tokens' routes)."""
+        if self.pending.size > 1:
+            n_TM, s_TM = summed_norm(self.pending, self.ops, norm, x_TM, residual_TM)
+            return n_TM, s_TM, self._routes(n_TM, None, None, 0.0, live_T)[2]
         if norm is not None and norm.bias is not None:  # a LayerNorm, which no op fuses with the router
             n_TM, before_TM = norm(x_TM, residual_TM)
             return n_TM, before_TM, self._routes(n_TM, None, None, 0.0, live_T)[2]
@@ -164,7 +167,7 @@ class Experts(nn.Module):
         _, _, routes = self._routes(s_TM, None, norms.router_weight(), norms.router_norm.eps, live_T)
         h_PF = self.gate_up.matrices.gate_up(norms.pre_norm(s_TM)[0], self.gate_up.bias, routes, self.spec.activation)
         z_TM = self.down.matrices.down(h_PF, self.down.bias, routes, None)
-        return norms.shared_norm(y_TM)[0] + norms.post_norm(self.tp.all_reduce(z_TM))[0], s_TM
+        return norms.shared_norm(y_TM)[0] + norms.post_norm(self.sums.all_reduce(z_TM))[0], s_TM
 
     def prepare(self) -> None:
         """Compute once what follows from the loaded weights."""

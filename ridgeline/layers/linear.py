@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.layers.build import Build
-from ridgeline.layers.norm import Norm
+from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.parallel.axis import ALONE, Axis
 from ridgeline.quantization.held import Filling, empty, joined, settled
 from ridgeline.quantization.scheme import PlainWeight, TakesRounded, Weight
@@ -26,6 +26,7 @@ class Linear(nn.Module):
     parts: the rows of each fused projection, in order. The weight is [sum(parts), inputs].
     tied: the parameter of another module, to be used as the weight if that is plain numbers.
     over: the ranks that divide the inputs between them, so that their outputs are added up.
+    pending: the ranks over which the input of `normed` is still to be added up.
     weight: the parameter that is loaded and trained. It is None once another form has taken its place.
     fillings: the tensors that are loaded instead, if the scheme keeps the form of the files.
     matrix: the form that multiplies.
@@ -44,9 +45,10 @@ class Linear(nn.Module):
         *,
         tied: nn.Parameter | None = None,
         over: Axis = ALONE,
+        pending: Axis = ALONE,
     ) -> None:
         super().__init__()
-        self.parts, self.over = parts, over
+        self.parts, self.over, self.pending = parts, over, pending
         self.ops = build.ops
         self.scheme, self.dtype = build.scheme, build.dtype
         held, self.inputs = self.scheme.held, inputs
@@ -99,6 +101,8 @@ class Linear(nn.Module):
         norm: None applies the layer to s itself.
         gate: the activation of a gated pair: the result is act(first half of the outputs) * second half.
         """
+        if self.pending.size > 1:
+            return self._summed(norm, x_TI, residual_TI, gate)
         if norm is not None and norm.bias is None:
             return self.matrix.norm_linear(x_TI, residual_TI, norm.weight, norm.eps, self.bias, gate)
         if norm is None:
@@ -112,10 +116,18 @@ class Linear(nn.Module):
         self, then: Linear, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str
     ) -> tuple[Tensor | Rounded, Tensor]:
         """Return what `normed` does, as the layer `then` had better get it."""
-        plain = norm is None or norm.bias is not None
+        plain = norm is None or norm.bias is not None or self.pending.size > 1
         if plain or not isinstance(self.matrix, TakesRounded) or not self.matrix.rounds_gated(len(x_TI), self.dtype):
             return self.normed(norm, x_TI, residual_TI, gate)
         if (room := then.room(len(x_TI))) is None:
             return self.normed(norm, x_TI, residual_TI, gate)
         assert norm is not None
         return room, self.matrix.norm_linear_into(room, x_TI, residual_TI, norm.weight, norm.eps, self.bias, gate)
+
+    def _summed(
+        self, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str | None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute `normed` of an x that is still to be added up over ranks."""
+        n_TI, s_TI = summed_norm(self.pending, self.ops, norm, x_TI, residual_TI)
+        y_TO = self(n_TI)
+        return (self.ops.gated_activation(y_TO, gate) if gate else y_TO), s_TI

@@ -23,8 +23,8 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.kind = spec.activation
         both = (spec.intermediate_size, spec.intermediate_size)
-        self.gate_up = Linear(width, both, spec.bias, build.within("gate_up"))
-        self.down = Linear(spec.intermediate_size, (width,), spec.bias, build.within("down"), over=build.mesh.tp)
+        self.gate_up = Linear(width, both, spec.bias, build.within("gate_up"), pending=build.pending)
+        self.down = Linear(spec.intermediate_size, (width,), spec.bias, build.within("down"), over=build.sums)
 
     def forward(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None = None
@@ -40,8 +40,8 @@ class MLP(nn.Module):
         super().__init__()
         self.kind = spec.activation
         self.ops = build.ops
-        self.up = Linear(width, (spec.intermediate_size,), spec.bias, build.within("up"))
-        self.down = Linear(spec.intermediate_size, (width,), spec.bias, build.within("down"), over=build.mesh.tp)
+        self.up = Linear(width, (spec.intermediate_size,), spec.bias, build.within("up"), pending=build.pending)
+        self.down = Linear(spec.intermediate_size, (width,), spec.bias, build.within("down"), over=build.sums)
 
     def forward(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None = None

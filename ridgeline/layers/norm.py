@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.model_spec import NormSpec
+from ridgeline.kernels.ops import Ops
 from ridgeline.layers.build import Build
 from ridgeline.parallel.axis import Axis
 
@@ -40,3 +41,17 @@ class Norm(nn.Module):
         x = x_TM.float()
         mean_T1 = axis.all_reduce(x.square().mean(-1, keepdim=True)) / axis.size  # each holds equally many
         return (x * torch.rsqrt(mean_T1 + self.eps) * self.weight.float()).to(x_TM.dtype)
+
+
+def summed_norm(
+    axis: Axis, ops: Ops, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return (norm(s), s) with s = x + residual, for an x that is still to be added up over the axis. Without a norm
+    return (s, s)."""
+    if norm is not None and norm.bias is None:
+        return axis.all_reduce_norm(x_TM, residual_TM, norm.weight, norm.eps, ops)
+    x_TM = axis.all_reduce(x_TM)
+    if norm is not None:
+        return norm(x_TM, residual_TM)
+    s_TM = x_TM if residual_TM is None else x_TM + residual_TM
+    return s_TM, s_TM

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ridgeline.kernels.ops import Ops
+
 
 class Axis(Protocol):
     """The ranks that divide something between them, as one of them sees it. Every rank calls the same methods in the
@@ -24,6 +26,11 @@ class Axis(Protocol):
     def all_gather(self, x: Tensor) -> Tensor:
         """Return all ranks' tensors side by side: their last dimensions are joined, in the order of ranks."""
 
+    def all_reduce_norm(
+        self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, ops: Ops
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the op `rms_norm` does with the sum of all ranks' x."""
+
     def smallest(self, value: int) -> int:
         """Return the smallest value that a rank has."""
 
@@ -40,6 +47,11 @@ class Alone:
     def all_gather(self, x: Tensor) -> Tensor:
         return x
 
+    def all_reduce_norm(
+        self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, ops: Ops
+    ) -> tuple[Tensor, Tensor]:
+        return ops.rms_norm(x_TM, residual_TM, weight_M, eps)
+
     def smallest(self, value: int) -> int:
         return value
 
@@ -55,6 +67,11 @@ class Deferred:
 
     def all_gather(self, x: Tensor) -> Tensor:
         return self._axis.all_gather(x)
+
+    def all_reduce_norm(
+        self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, ops: Ops
+    ) -> tuple[Tensor, Tensor]:
+        raise AssertionError("a sum that somebody else makes has no norm")
 
     def smallest(self, value: int) -> int:
         return self._axis.smallest(value)

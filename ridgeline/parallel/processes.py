@@ -2,32 +2,54 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from ridgeline.kernels.ops import Ops
+
+if TYPE_CHECKING:
+    from ridgeline.parallel.peer_memory import PeerSums
+
+logger = logging.getLogger(__name__)
 
 
 class ProcessAxis:
     """An axis over all processes of the group that `join` made.
 
     Sums are made in the order of the ranks, in float32, and rounded once: so they are the same on every rank, and an
-    element's does not depend on the tensor around it. (Rings begin the sum of an element at a rank that follows from
-    the element's place.)
+    element's does not depend on the tensor around it. Large ones on GPUs are NCCL's, where rings begin the sum of an
+    element at a rank that follows from the element's place; with two ranks that is the same sum.
     """
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size, self._device = rank, size, device
+        self._sums = _peer_sums(rank, size, device) if device.type == "cuda" else None
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        if self._sums is not None and self._sums.fits(x):
+            return self._sums.all_reduce(x)
+        if x.is_cuda:
+            dist.all_reduce(x)
+            return x
         parts = self._all(x)
         total = parts[0].float()
         for part in parts[1:]:
             total = total + part.float()
         return total.to(x.dtype)
+
+    def all_reduce_norm(
+        self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, ops: Ops
+    ) -> tuple[Tensor, Tensor]:
+        if self._sums is not None and self._sums.fits_rows(x_TM):
+            return self._sums.all_reduce_norm(x_TM, residual_TM, weight_M, eps)
+        return ops.rms_norm(self.all_reduce(x_TM), residual_TM, weight_M, eps)
 
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._all(x), -1)
@@ -42,6 +64,17 @@ class ProcessAxis:
         parts = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(parts, mine)
         return parts
+
+
+def _peer_sums(rank: int, size: int, device: torch.device) -> PeerSums | None:
+    """Return the sums of GPUs that can write to each other, or None, with a line in the log."""
+    from ridgeline.parallel.peer_memory import PeerSums  # here, because it needs Triton and a build for GPUs
+
+    try:
+        return PeerSums(rank, size, device)
+    except RuntimeError as error:
+        logger.warning("GPUs cannot write to each other (%s); all sums over ranks are NCCL's", error)
+        return None
 
 
 def join(rank: int, size: int, meeting: Path, device: torch.device, limit: float) -> ProcessAxis:

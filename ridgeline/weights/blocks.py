@@ -20,13 +20,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.core.weight_format import CodedFormat
+from ridgeline.core.weight_format import CodedFormat, Values
+from ridgeline.weights import iq_blocks as iq
 
 
 class Scales(NamedTuple):
     """The scales of blocks: each is outer · scale, or scale alone. Minima likewise.
 
-    scale_NG: float16, or int8 if there are outer ones. minimum_NG: likewise.
+    scale_NG: float16, or int8 if there are outer ones, or uint8 exponents of two (E8M0). minimum_NG: likewise.
     outer_N1, outer_minimum_N1: float16.
     """
 
@@ -38,11 +39,13 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True)
 class Blocks:
-    """A block format. codes: takes bytes [N, B] and returns codes, uint8 [N, V]; scales: returns the scales."""
+    """A block format. codes: takes bytes [N, B] and returns codes, uint8 [N, V]; scales: returns the scales, of the
+    dtype `kept`."""
 
     format: CodedFormat
     codes: Callable[[Tensor], Tensor]
     scales: Callable[[Tensor], Scales]
+    kept: str = "float16"
 
 
 def _half(bytes_N2: Tensor) -> Tensor:
@@ -134,6 +137,23 @@ def _levels(bits: int, group: int, zeros: str = "middle", nested: bool = False) 
     return CodedFormat(bits=bits, group=group, zeros="minimum" if zeros == "minimum" else "middle", nested=nested)
 
 
+def _table(values: Values, group: int) -> CodedFormat:
+    return CodedFormat(bits=4, group=group, values=values, nested=True)
+
+
+def _ternary(d_N2: Tensor) -> Scales:
+    """Return the scale of codes 0, 1 and 2 that stand for -1, 0 and 1."""
+    return Scales(_half(d_N2), _half(d_N2))
+
+
+def _tq1_0(b: Tensor) -> Tensor:
+    """Return digits to the base of three. A byte has five of them (the last four bytes have four) as a fraction of 256,
+    whose first digit three times the fraction is."""
+    parts = (b[:, :32], 5), (b[:, 32:48], 5), (b[:, 48:52], 4)
+    digits = [(part * 3**digit).int() * 3 >> 8 for part, count in parts for digit in range(count)]
+    return torch.cat(digits, 1).to(torch.uint8)
+
+
 BLOCKS: dict[str, Blocks] = {
     "Q4_0": Blocks(_levels(4, 32), lambda b: _nibbles(b[:, 2:]), _one),
     "Q4_1": Blocks(_levels(4, 32, "minimum"), lambda b: _nibbles(b[:, 4:]), _two),
@@ -157,8 +177,24 @@ BLOCKS: dict[str, Blocks] = {
     ),
     "IQ4_NL": Blocks(CodedFormat(bits=4, group=32, values="iq4"), lambda b: _nibbles(b[:, 2:]), _one),
     "IQ4_XS": Blocks(
-        CodedFormat(bits=4, group=32, values="iq4", nested=True),
+        _table("iq4", 32),
         lambda b: _bits(b[:, 8:].unflatten(1, (8, 16)), 4).flatten(1),
         _iq4_xs,
     ),
+    "TQ1_0": Blocks(_levels(2, 256, "minimum"), _tq1_0, lambda b: _ternary(b[:, 52:])),
+    "TQ2_0": Blocks(_levels(2, 256, "minimum"), lambda b: _quarters(b[:, :64]), lambda b: _ternary(b[:, 64:])),
+    "MXFP4": Blocks(
+        CodedFormat(bits=4, group=32, values="e2m1"), lambda b: _nibbles(b[:, 1:]), lambda b: Scales(b[:, :1]), "uint8"
+    ),
+    "IQ2_XXS": Blocks(_table("iq2", 32), iq.iq2_xxs, lambda b: Scales(iq.iq2_xxs_scales(b), None, _half(b[:, :2]))),
+    "IQ2_XS": Blocks(
+        _table("iq2", 16), iq.iq2_xs, lambda b: Scales(iq.nibble_scales(b[:, 66:]), None, _half(b[:, :2]))
+    ),
+    "IQ2_S": Blocks(_table("iq2", 16), iq.iq2_s, lambda b: Scales(iq.nibble_scales(b[:, 74:]), None, _half(b[:, :2]))),
+    "IQ3_XXS": Blocks(_table("iq3", 32), iq.iq3_xxs, lambda b: Scales(iq.iq3_xxs_scales(b), None, _half(b[:, :2]))),
+    "IQ3_S": Blocks(
+        _table("iq3_s", 32), iq.iq3_s, lambda b: Scales(iq.nibble_scales(b[:, 106:]), None, _half(b[:, :2]))
+    ),
+    "IQ1_S": Blocks(_table("iq1", 32), iq.iq1_s, lambda b: Scales(iq.iq1_s_scales(b), None, _half(b[:, :2]))),
+    "IQ1_M": Blocks(_table("iq1", 16), iq.iq1_m, lambda b: Scales(iq.iq1_m_scales(b), None, iq.iq1_m_outer(b))),
 }

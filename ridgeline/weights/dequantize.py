@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.kernels.coded_gemm.op import TABLES
+from ridgeline.kernels.coded_gemm.op import TABLES, exponents
 from ridgeline.weights.blocks import BLOCKS, Blocks
 from ridgeline.weights.formats.gguf_file import TensorType
 
@@ -54,4 +54,6 @@ def _values(kind: Blocks, b: Tensor) -> Tensor:
 
 
 def _product(outer_N1: Tensor | None, inner_NG: Tensor) -> Tensor:
+    if inner_NG.dtype == torch.uint8:
+        return exponents(inner_NG)
     return inner_NG.float() if outer_N1 is None else outer_N1.float() * inner_NG.float()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.kv_format import KVFormat
 from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
@@ -33,19 +34,17 @@ from ridgeline.weights.folder import resolve_model as resolve_model
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import ROPE_FACTORS, gguf_model_config, gguf_weights
+from ridgeline.weights.quantized.config import folder_method, method_of, quantization_config
+from ridgeline.weights.quantized.kv_scales import KV_SCALES, cached_as, check_kv_scales, kv_scale_places
 from ridgeline.weights.quantized.piece import Stored
 from ridgeline.weights.quantized.plan import (
-    KV_SCALES,
     Forms,
     Pieces,
-    folder_method,
     forms,
     fused_parts,
     matrices,
-    method_of,
     module_weights,
     pieces_of,
-    quantization_config,
     targets,
     widened,
 )
@@ -68,6 +67,20 @@ def read_model_config(folder: Path) -> ModelConfig:
     return model_config(read_json(folder / "config.json", required=True), read_json(folder / "generation_config.json"))
 
 
+def with_cache(folder: Path, model: ModelConfig, wanted: KVFormat, *, files: bool = True) -> ModelConfig:
+    """Return the model with its keys and values cached as is wanted, or as its quantization config says where nothing
+    is. Raise InvalidConfig and ModelLoadError for what cannot be.
+
+    files: False goes by the config alone.
+    """
+    config = None if is_gguf(folder) else quantization_config(folder, read_json(folder / "config.json"))
+    if config is None or not files:
+        return replace(model, spec=cached_as(model.spec, wanted, config, model.weights, None))
+    with open_checkpoint(folder) as stored:
+        weights = as_stored(model.weights, stored, folder, model.spec)
+        return replace(model, spec=cached_as(model.spec, wanted, config, weights, stored))
+
+
 def check_files(folder: Path, model: ModelConfig) -> None:
     """Raise ModelLoadError unless the headers of the files promise what the config does. This comes before anything of
     the config's sizes is allocated."""
@@ -80,6 +93,7 @@ def check_files(folder: Path, model: ModelConfig) -> None:
         decoder = empty_decoder(model.spec)
         pieces = pieces_of(decoder, weights, method, stored)
         check_checkpoint(decoder, checkpoint_views(decoder, weights), stored, folder, pieces)
+        check_kv_scales(decoder, weights, stored)
 
 
 @contextmanager
@@ -150,7 +164,9 @@ def load_weights(
         plain = empty_decoder(decoder.whole) if method or tp.size > 1 else decoder
         views, pieces = checkpoint_views(plain, weights), pieces_of(plain, weights, method, stored)
         check_checkpoint(plain, views, stored, folder, pieces)
-        _tell_of_unused(stored)
+        check_kv_scales(plain, weights, stored)
+        if not any(kv_scale_places(plain, weights, stored)):
+            _tell_of_unused(stored)
         shapes = {name: view.shape for name, view in views.items()}
         numbers = widened(weights, shapes, pieces, stored)
         if tp.size == 1:
@@ -186,7 +202,11 @@ def _names_of(pieces: Pieces, name: str) -> Iterable[str]:
 
 def _tell_of_unused(stored: Stored) -> None:
     if scales := [name for name in stored if KV_SCALES.search(name)]:
-        logger.warning("%d scales of a quantized KV cache (%s, …) are not used.", len(scales), scales[0])
+        logger.warning(
+            "%d scales of a quantized KV cache (%s, …) are not used; kv_cache_dtype says how it is kept.",
+            len(scales),
+            scales[0],
+        )
 
 
 def _places(decoder: Decoder, weights: WeightMap, pieces: Pieces, stored: Stored, plain: Stored) -> Iterator[Place]:
@@ -201,6 +221,7 @@ def _places(decoder: Decoder, weights: WeightMap, pieces: Pieces, stored: Stored
         parts = fused_parts(decoder.get_submodule(parameter.rpartition(".")[0]), sources)
         for name, view in checkpoint_views(decoder, {parameter: sources}).items():
             yield from _plain_places(plain[name], view.tensor, parts, quantized=name in pieces)
+    yield from kv_scale_places(decoder, weights, stored)
 
 
 def _plain_places(
@@ -239,8 +260,8 @@ def _fill(targets: Sequence[tuple[Tensor, Callable[[], Tensor]]]) -> Iterator[in
 
 
 def fill_dummy(decoder: Decoder, seed: int) -> None:
-    """Set the weights of norms and the factors of experts and layers to 1, biases and corrections to 0, and the rest to
-    normal(0, DUMMY_STD). Equal seeds on equal devices give equal numbers."""
+    """Set the weights of norms, the factors of experts and layers and the scales of caches to 1, biases and corrections
+    to 0, and the rest to normal(0, DUMMY_STD). Equal seeds on equal devices give equal numbers."""
     generators: dict[torch.device, torch.Generator] = {}
 
     def generator_of(device: torch.device) -> torch.Generator:
@@ -252,7 +273,7 @@ def fill_dummy(decoder: Decoder, seed: int) -> None:
     for name, parameter in decoder.named_parameters():
         if name.endswith(("bias", ".correction")):
             nn.init.zeros_(parameter)
-        elif name.endswith(("norm.weight", ".expert_scale", ".scalar")):
+        elif name.endswith(("norm.weight", ".expert_scale", ".scalar", ".kv_scales")):
             nn.init.ones_(parameter)
         else:
             nn.init.normal_(parameter, std=DUMMY_STD, generator=generator_of(parameter.device))

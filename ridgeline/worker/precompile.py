@@ -18,10 +18,13 @@ import torch
 
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.weight_format import HeldMatrix
 from ridgeline.kernels.aot import Compiled, compiling_for
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
+from ridgeline.quantization.held import keeping
+from ridgeline.quantization.scheme import scheme
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.runner import Runner
@@ -37,6 +40,8 @@ class KernelSet:
     """All that decides which kernels an engine runs.
 
     overrides: the overridden ops as (op, implementation), sorted.
+    quantization: the scheme to which plain weights are rounded.
+    forms: the matrices that keep the form of the files, by the modules' names, sorted.
     """
 
     spec: ModelSpec
@@ -49,6 +54,8 @@ class KernelSet:
     block_size: int
     cascade: bool
     overrides: tuple[tuple[str, str], ...] = ()
+    quantization: str | None = None
+    forms: tuple[tuple[str, HeldMatrix], ...] = ()
 
     @cached_property
     def marker(self) -> Path:
@@ -93,7 +100,9 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
     with compiling_for(kernels.arch, kernels.multiprocessors, claim) as done, torch.inference_mode():
         ops = Ops(Platform(device_type="cuda", arch=kernels.arch), dict(kernels.overrides))
         dtype, longest = getattr(torch, kernels.dtype), kernels.max_model_len
-        decoder = Decoder(kernels.spec, ops, dtype=dtype, device=meta, max_positions=longest)
+        scheme_of = keeping(dict(kernels.forms), scheme(kernels.quantization))
+        decoder = Decoder(kernels.spec, ops, dtype=dtype, device=meta, max_positions=longest, scheme_of=scheme_of)
+        decoder.prepare()
         groups = kernels.spec.cache_groups
         layout = CacheLayout(groups=groups, block_size=kernels.block_size, dtype=kernels.dtype, num_pages=1024)
         runner = Runner(decoder, ops, layout, num_slots=kernels.max_seqs, max_model_len=longest)

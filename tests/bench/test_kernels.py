@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ridgeline.bench.kernel_cases import Subject, subjects
+from ridgeline.bench.kernel_cases import subjects
 from ridgeline.bench.kernels import difference, kernel_limit, time_kernels
 from ridgeline.bench.machine.probes import Bench
 from ridgeline.bench.machine.timing import Effort
 from ridgeline.bench.results import Record
+from ridgeline.bench.weight_cases import Subject
 from ridgeline.core.cost import Cost
 from ridgeline.kernels.op import Implementation
 from ridgeline.kernels.ops import OPS

@@ -8,7 +8,7 @@ import json
 import json.decoder
 import json.encoder
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.compression import folder as folders
 from ridgeline.compression.calibration import default_documents, sequences
 from ridgeline.compression.folding import folds
-from ridgeline.compression.measure import Quality, logprobs, quality
+from ridgeline.compression.predictions import TokenCosts, logprobs
 from ridgeline.compression.quantize import open_decoder, quantized
 from ridgeline.compression.schemes import MakeConfig
 from ridgeline.core.errors import InvalidConfig
@@ -195,52 +195,60 @@ def held_out() -> Tensor:
 
 @pytest.fixture(scope="module")
 def before(held_out: Tensor) -> list[Tensor]:
-    return logprobs(open_decoder(EMBEDDED_MODEL, CPU, silent)[1], held_out)
+    decoder = open_decoder(EMBEDDED_MODEL, CPU, silent)[1]
+    return [logprobs(decoder, tokens) for tokens in held_out]
+
+
+def costs(before: Sequence[Tensor], after: Sequence[Tensor], held_out: Tensor) -> TokenCosts:
+    return TokenCosts.joined([TokenCosts.between(*each) for each in zip(before, after, held_out, strict=True)])
 
 
 OPTIONS: dict[str, dict[str, object]] = {"gptq": {"act_order": True}, "awq": {"clip": True}}
 
 
 @pytest.fixture(scope="module")
-def quality_of(held_out: Tensor, before: list[Tensor]) -> Callable[..., Quality]:
+def quality_of(held_out: Tensor, before: list[Tensor]) -> Callable[..., TokenCosts]:
     """`quality_of(method, noise=False)`: the embedded model with its first two layers at three bits."""
 
     @cache
-    def find(method: str, noise: bool = False) -> Quality:
+    def find(method: str, noise: bool = False) -> TokenCosts:
         options = OPTIONS.get(method, {})
         config = MakeConfig(schemes=("w3a16",), method=method, ignore=("model.layers.[2-6].*",), **options)  # type: ignore[arg-type]
         documents = [NOISE] if noise else None
         model = quantized(EMBEDDED_MODEL, config, documents=documents, count=16, length=512)
-        return quality(before, logprobs(model.decoder, held_out), held_out)
+        return costs(before, [logprobs(model.decoder, tokens) for tokens in held_out], held_out)
 
     return find
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "hqq"])
-def test_methods_beat_rounding_at_three_bits(method: str, quality_of: Callable[..., Quality]) -> None:
+def test_methods_beat_rounding_at_three_bits(method: str, quality_of: Callable[..., TokenCosts]) -> None:
     found, rounded = quality_of(method), quality_of("rtn")
-    assert found.kl < rounded.kl
+    assert found.kl_mean < rounded.kl_mean
     assert found.equal_greedy > rounded.equal_greedy - 0.02
     if method != "hqq":  # which has no look at what the weights multiply
         assert found.perplexity < rounded.perplexity
 
 
-def test_rounding_costs_something(before: list[Tensor], held_out: Tensor, quality_of: Callable[..., Quality]) -> None:
-    plain = quality(before, before, held_out)
-    assert plain.kl == 0
+def test_rounding_costs_something(
+    before: list[Tensor], held_out: Tensor, quality_of: Callable[..., TokenCosts]
+) -> None:
+    plain = costs(before, before, held_out)
+    assert plain.kl_mean == 0
     assert plain.equal_greedy == 1
     assert plain.perplexity < quality_of("awq").perplexity
 
 
-def test_calibration_on_noise_is_worse_than_on_code(quality_of: Callable[..., Quality]) -> None:
-    assert quality_of("gptq").kl < quality_of("gptq", noise=True).kl
+def test_calibration_on_noise_is_worse_than_on_code(quality_of: Callable[..., TokenCosts]) -> None:
+    assert quality_of("gptq").kl_mean < quality_of("gptq", noise=True).kl_mean
 
 
 def test_an_engine_predicts_like_the_model_in_memory(held_out: Tensor, tmp_path: Path) -> None:
     model = quantized(EMBEDDED_MODEL, MakeConfig(schemes=("w4a16",)))
     folders.write(model, tmp_path / "made", progress=silent)
     tokens = held_out[:1]
-    want = float(quality([p := logprobs(model.decoder, tokens)[0]], [p], tokens).perplexity)
+    q_TV = logprobs(model.decoder, tokens[0])
+    want = TokenCosts.between(q_TV, q_TV, tokens[0]).perplexity
     exact = dict.fromkeys(("coded_linear", "coded_norm_linear"), "torch")  # a CPU's own products round activations
     with LLM(tmp_path / "made", device="cpu", dtype="float32", max_model_len=512, kernels=exact) as llm:
         params = SamplingParams(max_tokens=1, prompt_logprobs=0)

@@ -1,4 +1,4 @@
-"""How hard hypothesis looks: a fixed, quick search; RIDGELINE_EXAMPLES multiplies it and draws anew each time."""
+"""How hard hypothesis looks: a fixed, quick search (see tests/conftest.py); RIDGELINE_EXAMPLES multiplies it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ FACTOR = int(os.environ.get("RIDGELINE_EXAMPLES", "1"))
 
 
 def quick_settings(examples: int) -> settings:
-    return settings(
-        max_examples=examples * FACTOR,
-        deadline=None,
-        derandomize=FACTOR == 1,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    return settings(max_examples=examples * FACTOR, suppress_health_check=list(HealthCheck))
 
 
 def machine_settings(examples: int, steps: int) -> settings:

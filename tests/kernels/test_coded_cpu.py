@@ -11,7 +11,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +47,7 @@ CASES = [
     Case(31, 256, 40, op.Q4_K),  # tiles, where the CPU has them
     Case(33, 256, 17, op.Q6_K, bias=True),
     Case(25, 64, 1, op.NF4),
+    Case(530, 1152, 280, op.W4),  # tiles of several blocks of tokens, inputs and outputs, none of them whole
 ]
 
 
@@ -189,7 +193,7 @@ def test_inputs_that_do_not_fit_the_weight_are_refused() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("case", w8a8.CASES, ids=str)
+@pytest.mark.parametrize("case", [*w8a8.CASES, w8a8.Case(530, 1100, 280, bias=True)], ids=str)
 def test_levels_in_panels_multiply_like_the_reference(case: w8a8.Case, multiply: panels.Multiply) -> None:
     for dtype in DTYPES:
         x_TI, level_OI, scale_O, bias_O = case.inputs(dtype, CPU)
@@ -200,6 +204,19 @@ def test_levels_in_panels_multiply_like_the_reference(case: w8a8.Case, multiply:
             panels.linear(x_TI, packed, bias_O), w8a8.w8a8_linear(x_TI, level_OI, scale_O, bias_O),
             rtol=4 * eps, atol=4 * eps + case.in_width * 2.0**-24,
         )  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("values", op.TABLES)
+def test_every_table_has_its_own_values(values: Any) -> None:
+    """Multiplied as levels, bitsandbytes' FP4 was wrong by ten times the result."""
+    generator = torch.Generator().manual_seed(0)
+    code_OB = torch.randint(0, 256, (32, 128), generator=generator, dtype=torch.uint8)
+    scale_OG, x_TI = torch.rand(32, 4, generator=generator), torch.randn(3, 256, generator=generator)
+    form = CodedFormat(bits=4, group=64, values=values)
+    weight = Coded(code_OB, scale_OG, None, None, None, None, None, form)
+    got_TO, want_TO = panels.coded_linear(x_TI, weight, None).double(), expected(x_TI, weight, None)
+    assert (got_TO - want_TO).norm() < 0.012 * want_TO.norm()
 
 
 def test_groups_that_fit_into_no_run_are_multiplied_all_the_same() -> None:
@@ -262,6 +279,67 @@ def test_without_a_compiler_other_products_serve_and_a_line_says_so(tmp_path: Pa
     if has_byte_products(HERE):
         assert ran.stderr.count("no C++ compiler was found") == 1
         assert "held as plain numbers" in ran.stderr
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of libraries, which is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    native._folder.cache_clear()
+    native.library.cache_clear()
+    yield tmp_path / "cache" / "ridgeline" / "native"
+    native._folder.cache_clear()
+    native.library.cache_clear()
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    source = tmp_path / "two.cpp"
+    source.write_text('#include "three.h"\nextern "C" int two() { return THREE - 1; }')
+    (tmp_path / "three.h").write_text("#define THREE 3\n")
+    return source
+
+
+@needs_compiler
+def test_a_header_that_changes_makes_another_library(two: Path, cache_folder: Path) -> None:
+    first = native.compiled(two, "native")
+    two.with_name("three.h").write_text("#define THREE 4\n")
+    assert native.compiled(two, "native") != first
+
+
+@needs_compiler
+def test_threads_that_compile_at_once_all_get_the_library(two: Path, cache_folder: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        paths = list(threads.map(lambda _: native.compiled(two, "native"), range(4)))
+    assert [*cache_folder.iterdir()] == [paths[0]]
+    assert set(paths) == {paths[0]}
+
+
+@needs_compiler
+def test_a_damaged_library_is_compiled_again(two: Path, cache_folder: Path) -> None:
+    path = native.compiled(two, "native")
+    path.write_bytes(path.read_bytes()[:40])
+    library = native.library(two)
+    assert library is not None
+    assert library.two() == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the compilers are shell scripts")
+@pytest.mark.parametrize(
+    "does", ["exit 0", "exit 3", "kill -9 $$", 'while [ "$1" != -o ]; do shift; done; echo no library > "$2"']
+)
+def test_without_a_compiler_that_works_there_is_no_library(
+    does: str, two: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler = two.with_name("compiler")
+    compiler.write_text(f"#!/bin/sh\n{does}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert native.library(two) is None
+    assert "doing without two.cpp" in caplog.text
+    monkeypatch.delenv("CXX")
+    native.library.cache_clear()
+    assert not native.has_compiler() or native.library(two) is not None, "what the broken compiler left stays"
 
 
 @needs_compiler

@@ -235,7 +235,7 @@ def test_the_error_of_attention_is_within_what_rounding_can_do(dtype: torch.dtyp
     assert worst < 0.25
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 150)), min_size=1, max_size=4),
     block_size=st.sampled_from([1, 4, 16, 64]),

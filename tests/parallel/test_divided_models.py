@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
+from ridgeline.core.kv_format import kv_format
 from ridgeline.core.sharding import part_of
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
@@ -20,11 +21,12 @@ from ridgeline.layers.linear import Linear
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.quantization.held import dequantized, keeping
 from ridgeline.quantization.scheme import scheme
-from ridgeline.weights.loader import load_weights, read_model_config, stored_forms
-from tests import tiny_models
+from ridgeline.weights.loader import load_weights, read_model_config, stored_forms, with_cache
+from tests import gguf_files, tiny_models
 from tests.parallel.threads import ThreadAxis, on_ranks
 from tests.weights.loading import OPS as EXACT_OPS
 from tests.weights.quantized_files import SCHEMES, quantize
+from tests.weights.test_kv_scales import scales_of, with_scales
 
 OPS = Ops(Platform(device_type="cpu"))
 CPU = torch.device("cpu")
@@ -98,7 +100,8 @@ def kept(folder: Path, mesh: Mesh) -> Decoder:
 
 
 def numbers_of(module: Linear | ExpertStack) -> Tensor:
-    return torch.cat([dequantized(each.held, each.tensors) for each in module.fillings if each.held], -2)
+    forms = [(each.held, each.tensors) for each in module.fillings]
+    return torch.cat([dequantized(held, tensors) if held else tensors["weight_OI"] for held, tensors in forms], -2)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -111,6 +114,10 @@ def test_quantized_weights_are_divided_in_their_form(name: str, tmp_path: Path) 
             on_ranks(2, lambda axis: kept(folder, Mesh(tp=axis)))
         return
     parts = on_ranks(2, lambda axis: kept(folder, Mesh(tp=axis)))
+    assert_divided(whole, parts)
+
+
+def assert_divided(whole: Decoder, parts: list[Decoder]) -> None:
     for path, module in whole.named_modules():
         if not isinstance(module, Linear) or not module.fillings:
             continue
@@ -121,6 +128,34 @@ def test_quantized_weights_are_divided_in_their_form(name: str, tmp_path: Path) 
         by_part = [numbers_of(each).split(each.parts) for each in own]  # q, k and v, each divided
         joined = torch.cat([torch.cat(pieces) for pieces in zip(*by_part, strict=True)])
         torch.testing.assert_close(joined, numbers_of(module))
+
+
+def test_blocks_of_gguf_are_divided_in_their_form(tmp_path: Path) -> None:
+    """Q5_0 has two planes, and values have another form than queries and keys."""
+    pytest.importorskip("gguf")
+    model = tiny_models.build("llama", hidden_size=512, intermediate_size=512)
+    kinds = {"*": "Q5_0", "blk.0.attn_v.weight": "Q8_0", "blk.1.ffn_up.weight": "Q4_1"}
+    path = gguf_files.write(model, tmp_path / "model.gguf", kinds=kinds)
+    assert_divided(kept(path, Mesh()), on_ranks(2, lambda axis: kept(path, Mesh(tp=axis))))
+
+
+@pytest.mark.parametrize("by_head", [True, False])
+@pytest.mark.parametrize("tp", [2, 4])  # with two key heads, which four ranks have twice
+def test_ranks_have_the_cache_scales_of_their_own_heads(tp: int, by_head: bool, tmp_path: Path) -> None:
+    tiny_models.build("llama").save_pretrained(tmp_path)
+    with_scales(tmp_path, scales_of(2, by_head), "{}_scale", by_head, {"quant_method": "fp8"})
+    model = with_cache(tmp_path, read_model_config(tmp_path), kv_format("fp8"))
+
+    def scales(mesh: Mesh) -> Tensor:
+        decoder = Decoder(model.spec, OPS, dtype=torch.float32, device=CPU, max_positions=64, mesh=mesh)
+        load_weights(decoder, tmp_path, model.weights)
+        return torch.stack([layer.mixer.kv_scales.detach() for layer in decoder.layers])
+
+    whole = scales(Mesh())
+    assert by_head == (whole[:, 0] != whole[:, 1]).all().item()
+    for rank, own in enumerate(on_ranks(tp, lambda axis: scales(Mesh(tp=axis)))):
+        head = rank * 2 // tp
+        assert torch.equal(own, whole[:, head : head + 1])
 
 
 @pytest.mark.parametrize("name", ["fp8 blocks", "gptq"])

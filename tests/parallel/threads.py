@@ -10,6 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.ops import Ops
+
 T = TypeVar("T")
 LIMIT = 60  # seconds that a rank waits for the others
 
@@ -26,6 +28,11 @@ class ThreadAxis:
 
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._all(x), -1)
+
+    def all_reduce_norm(
+        self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, ops: Ops
+    ) -> tuple[Tensor, Tensor]:
+        return ops.rms_norm(self.all_reduce(x_TM), residual_TM, weight_M, eps)
 
     def smallest(self, value: int) -> int:
         return int(torch.stack(self._all(torch.tensor(value))).min())

@@ -111,7 +111,7 @@ def test_the_exact_limit_is_above_the_coarse_one_but_not_far(name: str, work: st
     assert 1 < ratio < (1.4 if "x" in work else 1.06)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.tuples(st.integers(1, 600), st.integers(0, 3000)), min_size=1, max_size=8),
     sampled=st.integers(0, 8),

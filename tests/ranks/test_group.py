@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("msgspec")
+
 from ridgeline import LLM
 from ridgeline.core.errors import DeviceLost, InvalidConfig, ModelLoadError
 from ridgeline.core.plan import StepPlan

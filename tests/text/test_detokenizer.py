@@ -16,7 +16,7 @@ from ridgeline.text.detokenizer import Detokenizer
 from ridgeline.text.stop_strings import StopMatcher
 from ridgeline.text.tokenizer import Tokenizer
 
-EVERY_FAMILY = settings(max_examples=300, deadline=None)
+EVERY_FAMILY = settings(max_examples=300)
 
 
 def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:

@@ -93,7 +93,7 @@ def test_byte_level_ids_and_text_are_the_original_s(way: str, tmp_path: Path) ->
     assert ours.special_tokens == {"bos_token": "<s>", "eos_token": "<|im_end|>"}
     assert ours.encode("n")[0] == ours.bos_id == oracle.token_to_id("<s>")
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(TEXT)
     def check(text: str) -> None:
         ids = oracle.encode(text, add_special_tokens=False).ids
@@ -129,7 +129,7 @@ def test_sentencepiece_ids_are_sentencepiece_s(said: bool | None, tmp_path: Path
     assert ours.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     assert ours.encode("n")[0] == 1
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(TEXT)
     def check(text: str) -> None:
         ids = oracle.encode(text)

@@ -72,8 +72,13 @@ def test_ids_and_text_equal_sentencepiece(trained: Trained, kind: tuple[str, str
     scalars = st.characters(exclude_categories=["Cs"])
     text = st.lists(PIECES | st.text(scalars, max_size=6), max_size=12).map("".join)
 
-    @settings(max_examples=300, deadline=None)
-    @given(text.filter(lambda text: not oracle.normalize(text).lstrip("▁ ").startswith("<tool>")))
+    def begins_with_a_symbol(text: str) -> bool:
+        """Before one sentencepiece puts a space, transformers and we do not. A rule may remove what stands first."""
+        before, symbol, _ = text.partition("<tool>")
+        return bool(symbol) and oracle.normalize(f"a{before}a") == oracle.normalize("aa")
+
+    @settings(max_examples=300)
+    @given(text.filter(lambda text: not begins_with_a_symbol(text)))
     def check(text: str) -> None:
         ids, got = oracle.encode(text), ours.encode(text, add_special_tokens=False)
         if got != ids and kind[0] == "unigram":  # several splits may have the best score: "▁▁" and "▁" in either order

@@ -49,7 +49,7 @@ calls = st.tuples(names, st.dictionaries(words, values, max_size=3), st.sampled_
 PLACES = st.lists(st.integers(0, 10_000), max_size=12)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(before=plain, parts=st.lists(st.tuples(calls, st.sampled_from(["", "\n", " \n"])), max_size=3), places=PLACES)
 def test_calls_are_those_that_were_written_wherever_the_text_is_cut(
     before: str, parts: list[Any], places: list[int]
@@ -64,7 +64,7 @@ def test_calls_are_those_that_were_written_wherever_the_text_is_cut(
     assert [(name, json.loads(arguments)) for name, arguments in found] == want
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(
     parts=st.lists(
         st.one_of(

@@ -7,6 +7,7 @@ stand for. Nothing here is the package's own.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -213,6 +214,64 @@ def gptq(bits: int = 4, group: int = 128, symmetric: bool = True, act_order: boo
     return write
 
 
+def marlin(group: int = 128) -> Writer:
+    """Marlin's order, thread by thread: each of 32 holds two inputs of two eights, for an output of each of two eights.
+    A word has a tile's codes of one thread, of which the even ones come first."""
+
+    def write(matrix: Tensor) -> Written:
+        rows, columns = matrix.shape
+        codes, scale, zero = _affine(matrix, 4, group, symmetric=True)
+        found = np.zeros((columns // 16, rows * 2), np.uint64)
+        tile, word = np.indices(found.shape)
+        chunk, thread, column_tile = word // 128, word % 128 // 4, word % 4
+        own = [
+            codes[chunk * 64 + column_tile * 16 + thread // 4 + 8 * half, tile * 16 + thread % 4 * 2 + odd + 8 * k]
+            for half in (0, 1)
+            for k in (0, 1)
+            for odd in (0, 1)
+        ]
+        for place, number in enumerate(own[0::2] + own[1::2]):
+            found |= number.astype(np.uint64) << np.uint64(4 * place)
+        order = [8 * j + i for i in range(8) for j in range(8)]
+        if scale.shape[1] == 1:
+            order = [8 * j + 2 * i + odd for i in range(4) for j in range(4) for odd in (0, 1)]
+        places = np.concatenate([np.array(order) + first for first in range(0, rows, len(order))])
+        made = {
+            "B": _int32(found),
+            "s": torch.from_numpy(scale.T[:, places].copy()),
+            "workspace": torch.zeros(rows // 128 * 16, dtype=torch.int32),
+        }
+        group_of = np.arange(columns) // (group if group > 0 else columns)
+        return made, _numbers(codes, scale, zero, group_of)
+
+    return write
+
+
+def awq_by_input(group: int = 64) -> Writer:
+    """AutoAWQ's "gemv": rows of outputs, whose scales and zeros are filled up to whole words for 1,024 inputs."""
+
+    def words(numbers: np.ndarray, width: int) -> np.ndarray:
+        found = np.zeros((len(numbers), width), np.uint64)
+        for column in range(numbers.shape[1]):
+            found[:, column // 8] |= numbers[:, column].astype(np.uint64) << np.uint64(4 * (column % 8))
+        return found
+
+    def write(matrix: Tensor) -> Written:
+        codes, scale, zero = _affine(matrix, 4, group, symmetric=False)
+        rows, columns = matrix.shape
+        width = math.ceil(columns / 1024) * (128 // min(group, 128))
+        filled = np.zeros((rows, 8 * width), np.float16)
+        filled[:, : scale.shape[1]] = scale
+        made = {
+            "qweight": _int32(words(codes, columns // 8)),
+            "qzeros": _int32(words(zero, width)),
+            "scales": torch.from_numpy(filled),
+        }
+        return made, _numbers(codes, scale, zero, np.arange(columns) // group)
+
+    return write
+
+
 def awq(group: int = 64) -> Writer:
     places = (0, 2, 4, 6, 1, 3, 5, 7)  # AutoAWQ's order_map: the column that a word's n-th code has
 
@@ -231,10 +290,15 @@ def awq(group: int = 64) -> Writer:
     return write
 
 
-def packed(bits: int = 4, group: int = 64, symmetric: bool = True, act_order: bool = False) -> Writer:
-    """compressed-tensors' pack-quantized."""
+def packed(
+    bits: int = 4, group: int = 64, symmetric: bool = True, act_order: bool = False, split: bool = True
+) -> Writer:
+    """compressed-tensors' pack-quantized. split: a number may lie in two words, as in newer versions."""
 
     def words(numbers: np.ndarray) -> np.ndarray:
+        if split:
+            filled = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % 32)))
+            return _stream(filled.T, bits).T[:, : math.ceil(numbers.shape[1] * bits / 32)]
         per_word = 32 // bits
         found = np.zeros((numbers.shape[0], -(-numbers.shape[1] // per_word)), np.uint64)
         for column in range(numbers.shape[1]):
@@ -297,6 +361,51 @@ def mxfp4(matrix: Tensor) -> Written:
     numbers = (_e2m1(codes) * 2 ** power[..., None]).view(rows, columns)
     made = {"weight_packed": _pairs(codes.view(rows, columns)), "weight_scale": (power + 127).to(torch.uint8)}
     return made, numbers
+
+
+def in_one(write: Writer, **names: str) -> Writer:
+    """Another method's names for what a writer writes."""
+
+    def renamed(matrix: Tensor) -> Written:
+        made, numbers = write(matrix)
+        return {names.get(name, name): tensor for name, tensor in made.items()}, numbers
+
+    return renamed
+
+
+def fp8_deep_blocks(matrix: Tensor) -> Written:
+    """modelopt's blocks: scales have a dimension of 1 behind rows and columns."""
+    made, numbers = fp8_block("weight_scale")(matrix)
+    return {**made, "weight_scale": made["weight_scale"][:, None, :, None]}, numbers
+
+
+def fp8_static_channel(matrix: Tensor) -> Written:
+    made, numbers = fp8_channel(matrix)
+    return {**made, "input_scale": torch.tensor(X_SCALE)}, numbers
+
+
+def int8_static(zero_point: int | None) -> Writer:
+    """int8 with a scale of activations, and a zero point with what vLLM's kernels would add for it."""
+
+    def write(matrix: Tensor) -> Written:
+        made, numbers = int8_channel(matrix)
+        made["input_scale"] = torch.tensor([X_SCALE])
+        if zero_point is not None:
+            made["input_zero_point"] = torch.tensor([zero_point], dtype=torch.int8)
+        return made, numbers
+
+    return write
+
+
+def nvfp4_times(matrix: Tensor) -> Written:
+    """modelopt's, whose factor is one to multiply with."""
+    made, numbers = nvfp4(matrix)
+    return {
+        "weight": made["weight_packed"],
+        "weight_scale": made["weight_scale"],
+        "weight_scale_2": 1 / made["weight_global_scale"][0],
+        "input_scale": torch.tensor(0.01),
+    }, numbers
 
 
 def nvfp4(matrix: Tensor) -> Written:
@@ -385,8 +494,33 @@ _INT8_TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": 
 def _gptq(**how: Any) -> Scheme:
     bits, group, symmetric = how.get("bits", 4), how.get("group", 128), how.get("symmetric", True)
     act, version = how.get("act_order", False), how.get("version", 1)
-    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric, "desc_act": act}
+    config: dict[str, Any] = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group,
+        "sym": symmetric,
+        "desc_act": act,
+    }
     return Scheme({**config, "checkpoint_format": "gptq" if version == 1 else "gptq_v2"}, gptq(**how))
+
+
+def _modelopt(algorithm: str, write: Writer, **how: Any) -> Scheme:
+    """As it is in config.json; some have it one level deeper."""
+    inner = {"quant_algo": algorithm, "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
+    return Scheme({"quant_method": "modelopt", "producer": {"name": "modelopt"}, "quantization": inner}, write, **how)
+
+
+_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 64, "sym": True, "data_type": "int", "iters": 200}
+_SPECIAL = {"model.layers.0.mlp.up_proj": {"bits": 8}, r"model\.layers\.1\.mlp\.gate_.*": {"bits": 16}}
+_QUARK8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False, "symmetric": None}
+_QUARK4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0", "is_dynamic": False}
+
+
+def _quark(weight: dict[str, Any], inputs: dict[str, Any] | None, write: Writer, **how: Any) -> Scheme:
+    overall = {"weight": weight, "input_tensors": inputs, "output_tensors": None, "bias": None}
+    export = {"kv_cache_group": [], "pack_method": "reorder", "weight_format": "real_quantized"}
+    config = {"quant_method": "quark", "global_quant_config": overall, "exclude": ["lm_head"], "export": export}
+    return Scheme({**config, "layer_quant_config": {}, "layer_type_quant_config": {}}, write, **how)
 
 
 def _bnb(**how: Any) -> Scheme:
@@ -405,6 +539,13 @@ def _packed(**how: Any) -> Scheme:
         **({"group_size": group} if group > 0 else {"strategy": "channel"}),
     }
     return Scheme(compressed("pack-quantized", numbers), packed(**how))
+
+
+def _int8_asymmetric(zero_point: int | None) -> Scheme:
+    inputs = {**_INT8_TOKENS, "strategy": "tensor", "dynamic": False, "symmetric": zero_point is None}
+    weights = {**_INT, "num_bits": 8, "strategy": "channel"}
+    rounds = "int8" if zero_point is None else None
+    return Scheme(compressed("int-quantized", weights, inputs), int8_static(zero_point), rounds=rounds)
 
 
 SCHEMES: dict[str, Scheme] = {
@@ -452,6 +593,12 @@ SCHEMES: dict[str, Scheme] = {
     "ct w4 order": _packed(act_order=True),
     "ct w4 channel": _packed(group=-1),
     "ct w8": _packed(bits=8, group=32, symmetric=False),
+    "ct w3": _packed(bits=3, group=32, symmetric=False),
+    "ct w3 old": _packed(bits=3, group=32, symmetric=False, split=False),
+    "ct w5 order": _packed(bits=5, group=64, act_order=True),
+    "ct w6": _packed(bits=6, group=-1),
+    "ct int8 static": _int8_asymmetric(None),
+    "ct int8 zeros": _int8_asymmetric(-17),
     "ct mxfp4": Scheme(compressed("mxfp4-pack-quantized", {**_FOUR, "strategy": "group", "group_size": 32}), mxfp4),
     "ct nvfp4": Scheme(
         compressed("nvfp4-pack-quantized", {**_FOUR, "strategy": "tensor_group", "group_size": 16}), nvfp4
@@ -470,4 +617,27 @@ SCHEMES: dict[str, Scheme] = {
     "bnb nf4": _bnb(kind="nf4"),
     "bnb nf4 nested": _bnb(kind="nf4", nested=True),
     "bnb fp4": _bnb(kind="fp4"),
+    "gptq marlin": Scheme({**_gptq().config, "checkpoint_format": "marlin"}, marlin()),
+    "gptq marlin row": Scheme({**_gptq(group=-1).config, "is_marlin_format": True}, marlin(-1)),
+    "awq gemv": Scheme(
+        {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": True, "version": "GEMV"}, awq_by_input()
+    ),
+    "modelopt fp8": _modelopt("FP8", fp8_tensor(static=True), rounds="static"),
+    "modelopt fp8 channel": _modelopt("FP8_PER_CHANNEL_PER_TOKEN", fp8_channel, rounds="token"),
+    "modelopt fp8 blocks": _modelopt("FP8_PB_WO", fp8_deep_blocks),
+    "modelopt nvfp4": _modelopt("NVFP4", nvfp4_times),
+    "auto-round": Scheme(
+        {**_ROUND, "packing_format": "auto_round:auto_gptq", "extra_config": _SPECIAL},
+        gptq(group=64),
+        plain=("1.mlp.gate_proj",),
+        others={"0.mlp.up_proj": gptq(bits=8, group=64)},
+    ),
+    "auto-round zeros": Scheme(
+        {**_ROUND, "sym": False, "packing_format": "auto_round:auto_gptq", "block_name_to_quantize": "model.layers"},
+        gptq(group=64, symmetric=False),
+    ),
+    "auto-round awq": Scheme({**_ROUND, "sym": False, "packing_format": "auto_round:auto_awq"}, awq()),
+    "quark fp8": _quark(_QUARK8, _QUARK8, fp8_tensor(static=True), rounds="static"),
+    "quark fp8 channel": _quark({**_QUARK8, "qscheme": "per_channel"}, _QUARK8, fp8_static_channel, rounds="static"),
+    "quark mxfp4": _quark(_QUARK4, {**_QUARK4, "is_dynamic": True}, in_one(mxfp4, weight_packed="weight")),
 }

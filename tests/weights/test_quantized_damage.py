@@ -65,7 +65,8 @@ def tensors_of(name: str, whole: Callable[[str], Path]) -> list[str]:
     return [key for key in load_file(whole(name) / "model.safetensors") if key.startswith(BASE)]
 
 
-OPTIONAL = ("g_idx", "qzeros", "weight_shape", "weight_format", "input_global_scale")
+OPTIONAL = ("g_idx", "qzeros", "weight_shape", "weight_format", "input_global_scale", "workspace", "input_zero_point")
+UNUSED = ("modelopt nvfp4", "ct int8 static", "ct int8 zeros")  # their scales of activations
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -78,7 +79,7 @@ def test_headers_are_checked_before_anything_is_read(name: str, whole: Any, copy
             tensors = dict(kept)
             if damage == "gone":
                 del tensors[key]
-                if key.endswith(OPTIONAL):
+                if key.endswith(OPTIONAL) or (key.endswith("input_scale") and name in UNUSED):
                     continue
             elif damage == "cut" and tensors[key].numel() > 1:
                 tensors[key] = tensors[key][:-1].contiguous()
@@ -103,10 +104,23 @@ SCALES = {
     "ct nvfp4": ("weight_global_scale",),
     "gptq": ("scales",),
     "awq": ("scales",),
+    "gptq marlin": ("s",),
+    "awq gemv": ("scales",),
+    "modelopt fp8": ("weight_scale", "input_scale"),
+    "modelopt nvfp4": ("weight_scale_2",),
+    "auto-round": ("scales",),
+    "quark fp8 channel": ("weight_scale", "input_scale"),
     "bnb int8": ("SCB",),
     "bnb nf4": ("weight.absmax",),
     "bnb nf4 nested": ("weight.nested_absmax",),
 }
+
+
+@pytest.mark.parametrize("name", ["modelopt nvfp4", "ct nvfp4", "quark mxfp4"])
+def test_scales_of_few_bits_are_numbers(name: str, copy: Any) -> None:
+    key, nan = f"{BASE}.weight_scale", 255 if name == "quark mxfp4" else 127
+    folder = damaged(copy(name), lambda tensors: tensors[key].view(torch.uint8)[0, :2].fill_(nan))
+    assert re.search(f"{re.escape(key)} holds 2 scales (like|that are) nan", refusal(folder), re.I)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0], ids=str)
@@ -116,7 +130,7 @@ def test_scales_are_numbers_above_zero(name: str, value: float, copy: Any) -> No
         folder = copy(name) if part == SCALES[name][0] else folder  # noqa: F821 (of the first turn)
         key = f"{BASE}.{part}"
         original = load_file(folder / "model.safetensors")[key].clone()
-        damaged(folder, lambda tensors, key=key: tensors[key].view(-1)[-1:].fill_(value))
+        damaged(folder, lambda tensors, key=key: tensors[key].view(-1)[:1].fill_(value))
         if value == 0 and name.startswith("bnb"):  # a block of zeros has the scale 0 there
             load(folder)
             continue
@@ -133,9 +147,22 @@ def test_scales_are_numbers_above_zero(name: str, value: float, copy: Any) -> No
         ("gptq", {"group_size": 13}, "group_size to 13; it must be a multiple of 8"),
         ("gptq", {"bits": 8}, r"qweight of the shape \[\d+, \d+\], wanted"),
         ("gptq", {"bits": 5}, "bits to 5; it must be one of 2, 3, 4, 8"),
-        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format to 'marlin'"),
+        ("gptq", {"checkpoint_format": "bitblas"}, "checkpoint_format to 'bitblas'"),
+        ("gptq marlin", {"sym": False}, "checkpoint_format to 'marlin'; it must be gptq unless bits is 4, sym true"),
         ("gptq", {"quant_method": "hqq"}, "quantization method 'hqq', which is not read; known are fp8"),
-        ("awq", {"version": "gemv"}, "version to 'gemv'; it must be gemm"),
+        ("gptq", {"quant_method": "torchao"}, "quantization method 'torchao', which is not read"),
+        ("awq", {"version": "gemv_fast"}, "version to 'gemv_fast'; it must be gemm or gemv"),
+        ("auto-round", {"packing_format": "auto_round:fp8"}, "packing_format to 'auto_round:fp8'; it must be one of"),
+        ("auto-round", {"data_type": "mx_fp"}, "data_type to 'mx_fp'; it must be one of int"),
+        ("auto-round zeros", {"packing_format": "auto_round"}, "sym to False; it must be true for what is packed as"),
+        ("modelopt fp8", {"quantization": {"quant_algo": "W4A8_AWQ"}}, "quant_algo to 'W4A8_AWQ'; it must be one of"),
+        ("modelopt nvfp4", {"quantization": {"quant_algo": "NVFP4", "group_size": 32}}, "group_size to 32; it must"),
+        ("modelopt fp8", {"quantization": {"quant_algo": "MIXED_PRECISION"}}, "quantized_layers to None"),
+        (
+            "quark fp8",
+            {"global_quant_config": {"weight": {"dtype": "int4", "qscheme": "per_group"}}},
+            "in int4 per_group",
+        ),
         ("awq", {"bits": 3}, "bits to 3"),
         ("fp8 blocks", {"weight_block_size": [64, 64]}, r"weight_block_size to \[64, 64\]; it must be \[128, 128\]"),
         ("fp8 blocks", {"fmt": "e5m2"}, "fmt to 'e5m2'"),
@@ -158,9 +185,9 @@ def test_what_a_config_must_not_say(name: str, change: dict[str, Any], sentence:
 def test_a_scheme_of_a_group_is_refused_with_its_name(copy: Any) -> None:
     folder = copy("ct w4")
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"]["config_groups"]["group_0"]["weights"] |= {"num_bits": 3, "group_size": 32}
+    config["quantization_config"]["config_groups"]["group_0"]["weights"] |= {"num_bits": 16, "group_size": 32}
     (folder / "config.json").write_text(json.dumps(config))
-    assert "weights in int3 by group of 32 as pack-quantized, which we do not read" in refusal(folder, headers=True)
+    assert "weights in int16 by group of 32 as pack-quantized, which we do not read" in refusal(folder, headers=True)
 
 
 def test_groups_of_unlike_sizes_are_no_order(copy: Any) -> None:
@@ -189,7 +216,11 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 @pytest.mark.parametrize(
-    "name", ["fp8 blocks", "ct fp8 block", "ct w4", "ct nvfp4", "gptq order", "awq", "bnb nf4 nested"]
+    "name",
+    [
+        *("fp8 blocks", "ct fp8 block", "ct w4", "ct nvfp4", "gptq order", "awq", "bnb nf4 nested"),
+        *("modelopt nvfp4", "auto-round", "quark mxfp4"),
+    ],
 )
 def test_any_entry_of_a_config_may_be_junk(name: str, copy: Any) -> None:
     """The model is loaded or refused with a sentence, whatever stands in a quantization config."""

@@ -17,6 +17,7 @@ from ridgeline.quantization.held import Filling, keeping
 from ridgeline.quantization.scheme import scheme
 from ridgeline.weights.loader import load_weights, read_model_config, stored_forms
 from tests.weights.quantized_files import SCHEMES, quantize
+from tests.weights.test_kv_scales import scales_of, with_scales
 
 pytestmark = pytest.mark.gpu
 
@@ -54,6 +55,20 @@ def test_a_gpu_gets_the_tensors_that_a_cpu_gets(family: str, name: str, tmp_path
             assert torch.equal(tensor.flatten().view(torch.uint8), other.tensors[field].flatten().view(torch.uint8)), (
                 field
             )
+
+
+def test_scales_of_a_cache_arrive_on_a_gpu(tmp_path: Path) -> None:
+    folder, _ = quantize("llama", SCHEMES["fp8 static"], tmp_path / "model")
+    scales = scales_of(2, by_head=True)
+    with_scales(folder, scales, "{}_scale", True, {**SCHEMES["fp8 static"].config, "kv_cache_scheme": "static"})
+    options = {"device": "cuda", "dtype": "bfloat16", "skip_tokenizer_init": True, "kv_cache_memory": 1 << 24}
+    with LLM(folder, **options) as llm:
+        layers = llm.assembly.model.spec.layers
+        assert {str(layer.attention.kv_format) for layer in layers} == {"fp8_e4m3 with scales of the model"}
+        llm.generate({"prompt_token_ids": [5, 9, 77]}, SamplingParams(max_tokens=2), use_tqdm=False)
+        decoder = llm.assembly.worker._runner.decoder
+        found = torch.stack([layer.mixer.kv_scales.cpu() for layer in decoder.layers])
+    assert torch.equal(found, torch.from_numpy(scales).float().mT)
 
 
 @pytest.mark.parametrize("name", ["fp8 blocks", "fp8 static", "ct int8", "gptq", "gptq order", "awq", "bnb nf4"])

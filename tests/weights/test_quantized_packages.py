@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.quantization.held import dequantized
 from ridgeline.weights.checkpoint import StoredTensor
-from ridgeline.weights.quantized.plan import method_of
+from ridgeline.weights.quantized.config import method_of
 from tests.weights.quantized_files import SCHEMES
 
 NAMES = {
@@ -83,7 +83,7 @@ def test_compressed_tensors_writes_what_we_read(name: str, matrix: Tensor) -> No
     ours = read(config, written, (128, 256))
     torch.testing.assert_close(ours, theirs.float(), rtol=2**-8 if "fp4" in name else 1e-6, atol=0)
     if name != "ct mxfp4":  # whose scales are not chosen by this function
-        assert 0 < (ours - matrix).norm() < 0.15 * matrix.norm()
+        assert 0 < (ours - matrix).norm() < (0.2 if "w3" in name else 0.15) * matrix.norm()
 
 
 @pytest.mark.parametrize("name", ["bnb int8", "bnb nf4", "bnb nf4 nested", "bnb fp4"])

@@ -14,12 +14,14 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.kv_format import kv_format
 from ridgeline.core.weight_format import CodedFormat, Held
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.experts import ListedWeights
 from ridgeline.quantization.joined import JoinedWeight
 from ridgeline.weights.convert.convert import convert
-from ridgeline.weights.loader import read_model_config, stored_forms
+from ridgeline.weights.loader import read_model_config, stored_forms, with_cache
+from ridgeline.weights.quantized.config import method_name
 from tests.weights.loading import dense_logits, load
 from tests.weights.quantized_files import SCHEMES, Scheme, gptq, packed, quantize, round_inputs
 from tests.weights.test_quantized import IDS, assert_same_numbers, kept
@@ -172,7 +174,7 @@ def test_biases_of_zeros_and_scales_of_a_cache_are_let_through(
     scales = {f"model.layers.0.self_attn.{name}": torch.tensor(0.5) for name in ("k_scale", "v_scale", "q_scale")}
     save_file({**tensors, **zeros, **scales}, folder / "model.safetensors")
     load(folder)
-    assert "3 scales of a quantized KV cache (model.layers.0.self_attn.k_scale, …) are not used." in caplog.text
+    assert "3 scales of a quantized KV cache (model.layers.0.self_attn.k_scale, …) are not used;" in caplog.text
     save_file({**tensors, "model.layers.0.mlp.down_proj.bias": torch.ones(128)}, folder / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"has no place for: model\.layers\.0\.mlp\.down_proj\.bias"):
         load(folder)
@@ -192,16 +194,44 @@ def test_the_config_may_lie_beside_or_have_an_older_name(tmp_path: Path) -> None
     assert len(wanted) == 8
 
 
+def test_modelopt_has_a_file_of_its_own_and_may_mix_algorithms(tmp_path: Path) -> None:
+    """Here FP8 in attention, NVFP4 in feed-forwards, and a cache in FP8."""
+    modules = [f"model.layers.{n}.self_attn.{which}_proj" for n in (0, 1) for which in "qkvo"]
+    own = {name: {"quant_algo": "FP8"} for name in modules}
+    own |= {f"model.layers.{n}.mlp.{which}_proj": {"quant_algo": "NVFP4"} for n in (0, 1) for which in ("up", "gate")}
+    write = SCHEMES["modelopt nvfp4"].write
+    scheme = Scheme({}, write, ("down_proj",), {"self_attn": SCHEMES["modelopt fp8"].write})
+    folder, _ = quantize("llama", scheme, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    inner = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": own}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": inner}))
+    assert assert_same_numbers(kept(folder), load(tmp_path / "model-plain")) == 6
+    cached = with_cache(folder, read_model_config(folder), kv_format("auto")).spec
+    assert str(cached.layers[0].attention.kv_format) == "fp8_e4m3"  # each row has a scale, as the files bring none
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.pre_quant_scale"] = torch.ones(128)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="pre_quant_scale"):
+        load(folder)
+
+
 @pytest.mark.parametrize("name", ["gptq order", "fp8 blocks"])
 def test_a_quantized_model_can_be_converted_to_plain_numbers(name: str, tmp_path: Path) -> None:
     folder, _ = quantize("mixtral", SCHEMES[name], tmp_path / "model")
+    if name == "gptq order":  # which says it in two places of older versions
+        config = json.loads((folder / "config.json").read_text())
+        own = config.pop("quantization_config")
+        (folder / "config.json").write_text(json.dumps({**config, "compression_config": own}))
+        (folder / "quantize_config.json").write_text(json.dumps(own))
 
     def write(source: Path, target: Path) -> None:
         raise AssertionError("a folder has its texts")
 
     out = tmp_path / "converted"
     convert(folder, out, dtype=None, shard_size=10**9, write_texts=write, progress=lambda what, part: None)
-    assert "quantization_config" not in json.loads((out / "config.json").read_text())
+    assert method_name(out) is None
     ours: dict[str, Tensor] = load_file(out / "model.safetensors")
     theirs = load_file(tmp_path / "model-plain" / "model.safetensors")
     assert ours.keys() == theirs.keys()

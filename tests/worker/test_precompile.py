@@ -16,9 +16,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ridgeline.core.weight_format import Fp8Format, Held, HeldMatrix
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config
 from ridgeline.worker import compilers, precompile
@@ -26,6 +28,17 @@ from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.precompile import KernelSet
 
 pytest.importorskip("triton")
+
+
+HELD = HeldMatrix(helds=(Held(format=Fp8Format()),) * 3, rows=(128, 64, 64), inputs=128)
+NAMES = """
+import pickle, sys
+from ridgeline.worker import precompile
+names, really = [], precompile.compiling_for
+precompile.compiling_for = lambda arch, multiprocessors, wanted: really(arch, multiprocessors, names.append)
+precompile.compile_claimed(pickle.load(sys.stdin.buffer), None)
+print(*names, sep="\\n")
+"""
 
 
 @pytest.fixture
@@ -64,7 +77,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 240) -> None:
 
 
 def test_processes_fill_the_cache_and_the_next_start_needs_none(kernels: KernelSet) -> None:
-    labels: list[str] = []
+    """Also with what only a Hopper GPU runs: kernels in Gluon, and for rows that share blocks."""
+    kernels, labels = replace(kernels, max_seqs=16, max_tokens=256), list[str]()
     assert processes_needed(kernels) == 8
     with Compilers(kernels, 2) as children:
         first = children.finish(lambda label, fraction: labels.append(label))
@@ -72,11 +86,21 @@ def test_processes_fill_the_cache_and_the_next_start_needs_none(kernels: KernelS
     assert not first.found
     assert set(labels) == {"compiling kernels"}
     assert processes_needed(kernels) == 0
-    options = ("--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "64", "--dtype", "bfloat16")
+    options = (
+        "--max-num-seqs",
+        "16",
+        "--max-num-batched-tokens",
+        "256",
+        "--max-model-len",
+        "64",
+        "--dtype",
+        "bfloat16",
+    )
     command = ("compile", str(EMBEDDED_MODEL), "--arch", "sm_90", "--json", "--processes", "1", *options)
     run = subprocess.run([sys.executable, "-m", "ridgeline", *command], capture_output=True, text=True, check=True)
     second = json.loads(run.stdout)
     assert (second["compiled"], second["found"]) == (0, len(first.fresh))
+    assert {"stream_kernel", "fused_kernel", "_items_kernel", "shared_kernel"} <= set(second["kernels"])
     assert list(kernels.marker.parent.glob("ridgeline-*")) == [kernels.marker]
 
 
@@ -103,6 +127,8 @@ def test_the_marker_stands_for_everything_that_decides_what_is_compiled(
         replace(kernels, max_seqs=3).marker,
         replace(kernels, spec=replace(kernels.spec, vocab_size=512)).marker,
         replace(kernels, overrides=(("linear", "reference"),)).marker,
+        replace(kernels, quantization="fp8").marker,
+        replace(kernels, forms=(("layers.0.mixer.qkv", HELD),)).marker,
     ]
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
     markers.append(replace(kernels).marker)
@@ -114,6 +140,21 @@ def test_the_marker_stands_for_everything_that_decides_what_is_compiled(
     markers.append(replace(kernels).marker)
     assert len(set(markers)) == len(markers)
     assert replace(kernels).marker == markers[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rounding"),
+    [({"quantization": "fp8"}, True), ({"forms": (("layers.0.mixer.qkv", HELD),)}, True), ({}, False)],
+    ids=["rounded when loaded", "quantized in the files", "plain"],
+)
+def test_kernels_of_quantized_weights_are_known_beforehand(
+    kernels: KernelSet, changes: dict[str, Any], rounding: bool
+) -> None:
+    """Nothing is compiled: only the names of what would be are collected."""
+    command = [sys.executable, "-c", NAMES]
+    run = subprocess.run(command, input=pickle.dumps(replace(kernels, **changes)), capture_output=True, check=True)
+    assert (b"fp8_gemm.rounding.round_kernel" in run.stdout) == rounding
+    assert b"attention" in run.stdout
 
 
 @pytest.mark.parametrize("name", ["TRITON_INTERPRET", "TRITON_ALWAYS_COMPILE"])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.registry import Registry
 
 
@@ -35,6 +39,22 @@ class Engine(Protocol):
         """Run one prompt greedily. Yield the number of tokens so far, whenever there are more."""
 
     def close(self) -> None: ...
+
+
+def imported(module: str, install: str, environment: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """Return a peer's module, with variables of the environment that are set unless they are already.
+
+    Raise InvalidConfig, which says how to get it, if it or something that it needs is not there.
+    """
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise InvalidConfig(
+            f"{install} cannot be imported ({error}); pip install {install}, in an environment of its own whose Python "
+            "--peer-python names, or name the folder that it is unpacked in with --peer-path."
+        ) from error
 
 
 # Each target takes (model folder or id, LoadOptions). If it is not installed, it raises InvalidConfig that says how.

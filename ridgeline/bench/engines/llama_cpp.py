@@ -14,11 +14,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ridgeline.bench.engines import LoadOptions
+from ridgeline.bench.engines import LoadOptions, imported
 from ridgeline.core.errors import InvalidConfig, RidgelineError
 
 CONTEXT = 4096  # tokens of a request, unless the options say otherwise
@@ -40,15 +39,12 @@ class LlamaCpp:
     """llama.cpp. `extra` holds `parallel` (default 16) and fields of `llama_context_params`, such as n_threads."""
 
     def __init__(self, model: str, options: LoadOptions) -> None:
-        try:
-            import llama_cpp
-        except ModuleNotFoundError as error:
-            raise InvalidConfig("the llama.cpp peer is not installed: pip install llama-cpp-python.") from error
+        llama_cpp = imported("llama_cpp", "llama-cpp-python")
         if Path(model).suffix != ".gguf" or not Path(model).is_file():
             raise InvalidConfig(f"llama.cpp reads a GGUF file, got {model!r}; give one with --peer-model FILE.gguf.")
         self.version: str = llama_cpp.__version__
         self.dtype = "gguf:" + Path(model).stem
-        self._c: Any = llama_cpp
+        self._c = llama_cpp
         self._parallel = int(options.extra.get("parallel", 16))
         self._silence = llama_cpp.llama_log_callback(lambda *_: None)  # kept alive, because C calls it
         llama_cpp.llama_log_set(self._silence, ctypes.c_void_p(0))

@@ -5,29 +5,18 @@ SGLang runs its scheduler in a process of its own and hands requests over a sock
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ridgeline.bench.engines import LoadOptions
-from ridgeline.core.errors import InvalidConfig
+from ridgeline.bench.engines import LoadOptions, imported
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "SGLANG_DISABLE_TELEMETRY": "1"}
 
 
 class SGLang:
     def __init__(self, model: str, options: LoadOptions) -> None:
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        try:
-            import sglang
-            from sglang.srt.entrypoints.engine import Engine
-        except ModuleNotFoundError as error:
-            raise InvalidConfig(
-                f"SGLang cannot be imported ({error}); pip install sglang in an environment of its own and give its "
-                "Python with --peer-python, or give the folder it is unpacked in with --peer-path."
-            ) from error
-        self.version: str = sglang.__version__
+        engine = imported("sglang.srt.entrypoints.engine", "sglang", ENVIRONMENT).Engine
+        self.version: str = imported("sglang", "sglang").__version__
         arguments: dict[str, Any] = {
             "model_path": model,
             "dtype": options.dtype,
@@ -38,7 +27,7 @@ class SGLang:
             "random_seed": 0,
             "log_level": "error",
         }
-        self.engine = Engine(**{**arguments, **options.extra})
+        self.engine = engine(**{**arguments, **options.extra})
         self.dtype = str(self.engine.server_args.dtype)
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], temperature: float) -> list[int]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ridgeline.bench.engines import LoadOptions
-from ridgeline.core.errors import InvalidConfig
+from ridgeline.bench.engines import LoadOptions, imported
 
 # One process (so that we can synchronize its timings), no network, and no samplers compiled at run time.
 ENVIRONMENT = {
@@ -22,15 +20,7 @@ ENVIRONMENT = {
 
 class VLLM:
     def __init__(self, model: str, options: LoadOptions) -> None:
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        try:
-            import vllm
-        except ModuleNotFoundError as error:
-            raise InvalidConfig(
-                f"vLLM cannot be imported ({error}); pip install vllm in an environment of its own and give its Python "
-                "with --peer-python, or give the folder it is unpacked in with --peer-path."
-            ) from error
+        vllm = imported("vllm", "vllm", ENVIRONMENT)
         self.version: str = vllm.__version__
         self._vllm = vllm
         arguments: dict[str, Any] = {

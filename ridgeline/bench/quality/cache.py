@@ -1,9 +1,9 @@
 """The cost of fewer bits for cached keys and values, by position in a long context, for keys and values apart.
 
 It is a simulation: the model runs in float32 on whole windows, and each layer's keys (after their rotation) and values
-are rounded as a cache would round them, with a scale of its own for each token and key head. So nothing but the
-rounding is measured, for formats that the engine has and for those that it does not have. `eval compare` with
-`kv_cache_dtype` measures what the engine itself does.
+are replaced by the numbers that a cache would keep of them, with a scale of its own for each token and key head. So
+nothing but the rounding is measured, for the formats that the engine has (`kernels/kv_cache.py`), for others, and for
+keys and values apart. `eval compare` with `kv_cache_dtype` measures what the engine itself does.
 
 Legend:
     T  tokens of a window
@@ -17,48 +17,52 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ridgeline.bench.quality.dense import TokenCosts, logprobs
+from ridgeline.compression.predictions import TokenCosts, logprobs
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.kernels import kv_cache
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal
 
 Rounding = Callable[[Tensor], Tensor]
-LEVELS = {"int8": 127.0, "int4": 7.0, "int3": 3.0, "int2": 1.0}
-FLOATS = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-FORMATS = ("bfloat16", *FLOATS, *LEVELS)
+FEW = {"int4": 7.0, "int3": 3.0, "int2": 1.0}  # formats that no kernel has, by their largest level
+FORMATS = ("bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", *FEW)
 SIDES = ("both", "keys", "values")
 SCALE_BITS = 16  # of the scale of a token's key, or value, of one head
 MIN_EDGE = 128  # positions of the first bucket; each further one ends at twice the position
 
 
 def rounding(name: str) -> Rounding:
-    """Return the function that rounds [T, G, D]: a row's largest magnitude becomes the largest level, and the scale is
-    a bfloat16. Raise InvalidConfig for an unknown format."""
+    """Return the function that rounds [T, G, D] to numbers of a format. Levels have a bfloat16 scale, with which a
+    row's largest magnitude becomes the largest level. Raise InvalidConfig for an unknown format."""
     if name not in FORMATS:
         raise InvalidConfig(f"unknown cache format {name!r}; use {', '.join(FORMATS)}.")
     if name == "bfloat16":
         return lambda x_TGD: x_TGD.bfloat16().to(x_TGD.dtype)
-    kind = FLOATS.get(name)
-    largest = torch.finfo(kind).max if kind else LEVELS[name]
+    return partial(_few_levels, largest=FEW[name]) if name in FEW else partial(_cached, kind=kv_cache.TORCH_TYPES[name])
 
-    def rounded(x_TGD: Tensor) -> Tensor:
-        scale_TG1 = (x_TGD.float().abs().amax(-1, keepdim=True) / largest).bfloat16().float()
-        scale_TG1 = torch.where(scale_TG1 == 0, 1.0, scale_TG1)
-        level_TGD = (x_TGD / scale_TG1).clamp(-largest, largest)
-        return (level_TGD.to(kind).float() if kind else level_TGD.round()) * scale_TG1
 
-    return rounded
+def _cached(x_TGD: Tensor, kind: torch.dtype) -> Tensor:
+    """Return what the engine's cache keeps."""
+    scale_TG = kv_cache.row_scales(x_TGD, kind)
+    return kv_cache.numbers(kv_cache.levels(x_TGD, scale_TG, kind), scale_TG, x_TGD.dtype)
+
+
+def _few_levels(x_TGD: Tensor, largest: float) -> Tensor:
+    scale_TG1 = (x_TGD.float().abs().amax(-1, keepdim=True) / largest).bfloat16().float()
+    scale_TG1 = torch.where(scale_TG1 == 0, 1.0, scale_TG1)
+    return (x_TGD / scale_TG1).clamp(-largest, largest).round() * scale_TG1
 
 
 def bits(name: str, head_dim: int) -> float:
     """Return the bits of one cached number, with its part of the scale."""
     if name == "bfloat16":
         return 16.0
-    return (8 if name in FLOATS else int(name.removeprefix("int"))) + SCALE_BITS / head_dim
+    return (int(name.removeprefix("int")) if name in FEW else 8) + SCALE_BITS / head_dim
 
 
 class RoundedCache(DenseCausal):

@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.bench.quality.dense import DenseModel, TokenCosts, logprobs
+from ridgeline.bench.quality.dense import DenseModel
 from ridgeline.compression.modules import matrices
+from ridgeline.compression.predictions import TokenCosts, logprobs
 from ridgeline.compression.schemes import SCHEMES, MakeConfig
 from ridgeline.compression.walk import Run, quantize_decoder
 from ridgeline.core.errors import InvalidConfig

@@ -35,7 +35,7 @@ class CacheManager:
         self.specs = [group.spec for group in layout.groups]
         self._forgetful = [(g, spec) for g, spec in enumerate(self.specs) if spec.span is not None]
         # What other tiers know by a hash is of one format. Plain ones add nothing
-        self._formats = sorted({str(spec.format.dtype) for spec in self.specs if isinstance(spec, KVSpec)} - {"None"})
+        self._formats = sorted({str(spec.format) for spec in self.specs if isinstance(spec, KVSpec)} - {"None"})
         self._exact = any(spec.exact for spec in self.specs)
         self.index = PrefixIndex(len(self.specs))
         self.pool = BlockPool(layout, on_evict=self.index.drop)

@@ -37,6 +37,12 @@ TABLES = {
         -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
         0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
     ),
+    # GGUF's IQ1, IQ2, IQ3_XXS and IQ3_S: magnitudes of their grids (IQ2's in eighths, IQ3_XXS' in quarters), then the
+    # negative ones. Those of IQ1 are -1, 0 and 1, moved up by an eighth, then down
+    "iq1": (-0.875, 0.125, 1.125, *(0.0,) * 5, -1.125, -0.125, 0.875, *(0.0,) * 5),
+    "iq2": (1.0, 3.125, 5.375, *(0.0,) * 5, -1.0, -3.125, -5.375, *(0.0,) * 5),
+    "iq3": (1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.5, -1.0, -3.0, -5.0, -7.0, -9.0, -11.0, -13.0, -15.5),
+    "iq3_s": (1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0, -1.0, -3.0, -5.0, -7.0, -9.0, -11.0, -13.0, -15.0),
     "iq4": (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0),
 }  # fmt: skip
 
@@ -199,7 +205,7 @@ def random_codes(case: Case, device: torch.device, generator: torch.Generator) -
 
     code_OB = packed(integers(0, 1 << how.bits, rows, columns), how.bits)
     middle = 1 << (how.bits - 1)
-    spread = {"levels": middle / 1.7, "e2m1": 2.9, "fp4": 0.53, "nf4": 0.55, "iq4": 70.0}[how.values]
+    spread = {"levels": middle / 1.7, "e2m1": 2.9, "fp4": 0.53, "nf4": 0.55, "iq2": 3.6, "iq4": 70.0}[how.values]
     step = columns**-0.5 / spread
     zero_OG = outer_OS = outer_minimum_OS = scale = None
     if how.nested:
@@ -237,6 +243,7 @@ Q4_K = CodedFormat(bits=4, group=32, zeros="minimum", nested=True)
 Q5_K = CodedFormat(bits=5, group=32, zeros="minimum", nested=True)
 Q6_K = CodedFormat(bits=6, group=16, nested=True)
 IQ4_XS = CodedFormat(bits=4, group=32, values="iq4", nested=True)
+IQ2_S = CodedFormat(bits=4, group=16, values="iq2", nested=True)
 
 CASES = (
     Case(1, 256, 64, W4),
@@ -251,6 +258,7 @@ CASES = (
     Case(5, 256, 32, Q3_K),
     Case(7, 256, 32, Q5_K),
     Case(1, 256, 32, IQ4_XS),
+    Case(2, 256, 32, IQ2_S),
     Case(8, 384, 64, CodedFormat(bits=4, group=0)),
     Case(8, 512, 96, W4, ordered=False),
     Case(40, 512, 256, W4, bias=True),

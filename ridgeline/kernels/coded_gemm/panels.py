@@ -1,4 +1,4 @@
-"""Products of weights in codes on a CPU, by the C++ of panels.cpp: activations are rounded to int8 when they arrive.
+"""Products of weights in codes on a CPU, by the C++ of the folder cpu: activations are rounded to int8 on arrival.
 
 Each 32 neighbouring inputs of a token have a step of their own, the largest magnitude of theirs over 127. Products and
 their sums are whole numbers until a step and a scale multiply them.
@@ -40,8 +40,8 @@ from ridgeline.kernels.onednn import in_large_pages
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("panels.cpp")
-LANES, RUN, VECTORS = 16, 32, 8  # as in panels.cpp
+SOURCE = Path(__file__).parent / "cpu" / "panels.cpp"
+LANES, RUN, VECTORS = 16, 32, 8  # as in cpu/
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 LONGEST = 1 << 16  # inputs of a row: sums of so many products of bytes fit in 32 bits
 PIECE = 4096  # rows that are laid out at once, since that takes some copies of them
@@ -50,6 +50,10 @@ PIECE = 4096  # rows that are laid out at once, since that takes some copies of 
 LEVELS = {
     "e2m1": ([int(2 * x) + 12 for x in TABLES["e2m1"]], 12, 0.5),
     "nf4": ([round(127 * x) + 127 for x in TABLES["nf4"]], 127, 1 / 127),
+    "iq1": ([int(8 * x) + 9 for x in TABLES["iq1"]], 9, 1 / 8),
+    "iq2": ([int(8 * x) + 43 for x in TABLES["iq2"]], 43, 1 / 8),
+    "iq3": ([int(2 * x) + 31 for x in TABLES["iq3"]], 31, 0.5),
+    "iq3_s": ([int(x) + 15 for x in TABLES["iq3_s"]], 15, 1.0),
     "iq4": ([int(x) + 127 for x in TABLES["iq4"]], 127, 1.0),
 }
 
@@ -101,7 +105,7 @@ def openmp() -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class Panels:
-    """A weight laid out for panels.cpp.
+    """A weight laid out for cpu/panels.cpp.
 
     parts: the tensors that `weight` points to, the codes first.
     """
@@ -125,7 +129,8 @@ class Panels:
 
 
 def pack(weight: Coded, function: Multiply | None = None) -> Panels | None:
-    """Lay a weight out. Return None if its groups do not fit into runs, or without the compiled function.
+    """Lay a weight out. Return None if its groups do not fit into runs, if the values of its table are no multiples of
+    one number (bitsandbytes' FP4), or without the compiled function.
 
     function: the compiled function (default: the one for this machine).
     """
@@ -133,6 +138,7 @@ def pack(weight: Coded, function: Multiply | None = None) -> Panels | None:
     groups = weight.scale_OG.shape[-1]
     each, runs = inputs // groups, -(-inputs // RUN)
     fits = (each == LANES or each % RUN == 0 or groups == 1) and inputs <= LONGEST
+    fits = fits and (how.values == "levels" or how.values in LEVELS)
     function = function or multiply()
     if not fits or function is None:
         return None

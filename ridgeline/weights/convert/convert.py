@@ -22,6 +22,7 @@ from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import gguf_config
 from ridgeline.weights.loader import stored_shape, stored_view
 from ridgeline.weights.mxfp4 import MXFP4
+from ridgeline.weights.quantized.config import SIDE_FILES, without_quantization
 
 Progress = Callable[[str, float], None]
 WriteTexts = Callable[[Path, Path], None]  # of a GGUF file, to a folder
@@ -29,7 +30,7 @@ WriteTexts = Callable[[Path, Path], None]  # of a GGUF file, to a folder
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPES[MXFP4] = torch.bfloat16
 _BESIDE = ("*.json", "*.jinja", "*.txt", "*.md", "tokenizer*", "LICENSE*", "additional_chat_templates/*.jinja")
-_OURS = ("config.json", "model.safetensors.index.json")
+_OURS = ("config.json", "model.safetensors.index.json", *SIDE_FILES)
 
 
 def check(path: Path, progress: Progress) -> Report:
@@ -139,7 +140,7 @@ def _write_beside(source: Path, folder: Path, dtype: str | None, write_texts: Wr
     else:
         config = read_json(source / "config.json", required=True)
         copy_beside(source, folder)
-    config.pop("quantization_config", None)  # of weights that are written as numbers
+    config = without_quantization(config)  # weights are written as numbers
     if dtype is not None:
         config.pop("torch_dtype", None)
         config["dtype"] = dtype

@@ -17,5 +17,10 @@ METHODS = Registry(
         "awq": "ridgeline.weights.quantized.awq:Awq",
         "bitsandbytes": "ridgeline.weights.quantized.bitsandbytes:Bitsandbytes",
         "mxfp4": "ridgeline.weights.quantized.mxfp4:Mxfp4",
+        "modelopt": "ridgeline.weights.quantized.modelopt:Modelopt",
+        "modelopt_fp4": "ridgeline.weights.quantized.modelopt:Modelopt",
+        "auto-round": "ridgeline.weights.quantized.autoround:AutoRound",
+        "intel/auto-round": "ridgeline.weights.quantized.autoround:AutoRound",
+        "quark": "ridgeline.weights.quantized.quark:Quark",
     },
 )

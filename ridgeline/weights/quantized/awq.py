@@ -1,4 +1,5 @@
-"""The method "awq": 4-bit codes with zeros, packed along the outputs in the order of AutoAWQ's "gemm" kernels.
+"""The method "awq": 4-bit codes with zeros, packed along the outputs in the order of AutoAWQ's "gemm" kernels, or along
+the inputs in their own order ("gemv").
 
 Legend:
     O  outputs
@@ -21,12 +22,14 @@ from ridgeline.kernels.coded_gemm.op import unpacked
 from ridgeline.weights.quantized.names import among
 from ridgeline.weights.quantized.piece import (
     HALVES,
+    Files,
     Piece,
     Read,
     Section,
     Stored,
     Wanted,
     check_divides,
+    checked_scales,
     dtype_of,
     finite_scales,
     group_size,
@@ -48,8 +51,9 @@ class Awq:
         self.group = group_size(section, "group_size" if "group_size" in config else "q_group_size", 128)
         self.zeros = section.boolean("zero_point", True)
         version = section.get("version", "gemm")
-        if not isinstance(version, str) or version.lower() != "gemm":
-            raise section.wrong("version", version, "gemm, the only one whose order we read")
+        if not isinstance(version, str) or version.lower() not in ("gemm", "gemv"):
+            raise section.wrong("version", version, "gemm or gemv, whose orders we read")
+        self.by_input = version.lower() == "gemv"
         self.skipped = section.names("modules_to_not_convert")
         self.lm_head = section.boolean("lm_head")
 
@@ -61,25 +65,50 @@ class Awq:
         if outputs % 8:
             return None  # which AWQ leaves as they are
         groups = inputs // (self.group or inputs)
-        read: dict[str, Read] = {
-            "code_OB": lambda files: codes(files(f"{name}.qweight")),
-            "scale_OG": lambda files: finite_scales(f"{name}.scales")(files).T,
-        }
-        if self.zeros:
-            read["zero_OG"] = lambda files: in_order(files(f"{name}.qzeros")).T
+        if self.by_input:
+            width = _words_of_groups(groups, self.group)
+            shapes = (outputs, inputs // 8), (outputs, 8 * width), (outputs, width)
+        else:
+            shapes = (inputs, outputs // 8), (groups, outputs), (groups, outputs // 8)
+        wanted = zip(("qweight", "scales", "qzeros"), shapes, (("I32",), HALVES, ("I32",)), strict=True)
         return Piece(
             held=Held(
                 format=CodedFormat(bits=4, group=self.group, zeros="levels" if self.zeros else "middle"),
                 scales=dtype_of(stored, f"{name}.scales", "float16"),
             ),
             tensors={
-                f"{name}.qweight": Wanted(((inputs, outputs // 8),), ("I32",)),
-                f"{name}.scales": Wanted(((groups, outputs),), HALVES),
-                f"{name}.qzeros": Wanted(((groups, outputs // 8),), ("I32",), optional=not self.zeros),
+                f"{name}.{part}": Wanted((wants,), dtypes, optional=part == "qzeros" and not self.zeros)
+                for part, wants, dtypes in wanted
             },
-            read=read,
+            read=self._by_input(name, groups) if self.by_input else self._by_output(name),
             label="AWQ",
         )
+
+    def _by_output(self, name: str) -> dict[str, Read]:
+        read: dict[str, Read] = {
+            "code_OB": lambda files: codes(files(f"{name}.qweight")),
+            "scale_OG": lambda files: finite_scales(f"{name}.scales")(files).T,
+        }
+        return {**read, "zero_OG": lambda files: in_order(files(f"{name}.qzeros")).T} if self.zeros else read
+
+    def _by_input(self, name: str, groups: int) -> dict[str, Read]:
+        """Return readers of rows. Those of scales and zeros are filled up with zeros, to whole words."""
+        scales = f"{name}.scales"
+
+        def zeros(files: Files) -> Tensor:
+            return unpacked(little_endian_bytes(files(f"{name}.qzeros")), 4)[:, :groups]
+
+        read: dict[str, Read] = {
+            "code_OB": lambda files: little_endian_bytes(files(f"{name}.qweight")),
+            "scale_OG": lambda files: checked_scales(scales, files(scales)[:, :groups]),
+        }
+        return {**read, "zero_OG": zeros} if self.zeros else read
+
+
+def _words_of_groups(groups: int, group: int) -> int:
+    """Return the words that a row's zeros take in the order "gemv": whole ones for each 1,024 inputs."""
+    several = {64: 2, 32: 4}.get(group, 1)
+    return -(-groups // (8 * several)) * several
 
 
 def codes(words: Tensor) -> Tensor:

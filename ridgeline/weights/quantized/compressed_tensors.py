@@ -18,6 +18,7 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.weight_format import BLOCK, Activations, CodedFormat, Held, Int8Format
 from ridgeline.kernels.coded_gemm.op import packed
+from ridgeline.weights.quantized.four_bits import mxfp4_piece, nvfp4_piece
 from ridgeline.weights.quantized.fp8 import block_piece, scaled_piece
 from ridgeline.weights.quantized.gptq import order, stream
 from ridgeline.weights.quantized.names import matches
@@ -28,7 +29,6 @@ from ridgeline.weights.quantized.piece import (
     Section,
     Stored,
     Wanted,
-    as_number,
     check_divides,
     dtype_of,
     finite_scales,
@@ -90,9 +90,9 @@ class CompressedTensors:
         if section.get("transform_config") not in (None, {}) and config["transform_config"].get("config_groups"):
             raise section.wrong("transform_config", "transforms", "absent, since none are computed")
         groups = section.section("config_groups")
-        if groups is None or not groups.values:
+        if (groups is None or not groups.values) and section.get("kv_cache_scheme") is None:
             raise section.wrong("config_groups", None, "an object with the scheme of each group of modules")
-        self.groups = [self._group(Section(groups.values, groups.place), key, form) for key in groups.values]
+        self.groups = [self._group(groups, key, form) for key in groups.values] if groups else []
         self.ignored = section.names("ignore")
 
     @staticmethod
@@ -158,8 +158,8 @@ def _scheme(group: Group) -> Scheme:
         case ("float-quantized" | "naive-quantized", "float", 8) if w.strategy in ("tensor", "channel", "block"):
             return _fp8
         case ("int-quantized" | "naive-quantized", "int", 8) if w.symmetric and w.strategy in ("tensor", "channel"):
-            return _int8 if x is not None and x.type == "int" and x.bits == 8 else _int8_weights
-        case ("pack-quantized", "int", 2 | 4 | 8) if w.strategy in ("group", "channel"):
+            return _int8 if x is not None and x.type == "int" and x.bits == 8 and x.symmetric else _int8_weights
+        case ("pack-quantized", "int", 2 | 3 | 4 | 5 | 6 | 8) if w.strategy in ("group", "channel"):
             return _packed
         case ("mxfp4-pack-quantized", "float", 4):
             return _mxfp4
@@ -167,7 +167,7 @@ def _scheme(group: Group) -> Scheme:
             return _nvfp4
     raise ModelLoadError(
         f"config.json's {group.place} has weights in {w} as {group.form}, which we do not read; known are float8, "
-        "int8, packed int2, int4 and int8, MXFP4 and NVFP4."
+        "int8, packed int2 to int6 and int8, MXFP4 and NVFP4."
     )
 
 
@@ -183,7 +183,8 @@ def _fp8(name: str, shape: tuple[int, ...], group: Group, stored: Stored | None)
 
 
 def _int8(name: str, shape: tuple[int, ...], group: Group, stored: Stored | None) -> Piece:
-    """Return levels. Activations get a scale for each token, also where the file has a static one, which is coarser."""
+    """Return levels. Activations get a scale for each token, also where the file has a static one, which is coarser.
+    Where they have zero points, whose grid lies closer about what is on one side of 0, they are not rounded at all."""
     outputs = shape[0]
     scale = per_output(finite_scales(f"{name}.weight_scale"), outputs)
     return Piece(
@@ -229,13 +230,14 @@ def _packed(name: str, shape: tuple[int, ...], group: Group, stored: Stored | No
     assert w is not None
     each = w.group if w.strategy == "group" else 0
     check_divides(name, inputs, each)
-    groups, per_word = inputs // (each or inputs), 32 // w.bits
-    bits, columns, ordered = w.bits, -(-inputs // per_word), w.ordered
+    groups, bits, ordered = inputs // (each or inputs), w.bits, w.ordered
+    codes_name = f"{name}.weight_packed"
+    whole = stored is not None and codes_name in stored and stored[codes_name].shape[-1] != _words(inputs, bits)[0]
     tensors = {
-        f"{name}.weight_packed": Wanted(((outputs, columns),), ("I32",)),
+        codes_name: Wanted(((outputs, _words(inputs, bits)[whole]),), ("I32",)),
         f"{name}.weight_scale": Wanted(((outputs, groups),), FLOATS),
         f"{name}.weight_shape": Wanted(((2,),), ("I64", "I32"), optional=True),
-        f"{name}.weight_zero_point": Wanted(((-(-outputs // per_word), groups),), ("I32",), optional=w.symmetric),
+        f"{name}.weight_zero_point": Wanted(((_words(outputs, bits)[whole], groups),), ("I32",), optional=w.symmetric),
         f"{name}.weight_g_idx": Wanted(((inputs,),), ("I32", "I64"), optional=not ordered),
     }
 
@@ -245,15 +247,16 @@ def _packed(name: str, shape: tuple[int, ...], group: Group, stored: Stored | No
                 f"{name}.weight_shape says {files(f'{name}.weight_shape').tolist()}, and config.json "
                 f"{[outputs, inputs]}; copy the model again."
             )
-        bytes_OB = little_endian_bytes(files(f"{name}.weight_packed"))[:, : inputs * bits // 8]
-        if not ordered:
-            return bytes_OB
-        by_group = order(files(f"{name}.weight_g_idx"), each, f"{name}.weight_g_idx")
-        return packed(stream(bytes_OB, bits)[:, by_group.long()], bits)
+        words_OW = files(codes_name)
+        if not ordered and 8 % bits == 0:
+            return little_endian_bytes(words_OW)[:, : inputs * bits // 8]
+        code_OI = _unpacked(words_OW, bits, inputs, whole)
+        if ordered:
+            code_OI = code_OI[:, order(files(f"{name}.weight_g_idx"), each, f"{name}.weight_g_idx").long()]
+        return packed(code_OI, bits)
 
     def zeros(files: Callable[[str], Tensor]) -> Tensor:
-        words_GW = files(f"{name}.weight_zero_point").T
-        return stream(little_endian_bytes(words_GW), bits)[:, :outputs].T
+        return _unpacked(files(f"{name}.weight_zero_point").T, bits, outputs, whole).T
 
     read: dict[str, Read] = {"code_OB": codes, "scale_OG": finite_scales(f"{name}.weight_scale")}
     if not w.symmetric:
@@ -268,48 +271,24 @@ def _packed(name: str, shape: tuple[int, ...], group: Group, stored: Stored | No
     return Piece(held=held, tensors=tensors, read=read, label=f"int{bits}")
 
 
+def _words(numbers: int, bits: int) -> tuple[int, int]:
+    """Return how many words numbers take in a stream, and if each is whole in one word, as it was once."""
+    return -(-numbers * bits // 32), -(-numbers // (32 // bits))
+
+
+def _unpacked(words: Tensor, bits: int, count: int, whole: bool) -> Tensor:
+    """Return the first `count` numbers of words along the last dimension, uint8. whole: each is in one word."""
+    if not whole:
+        return stream(little_endian_bytes(words), bits)[..., :count]
+    mask = (1 << bits) - 1
+    numbers = torch.stack([(words >> bits * place) & mask for place in range(32 // bits)], -1)
+    return numbers.to(torch.uint8).flatten(-2)[..., :count]
+
+
 def _mxfp4(name: str, shape: tuple[int, ...], group: Group, stored: Stored | None) -> Piece:
-    outputs, inputs = shape
-    check_divides(name, inputs, 32)
-    return Piece(
-        held=Held(format=CodedFormat(bits=4, group=32, values="e2m1"), scales="uint8"),
-        tensors={
-            f"{name}.weight_packed": Wanted(((outputs, inputs // 2),), ("U8",)),
-            f"{name}.weight_scale": Wanted(((outputs, inputs // 32),), ("U8", "F8_E8M0")),
-        },
-        read={
-            "code_OB": lambda files: files(f"{name}.weight_packed"),
-            "scale_OG": lambda files: exponents(files(f"{name}.weight_scale"), f"{name}.weight_scale"),
-        },
-        label="MXFP4",
-    )
-
-
-def exponents(scale: Tensor, name: str) -> Tensor:
-    """Return E8M0 scales as bytes. Raise ModelLoadError if one is NaN."""
-    scale = scale.view(torch.uint8)
-    if (bad := int((scale == 255).sum())) > 0:
-        raise ModelLoadError(f"{name} holds {bad} scales that are NaN (255); copy it again.")
-    return scale
+    return mxfp4_piece(name, shape, f"{name}.weight_packed")
 
 
 def _nvfp4(name: str, shape: tuple[int, ...], group: Group, stored: Stored | None) -> Piece:
-    """Return weights alone; activations stay as they are. The file has the reciprocal of the factor."""
-    outputs, inputs = shape
-    check_divides(name, inputs, 16)
-    factor = as_number(finite_scales(f"{name}.weight_global_scale"))
-    return Piece(
-        held=Held(format=CodedFormat(bits=4, group=16, values="e2m1"), scales="float8_e4m3fn", factor=True),
-        tensors={
-            f"{name}.weight_packed": Wanted(((outputs, inputs // 2),), ("U8",)),
-            f"{name}.weight_scale": Wanted(((outputs, inputs // 16),), ("F8_E4M3",)),
-            f"{name}.weight_global_scale": Wanted(((), (1,)), ("F32",)),
-            f"{name}.input_global_scale": Wanted(((), (1,)), ("F32",), optional=True),
-        },
-        read={
-            "code_OB": lambda files: files(f"{name}.weight_packed"),
-            "scale_OG": finite_scales(f"{name}.weight_scale", zero=True),
-            "scale": lambda files: 1 / factor(files),
-        },
-        label="NVFP4",
-    )
+    factor, unused = f"{name}.weight_global_scale", f"{name}.input_global_scale"
+    return nvfp4_piece(name, shape, f"{name}.weight_packed", factor, unused, inverse=True)

@@ -91,18 +91,18 @@ def scaled_piece(
 
 
 def block_piece(name: str, shape: tuple[int, ...], scale: str, activations: Activations | None) -> Piece:
-    """Return a weight with scales of blocks of 128 x 128."""
+    """Return a weight with scales of blocks of 128 x 128, by row and column of the blocks, or as modelopt has them."""
     outputs, inputs = shape
-    blocks = -(-outputs // BLOCK), -(-inputs // BLOCK)
+    rows, columns = -(-outputs // BLOCK), -(-inputs // BLOCK)
     return Piece(
         held=Held(format=Fp8Format(block=True, activations=activations)),
         tensors={
             f"{name}.weight": Wanted(((outputs, inputs),), ("F8_E4M3",)),
-            scale: Wanted((blocks,), FLOATS),
+            scale: Wanted(((rows, columns), (rows, 1, columns, 1)), FLOATS),
         },
         read={
             "weight_OI": lambda files: files(f"{name}.weight"),
-            "scale_SC": lambda files: finite_scales(scale)(files).float(),
+            "scale_SC": lambda files: finite_scales(scale)(files).float().view(rows, columns),
         },
         label="FP8",
     )

@@ -19,6 +19,7 @@ from ridgeline.kernels.coded_gemm.op import packed
 from ridgeline.weights.blocks import BLOCKS
 from ridgeline.weights.checkpoint import StoredTensor
 from ridgeline.weights.dequantize import AT_ONCE
+from ridgeline.weights.quantized.four_bits import exponents
 from ridgeline.weights.quantized.piece import Files, Piece, Read, Stored, Wanted, checked_scales
 
 
@@ -44,7 +45,7 @@ class Gguf:
         for field, number in fields.items():
             read[field] = partial(_scales, tensor, f"{name}.weight", shape, number)
         return Piece(
-            held=Held(format=how, scales="int8" if how.nested else "float16"),
+            held=Held(format=how, scales="int8" if how.nested else BLOCKS[tensor.dtype].kept),
             tensors={f"{name}.weight": Wanted((shape,), (tensor.dtype,))},
             read=read,
             label=tensor.dtype,
@@ -65,6 +66,8 @@ def _scales(tensor: StoredTensor, name: str, shape: tuple[int, ...], number: int
     """Return one of the tensors of scales, [..., O, G]. Raise ModelLoadError if one is no number."""
     found = BLOCKS[tensor.dtype].scales(tensor.blocks())[number]
     assert found is not None
-    if found.is_floating_point():
+    if found.dtype == torch.uint8:
+        exponents(found, name)
+    elif found.is_floating_point():
         checked_scales(name, found, above=False, zero=True)
     return found.reshape(*shape[:-1], -1)

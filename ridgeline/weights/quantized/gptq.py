@@ -21,6 +21,7 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.weight_format import CodedFormat, Held
 from ridgeline.kernels.coded_gemm.op import packed, unpacked
+from ridgeline.weights.quantized.marlin import marlin_piece
 from ridgeline.weights.quantized.names import among, pattern
 from ridgeline.weights.quantized.piece import (
     HALVES,
@@ -48,8 +49,8 @@ class Gptq:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         section = self.section = Section(config)
-        form = section.choice("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
-        self.less_one = form == "gptq"
+        form = section.choice("checkpoint_format", ("gptq", "gptq_v2", "marlin"), "gptq")
+        self.less_one, self.marlin = form == "gptq", form == "marlin" or section.boolean("is_marlin_format")
         self.lm_head = section.boolean("lm_head")
         self.skipped = section.names("modules_to_not_convert")
         self.rules = self._rules()
@@ -87,6 +88,10 @@ class Gptq:
                 section = own
                 break
         bits, group, symmetric, ordered = self._settings(section)
+        if self.marlin:
+            if (bits, symmetric, ordered) != (4, True, False):
+                raise section.wrong("checkpoint_format", "marlin", "gptq unless bits is 4, sym true and desc_act false")
+            return marlin_piece(name, shape, group, stored)
         outputs, inputs = shape
         check_divides(name, inputs, group)
         if inputs * bits % 32 or outputs * bits % 32:
@@ -131,11 +136,12 @@ def _zeros(words_GW: Tensor, bits: int, less_one: bool) -> Tensor:
 
 
 def stream(bytes_B: Tensor, bits: int) -> Tensor:
-    """Return the numbers of a stream of bits, the low ones first: uint8 [..., 8 / bits · B]."""
-    if bits != 3:
+    """Return the numbers of a stream of bits, the low ones first: uint8 [..., 8 · B / bits]."""
+    if 8 % bits == 0:
         return unpacked(bytes_B, bits)
-    single = unpacked(bytes_B, 1).unflatten(-1, (-1, 3))
-    return single[..., 0] | single[..., 1] << 1 | single[..., 2] << 2
+    single = unpacked(bytes_B, 1)
+    single = single[..., : single.shape[-1] // bits * bits].unflatten(-1, (-1, bits))
+    return sum((single[..., bit] << bit for bit in range(1, bits)), single[..., 0])
 
 
 def order(group_I: Tensor, group: int, name: str) -> Tensor:

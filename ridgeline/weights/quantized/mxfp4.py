@@ -8,7 +8,7 @@ from typing import Any
 
 from ridgeline.core.weight_format import CodedFormat, Held
 from ridgeline.weights.mxfp4 import GROUP_BYTES, MXFP4, dequantized
-from ridgeline.weights.quantized.compressed_tensors import exponents
+from ridgeline.weights.quantized.four_bits import exponents
 from ridgeline.weights.quantized.piece import Piece, Stored, Wanted, check_divides
 
 GROUP = 2 * GROUP_BYTES

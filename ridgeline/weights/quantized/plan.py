@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,66 +12,17 @@ from torch import Tensor, nn
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import Source, WeightMap
-from ridgeline.core.weight_format import BLOCK, Fp8Format, Held, HeldMatrix
+from ridgeline.core.weight_format import BLOCK, CodedFormat, Fp8Format, Held, HeldMatrix
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.held import WHOLE, Filling
 from ridgeline.weights.checkpoint import PLAIN, StoredTensor
 from ridgeline.weights.divided import Place
-from ridgeline.weights.formats.gguf_file import is_gguf
-from ridgeline.weights.formats.json_file import read_json
-from ridgeline.weights.quantized import METHODS
-from ridgeline.weights.quantized.gguf import Gguf
 from ridgeline.weights.quantized.piece import Method, Piece, Stored
 
 Pieces = Mapping[str, Piece]  # the name of a source → how it is stored
 Forms = Mapping[str, HeldMatrix]  # by the names of the decoder's modules
-
-SIDE_FILES = ("quantize_config.json", "quant_config.json")  # of GPTQ and AWQ, before configs had an entry for it
-KV_SCALES = re.compile(r"\.(?:[kvq]|kv|prob|[kvq]_proj\.output|[kv]_proj\.[kv])_(?:scale|zero_point)$")
-
-
-def quantization_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the quantization config in a folder's config.json, or in the file beside it; None: there is none."""
-    text = config.get("text_config")
-    for values in (config, text if isinstance(text, Mapping) else {}):
-        for name in ("quantization_config", "compression_config"):
-            if (found := values.get(name)) is not None:
-                if not isinstance(found, Mapping):
-                    raise ModelLoadError(f"config.json sets {name} to {repr(found)[:80]}; it must be an object.")
-                return found or None
-    for name, method in zip(SIDE_FILES, ("gptq", "awq"), strict=True):
-        if side := read_json(folder / name):
-            return {"quant_method": method, **side}
-    return None
-
-
-def method_of(config: Mapping[str, Any] | None) -> Method | None:
-    """Return the method of a quantization config. Raise ModelLoadError for one that we do not read."""
-    if config is None:
-        return None
-    name = config.get("quant_method")
-    if not isinstance(name, str) or name not in METHODS:
-        raise ModelLoadError(
-            f"config.json names the quantization method {repr(name)[:80]}, which is not read; known are "
-            f"{', '.join(METHODS)}."
-        )
-    method: Method = METHODS[name](config)
-    return method
-
-
-def method_name(folder: Path) -> str | None:
-    """Return the name of the method of the weights in a folder, or None if they are plain numbers."""
-    config = quantization_config(folder, read_json(folder / "config.json"))
-    return None if config is None else str(config.get("quant_method"))
-
-
-def folder_method(folder: Path) -> Method | None:
-    """Return the method of the weights in a folder or GGUF file."""
-    if is_gguf(folder):
-        return Gguf()
-    return method_of(quantization_config(folder, read_json(folder / "config.json")))
 
 
 def module_weights(stored: Stored) -> set[str]:
@@ -195,7 +144,7 @@ def targets(
     assert isinstance(module, (Linear, ExpertStack))
     for filling in module.fillings:
         own = [replace(source, transpose=False) for source in _own(filling.parts, len(module.parts), sources)]
-        fused = fused_parts(module, own) if len(filling.parts) == 1 else None
+        fused = fused_parts(module, sources)
         for field, tensor in filling.tensors.items():
             if field in WHOLE:
                 whole = partial(_shared, field, own, pieces, stored, tensor.shape)
@@ -204,7 +153,9 @@ def targets(
             for source, part in zip(own, _split(filling, field, len(own)), strict=True):
                 place = view(part, source)
                 read = partial(_read, pieces.get(source.name), field, source.name, stored, place.shape)
-                yield Place(place, read, parts=fused)
+                how = None if filling.held is None else filling.held.format
+                planes = how.planes() if field == "code_OB" and isinstance(how, CodedFormat) else ()
+                yield Place(place, read, partial(_own_planes, read, planes) if len(planes) > 1 else None, fused)
 
 
 def fused_parts(owner: nn.Module, sources: Sequence[Source]) -> Sequence[int] | None:
@@ -247,6 +198,16 @@ def _shared(field: str, sources: Sequence[Source], pieces: Pieces, stored: Store
     each = len(found) // shape[0]
     groups = [range(first, first + each) for first in range(0, len(found), each)]
     return torch.stack([_agreed(field, [found[i] for i in group], [sources[i] for i in group]) for group in groups])
+
+
+def _own_planes(read: Callable[[], Tensor], planes: Sequence[int], slices: tuple[slice, ...]) -> Tensor:
+    """Return some of the inputs' codes, of which each plane holds a part."""
+    rows, own = read()[slices[:-1]], slices[-1]
+    width = rows.shape[-1] // sum(planes)  # bytes of a plane of one bit
+    first, last = own.start // sum(planes), own.stop // sum(planes)
+    starts = [width * sum(planes[:number]) for number in range(len(planes))]
+    parts = [rows[..., start + first * bits : start + last * bits] for start, bits in zip(starts, planes, strict=True)]
+    return torch.cat(parts, -1)
 
 
 def _own_order(name: str, whole: Callable[[], Tensor], slices: tuple[slice, ...]) -> Tensor:

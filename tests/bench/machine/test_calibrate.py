@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ridgeline.bench.machine import timing
+from ridgeline.bench.machine import matmul, timing
 from ridgeline.bench.machine.calibrate import as_calibration, probes
 from ridgeline.bench.machine.matmul import operands, precision, product, runs
 from ridgeline.bench.machine.probes import Bench, cpu_threads
 from ridgeline.bench.machine.timing import QUICK, median_seconds
 from ridgeline.perf.calibration import GemmRate, read
+from tests.command import run_here
 
 CPU = torch.device("cpu")
 
@@ -80,28 +79,29 @@ def test_precision_and_threads_are_restored() -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `calibrate --quick --json` prints, which takes a minute of a core."""
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What `calibrate --quick --json` prints, of small matrices and as if the cache were small: a large one's buffers
+    take a minute of a core."""
     home = tmp_path_factory.mktemp("calibration")
-    done = subprocess.run(
-        [sys.executable, "-m", "ridgeline", "calibrate", "--quick", "--json", "--device", "cpu"],
-        env={**os.environ, "XDG_CACHE_HOME": str(home)},
-        capture_output=True,
-        timeout=580,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    printed: dict[str, Any] = json.loads(done.stdout)
-    assert Path(printed["path"]).is_relative_to(home)
-    return printed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(home))
+        patch.setattr("ridgeline.bench.machine.probes._cpu_cache", lambda: 1 << 22)
+        patch.setitem(matmul.SQUARES, "cpu", (256,))
+        patch.setitem(matmul.PROJECTIONS, "cpu", ((2048, 512),))
+        done = run_here("calibrate", "--quick", "--json", "--device", "cpu")
+        assert done.returncode == 0, done.stderr
+        printed: dict[str, Any] = json.loads(done.stdout)
+        assert Path(printed["path"]).is_relative_to(home)
+        yield printed
 
 
 def test_rates_are_of_a_real_machine(told: dict[str, Any]) -> None:
-    """A core moves between 1 GB/s and 1 TB/s, and does between 1 GFLOP/s and 100 TFLOP/s."""
+    """A core moves 1 GB/s to 1 TB/s and does 1 GFLOP/s to 100 TFLOP/s, and a hundredth of the least where
+    others have the machine. That seconds are seconds is shown above, on a clock of our own."""
     units = {probe.name: probe.unit for probe in probes(CPU, quick=True)}
     assert told["measured"].keys() == units.keys()
     for name, value in told["measured"].items():
-        low, high = {"B/s": (1e9, 1e12), "FLOP/s": (1e8, 1e14)}[units[name]]
+        low, high = {"B/s": (1e7, 1e12), "FLOP/s": (1e7, 1e14)}[units[name]]
         assert low < value < high, name
 
 
@@ -120,15 +120,10 @@ def test_the_command_keeps_what_it_prints(told: dict[str, Any]) -> None:
 
 
 def test_an_unknown_device_is_one_sentence() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ridgeline", "calibrate", "--device", "abacus"],
-        capture_output=True,
-        timeout=280,
-        check=False,
-    )
+    done = run_here("calibrate", "--device", "abacus")
     assert done.returncode == 2
-    assert b"abacus" in done.stderr
-    assert b"Traceback" not in done.stderr
+    assert "abacus" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.gpu

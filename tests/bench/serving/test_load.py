@@ -288,7 +288,7 @@ EVENTS = (
 ).encode()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sets(st.integers(1, len(EVENTS) - 1)))
 def test_a_stream_reads_the_same_however_it_is_cut(cuts: set[int]) -> None:
     stream, places = Stream(), [0, *sorted(cuts), len(EVENTS)]
@@ -300,7 +300,7 @@ def test_a_stream_reads_the_same_however_it_is_cut(cuts: set[int]) -> None:
     assert stream.exact
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(0.001, 10), min_size=1, max_size=50))
 def test_percentiles_are_numpys(seconds: list[float]) -> None:
     outcomes = [

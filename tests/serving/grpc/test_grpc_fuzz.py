@@ -19,7 +19,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ridgeline import LLM, SamplingParams
@@ -55,14 +55,8 @@ GENERATING = ("Generate", "ModelInfer", "ModelStreamInfer")
 
 def fuzzed(examples: int) -> Any:
     """The same examples at every short run, others at every long one."""
-
-    def decorate(test: Any) -> Any:
-        checks = list(HealthCheck)
-        number = LONG_RUN or examples
-        found = settings(max_examples=number, deadline=None, suppress_health_check=checks, database=None)(test)
-        return found if LONG_RUN else seed(1)(found)
-
-    return decorate
+    checks = list(HealthCheck)
+    return settings(max_examples=LONG_RUN or examples, derandomize=not LONG_RUN, suppress_health_check=checks)
 
 
 @pytest.fixture(scope="module")

@@ -153,9 +153,12 @@ def test_large_bodies_are_read_as_small_ones_are(monkeypatch: pytest.MonkeyPatch
     ids=lambda value: type(value).__name__,
 )
 def test_no_more_of_a_wrong_value_is_looked_at_than_is_shown(value: Any) -> None:
-    began = time.process_time()
-    assert len(shortened(value)) <= 81
-    assert time.process_time() - began < 0.02
+    def seconds() -> float:
+        began = time.process_time()
+        assert len(shortened(value)) <= 81
+        return time.process_time() - began
+
+    assert min(seconds() for _ in range(3)) < 0.02  # garbage may be collected meanwhile
 
 
 def test_protobuf_fields_are_counted_before_they_are_built() -> None:

@@ -1,0 +1,264 @@
+"""Sums over the GPUs of one machine that are too small to be worth NCCL's latency.
+
+Every rank writes its numbers into the inboxes of all others, and adds up what it finds in its own. A word of 64 bits
+carries 32 bits of data and the number of the message, and is written at once. So the data says itself that it has
+arrived, and a sum takes one way over the link (NCCL calls this protocol LL). It moves twice the bytes, which is why
+large tensors go another way.
+
+An inbox has two phases. A program writes message n + 2 over message n: it then has message n + 1 of every rank, which
+that rank sent after its launch before, with which it read message n.
+
+Sums are in float32 in the order of ranks, and are rounded once: all ranks get the same bits.
+
+Legend:
+    T  tokens
+    M  model width
+    W  words of 32 bits of a program
+    R  ranks
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.kernels.all_reduce.peers import PROGRAMS, WORDS, Peers
+from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.launch import INTERPRETED, launch_options
+
+EACH = 512  # words of a program, where it need not have a whole row
+LARGEST = 4 * EACH * PROGRAMS  # bytes that one launch can add up
+
+
+def fits(x: Tensor) -> bool:
+    """Return True if a launch can add up tensors like this one."""
+    return x.dtype in (torch.bfloat16, torch.float16) and x.nbytes <= LARGEST and x.nbytes % 4 == 0
+
+
+def fits_rows(x_TM: Tensor) -> bool:
+    """Return True if a launch can add up and normalize rows like these."""
+    tokens, width = x_TM.shape
+    halves = x_TM.dtype in (torch.bfloat16, torch.float16)
+    return halves and tokens <= PROGRAMS and width % 2 == 0 and triton.next_power_of_2(width // 2) <= WORDS
+
+
+def all_reduce(x: Tensor, peers: Peers) -> Tensor:
+    """Return the sum of all ranks' tensors, which have the same shape."""
+    x = x.contiguous()
+    y, words = torch.empty_like(x), x.nbytes // 4
+    sum_kernel[(triton.cdiv(words, EACH),)](
+        x.view(-1).view(torch.int32), y.view(-1).view(torch.int32), peers.base_R, peers.epoch_P, words,
+        RANK=peers.rank, SIZE=peers.size, W=EACH, CAPACITY=WORDS, PROGRAMS=PROGRAMS,
+        BF16=x.dtype == torch.bfloat16, ASM=not INTERPRETED, num_warps=4, **launch_options(x.device),
+    )  # fmt: skip
+    return y
+
+
+def all_reduce_norm(
+    x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, peers: Peers
+) -> tuple[Tensor, Tensor]:
+    """Return what the op `rms_norm` does with the sum of all ranks' x."""
+    x_TM = x_TM.contiguous()
+    (tokens, width), y_TM, s_TM = x_TM.shape, torch.empty_like(x_TM), torch.empty_like(x_TM)
+    residual = x_TM if residual_TM is None else residual_TM
+    norm_kernel[(tokens,)](
+        x_TM.view(torch.int32), residual, weight_M, y_TM, s_TM, peers.base_R, peers.epoch_P, residual.stride(0), eps,
+        M=width, RANK=peers.rank, SIZE=peers.size, W=triton.next_power_of_2(width // 2), CAPACITY=WORDS,
+        PROGRAMS=PROGRAMS, BF16=x_TM.dtype == torch.bfloat16, RESIDUAL=residual_TM is not None, ASM=not INTERPRETED,
+        num_warps=8, **launch_options(x_TM.device),
+    )  # fmt: skip
+    return y_TM, s_TM
+
+
+@triton.jit
+def sum_kernel(
+    x_ptr, y_ptr, base_ptr, epoch_ptr, words,
+    RANK: tl.constexpr, SIZE: tl.constexpr, W: tl.constexpr, CAPACITY: tl.constexpr, PROGRAMS: tl.constexpr,
+    BF16: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Add up W words of every rank in a program. x and y are seen as int32."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    at_W = tl.program_id(0) * W + tl.arange(0, W)
+    kept_W = at_W < words
+    own_W = tl.load(x_ptr + at_W, mask=kept_W, other=0)
+    low_W, high_W = exchanged(
+        own_W, kept_W, base_ptr, epoch_ptr, RANK, SIZE, W, CAPACITY, PROGRAMS, BF16, ASM
+    )  # fmt: skip
+    tl.store(y_ptr + at_W, packed(low_W, high_W, BF16), mask=kept_W)
+
+
+@triton.jit
+def norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, y_ptr, s_ptr, base_ptr, epoch_ptr, residual_stride, eps,
+    M: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, W: tl.constexpr, CAPACITY: tl.constexpr,
+    PROGRAMS: tl.constexpr, BF16: tl.constexpr, RESIDUAL: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Add up a row of every rank in a program, add the residual, and normalize. x is seen as int32."""
+    at_W = tl.arange(0, W)
+    kept_W = at_W < M // 2
+    even_W, odd_W = 2 * at_W, 2 * at_W + 1
+    weight_even_W = tl.load(weight_ptr + even_W, mask=kept_W, other=0.0).to(tl.float32)
+    weight_odd_W = tl.load(weight_ptr + odd_W, mask=kept_W, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    own_W = tl.load(x_ptr + row * (M // 2) + at_W, mask=kept_W, other=0)
+    low_W, high_W = exchanged(
+        own_W, kept_W, base_ptr, epoch_ptr, RANK, SIZE, W, CAPACITY, PROGRAMS, BF16, ASM
+    )  # fmt: skip
+    kind: tl.constexpr = y_ptr.dtype.element_ty
+    low_W, high_W = low_W.to(kind), high_W.to(kind)  # rounded as sums are that are not normalized at once
+    if RESIDUAL:
+        residual = residual_ptr + row * residual_stride
+        low_W = (low_W.to(tl.float32) + tl.load(residual + even_W, mask=kept_W, other=0.0).to(tl.float32)).to(kind)
+        high_W = (high_W.to(tl.float32) + tl.load(residual + odd_W, mask=kept_W, other=0.0).to(tl.float32)).to(kind)
+    tl.store(s_ptr + row * M + even_W, low_W, mask=kept_W)
+    tl.store(s_ptr + row * M + odd_W, high_W, mask=kept_W)
+    low_W, high_W = low_W.to(tl.float32), high_W.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(low_W * low_W + high_W * high_W) / M + eps)
+    tl.store(y_ptr + row * M + even_W, (low_W * scale * weight_even_W).to(kind), mask=kept_W)
+    tl.store(y_ptr + row * M + odd_W, (high_W * scale * weight_odd_W).to(kind), mask=kept_W)
+
+
+@triton.jit
+def exchanged(
+    own_W, kept_W, base_ptr, epoch_ptr,
+    RANK: tl.constexpr, SIZE: tl.constexpr, W: tl.constexpr, CAPACITY: tl.constexpr, PROGRAMS: tl.constexpr,
+    BF16: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Return the sums of all ranks' words, which hold two numbers each: those in the low bits and those in the high
+    ones, float32."""
+    program = tl.program_id(0)
+    message = tl.load(epoch_ptr + program) + 1
+    phase = message & 1
+    place_W = program.to(tl.int64) * CAPACITY + tl.arange(0, W)
+    for rank in tl.static_range(SIZE):
+        if rank != RANK:
+            inbox = tl.load(base_ptr + rank).to(tl.pointer_type(tl.int64))
+            send(inbox + ((phase * SIZE + RANK) * PROGRAMS * CAPACITY + place_W), own_W, message, kept_W, ASM)
+    low_W = tl.zeros((W,), tl.float32)
+    high_W = tl.zeros((W,), tl.float32)
+    inbox = tl.load(base_ptr + RANK).to(tl.pointer_type(tl.int64))
+    for rank in tl.static_range(SIZE):
+        if rank == RANK:
+            word_W = own_W
+        else:
+            word_W = received(inbox + ((phase * SIZE + rank) * PROGRAMS * CAPACITY + place_W), message, kept_W, ASM)
+        low_W += number(word_W & 0xFFFF, BF16)
+        high_W += number((word_W >> 16) & 0xFFFF, BF16)
+    tl.store(epoch_ptr + program, message)
+    return low_W, high_W
+
+
+@triton.jit
+def send(ptr_W, word_W, message, kept_W, ASM: tl.constexpr):
+    """Write words with the number of their message, each at once."""
+    if ASM:
+        tl.inline_asm_elementwise(
+            """
+            {
+                .reg .pred kept;
+                .reg .b64 both;
+                setp.ne.s32 kept, $4, 0;
+                mov.b64 both, {$2, $3};
+                @kept st.relaxed.sys.global.b64 [$1], both;
+                mov.b32 $0, 0;
+            }
+            """,
+            "=r,l,r,r,r",
+            [ptr_W.to(tl.int64), word_W, message + word_W * 0, kept_W.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        both_W = (message.to(tl.int64) << 32) | (word_W.to(tl.int64) & 0xFFFFFFFF)
+        tl.store(ptr_W, both_W, mask=kept_W)
+
+
+@triton.jit
+def received(ptr_W, message, kept_W, ASM: tl.constexpr):
+    """Wait until the words of this message are there, and return them."""
+    if ASM:
+        word_W = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .pred more;
+                .reg .b64 both;
+                .reg .b32 number;
+                mov.b32 $0, 0;
+                setp.eq.s32 more, $3, 0;
+                @more bra done;
+                again:
+                ld.relaxed.sys.global.b64 both, [$1];
+                mov.b64 {$0, number}, both;
+                setp.ne.s32 more, number, $2;
+                @more bra again;
+                done:
+            }
+            """,
+            "=&r,l,r,r",
+            [ptr_W.to(tl.int64), message + kept_W.to(tl.int32) * 0, kept_W.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        both_W = tl.load(ptr_W, mask=kept_W, other=0, volatile=True)
+        while tl.max((((both_W >> 32) != message) & kept_W).to(tl.int32), 0) > 0:
+            both_W = tl.load(ptr_W, mask=kept_W, other=0, volatile=True)
+        word_W = both_W.to(tl.int32)
+    return word_W
+
+
+@triton.jit
+def number(half_W, BF16: tl.constexpr):
+    """Return 16 bits as a float32."""
+    if BF16:
+        x_W = (half_W << 16).to(tl.float32, bitcast=True)
+    else:
+        x_W = half_W.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return x_W
+
+
+@triton.jit
+def packed(low_W, high_W, BF16: tl.constexpr):
+    """Return two numbers in each word, rounded."""
+    if BF16:
+        low_W, high_W = low_W.to(tl.bfloat16), high_W.to(tl.bfloat16)
+    else:
+        low_W, high_W = low_W.to(tl.float16), high_W.to(tl.float16)
+    low_W = low_W.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    return low_W | (high_W.to(tl.int16, bitcast=True).to(tl.int32) << 16)
+
+
+def _aot() -> tuple[AotKernel, ...]:
+    common = {"base_ptr": "*i64", "epoch_ptr": "*i32"}
+    constants = {"RANK": 1, "SIZE": 2, "CAPACITY": WORDS, "PROGRAMS": PROGRAMS, "BF16": True, "ASM": True}
+    rows = dict.fromkeys(("residual_ptr", "weight_ptr", "y_ptr", "s_ptr"), "*bf16")
+    return (
+        AotKernel(
+            sum_kernel,
+            {"x_ptr": "*i32", "y_ptr": "*i32", **common, "words": "i32:16"},
+            {**constants, "W": EACH},
+            num_warps=4,
+            hot=True,
+            archs=("sm_90",),
+        ),
+        AotKernel(
+            norm_kernel,
+            {"x_ptr": "*i32", **rows, **common, "residual_stride": "i32:16", "eps": "fp32"},
+            {**constants, "M": 4096, "W": 2048, "RESIDUAL": True},
+            num_warps=8,
+            hot=True,
+            archs=("sm_90",),
+        ),
+    )
+
+
+AOT = _aot()
