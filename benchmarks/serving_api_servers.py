@@ -127,7 +127,7 @@ async def bare_api_server() -> AsyncIterator[ApiServer]:
         assert engine.stdin is not None
         engine.stdin.write(json.dumps({"socket": str(path), "options": {}, "served_name": "x"}).encode() + b"\n")
         engine.stdin.flush()
-        api = ApiServer.build(ServeConfig(), EMBEDDED_MODEL, ("x",), str(path), "bench")
+        api = ApiServer.build(ServeConfig(), EMBEDDED_MODEL, ("x",), [str(path)], "bench")
         listening = asyncio.create_task(api.client.run())
         await api.client.wait_until_up()
         try:

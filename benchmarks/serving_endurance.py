@@ -108,6 +108,10 @@ class Served:
         return self._children("engine_process")[0]
 
     @property
+    def engines(self) -> list[int]:
+        return self._children("engine_process")
+
+    @property
     def api_servers(self) -> list[int]:
         return self._children("api_server_process")
 

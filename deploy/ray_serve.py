@@ -47,7 +47,7 @@ class Replica:
         folder = resolve_model(str(model), config.engine.get("revision"))
         names = config.served_model_name or (folder.resolve().name if Path(str(model)).is_dir() else str(model),)
         self._directory = RuntimeDirectory()
-        socket = str(self._directory.socket)
+        socket = str(self._directory.socket(0))
         settings = encode(
             {
                 "socket": socket,
@@ -59,7 +59,7 @@ class Replica:
             }
         )
         self._engine = Keeper("engine", "ridgeline.serving.processes.engine_process", lambda life: settings)
-        self._api = ApiServer.build(config, folder, names, socket, f"ray-{uuid.uuid4().hex[:12]}")
+        self._api = ApiServer.build(config, folder, names, [socket], f"ray-{uuid.uuid4().hex[:12]}")
         self._tasks = [asyncio.create_task(self._engine.keep()), asyncio.create_task(self._api.client.run())]
         up = asyncio.create_task(self._api.client.wait_until_up())
         await asyncio.wait({up, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -99,6 +99,8 @@ def application(given: dict[str, Any]) -> Application:
         if isinstance(value, str) and isinstance(getattr(ServeConfig, name), tuple):
             settings[name] = [value]
     config = msgspec.convert({**settings, "engine": engine}, ServeConfig)
+    if config.data_parallel_size > 1:
+        raise InvalidConfig("Ray keeps the replicas; give replicas=N in place of data_parallel_size.")
     scaling: dict[str, Any] = {"num_replicas": own["replicas"]}
     if own["max_replicas"]:
         bounds = {"min_replicas": own["replicas"], "max_replicas": own["max_replicas"]}

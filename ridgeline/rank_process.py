@@ -8,6 +8,8 @@ else.
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 
 from ridgeline.assembly.rank import assemble_rank
@@ -15,3 +17,5 @@ from ridgeline.ranks.rank import run
 
 if __name__ == "__main__":
     run(int(sys.argv[1]), assemble_rank)
+    logging.shutdown()
+    os._exit(0)  # all is done; were the interpreter to end around torch's threads, now and then one would abort

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from ridgeline import assembly
+from ridgeline.assembly import choices
 from ridgeline.core.model_spec import LayerSpec, ModelSpec, Product, Products
 from ridgeline.core.request import Request
 from ridgeline.core.state_spec import RecurrentSpec
@@ -109,7 +109,7 @@ def toy_rig(llama: Path, layers: str, **settings: Any) -> Iterator[Rig]:
     kinds.MIXERS.register("gated_sum", "tests.toy_models:GatedSum")
     parts.MIXERS.register("gated_sum", "tests.toy_models:no_ops")
     with (
-        patch.object(assembly, "read_model_config", lambda folder: model),
+        patch.object(choices, "read_model_config", lambda folder: model),
         rig(llama, load_format="dummy", **settings) as own,
     ):
         generator = torch.Generator().manual_seed(0)

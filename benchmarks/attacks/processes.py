@@ -270,7 +270,7 @@ def socket(row: Row, folder: Path) -> None:
         engine = server.engine
         rude = zmq.Context.instance().socket(zmq.DEALER)
         rude.setsockopt(zmq.LINGER, 0)
-        rude.connect(f"ipc://{next(folder.glob('ridgeline-*/engine'))}")
+        rude.connect(f"ipc://{next(folder.glob('ridgeline-*/engine-0'))}")
         for number in range(2000):
             kinds = (
                 [draw.randbytes(draw.randrange(1, 200))],

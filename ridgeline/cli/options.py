@@ -72,6 +72,8 @@ SAMPLING_HELP = {
 
 CLI_DEFAULTS: Mapping[str, Any] = {"max_tokens": 256}
 
+ALIASES = {"data_parallel_size": ("-dp",), "tensor_parallel_size": ("-tp",)}  # as vLLM has them
+
 SAMPLING_NAMES = {"seed": "sampling_seed"}  # both objects have a field named seed
 
 
@@ -122,6 +124,7 @@ def option(
     made = typer.Option(
         default,
         *declarations,
+        *ALIASES.get(field_name, ()),
         help=text,
         show_default=not unset and default is not None,
         rich_help_panel=panel,

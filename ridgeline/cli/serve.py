@@ -31,6 +31,7 @@ SERVE_HELP = {
     "api_key": "A key that clients must send (may be repeated; without one, none is asked for).",
     "admin_key": "A key for routes that show other clients' requests (may be repeated; default: the API keys).",
     "api_server_count": "Processes that face the network.",
+    "data_parallel_size": "Engines side by side, each on devices of its own (replicas of the model).",
     "shutdown_timeout": "Seconds for running requests to finish when the server ends.",
     "request_timeout": "Seconds that a request may take (0: no limit).",
     "queue_timeout": "Seconds that a request may wait for its first token (0: no limit).",

@@ -10,6 +10,8 @@ from typing import Literal
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
 
+LONGEST_TIMEOUT = 1_000_000_000  # seconds; torch takes no more than some thousand years
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 # Tokens per cache block by default. Kernels read larger blocks faster (docs/log.md: pages of 64 gain about 10 % over
@@ -29,7 +31,7 @@ class LLMConfig:
     max_num_seqs: how many requests run at once.
     max_num_batched_tokens: the most tokens that one step runs.
     gpu_memory_utilization: the share of the device's memory that the engine may use in all.
-    kv_cache_memory: bytes for the KV cache, in place of that share.
+    kv_cache_memory: bytes for the KV cache on each device, in place of that share.
     block_size: tokens per cache block (64 on a GPU, otherwise 16).
     kv_cache_dtype: how keys and values are cached: "auto" as the activations (or as the checkpoint says), "bfloat16",
         or in 8 bits with a scale for each token and key head: "fp8" (the same as "fp8_e4m3"), "fp8_e5m2" or "int8".
@@ -93,10 +95,13 @@ class LLMConfig:
             )
         if self.cascade and self.deterministic:
             raise InvalidConfig("cascade makes a request's bits depend on what runs beside it; not with deterministic.")
-        if not self.distributed_timeout_seconds > 0:
+        if not 0 < self.distributed_timeout_seconds <= LONGEST_TIMEOUT:
             raise InvalidConfig(
-                f"distributed_timeout_seconds must be above 0, got {self.distributed_timeout_seconds!r}."
+                f"distributed_timeout_seconds must be above 0 and at most {LONGEST_TIMEOUT:,}, got "
+                f"{self.distributed_timeout_seconds!r}."
             )
+        if not -(1 << 63) <= self.seed < 1 << 64:
+            raise InvalidConfig(f"seed must fit into 64 bits, got {self.seed!r}.")
         for name in (
             "max_model_len",
             "max_num_seqs",

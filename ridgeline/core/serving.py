@@ -19,6 +19,7 @@ class ServeConfig:
     api_key: the keys that clients may use (none: no key is asked for).
     admin_key: the keys for routes that show other clients' requests.
     api_server_count: how many API servers run.
+    data_parallel_size: how many engines run the model side by side, each on devices of its own.
     shutdown_timeout: the seconds that running requests get to finish.
     request_timeout: the seconds that a request may take in all (0: no bound).
     queue_timeout: the seconds that a request may wait for its first token (0: no bound).
@@ -49,6 +50,7 @@ class ServeConfig:
     api_key: tuple[str, ...] = ()
     admin_key: tuple[str, ...] = ()
     api_server_count: int = 1
+    data_parallel_size: int = 1
     shutdown_timeout: float = 30.0
     request_timeout: float = 0.0
     queue_timeout: float = 0.0
@@ -73,7 +75,13 @@ class ServeConfig:
     engine: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, low in (("port", 0), ("api_server_count", 1), ("stream_buffer", 1), ("max_body_bytes", 1)):
+        for name, low in (
+            ("port", 0),
+            ("api_server_count", 1),
+            ("data_parallel_size", 1),
+            ("stream_buffer", 1),
+            ("max_body_bytes", 1),
+        ):
             if getattr(self, name) < low:
                 raise InvalidConfig(f"{name} must be at least {low}, got {getattr(self, name)!r}.")
         for name in ("shutdown_timeout", "request_timeout", "queue_timeout", "max_queue_requests", "max_queue_tokens"):

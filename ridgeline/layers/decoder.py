@@ -136,12 +136,13 @@ class Decoder(nn.Module):
         self.whole = spec
         self.spec = spec = replace(part, vocab_size=spec.vocab_size)
         self.ops, self.mesh, self.tp = ops, mesh, mesh.tp
-        self.embed = Embedding(part.vocab_size, width, build, mesh.tp)
+        waits = not (spec.embed_norm or spec.learned_positions)  # the first layer's norm can make the table's sum
+        self.embed = Embedding(part.vocab_size, width, build, Deferred(mesh.tp) if waits else mesh.tp)
         # Rounded to the dtype, as in training
         self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()
         self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
         self.position_embed = Embedding(spec.learned_positions, width, build) if spec.learned_positions else None
-        pending: Axis = ALONE
+        pending: Axis = mesh.tp if waits else ALONE
         self.layers = nn.ModuleList()
         for index, layer in enumerate(spec.layers):
             self.layers.append(Layer(layer, width, replace(build.within(f"layers.{index}"), pending=pending)))

@@ -22,7 +22,7 @@ class PeerSums:
         torch.cuda.synchronize(device)  # before anybody writes
         self._handle = symmetric.rendezvous(self._inbox, dist.group.WORLD.group_name)  # type: ignore[union-attr]
         self.peers = peers(list(self._handle.buffer_ptrs), rank, device)
-        dist.barrier()
+        dist.barrier(device_ids=[device.index])
 
     def fits(self, x: Tensor) -> bool:
         """Return True if this is the faster way for a tensor like this."""

@@ -6,7 +6,7 @@ import logging
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,8 @@ from ridgeline.kernels.ops import Ops
 
 if TYPE_CHECKING:
     from ridgeline.parallel.peer_memory import PeerSums
+
+LOADING = timedelta(hours=2)  # ranks that die meanwhile are noticed otherwise
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +30,8 @@ class ProcessAxis:
     element at a rank that follows from the element's place; with two ranks that is the same sum.
     """
 
-    def __init__(self, rank: int, size: int, device: torch.device) -> None:
-        self.rank, self.size, self._device = rank, size, device
+    def __init__(self, rank: int, size: int, device: torch.device, store: Any) -> None:
+        self.rank, self.size, self._store, self._asked = rank, size, store, 0
         self._sums = _peer_sums(rank, size, device) if device.type == "cuda" else None
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -55,9 +57,12 @@ class ProcessAxis:
         return torch.cat(self._all(x), -1)
 
     def smallest(self, value: int) -> int:
-        held = torch.tensor([value], dtype=torch.int64, device=self._device)
-        dist.all_reduce(held, dist.ReduceOp.MIN)
-        return int(held)
+        # Not by a collective: ranks come here when they have loaded, which may take one much longer than others
+        self._asked += 1
+        self._store.set(f"smallest {self._asked} {self.rank}", str(value))
+        names = [f"smallest {self._asked} {rank}" for rank in range(self.size)]
+        self._store.wait(names, LOADING)
+        return min(int(self._store.get(name)) for name in names)
 
     def _all(self, x: Tensor) -> list[Tensor]:
         mine = x.contiguous()
@@ -86,5 +91,12 @@ def join(rank: int, size: int, meeting: Path, device: torch.device, limit: float
     backend = "nccl" if device.type == "cuda" else "gloo"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whatever its name resolves to
     store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=limit))
-    return ProcessAxis(rank, size, device)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=limit),
+        device_id=device if device.type == "cuda" else None,
+    )
+    return ProcessAxis(rank, size, device, store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from threading import Lock
@@ -18,10 +19,11 @@ class Closed(Exception):
 class Channel:
     """One end. Any thread may send; only one may receive.
 
-    limit: seconds that the other end may leave what is sent unread.
+    limit: seconds that the other end may leave what is sent unread. None sets no limit.
     """
 
-    def __init__(self, end: socket.socket, limit: float) -> None:
+    def __init__(self, end: socket.socket, limit: float | None) -> None:
+        end.setblocking(False)  # a socket's timeout would be that of all threads, so each waits for itself
         self._socket, self._limit = end, limit
         self._lock = Lock()
         self._received = bytearray()
@@ -31,27 +33,38 @@ class Channel:
 
     def send(self, frame: bytes) -> None:
         """Send a frame. Raise Closed."""
+        left = memoryview(HEADER.pack(len(frame)) + frame)
         with self._lock:
-            try:
-                self._socket.settimeout(self._limit)
-                self._socket.sendall(HEADER.pack(len(frame)) + frame)
-            except OSError as error:
-                raise Closed from error
+            while left:
+                try:
+                    left = left[self._socket.send(left) :]
+                except BlockingIOError:
+                    if not self._wait(select.POLLOUT, self._limit):
+                        raise Closed from None
+                except OSError as error:
+                    raise Closed from error
 
     def receive(self, wait: float | None) -> bytes | None:
         """Return the next frame, or None if none comes within so many seconds. None waits for ever. Raise Closed."""
         while (frame := self._next()) is None:
             try:
-                self._socket.settimeout(wait)
                 data = self._socket.recv(AT_ONCE)
-            except (TimeoutError, BlockingIOError):
-                return None
+            except BlockingIOError:
+                if not self._wait(select.POLLIN, wait):
+                    return None
+                continue
             except OSError as error:
                 raise Closed from error
             if not data:
                 raise Closed
             self._received += data
         return frame
+
+    def _wait(self, event: int, seconds: float | None) -> bool:
+        """Wait until the socket is ready for more, or the other end is gone. Return False if that takes too long."""
+        poll = select.poll()
+        poll.register(self._socket, event)
+        return bool(poll.poll(None if seconds is None else 1000 * seconds))
 
     def _next(self) -> bytes | None:
         """Return a frame that has arrived whole."""

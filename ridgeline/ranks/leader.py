@@ -8,57 +8,45 @@ process and lets its supervisor start another.
 from __future__ import annotations
 
 import logging
-import os
 import select
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ridgeline.core import errors
 from ridgeline.core.errors import DeviceLost, ModelLoadError, RidgelineError
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import StepPlan, StepResult
-from ridgeline.ranks.channel import Channel, Closed
+from ridgeline.ranks.channel import Closed
+from ridgeline.ranks.member import Member, Progress
 from ridgeline.ranks.messages import (
-    Alive,
-    Answer,
     Ask,
     Begin,
-    Done,
     FromLeader,
-    FromRank,
-    Loading,
     Mistake,
     PlanSender,
     Ready,
     Stop,
     Watch,
     decode_as,
-    decode_from_rank,
     encode,
     sent_masks,
 )
 
 logger = logging.getLogger(__name__)
 
-MODULE = "ridgeline.rank_process"
-SEND_LIMIT = 30.0  # seconds that a rank may leave messages unread
 SILENCE = 20.0  # seconds without a sign of life after which a rank is taken to hang
+START = 120.0  # seconds that the first one may take: a rank imports torch before it, maybe from a slow disk
 FAREWELL = 10.0  # seconds that ranks have to end by themselves
 AGREEMENT = 5.0  # seconds that other ranks have to fail a plan that one has failed
 LOOK = 0.25  # seconds between looks at what is overdue
-
-Progress = Callable[[str, float], None]
 
 
 class Group:
@@ -74,6 +62,7 @@ class Group:
         self._lost: str | None = None
         self._plans = PlanSender()
         self._pending: deque[tuple[int, float]] = deque()  # a plan, and when it was submitted
+        self._moved = 0.0  # when a plan was last collected, or got its masks
         self._load: ExpertLoad | None = None
         self._listener: Callable[[ExpertLoad], None] | None = None
         self._folder = TemporaryDirectory(prefix="ridgeline-ranks-", ignore_cleanup_errors=True)
@@ -103,16 +92,19 @@ class Group:
 
     def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
         self._tell(sent_masks(plan_id, masks))
+        self._moved = time.monotonic()
 
     def collect(self) -> StepResult:
-        plan_id, since = self._pending.popleft()
+        plan_id, submitted = self._pending.popleft()
+        since = max(submitted, self._moved)  # it may have waited behind another plan, or for its masks
         first, *others = self._members
         self._wait_for(lambda: bool(first.results), since)
         if self._lost is None and (first.results[0].error is not None or first.results[0].dropped):
-            self._wait_for(lambda: all(member.results for member in self._members), since)
+            self._wait_for(lambda: all(member.has_done(plan_id) for member in others), since)
         if self._lost is None:
             result = first.results.popleft()
             self._compare(result, others)
+            self._moved = time.monotonic()
         if self._lost is not None:
             return StepResult(plan_id, error=self._lost, device_lost=True)
         if result.experts is not None:
@@ -161,8 +153,10 @@ class Group:
 
     def _tell(self, message: FromLeader) -> None:
         """Send a message to all ranks, unless the group is lost."""
+        if self._lost is not None:
+            return
         frame = encode(message)
-        for member in self._members if self._lost is None else ():
+        for member in self._members:
             try:
                 member.channel.send(frame)
             except Closed:
@@ -196,13 +190,15 @@ class Group:
         failing: float | None = None  # since when one rank has failed and the first has not
         while self._lost is None and not there():
             self._listen()
+            if there():  # whenever it came: nobody may have looked for hours
+                return
             now = time.monotonic()
             if now - since > self._limit:
                 self._lose(f"a step was not done within {self._limit:g} s")
-            failed = [member for member in self._members if member.results and member.results[0].error is not None]
+            failed = next((member for member in self._members if member.failure is not None), None)
             failing = (failing or now) if failed else None
-            if failing is not None and now - failing > AGREEMENT and not there():
-                self._lose(f"rank {failed[0].rank} alone failed: {failed[0].results[0].error}")
+            if failed is not None and failing is not None and now - failing > AGREEMENT:
+                self._lose(f"rank {failed.rank} alone failed: {failed.failure}")
 
     def _listen(self, progress: Progress | None = None) -> None:
         """Take what ranks have sent, after waiting a moment for something. Notice ranks that are gone or silent."""
@@ -217,9 +213,12 @@ class Group:
             except Closed:
                 self._lose(f"rank {member.rank} {member.how_it_ended()}")
                 return
-        silent = min(self._members, key=lambda member: member.heard)
-        if (silence := time.monotonic() - silent.heard) > min(SILENCE, self._limit):
-            self._lose(f"rank {silent.rank} has given no sign of life for {silence:.0f} s")
+            except msgspec.MsgspecError as error:
+                self._lose(f"rank {member.rank} sent what is no message ({error})")
+                return
+        for member in self._members:
+            if (silence := time.monotonic() - member.heard) > (SILENCE if member.speaks else START):
+                self._lose(f"rank {member.rank} has given no sign of life for {silence:.0f} s")
 
     def _compare(self, result: StepResult, others: Sequence[Member]) -> None:
         """Lose the group if another rank's outcome of this plan, or of an earlier one, is not the first one's."""
@@ -246,70 +245,6 @@ class Group:
         for member in self._members:
             member.end(max(0.0, deadline - time.monotonic()))
         self._folder.cleanup()
-
-
-class Member:
-    """One rank's process, as the leader sees it.
-
-    heard: when it last gave a sign of life. results: the outcomes of plans that were not compared yet.
-    """
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.heard = rank, time.monotonic()
-        self.ready: Ready | None = None
-        self.mistake: Mistake | None = None
-        self.results: deque[StepResult] = deque()
-        self.answers: deque[Answer] = deque()
-        ours, theirs = socket.socketpair()
-        threads = str(max(1, len(os.sched_getaffinity(0)) // size))
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)}
-        with theirs:
-            self._process = subprocess.Popen(
-                # -P: no file in the user's folder may stand in for a module
-                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env={"OMP_NUM_THREADS": threads, **environment},
-                start_new_session=True,  # Ctrl-C reaches the leader alone, which then ends its ranks
-            )
-        self.channel = Channel(ours, SEND_LIMIT)
-
-    def take_all(self, progress: Progress | None) -> None:
-        """Take what the rank has sent. Raise Closed if it is gone."""
-        while (frame := self.channel.receive(0)) is not None:
-            self.heard = time.monotonic()
-            self._take(decode_from_rank(frame), progress)
-
-    def _take(self, message: FromRank, progress: Progress | None) -> None:
-        match message:
-            case Done(result):
-                self.results.append(result)
-            case Answer():
-                self.answers.append(message)
-            case Ready():
-                self.ready = message
-            case Mistake():
-                self.mistake = message
-            case Loading(what, fraction) if progress is not None:
-                progress(what, fraction)
-            case Loading() | Alive():
-                pass
-
-    def how_it_ended(self) -> str:
-        """Return in words how the process ended."""
-        with suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(1.0)
-            return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return "closed its connection"
-
-    def end(self, patience: float) -> None:
-        """Wait so many seconds for the process to end, then kill it."""
-        try:
-            self._process.wait(patience)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self.channel.close()
 
 
 def _error_of(mistake: Mistake, rank: int) -> RidgelineError:

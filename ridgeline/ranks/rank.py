@@ -12,10 +12,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 
@@ -45,7 +46,6 @@ from ridgeline.worker.local import LocalWorker
 logger = logging.getLogger(__name__)
 
 BEAT = 1.0  # seconds between signs of life
-SEND_LIMIT = 30.0  # seconds that the leader may leave messages unread
 GONE, BROKEN = 1, 4  # exit codes of a rank whose leader is gone, and of one that met an error of its own
 
 Progress = Callable[[str, float], None]
@@ -59,10 +59,11 @@ class Assemble(Protocol):
 
 def run(descriptor: int, assemble: Assemble) -> None:
     """Be the rank at this end of a pair of sockets until the leader says stop or is gone."""
-    leader = Leader(Channel(socket.socket(fileno=descriptor), SEND_LIMIT))
+    leader = Leader(Channel(socket.socket(fileno=descriptor), None))  # it reads when it wants results, maybe in hours
     threading.Thread(target=_beat, args=(leader,), daemon=True).start()
     begin = leader.receive()
     assert isinstance(begin, Begin)
+    leader.meeting = Path(begin.meeting)
     progress = _Throttled(leader) if begin.rank == 0 else None
     try:
         worker, ready = assemble(begin, progress)
@@ -77,24 +78,35 @@ def run(descriptor: int, assemble: Assemble) -> None:
 
 
 class Leader:
-    """The leader, as a rank sees it. If it is gone the process ends at once: nobody wants its results."""
+    """The leader, as a rank sees it. If it is gone the process ends at once: nobody wants its results.
+
+    meeting: the file over which ranks met, in a folder of its own. The leader removes them, unless it is gone.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self.meeting: Path | None = None
 
     def send(self, message: FromRank) -> None:
         try:
             self._channel.send(encode(message))
         except Closed:
-            os._exit(GONE)
+            self._end()
 
     def receive(self) -> Begin | SentPlan | SentMasks | Ask | Watch | Stop:
         try:
             frame = self._channel.receive(None)
         except Closed:
-            os._exit(GONE)
+            self._end()
         assert frame is not None
         return decode_from_leader(frame)
+
+    def _end(self) -> NoReturn:
+        if self.meeting is not None:
+            with suppress(OSError):  # another rank may have done it
+                self.meeting.unlink(missing_ok=True)
+                self.meeting.parent.rmdir()
+        os._exit(GONE)
 
 
 class Rank:
@@ -114,6 +126,8 @@ class Rank:
         while not isinstance(message := self._leader.receive(), Stop):
             self._take(message)
         self._submitted.put(None)
+        for launched in self._masked.values():  # nobody will send their masks any more
+            launched.set()
         collector.join()
         self._worker.shutdown()
 

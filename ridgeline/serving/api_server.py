@@ -1,10 +1,10 @@
-"""The state of one API server: the settings, the engine's client, and the tokenizer with all that turns text into
+"""The state of one API server: the settings, the engines' clients, and the tokenizer with all that turns text into
 tokens and back."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,14 +12,13 @@ from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.generation.engine_client import EngineClient
+from ridgeline.serving.generation.replicas import Replicas
 from ridgeline.serving.generation.service import Run, Service
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.grammars.checks import GrammarChecks
 from ridgeline.serving.observed.watchdog import Watchdog
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
-
-SILENCE = 5.0  # seconds without a message from an idle engine, which sends one every second
 
 
 @dataclass
@@ -30,7 +29,7 @@ class ApiServer:
     config: ServeConfig
     names: tuple[str, ...]
     folder: Path
-    client: EngineClient
+    client: Replicas
     service: Service
     tokenizer: Tokenizer
     chat_template: ChatTemplate
@@ -40,13 +39,16 @@ class ApiServer:
     watchdog: Watchdog = field(default_factory=Watchdog)
 
     @classmethod
-    def build(cls, config: ServeConfig, folder: Path, names: tuple[str, ...], socket: str, name: str) -> ApiServer:
-        """Return an API server for the engine at `socket`. `name` is unlike any other API server's.
+    def build(
+        cls, config: ServeConfig, folder: Path, names: tuple[str, ...], paths: Sequence[str], name: str
+    ) -> ApiServer:
+        """Return an API server for the engines whose sockets have these paths. `name` is unlike any other API server's.
 
         Raise RidgelineError if the model's texts cannot be used.
         """
         tokenizer = Tokenizer.from_folder(folder)
-        client = EngineClient(socket, name, buffer=config.stream_buffer)
+        engines = [EngineClient(path, name, buffer=config.stream_buffer) for path in paths]
+        client = Replicas(engines, step_timeout=config.step_timeout)
         share = config.api_server_count
         admission = Admission(-(-config.max_queue_requests // share), -(-config.max_queue_tokens // share))
         defaults = GenerationDefaults.of(config.generation_config, folder)
@@ -72,15 +74,9 @@ class ApiServer:
 
     @property
     def illness(self) -> str | None:
-        """The reason why requests should not come here, or None."""
-        client, most = self.client, self.config.step_timeout
-        if client.facts is None:
-            return "the engine is not running"
-        if client.silence > SILENCE:
-            return f"the engine has not said a word for {client.silence:.0f} s"
-        if client.busy and time.monotonic() - client.last_step >= most:
-            return f"requests run, and no step ended for {most:g} s"
-        return None
+        """The reason why requests should not come here, or None while one engine works."""
+        ill = self.client.illnesses()
+        return "; ".join(ill) if len(ill) == len(self.client.engines) else None
 
 
 def _tracing(endpoint: str, model: str, instance: str) -> Callable[[Run, BaseException | None], None]:

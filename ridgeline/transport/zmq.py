@@ -94,6 +94,11 @@ class FaceSocket:
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.connect(f"ipc://{path}")
 
+    @property
+    def connected(self) -> bool:
+        """False once the engine's end is closed, which a large process does seconds before it is gone."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+
     async def receive(self) -> FromEngine:
         return decode_from_engine(await self._socket.recv())
 

@@ -53,6 +53,7 @@ from ridgeline.weights.transfer import fill
 Progress = Callable[[str, float], None]
 
 DUMMY_STD = 0.02
+SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of ranks: odd, so that no two are equal
 
 logger = logging.getLogger(__name__)
 
@@ -261,22 +262,37 @@ def _fill(targets: Sequence[tuple[Tensor, Callable[[], Tensor]]]) -> Iterator[in
 
 def fill_dummy(decoder: Decoder, seed: int) -> None:
     """Set the weights of norms, the factors of experts and layers and the scales of caches to 1, biases and corrections
-    to 0, and the rest to normal(0, DUMMY_STD). Equal seeds on equal devices give equal numbers."""
-    generators: dict[torch.device, torch.Generator] = {}
+    to 0, and the rest to normal(0, DUMMY_STD). Equal seeds on equal devices give equal numbers; of what ranks divide
+    between them each has others."""
+    generators: dict[tuple[torch.device, bool], torch.Generator] = {}
+    parts, seed_of_part = _divided_modules(decoder), (seed + SEED_STEP * (1 + decoder.tp.rank)) % (1 << 63)
 
-    def generator_of(device: torch.device) -> torch.Generator:
-        return generators.setdefault(device, torch.Generator(device).manual_seed(seed))
+    def generator_of(module: str, device: torch.device) -> torch.Generator:
+        own = module in parts
+        if (device, own) not in generators:
+            generators[device, own] = torch.Generator(device).manual_seed(seed_of_part if own else seed)
+        return generators[device, own]
 
-    for module in decoder.modules():
+    for name, module in decoder.named_modules():
         for filling in module.fillings if isinstance(module, (Linear, ExpertStack)) else ():
-            fill_random(filling, DUMMY_STD, generator_of(next(iter(filling.tensors.values())).device))
+            fill_random(filling, DUMMY_STD, generator_of(name, next(iter(filling.tensors.values())).device))
     for name, parameter in decoder.named_parameters():
         if name.endswith(("bias", ".correction")):
             nn.init.zeros_(parameter)
         elif name.endswith(("norm.weight", ".expert_scale", ".scalar", ".kv_scales")):
             nn.init.ones_(parameter)
         else:
-            nn.init.normal_(parameter, std=DUMMY_STD, generator=generator_of(parameter.device))
+            generator = generator_of(name.rpartition(".")[0], parameter.device)
+            nn.init.normal_(parameter, std=DUMMY_STD, generator=generator)
+
+
+def _divided_modules(decoder: Decoder) -> set[str]:
+    """Return the modules of which a rank holds a part."""
+    if decoder.tp.size == 1:
+        return set()
+    whole, part = (empty_decoder(spec) for spec in (decoder.whole, decoder.mesh.part_of(decoder.whole)))
+    own = dict(part.named_parameters())
+    return {name.rpartition(".")[0] for name, each in whole.named_parameters() if each.shape != own[name].shape}
 
 
 def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from ridgeline.layers.linear import Linear
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.quantization.held import dequantized, keeping
 from ridgeline.quantization.scheme import scheme
-from ridgeline.weights.loader import load_weights, read_model_config, stored_forms, with_cache
+from ridgeline.weights.loader import fill_dummy, load_weights, read_model_config, stored_forms, with_cache
 from tests import gguf_files, tiny_models
 from tests.parallel.threads import ThreadAxis, on_ranks
 from tests.weights.loading import OPS as EXACT_OPS
@@ -81,6 +81,26 @@ def test_ranks_that_divide_experts_score_as_one_device(family: str, tiny_model: 
         pytest.skip(f"{ranks} ranks do not divide this model's experts")
     for got in on_ranks(ranks, lambda axis: logits(folder, Mesh(tp=axis, whole_experts=True))):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("whole_experts", [False, True])
+def test_ranks_make_up_other_numbers_for_what_they_divide(
+    whole_experts: bool, tiny_model: Callable[[str], Path]
+) -> None:
+    """And the same ones for what each of them holds: they must choose the same experts."""
+    model = read_model_config(tiny_model("qwen3_moe"))
+
+    def made_up(axis: ThreadAxis) -> dict[str, Tensor]:
+        mesh = Mesh(tp=axis, whole_experts=whole_experts)
+        decoder = Decoder(model.spec, OPS, dtype=torch.float32, device=CPU, max_positions=64, mesh=mesh)
+        fill_dummy(decoder, 5)
+        return dict(decoder.named_parameters())
+
+    first, second = on_ranks(2, made_up)
+    shared = {name for name in first if "router" in name or "norm" in name}
+    assert any("router" in name for name in shared)
+    for name in first:
+        assert torch.equal(first[name], second[name]) == (name in shared), name
 
 
 def kept(folder: Path, mesh: Mesh) -> Decoder:

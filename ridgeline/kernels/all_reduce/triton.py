@@ -67,7 +67,7 @@ def all_reduce_norm(
         x_TM.view(torch.int32), residual, weight_M, y_TM, s_TM, peers.base_R, peers.epoch_P, residual.stride(0), eps,
         M=width, RANK=peers.rank, SIZE=peers.size, W=triton.next_power_of_2(width // 2), CAPACITY=WORDS,
         PROGRAMS=PROGRAMS, BF16=x_TM.dtype == torch.bfloat16, RESIDUAL=residual_TM is not None, ASM=not INTERPRETED,
-        num_warps=8, **launch_options(x_TM.device),
+        num_warps=16, **launch_options(x_TM.device),
     )  # fmt: skip
     return y_TM, s_TM
 
@@ -254,7 +254,7 @@ def _aot() -> tuple[AotKernel, ...]:
             norm_kernel,
             {"x_ptr": "*i32", **rows, **common, "residual_stride": "i32:16", "eps": "fp32"},
             {**constants, "M": 4096, "W": 2048, "RESIDUAL": True},
-            num_warps=8,
+            num_warps=16,
             hot=True,
             archs=("sm_90",),
         ),

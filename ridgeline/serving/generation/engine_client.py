@@ -39,16 +39,19 @@ logger = logging.getLogger(__name__)
 
 GREETING_PERIOD = 0.2  # seconds between greetings while no engine answers
 RETRY_AFTER = 5  # seconds in which an engine that died is usually back
+SILENCE = 5.0  # seconds without a message from an idle engine, which sends one every second
+EXPECTED_OUTPUT = 256  # tokens that a request is expected to write, where it may write more
+TYPICAL_WEIGHT = 512.0  # tokens of another API server's request, while this one has none to compare with
 
 
 class RequestTicket:
     """One completion under way. `inbox` holds its tokens (as numbers) and events, oldest first. `ended` is None until
-    the completion has ended."""
+    the completion has ended. `weight` is the load that it is to its engine, in tokens."""
 
-    __slots__ = ("_buffer", "_waiter", "ended", "failure", "id", "inbox")
+    __slots__ = ("_buffer", "_waiter", "ended", "failure", "id", "inbox", "weight")
 
-    def __init__(self, number: int, buffer: int) -> None:
-        self.id = number
+    def __init__(self, number: int, buffer: int, weight: int) -> None:
+        self.id, self.weight = number, weight
         self.inbox: deque[int | Event] = deque()
         self.ended: Ended | None = None
         self.failure: RequestFailed | None = None
@@ -97,6 +100,8 @@ class EngineClient:
         self._path, self._buffer = path, buffer
         self._socket: FaceSocket | None = None
         self._tickets: dict[int, RequestTicket] = {}
+        self._weight = 0  # of all tickets
+        self._others = 0  # other API servers' requests, by the newest figures
         self._numbers = itertools.count(1)
         self._asked: list[asyncio.Future[Stats | None]] = []
         self._looking: deque[asyncio.Future[list[Life]]] = deque()  # in the order in which they were asked
@@ -116,6 +121,28 @@ class EngineClient:
         """Seconds for which an engine that had nothing to do has said nothing. A busy engine may be too busy to
         speak."""
         return (self._idle_until if self.busy else time.monotonic()) - self.last_heard
+
+    @property
+    def load(self) -> float:
+        """The engine's work, running and waiting, in tokens. Other API servers' requests count as this one's do on
+        average."""
+        if not self._others:
+            return self._weight
+        mean = self._weight / len(self._tickets) if self._tickets else TYPICAL_WEIGHT
+        return self._weight + self._others * mean
+
+    def illness(self, step_timeout: float) -> str | None:
+        """Return the reason why requests should not come here, or None. While requests run, a step must end within
+        `step_timeout` seconds."""
+        if self.facts is None or self._socket is None:
+            return "the engine is not running"
+        if not self._socket.connected:
+            return "the engine is about to end"
+        if (silence := self.silence) > SILENCE:
+            return f"the engine has not said a word for {silence:.0f} s"
+        if self.busy and time.monotonic() - self.last_step >= step_timeout:
+            return f"requests run, and no step ended for {step_timeout:g} s"
+        return None
 
     async def wait_until_up(self) -> EngineFacts:
         await self._up.wait()
@@ -144,8 +171,9 @@ class EngineClient:
             raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
         if not self.busy:
             self.last_step = self._idle_until = time.monotonic()
-        ticket = RequestTicket(next(self._numbers), self._buffer)
+        ticket = RequestTicket(next(self._numbers), self._buffer, weight_of(request))
         self._tickets[ticket.id] = ticket
+        self._weight += ticket.weight
         message = Submit(
             id=ticket.id,
             name=name,
@@ -168,10 +196,10 @@ class EngineClient:
     def cancel(self, tickets: Iterable[RequestTicket], at_token: int | None = None) -> None:
         """End the completions that have not ended. Nothing more comes for them, except `ended` where `at_token` is
         given."""
-        going = [ticket.id for ticket in tickets if ticket.id in self._tickets]
+        going = [ticket.id for ticket in tickets if self._tickets.get(ticket.id) is ticket]  # not another engine's
         if at_token is None:
             for number in going:
-                del self._tickets[number]
+                self._drop(number)
         if going and self._socket is not None and self.facts is not None:
             self._send_soon(Cancel(ids=going, at_token=at_token))
 
@@ -266,6 +294,7 @@ class EngineClient:
                 if not self.busy or self.stats is None or message.steps != self.stats.steps:
                     self.last_step = time.monotonic()
                 self.stats = message
+                self._others = max(0, message.running + message.waiting - len(self._tickets))
                 for asked in self._asked:
                     if not asked.done():
                         asked.set_result(message)
@@ -275,7 +304,7 @@ class EngineClient:
                 if not future.done():
                     future.set_result(message.lives)
             case Refused():
-                if (ticket := self._tickets.pop(message.id, None)) is not None:
+                if (ticket := self._drop(message.id)) is not None:
                     ticket.fail(_refusal(message))
             case Welcome():
                 pass  # the answer to a greeting that came late
@@ -291,7 +320,7 @@ class EngineClient:
             if ticket is not None and not ticket.put(event):
                 slow[event.id] = ticket
         for ended in progress.ended:
-            ticket = tickets.pop(ended.id, None)
+            ticket = self._drop(ended.id)
             if ticket is not None:
                 slow.pop(ended.id, None)  # it has ended, so there is nothing left to cut
                 ticket.ended = ended
@@ -299,6 +328,12 @@ class EngineClient:
         for ticket in slow.values():
             ticket.fail(SlowReader(f"{len(ticket.inbox)} tokens were not read; the request was cut."))
         self.cancel(slow.values())
+
+    def _drop(self, number: int) -> RequestTicket | None:
+        """Take a completion off the list and return its ticket, or None if it is not on it."""
+        if (ticket := self._tickets.pop(number, None)) is not None:
+            self._weight -= ticket.weight
+        return ticket
 
     def _lose_engine(self) -> None:
         self.facts = None
@@ -308,6 +343,7 @@ class EngineClient:
             self._socket = None
         lost = list(self._tickets.values())
         self._tickets.clear()
+        self._weight = self._others = 0
         for ticket in lost:
             ticket.fail(Unavailable("the engine died while it ran this request; try again.", retry_after=RETRY_AFTER))
         for asked in self._asked:
@@ -327,6 +363,13 @@ class EngineClient:
         """
         assert self._socket is not None
         self._socket.send(message).add_done_callback(_log_failure)
+
+
+def weight_of(request: Request) -> int:
+    """Return the load that a request is, in tokens: its prompt, and what it will probably write. They stay in the cache
+    until it ends, and each step reads them."""
+    prompt = len(request.prompt_token_ids)
+    return prompt + min(request.max_total_tokens - prompt, EXPECTED_OUTPUT)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

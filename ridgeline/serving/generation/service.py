@@ -21,7 +21,8 @@ from ridgeline.core.request import MASK_FAILED, SamplingParams, TokenEvent
 from ridgeline.serving import trace_parent
 from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestFailed, TimedOut, Unavailable
 from ridgeline.serving.generation.admission import Admission
-from ridgeline.serving.generation.engine_client import EngineClient, RequestTicket
+from ridgeline.serving.generation.engine_client import RequestTicket
+from ridgeline.serving.generation.replicas import Replicas
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
@@ -69,7 +70,7 @@ class Service:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: Replicas,
         tokenizer: Tokenizer,
         admission: Admission,
         *,
@@ -84,9 +85,9 @@ class Service:
 
     def facts(self) -> EngineFacts:
         """Return the engine's facts. Raise Unavailable if no engine is there."""
-        if self.client.facts is None:
+        if (facts := self.client.facts) is None:
             raise Unavailable("the engine is not running yet; try again soon.", retry_after=5)
-        return self.client.facts
+        return facts
 
     def limits(self) -> RequestLimits:
         facts = self.facts()

@@ -12,8 +12,11 @@ RETRY_AFTER = "5"  # seconds
 
 def router(api: ApiServer) -> APIRouter:
     """Return the routes /health/live (the process answers), /health/ready (requests may come) and /health (the engine
-    is there and works)."""
+    is there and works). Of several engines one is enough, and the answer names those that do not work."""
     routes = APIRouter(tags=["health"])
+
+    def down() -> list[str]:
+        return api.client.illnesses() if len(api.client.engines) > 1 else []
 
     @routes.get("/health/live")
     async def live() -> JSONResponse:
@@ -21,16 +24,16 @@ def router(api: ApiServer) -> APIRouter:
 
     @routes.get("/health/ready")
     async def ready() -> JSONResponse:
-        return _answer("the server is shutting down" if api.service.admission.draining else api.illness)
+        return _answer("the server is shutting down" if api.service.admission.draining else api.illness, down())
 
     @routes.get("/health")
     async def health() -> JSONResponse:
-        return _answer(api.illness)
+        return _answer(api.illness, down())
 
     return routes
 
 
-def _answer(illness: str | None) -> JSONResponse:
+def _answer(illness: str | None, down: list[str] | None = None) -> JSONResponse:
     if illness is None:
-        return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok", "down": down} if down else {"status": "ok"})
     return JSONResponse({"status": "unavailable", "reason": illness}, 503, {"Retry-After": RETRY_AFTER})

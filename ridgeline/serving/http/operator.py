@@ -79,13 +79,15 @@ def router(api: ApiServer) -> APIRouter:
 
 async def page_of_metrics(api: ApiServer) -> bytes:
     """Return the text of /metrics, with the figures of now or, if the engine does not answer, the last ones known."""
-    return metrics.render(snapshot(api, await api.client.ask()))
+    told = await api.client.ask_each()
+    return metrics.render(*(snapshot(api, stats, index) for index, stats in enumerate(told)))
 
 
-def snapshot(api: ApiServer, stats: Stats | None) -> metrics.Snapshot:
-    """Return everything that a page of metrics is made of."""
-    client, admission = api.client, api.service.admission
+def snapshot(api: ApiServer, stats: Stats | None, engine: int = 0) -> metrics.Snapshot:
+    """Return everything that a page of metrics is made of, as far as it is about one engine."""
+    client, admission = api.client.engines[engine], api.service.admission
     return metrics.Snapshot(
+        engine=engine,
         model=api.names[0],
         up=client.facts is not None,
         restarts=client.known.life - 1 if client.known is not None else 0,
@@ -107,7 +109,7 @@ async def figures(api: ApiServer, started: float, since: float) -> dict[str, Any
     not report them now.
     """
     client = api.client
-    facts = client.known
+    facts, stats = client.known, client.stats
     try:
         requests = breakdowns(await client.look(limit=SHOWN_REQUESTS))
     except Unavailable:
@@ -122,11 +124,11 @@ async def figures(api: ApiServer, started: float, since: float) -> dict[str, Any
         "dtype": facts.dtype if facts else None,
         "block_size": facts.block_size if facts else None,
         "requests": requests,
-        "figures": _of_engine(client.stats, started, since) if client.stats is not None else None,
+        "figures": _of_engines(stats, started, since) if stats is not None else None,
     }
 
 
-def _of_engine(stats: Stats, started: float, since: float) -> dict[str, Any]:
+def _of_engines(stats: Stats, started: float, since: float) -> dict[str, Any]:
     after = since if started == stats.started else 0.0
     return {
         "at": stats.at,

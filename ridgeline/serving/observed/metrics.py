@@ -56,10 +56,12 @@ VLLM_COUNTERS = {"preemptions": "num_preemptions"}  # where the name differs
 class Snapshot:
     """Everything that a page of metrics is made of.
 
-    `facts` and `stats` are the newest known, and None before any engine answered. `api_servers` is their number.
+    `engine` is the number of the engine that it tells of, whose `facts` and `stats` are the newest known, and None
+    before it ever answered. `api_servers` is their number.
     `open_requests`, `open_tokens`, `stalls` and `stall_seconds` are those of this API server, which is called `name`.
     """
 
+    engine: int = 0
     model: str
     up: bool
     restarts: int
@@ -75,16 +77,29 @@ class Snapshot:
     @property
     def labels(self) -> list[str]:
         """The values of the labels ENGINE."""
-        return [self.model, "0"]
+        return [self.model, str(self.engine)]
 
 
-def render(snapshot: Snapshot) -> bytes:
-    """Return the metrics in Prometheus' text format."""
+def render(*snapshots: Snapshot) -> bytes:
+    """Return the metrics in Prometheus' text format, with one snapshot for each engine of the server."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Once(families(snapshot)))
-    figures = snapshot.stats.experts if snapshot.stats else None
-    lines = metric_lines(figures, dict(zip(ENGINE, snapshot.labels, strict=True))) if figures else ()
+    registry.register(_Once(_together([families(snapshot) for snapshot in snapshots])))
+    lines: dict[str, None] = {}  # each once: all engines' lines have the same head
+    for snapshot in snapshots:
+        if figures := snapshot.stats.experts if snapshot.stats else None:
+            lines |= dict.fromkeys(metric_lines(figures, dict(zip(ENGINE, snapshot.labels, strict=True))))
     return generate_latest(registry) + "".join(f"{line}\n" for line in lines).encode()
+
+
+def _together(pages: Sequence[list[Metric]]) -> list[Metric]:
+    """Return each metric once, with the samples of all pages. What all tell alike is the server's, and stays once."""
+    found: dict[str, Metric] = {}
+    for page in pages:
+        for metric in page:
+            before = found.setdefault(metric.name, metric)
+            if before is not metric:
+                before.samples.extend(sample for sample in metric.samples if sample not in before.samples)
+    return list(found.values())
 
 
 def families(snapshot: Snapshot) -> list[Metric]:

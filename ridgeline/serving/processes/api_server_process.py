@@ -45,16 +45,16 @@ LOOK = 0.05  # seconds between looks at the requests that still run
 class ApiServerSettings(msgspec.Struct, kw_only=True):
     """The settings of an API server.
 
-    `name` is unlike any other API server's, including earlier lives of this one. `socket` is the path of the engine's
-    socket, `listener` the file descriptor of the listening socket, and `grpc_address` is "host:port". `app` is the
-    "module:function" that makes the app of an API server.
+    `name` is unlike any other API server's, including earlier lives of this one. `sockets` are the paths of the
+    engines' sockets, `listener` the file descriptor of the listening socket, and `grpc_address` is "host:port". `app`
+    is the "module:function" that makes the app of an API server.
     """
 
     name: str
     config: ServeConfig
     folder: str
     names: tuple[str, ...]
-    socket: str
+    sockets: tuple[str, ...]
     listener: int
     grpc_address: str | None = None
     app: str = APP
@@ -73,7 +73,7 @@ async def serve(settings: ApiServerSettings) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     config = settings.config
-    api = ApiServer.build(config, Path(settings.folder), settings.names, settings.socket, settings.name)
+    api = ApiServer.build(config, Path(settings.folder), settings.names, settings.sockets, settings.name)
     server = Server(_uvicorn_config(wrap(_create_app(settings.app)(api), api), config))
     listener = socket.socket(fileno=settings.listener)
     api.watchdog.start(asyncio.get_running_loop())

@@ -62,7 +62,7 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     """The settings of the engine's process.
 
     `socket` is the path to listen on, and `options` are arguments of `LLMConfig`. `life` is as in `EngineFacts`, and
-    `grammar_timeout` is in seconds.
+    `grammar_timeout` is in seconds. `name` is this engine's in the log, where there are several.
     """
 
     socket: str
@@ -70,6 +70,7 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     served_name: str
     life: int = 1
     grammar_timeout: float = 5.0
+    name: str = ""
     log_json: bool = False
     log_level: str = "info"
 
@@ -319,7 +320,7 @@ def _request(name: str, submit: Submit, mask: TokenMask | None) -> Request:
 
 def main() -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
-    set_up_logging(as_json=settings.log_json, level=settings.log_level)
+    set_up_logging(as_json=settings.log_json, level=settings.log_level, process=settings.name)
     end_with_parent()
     os.environ.update(KEPT_SHAPES | os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every process, but the supervisor decides

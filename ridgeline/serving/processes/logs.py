@@ -13,10 +13,15 @@ PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "
 class JsonLines(logging.Formatter):
     """A formatter that writes JSON. What is given as `extra=` becomes fields, such as request_id."""
 
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._of = {"process": process} if process else {}
+
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         fields = {
             "time": when,
+            **self._of,
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -27,9 +32,10 @@ class JsonLines(logging.Formatter):
         return json.dumps(fields, default=str)
 
 
-def set_up_logging(*, as_json: bool, level: str = "info") -> None:
+def set_up_logging(*, as_json: bool, level: str = "info", process: str = "") -> None:
+    """Send this process's messages to standard error. `process` is its name, where several say the same."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    )
+    before = f"[{process}] " if process else ""
+    plain = logging.Formatter(f"%(asctime)s %(levelname)s {before}%(name)s: %(message)s")
+    handler.setFormatter(JsonLines(process) if as_json else plain)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -38,9 +38,9 @@ class RuntimeDirectory:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parents[0]))
         self._lock = _claim(self.path)
 
-    @property
-    def socket(self) -> Path:
-        return self.path / SOCKET
+    def socket(self, engine: int) -> Path:
+        """Return the path of the socket of the engine with this number."""
+        return self.path / f"{SOCKET}-{engine}"
 
     def remove(self) -> None:
         _empty(self.path)
@@ -94,7 +94,8 @@ def _empty(path: Path) -> None:
     with suppress(OSError):
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            for name in (SOCKET, OWNER):
+            ours = [name for name in os.listdir(directory) if name.startswith(SOCKET)]
+            for name in (*ours, OWNER):
                 with suppress(OSError):
                     os.unlink(name, dir_fd=directory)
         finally:

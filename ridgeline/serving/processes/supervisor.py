@@ -1,4 +1,4 @@
-"""The server's first process. It holds the listening sockets, starts the engine and the API servers, keeps them alive,
+"""The server's first process. It holds the listening sockets, starts the engines and the API servers, keeps them alive,
 and ends them. It loads no tensors and sees no requests.
 
 Its children end by themselves when it ends, however that happens: each holds the other end of a pipe (lifeline.py). All
@@ -28,11 +28,13 @@ from ridgeline.core.errors import InvalidConfig, RidgelineError
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.processes.lifeline import MISTAKE, MISTAKEN, READY
+from ridgeline.serving.processes.placement import environments
 from ridgeline.serving.processes.runtime import RuntimeDirectory, allow_descriptors
 
 logger = logging.getLogger(__name__)
 
 MOST_FAILURES = 5  # quick failures in a row
+LONGEST_WAIT = 60.0  # seconds between tries of a process that others stand in for
 STEADY = 30.0  # seconds of work after which a death is not a quick failure
 MARGIN = 10.0  # seconds that a process has for its end, beyond what it was promised
 BACKLOG = 2048
@@ -57,7 +59,8 @@ class Keeper:
     """A keeper of one process, which it starts again when that dies.
 
     `settings` returns what the process reads from standard input, by the number of its life. The process inherits
-    `fds`. `environment` holds its variables; ours win over them.
+    `fds`. `environment` holds its variables. `needless` returns True while others do this process's work: then it is
+    tried again for ever, if it was ever ready.
     """
 
     def __init__(
@@ -66,15 +69,20 @@ class Keeper:
         module: str,
         settings: Callable[[int], bytes],
         fds: tuple[int, ...] = (),
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] = os.environ,
+        needless: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name, self._module, self._settings, self._fds = name, module, settings, fds
-        self._environment = {**(environment or {}), **os.environ}
+        self._environment, self._needless = environment, needless
         self.ready = asyncio.Event()  # set once it was ready for the first time
         self._process: subprocess.Popen[bytes] | None = None
         self._began: float | None = None  # since when this life has worked
         self._mistake = ""  # the mistake that ended it
         self._stopping = asyncio.Event()
+
+    @property
+    def works(self) -> bool:
+        return self._began is not None
 
     async def keep(self) -> None:
         """Keep the process alive until `stop`.
@@ -90,7 +98,7 @@ class Keeper:
             if code == MISTAKE and not self.ready.is_set():
                 raise GaveUp(self._mistake or f"the {self.name} could not be started.", MISTAKE)
             failures = 1 if seconds >= STEADY else failures + 1
-            if failures >= MOST_FAILURES:
+            if failures >= MOST_FAILURES and not (self.ready.is_set() and self._needless()):
                 raise GaveUp(f"the {self.name} {how(code)}, {failures} times in a row; giving up.", 1)
             delay = back_off(failures)
             logger.error("the %s %s; it is started again in %g s", self.name, how(code), delay)
@@ -166,6 +174,7 @@ class Supervisor:
         allow_descriptors()
         self._defaults = GenerationDefaults.of(config.generation_config, folder)
         check_certificate(config)
+        self._environments = environments(config)
         with ExitStack() as opened:
             self._listener = opened.enter_context(listen(config.host, config.port))
             self.port: int = self._listener.getsockname()[1]
@@ -186,20 +195,21 @@ class Supervisor:
             self._kept_open.close()
             raise
         try:
-            return asyncio.run(self._run(directory.socket))
+            paths = [directory.socket(engine) for engine in range(self._config.data_parallel_size)]
+            return asyncio.run(self._run(paths))
         finally:
             self._kept_open.close()
             directory.remove()
 
-    async def _run(self, path: Path) -> int:
-        engine, api_servers = self._keepers(path)
-        everyone = [engine, *api_servers]
+    async def _run(self, paths: list[Path]) -> int:
+        engines, api_servers = self._engines(paths), self._api_servers(paths)
+        everyone = [*engines, *api_servers]
         signals: asyncio.Queue[int] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signals.put_nowait, number)
         lives = {keeper: asyncio.create_task(keeper.keep()) for keeper in everyone}
-        ready = asyncio.create_task(self._announce(api_servers))
+        ready = asyncio.create_task(self._announce(everyone))
         try:
             asked = asyncio.create_task(signals.get())
             await asyncio.wait({asked, *lives.values()}, return_when=asyncio.FIRST_COMPLETED)
@@ -208,7 +218,7 @@ class Supervisor:
                     life.result()
             logger.info("shutting down; a second signal ends everything at once")
             again = asyncio.create_task(signals.get())
-            drained = asyncio.create_task(self._drain(engine, api_servers, lives))
+            drained = asyncio.create_task(self._drain(engines, api_servers, lives))
             await asyncio.wait({again, drained}, return_when=asyncio.FIRST_COMPLETED)
             return 0 if drained.done() else 128 + again.result()
         except GaveUp as reason:
@@ -220,61 +230,75 @@ class Supervisor:
                 keeper.kill()
             await asyncio.gather(*lives.values(), return_exceptions=True)
 
-    async def _drain(self, engine: Keeper, api_servers: list[Keeper], lives: dict[Keeper, asyncio.Task[None]]) -> None:
-        """End the API servers first, because they need the engine for the requests that still run."""
+    async def _drain(
+        self, engines: list[Keeper], api_servers: list[Keeper], lives: dict[Keeper, asyncio.Task[None]]
+    ) -> None:
+        """End the API servers first, because they need the engines for the requests that still run."""
         self._kept_open.close()  # only the API servers hold the port now
         for api in api_servers:
             api.stop()
         await asyncio.wait([lives[api] for api in api_servers], timeout=self._config.shutdown_timeout + MARGIN)
         for api in api_servers:
             api.kill()
-        engine.stop()
-        await asyncio.wait([lives[engine]], timeout=MARGIN)
+        for engine in engines:
+            engine.stop()
+        await asyncio.wait([lives[engine] for engine in engines], timeout=MARGIN)
 
-    def _keepers(self, path: Path) -> tuple[Keeper, list[Keeper]]:
-        config, fd = self._config, self._listener.fileno()
-        engine_settings = {
-            "socket": str(path),
+    def _engines(self, paths: list[Path]) -> list[Keeper]:
+        """Return the keepers of the engines, each of which can do the others' work."""
+        config = self._config
+        settings = {
             "options": {**config.engine, "model": str(self._folder)},
             "served_name": self._names[0],
             "grammar_timeout": config.grammar_timeout,
             "log_json": config.log_json,
             "log_level": config.log_level,
         }
-        api_server_settings = {
+        engines: list[Keeper] = []
+        names = ["engine"] if len(paths) == 1 else [f"engine {index}" for index in range(len(paths))]
+
+        def settings_of(index: int) -> Callable[[int], bytes]:
+            own = {"socket": str(paths[index]), "name": names[index] if len(names) > 1 else ""}
+            return lambda life: encode({**settings, **own, "life": life})
+
+        def others_work(index: int) -> Callable[[], bool]:
+            return lambda: any(engine.works for engine in engines if engine is not engines[index])
+
+        for index, environment in enumerate(self._environments):
+            module = "ridgeline.serving.processes.engine_process"
+            engines.append(Keeper(names[index], module, settings_of(index), (), environment, others_work(index)))
+        return engines
+
+    def _api_servers(self, paths: list[Path]) -> list[Keeper]:
+        config, fd = self._config, self._listener.fileno()
+        settings = {
             "config": config,
             "folder": self._folder,
             "names": self._names,
-            "socket": str(path),
+            "sockets": [str(path) for path in paths],
             "listener": fd,
             "grpc_address": None if self.grpc_port is None else address(config.host, self.grpc_port),
             **({} if self._app is None else {"app": self._app}),
         }
 
         def settings_of(index: int) -> Callable[[int], bytes]:
-            return lambda life: encode({**api_server_settings, "name": f"face-{index}-{life}"})
+            return lambda life: encode({**settings, "name": f"face-{index}-{life}"})
 
-        engine = Keeper(
-            "engine",
-            "ridgeline.serving.processes.engine_process",
-            lambda life: encode({**engine_settings, "life": life}),
-        )
-        api_servers = [
+        return [
             Keeper(
                 f"API server {index}",
                 "ridgeline.serving.processes.api_server_process",
                 settings_of(index),
                 (fd,),
-                GIVEN_BACK,
+                GIVEN_BACK | os.environ,
             )
             for index in range(1, config.api_server_count + 1)
         ]
-        return engine, api_servers
 
-    async def _announce(self, api_servers: list[Keeper]) -> None:
+    async def _announce(self, everyone: list[Keeper]) -> None:
         """Print one line on standard output, once requests find an answer."""
-        for api in api_servers:
-            await api.ready.wait()
+        for keeper in everyone:
+            await keeper.ready.wait()
         scheme = "https" if self._config.ssl_keyfile else "http"
         urls = f"{scheme}://{address(self._config.host, self.port)}{self._config.root_path}"
         if self.grpc_port is not None:
@@ -313,8 +337,8 @@ def how(code: int) -> str:
 
 
 def back_off(failures: int) -> float:
-    """Return the seconds to wait after so many quick failures in a row: 0, 1, 2, 4, …"""
-    return 0.0 if failures <= 1 else 2.0 ** (failures - 2)
+    """Return the seconds to wait after so many quick failures in a row: 0, 1, 2, 4, … and at most LONGEST_WAIT."""
+    return 0.0 if failures <= 1 else min(2.0 ** min(failures - 2, 16), LONGEST_WAIT)
 
 
 def check_certificate(config: ServeConfig) -> None:

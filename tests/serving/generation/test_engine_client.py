@@ -116,7 +116,7 @@ def ended(number: int) -> Ended:
 async def scripted(folder: Path, **settings: Any) -> AsyncIterator[tuple[ScriptedEngine, ApiServer]]:
     """An engine and an API server that has greeted it. settings: of ServeConfig."""
     engine = ScriptedEngine(folder / "socket")
-    api = ApiServer.build(ServeConfig(**settings), EMBEDDED_MODEL, (MODEL,), str(folder / "socket"), "face")
+    api = ApiServer.build(ServeConfig(**settings), EMBEDDED_MODEL, (MODEL,), [str(folder / "socket")], "face")
     running = asyncio.create_task(api.client.run())
     try:
         await engine.heard(Hello)
@@ -191,7 +191,8 @@ def test_a_storm_of_requests_outlives_the_engine(tmp_path: Path) -> None:
             async with open_api_server(tmp_path / "socket") as api:
                 told: list[str] = []
                 clients = [asyncio.create_task(client(api, told)) for _ in range(40)]
-                await asyncio.sleep(0.7)
+                while told.count("ended") < 10:  # in the middle of it all, on a machine however slow
+                    await asyncio.sleep(0.05)
                 await asyncio.to_thread(stop_engine, engine)
                 engine = await asyncio.to_thread(start_engine, tmp_path / "socket")
                 await asyncio.gather(*clients)

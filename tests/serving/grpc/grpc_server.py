@@ -63,7 +63,9 @@ def serve_grpc(engine_socket: Path, **settings: Any) -> Iterator[GrpcServer]:
         nonlocal stop
         stop = asyncio.Event()
         config = ServeConfig(**{"generation_config": "none", **settings})
-        api = ApiServer.build(config, EMBEDDED_MODEL, (MODEL, "alias"), str(engine_socket), f"grpc-face-{next(_names)}")
+        api = ApiServer.build(
+            config, EMBEDDED_MODEL, (MODEL, "alias"), [str(engine_socket)], f"grpc-face-{next(_names)}"
+        )
         listening = asyncio.create_task(api.client.run())
         await api.client.wait_until_up()
         server = await start(api, address)

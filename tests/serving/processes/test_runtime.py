@@ -17,7 +17,7 @@ HOLD = """
 import sys, time
 from ridgeline.serving.processes.runtime import RuntimeDirectory
 directory = RuntimeDirectory()
-directory.socket.touch()
+directory.socket(0).touch()
 print(directory.path, flush=True)
 time.sleep(1000)
 """
@@ -61,7 +61,7 @@ def test_the_next_server_removes_what_a_killed_one_left_and_nothing_else(folder:
     try:
         own = RuntimeDirectory()
         assert not left.exists()
-        assert (its / "engine").exists()
+        assert (its / "engine-0").exists()
         assert (folder / "ridgeline-notes" / "text").read_text() == "mine"
         assert (elsewhere / OWNER).read_text() == "1\n"
         assert {path.name for path in folder.iterdir()} == {

@@ -258,8 +258,18 @@ def test_a_process_that_dies_again_and_again_is_given_up(monkeypatch: pytest.Mon
     assert waits == [1, 2, 3, 4]
 
 
+def test_a_process_that_others_stand_in_for_is_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(supervisor, "back_off", lambda failures: waits.append(failures) or 0.0)
+    keeper = supervisor.Keeper("child", "ridgeline.version", lambda life: b"{}", needless=lambda: len(waits) < 7)
+    keeper.ready.set()
+    with pytest.raises(supervisor.GaveUp, match="8 times in a row"):
+        asyncio.run(asyncio.wait_for(keeper.keep(), PATIENCE))
+
+
 def test_restarts_wait_longer_and_longer() -> None:
     assert [supervisor.back_off(failures) for failures in range(1, 5)] == [0.0, 1.0, 2.0, 4.0]
+    assert supervisor.back_off(10_000) == supervisor.LONGEST_WAIT
 
 
 # ---- endurance ----------------------------------------------------------------------------------------------------

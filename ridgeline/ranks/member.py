@@ -1,0 +1,105 @@
+"""One rank's process, as the leader sees it: how it is started, what it has sent, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from ridgeline.core.plan import StepResult
+from ridgeline.ranks.channel import Channel
+from ridgeline.ranks.messages import (
+    Alive,
+    Answer,
+    Done,
+    FromRank,
+    Loading,
+    Mistake,
+    Ready,
+    decode_from_rank,
+)
+
+MODULE = "ridgeline.rank_process"
+SEND_LIMIT = 30.0  # seconds that a rank may leave messages unread
+
+Progress = Callable[[str, float], None]
+
+
+class Member:
+    """One rank's process, as the leader sees it.
+
+    heard: when it last gave a sign of life, or was started. speaks: it gave one.
+    results: the outcomes of plans that were not compared yet.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.heard, self.speaks = rank, time.monotonic(), False
+        self.ready: Ready | None = None
+        self.mistake: Mistake | None = None
+        self.results: deque[StepResult] = deque()
+        self.answers: deque[Answer] = deque()
+        ours, theirs = socket.socketpair()
+        threads = str(max(1, len(os.sched_getaffinity(0)) // size))
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)}
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P: no file in the user's folder may stand in for a module
+                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={"OMP_NUM_THREADS": threads, **environment},
+                start_new_session=True,  # Ctrl-C reaches the leader alone, which then ends its ranks
+            )
+        self.channel = Channel(ours, SEND_LIMIT)
+
+    def take_all(self, progress: Progress | None) -> None:
+        """Take what the rank has sent. Raise Closed if it is gone."""
+        while (frame := self.channel.receive(0)) is not None:
+            self.heard, self.speaks = time.monotonic(), True
+            self._take(decode_from_rank(frame), progress)
+
+    def _take(self, message: FromRank, progress: Progress | None) -> None:
+        match message:
+            case Done(result):
+                self.results.append(result)
+            case Answer():
+                self.answers.append(message)
+            case Ready():
+                self.ready = message
+            case Mistake():
+                self.mistake = message
+            case Loading(what, fraction) if progress is not None:
+                progress(what, fraction)
+            case Loading() | Alive():
+                pass
+
+    def has_done(self, plan_id: int) -> bool:
+        """Return True if the outcome of this plan has come."""
+        return bool(self.results) and self.results[-1].plan_id >= plan_id
+
+    @property
+    def failure(self) -> str | None:
+        """The error of a plan that was not compared yet, if one failed."""
+        return next((result.error for result in self.results if result.error is not None), None)
+
+    def how_it_ended(self) -> str:
+        """Return in words how the process ended, or why it is taken for dead."""
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(1.0)
+            return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return f"closed its connection, or left it unread for {SEND_LIMIT:g} s"
+
+    def end(self, patience: float) -> None:
+        """Wait so many seconds for the process to end, then kill it."""
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self.channel.close()

@@ -1,0 +1,158 @@
+"""The engines of one server, as an API server sees them: one, or several that run the same model.
+
+Requests go to one of them each. Everything else here is said to all, or made of what all say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from ridgeline.core.request import Request
+from ridgeline.serving.errors import RequestFailed, Unavailable
+from ridgeline.serving.generation.engine_client import RETRY_AFTER, EngineClient, RequestTicket
+from ridgeline.serving.generation.routing import Router
+from ridgeline.serving.generation.sums import summed
+from ridgeline.transport.messages import EngineFacts, Grammar, Life, Stats
+
+
+class Replicas:
+    """Engines behind the interface of a single one. With a single one, everything goes straight to it."""
+
+    def __init__(self, engines: Sequence[EngineClient], *, step_timeout: float) -> None:
+        self.engines = tuple(engines)
+        self.name = engines[0].name
+        self._step_timeout = step_timeout
+        self._router = Router(len(engines))
+        self._lives = [0] * len(engines)  # of the engines that the router knows
+
+    @property
+    def facts(self) -> EngineFacts | None:
+        """The facts that hold for every engine that answers, or None while none does."""
+        return _common([engine.facts for engine in self.engines])
+
+    @property
+    def known(self) -> EngineFacts | None:
+        """The newest facts, even of engines that do not answer now."""
+        return _common([engine.known for engine in self.engines])
+
+    @property
+    def stats(self) -> Stats | None:
+        """The newest figures of all engines together."""
+        return self._summed([engine.stats for engine in self.engines])
+
+    @property
+    def num_open(self) -> int:
+        return sum(engine.num_open for engine in self.engines)
+
+    @property
+    def lives(self) -> int:
+        return sum(engine.lives for engine in self.engines)
+
+    def illnesses(self) -> list[str]:
+        """Return what is wrong with each engine that requests should not go to."""
+        ill = {index: engine.illness(self._step_timeout) for index, engine in enumerate(self.engines)}
+        if len(self.engines) == 1:
+            return [reason for reason in ill.values() if reason is not None]
+        return [f"engine {index}: {reason}" for index, reason in ill.items() if reason is not None]
+
+    async def wait_until_up(self) -> EngineFacts:
+        """Wait until an engine answers."""
+        waits = [asyncio.create_task(engine.wait_until_up()) for engine in self.engines]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def run(self) -> None:
+        """Listen to all engines until cancelled."""
+        await asyncio.gather(*(engine.run() for engine in self.engines))
+
+    def submit(
+        self, request: Request, grammar: Grammar | None, *, name: str = "", index: int = 0
+    ) -> Coroutine[Any, Any, RequestTicket]:
+        """Send a request to an engine and return its ticket. Raise Unavailable if no engine is there to run it."""
+        engines = self.engines
+        engine = engines[0] if len(engines) == 1 else self._route(request)
+        return engine.submit(request, grammar, name=name, index=index)
+
+    def cancel(self, tickets: Iterable[RequestTicket], at_token: int | None = None) -> None:
+        """End the completions that have not ended, as `EngineClient.cancel`."""
+        tickets = list(tickets)
+        for engine in self.engines:
+            engine.cancel(tickets, at_token)
+
+    def end_all(self, failure: RequestFailed) -> None:
+        for engine in self.engines:
+            engine.end_all(failure)
+
+    async def ask(self, timeout: float = 1.0) -> Stats | None:
+        """Return the figures of this moment, and the newest known ones of engines that do not answer in time."""
+        return self._summed(await self.ask_each(timeout))
+
+    async def ask_each(self, timeout: float = 1.0) -> list[Stats | None]:
+        """Return each engine's figures, as `ask`."""
+        return list(await asyncio.gather(*(engine.ask(timeout) for engine in self.engines)))
+
+    async def look(self, name: str | None = None, limit: int = 1, timeout: float = 1.0) -> list[Life]:
+        """Return where the time of the request with this name went, or of the newest requests if no name is given.
+
+        Raise Unavailable if no engine answers in time.
+        """
+        asked = [engine.look(name, limit, timeout) for engine in self.engines]
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        lives = [answer for answer in told if isinstance(answer, list)]
+        if not lives:
+            raise next(answer for answer in told if isinstance(answer, BaseException))
+        return lives[0] if len(self.engines) == 1 else _newest([life for some in lives for life in some], limit)
+
+    # ---- inside -----------------------------------------------------------------------------------------------
+
+    def _route(self, request: Request) -> EngineClient:
+        """Return the engine for a request. Raise Unavailable if there is none."""
+        up = {index: engine for index, engine in enumerate(self.engines) if engine.facts is not None}
+        if not up:
+            raise Unavailable("no engine is running yet; try again soon.", retry_after=RETRY_AFTER)
+        for index, engine in up.items():
+            if self._lives[index] != engine.lives:
+                self._lives[index] = engine.lives
+                self._router.forget(index, _room(engine))
+        well = {index: engine for index, engine in up.items() if engine.illness(self._step_timeout) is None}
+        loads = {index: engine.load for index, engine in (well or up).items()}
+        return self.engines[self._router.choose(request.prompt_token_ids, request.cache_salt, loads)]
+
+    def _summed(self, figures: Sequence[Stats | None]) -> Stats | None:
+        told = [(stats, engine.facts is not None) for stats, engine in zip(figures, self.engines, strict=True) if stats]
+        return summed(told) if len(self.engines) > 1 and told else told[0][0] if told else None
+
+
+def _room(engine: EngineClient) -> int:
+    """Return how many tokens an engine's prefix cache holds."""
+    facts = engine.facts
+    return facts.num_pages * facts.block_size if facts is not None and facts.enable_prefix_caching else 0
+
+
+def _common(each: Sequence[EngineFacts | None]) -> EngineFacts | None:
+    """Return the first engine's facts, with limits that all keep: a request must run wherever it goes."""
+    told = [facts for facts in each if facts is not None]
+    if len(told) < 2:
+        return told[0] if told else None
+    length, room = min(facts.max_model_len for facts in told), min(facts.cache_tokens for facts in told)
+    if (told[0].max_model_len, told[0].cache_tokens) == (length, room):
+        return told[0]
+    return replace(told[0], max_model_len=length, cache_tokens=room)
+
+
+def _newest(lives: list[Life], limit: int) -> list[Life]:
+    """Return the completions of the newest requests, each request's together, in the engines' order."""
+    created: dict[str, float] = {}
+    for life in lives:
+        created[life.name] = max(life.created, created.get(life.name, 0.0))
+    names = sorted(created, key=lambda name: -created[name])[:limit]
+    order = {name: place for place, name in enumerate(names)}
+    return sorted((life for life in lives if life.name in order), key=lambda life: (order[life.name], life.index))
