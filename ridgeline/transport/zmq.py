@@ -10,6 +10,7 @@ from typing import cast
 import msgspec
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
 
 from ridgeline.transport.messages import (
     FromEngine,
@@ -92,12 +93,22 @@ class FaceSocket:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        # Looked at through a socket of its own. To ask the other one for its state would take away the signal by which
+        # asyncio learns of messages.
+        place = f"inproc://{id(self)}-connections"
+        self._socket.monitor(place, zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+        self._connections: zmq.Socket = zmq.Context.shadow(self._socket.context.underlying).socket(zmq.PAIR)
+        self._connections.setsockopt(zmq.LINGER, 0)
+        self._connections.connect(place)
+        self._connected = True
         self._socket.connect(f"ipc://{path}")
 
     @property
     def connected(self) -> bool:
         """False once the engine's end is closed, which a large process does seconds before it is gone."""
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+        while self._connections.poll(0):
+            self._connected = recv_monitor_message(self._connections)["event"] == zmq.EVENT_CONNECTED
+        return self._connected
 
     async def receive(self) -> FromEngine:
         return decode_from_engine(await self._socket.recv())
@@ -108,4 +119,6 @@ class FaceSocket:
         return cast("asyncio.Future[None]", self._socket.send(encode(message)))
 
     def close(self) -> None:
+        self._socket.disable_monitor()
+        self._connections.close()
         self._socket.close()

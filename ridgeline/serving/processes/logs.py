@@ -13,7 +13,7 @@ PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "
 class JsonLines(logging.Formatter):
     """A formatter that writes JSON. What is given as `extra=` becomes fields, such as request_id."""
 
-    def __init__(self, process: str) -> None:
+    def __init__(self, process: str = "") -> None:
         super().__init__()
         self._of = {"process": process} if process else {}
 
