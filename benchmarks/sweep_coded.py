@@ -1,11 +1,11 @@
 """Products of weights in codes on a GPU: check them against float64, then time them beside bfloat16's.
 
     python benchmarks/sweep_coded.py --json results.jsonl           all formats, as kernels are chosen
-    python benchmarks/sweep_coded.py --cuts W4 [--tokens 16 64]     other cuts too, of some formats
+    python benchmarks/sweep_coded.py --cuts W4 [--tokens 1 64]      cuts that are worth a try too, of some formats
 
-"linear" is what a model launches, with norm and residual for qkv and gate_up; "product" is the product alone. The limit
-is the bytes of weights and activations over 4.8 TB/s, or FLOPs over 750 TFLOP/s if that is longer. Errors are relative
-to the largest result. sweeping_runs.py says how it is done.
+"linear" is what a model launches, with norm and residual for qkv and gate_up, whatever the cut. The limit is the bytes
+of weights and activations over 4.8 TB/s, or FLOPs over 750 TFLOP/s if that is longer. Errors are relative to the
+largest result. sweeping_runs.py says how it is done.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.activation.triton import gated_activation as gated
 from ridgeline.kernels.coded_gemm import op
 from ridgeline.kernels.coded_gemm import triton as coded
-from ridgeline.kernels.coded_gemm.choose import SHARED, Cut, Wide
-from ridgeline.kernels.coded_gemm.fragments import Fragments, arranged
+from ridgeline.kernels.coded_gemm.choose import HALF, Cut, Ring, Wide, _cycles, choose, choose_wide, scaled_cuts
+from ridgeline.kernels.coded_gemm.dequantize import dequantize
+from ridgeline.kernels.coded_gemm.fragments import Fragments, arranged, span, unit
+from ridgeline.kernels.coded_gemm.places import norm_in_places
 from ridgeline.kernels.gemm import triton as plain
+from ridgeline.kernels.norm.triton import rms_norm
 
 EPS = 1e-6
 
@@ -60,28 +63,57 @@ FORMATS = {
 }
 
 
-def cuts(matrix: Matrix, tokens: int, how: CodedFormat) -> list[Cut | Wide]:
-    """Return cuts to try beside the chosen one: of `mma.sync` up to 16 tokens, of warpgroups from 16 on."""
-    bits, wide = how.bits, tokens >= 16 and not how.nested and how.zeros != "minimum"
-    units, parts = matrix.inputs // 128, 2 if matrix.gate else 1
-    found: list[Cut | Wide] = []
-    size = 32 if tokens <= 32 else 64
-    for tile in (size,) if tokens <= 64 else (64, 128):
-        for many in ((1, 2) if tile <= 64 else (1,)) if wide else ():
-            pairs = matrix.rows // (128 * many) * -(-tokens // tile)
-            for split in (1,) if matrix.gate else (1, 2, 4):
-                for depth, stages in ((8, 6), (8, 3), (6, 5)):
-                    cut = Wide(many, tile, depth, stages, split)
-                    fits = cut.shared(128, bits, matrix.gate is not None) <= SHARED
-                    if fits and pairs * split >= 60 and (split == 1 or pairs * split <= 132):
-                        found.append(cut)
-    for warps in (2, 4, 8) if tokens < 16 else ():
-        steps = -(-units // warps)
-        for many in (1, 2):
-            for depth in (1, 2, 4, 7, 8):
-                registers = depth * 2 * bits * parts * many
-                if steps % depth == 0 and steps >= depth and 8 <= registers <= 64 and units >= warps:
-                    found.append(Cut(many, 8 if tokens <= 8 else 16, depth, warps, solo=tokens == 1))
+@dataclass(frozen=True)
+class Library:
+    """The weight is dequantized for the library's product."""
+
+    dequantized: bool = True
+
+
+Try = Cut | Ring | Wide | Library
+
+
+def cuts(matrix: Matrix, tokens: int, how: CodedFormat) -> list[Try]:
+    """Return cuts to try: those of ring.py up to 16 tokens, of wide.py from 8 on, and those of the kernels before."""
+    size, bits = unit(how), how.bits
+    units, parts, processors = matrix.inputs // size, 2 if matrix.gate else 1, 132
+    outputs, group = matrix.rows // parts, how.group or matrix.inputs
+    found: list[Try] = []
+    if tokens <= 16:
+        found.append(choose(tokens, outputs // 16, units, words=size * bits // 64, parts=parts, processors=processors))
+        found.extend(rings(matrix, tokens, how) if len(how.planes()) == 1 else [])
+    if tokens >= 8:
+        ranked = scaled_cuts(tokens, outputs, units, unit=size, bits=bits, gated=parts == 2, processors=processors)
+        ranked.sort(key=lambda cut: _cycles(cut, tokens, outputs, units, size, parts == 2, processors))
+        found.extend(ranked[:4])
+    if 16 <= tokens <= 256 and not how.nested and how.zeros != "minimum":
+        old = choose_wide(
+            tokens, outputs, units, unit=size, group=group, bits=bits, gated=parts == 2, processors=processors
+        )
+        found.extend([old] if old else [])
+    return [*found, Library()] if tokens >= 256 else found
+
+
+def rings(matrix: Matrix, tokens: int, how: CodedFormat) -> list[Ring]:
+    """Return cuts of ring.py: as deep as half of a processor's shared memory allows, and one that takes all of it."""
+    parts, solo, size = 2 if matrix.gate else 1, tokens == 1, 8 if tokens <= 8 else 16
+    tiles, found = matrix.rows // 16 // parts, []
+    for programs, warps, many, each, room in {
+        1: ((2, 4, 1, 1, HALF), (2, 4, 1, 2, HALF), (1, 8, 1, 1, HALF), (3, 4, 1, 1, HALF), (2, 4, 2, 1, HALF),
+            (2, 4, 1, 1, 2 * HALF)),
+        8: ((2, 4, 1, 1, HALF), (1, 8, 1, 1, HALF), (2, 4, 2, 1, HALF), (1, 8, 2, 1, HALF), (2, 4, 2, 1, 2 * HALF)),
+        16: ((2, 4, 2, 1, HALF), (1, 8, 2, 1, HALF)),
+    }[1 if solo else size]:  # fmt: skip
+        ahead = max(2, min(6, 16 // max(1, unit(how) // (how.group or matrix.inputs)) // parts // many) // each)
+        for held in (True,) if solo else (False, True):
+            fitting = [
+                cut
+                for depth in range(2, 17)
+                for cut in [Ring(many, size, depth, each, warps, programs, held=held, solo=solo, ahead=ahead)]
+                if programs * cut.shared(matrix.inputs, unit(how), how.bits, parts) <= room and tiles % many == 0
+            ]
+            # x that is held is worth a try where a few codes still go in beside it
+            found.extend(fitting[-1:] if not held or solo or (fitting and fitting[-1].depth >= 4) else [])
     return found
 
 
@@ -106,10 +138,10 @@ class CodedSweep(Sweep):
             forms, at = ["bf16", *FORMATS], (1, 2, 4, 8, 16, 64, 256, 1024)
             return [Job(case, "linear", tokens, form) for case in MATRICES for form in forms for tokens in at]
         return [
-            Job(case, "product", tokens, form, cut)
+            Job(case, "linear", tokens, form, cut)
             for case, matrix in MATRICES.items()
             for form in some or ["W4"]
-            for tokens in self.options.tokens or (16, 64, 256)
+            for tokens in self.options.tokens or (1, 8, 64, 256)
             for cut in (None, *cuts(matrix, tokens, FORMATS[form].format))
         ]
 
@@ -138,8 +170,8 @@ class CodedSweep(Sweep):
     def launch(self, job: Job, arguments: Any) -> Tensor:
         (x, residual, norm, weight), matrix, cut = arguments, self.shape(job)[0], job.cut
         if isinstance(weight, Fragments):
-            if job.op == "product":
-                return self._product(x, weight, matrix.gate, cut)
+            if cut is not None:
+                return self._with_cut(x, residual, norm, weight, matrix, cut)
             if matrix.norm:
                 return coded.coded_norm_linear(x, residual, norm, EPS, weight, None, matrix.gate)[0]
             return coded.coded_linear(x, weight, None)
@@ -148,21 +180,25 @@ class CodedSweep(Sweep):
         return plain.linear(x, weight, None)
 
     @staticmethod
-    def _product(x: Tensor, weight: Fragments, gate: str | None, cut: Cut | Wide | None) -> Tensor:
-        """Multiply with a cut, or as it is chosen."""
+    def _with_cut(x: Tensor, residual: Tensor, norm: Tensor, weight: Fragments, matrix: Matrix, cut: Try) -> Tensor:
+        """Multiply with a cut, with all that a model launches then."""
+        gate, solo = matrix.gate, isinstance(cut, Cut | Ring) and cut.solo
+        if isinstance(cut, Wide) and cut.scaled and matrix.norm:
+            x = norm_in_places(x, residual, norm, EPS, span(weight.format))[0]
+            return coded._launch_wide(cut, x, weight, None, gate, placed=True)
+        if matrix.norm and not solo:
+            x = rms_norm(x, residual, norm, EPS)[0]
         if isinstance(cut, Wide):
             return coded._launch_wide(cut, x, weight, None, gate)
-        if cut is not None:
-            return coded._launch(cut, x, None, None, EPS, weight, None, gate)[0]
-        y = coded.from_fragments(x, weight, None, gate)
-        if y is None:
-            y = coded.coded_linear(x, weight, None)
-            y = gated(y, gate) if gate else y
-        return y
+        if isinstance(cut, Library):
+            y = plain.linear(x, dequantize(weight, x.dtype), None)
+            return gated(y, gate) if gate else y
+        fused = (residual, norm) if solo and matrix.norm else (None, None)
+        return coded._launch(cut, x, *fused, EPS, weight, None, gate)[0]
 
     def reference(self, job: Job, arguments: Any) -> Tensor:
         (x, residual, norm, weight), matrix = arguments, self.shape(job)[0]
-        if job.op == "linear" and matrix.norm:
+        if matrix.norm:
             s = (x.float() + residual.float()).to(x.dtype).double()
             x = s * torch.rsqrt(s.square().mean(1, keepdim=True) + EPS) * norm.double()
         exact_OI = self.kept("exact", (job.case, job.form), lambda: self._exact(weight))

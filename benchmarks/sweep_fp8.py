@@ -3,7 +3,9 @@
     python benchmarks/sweep_fp8.py --json results.jsonl [--tokens 1 64] [--form token block int8 bf16]
 
 "op" is all that an op launches: rounding the activations (with norm and residual for qkv and gate_up) and the product.
-"product" is the product alone, "round" the rounding alone, "library" torch's own product of the same numbers. A limit
+"product" is the product alone, "round" the rounding alone, "library" torch's own product of the same numbers. Weights
+of the form "group" are those of "token"; o and down get activations that the op before has rounded, with a scale for
+each 128 (so the op is the product alone), and gate_up rounds its results in the same way. A limit
 is the larger of bytes / 4.42 TB/s and FLOPs / 1,979 TFLOP/s (half of them for bf16). Errors are in standard deviations
 of the result. sweeping_runs.py says how it is done.
 
@@ -30,7 +32,8 @@ from ridgeline.kernels.fp8_gemm import choose, library
 from ridgeline.kernels.fp8_gemm.choose import Stream, Tiles
 from ridgeline.kernels.fp8_gemm.eight import Eight
 from ridgeline.kernels.fp8_gemm.products import rounded_linear
-from ridgeline.kernels.fp8_gemm.rounding import Rounded, round_rows
+from ridgeline.kernels.fp8_gemm.rounded import Rounded, room
+from ridgeline.kernels.fp8_gemm.rounding import round_into, round_rows
 from ridgeline.kernels.gemm import triton as gemm
 
 PROCESSORS, EPS = 132, 1e-5
@@ -61,17 +64,31 @@ MATRICES = {
 }
 
 
+def forms_of(name: str, tokens: int) -> Iterator[str]:
+    yield "token"
+    if tokens <= 256 and name != "qkv":
+        yield "group"
+    yield "block"
+    if tokens in (1, 64, 8192):
+        yield "int8"
+
+
 def plans_of(matrix: Matrix, tokens: int, form: str) -> Iterator[Plan]:
     """Yield the chosen plan, then others that might be faster."""
     outputs, inputs, gated = matrix.outputs, matrix.inputs, matrix.gate is not None
     blocked = form == "block"
-    yield choose.choose_hopper(tokens, inputs, outputs, gated=gated, processors=PROCESSORS, blocked=blocked)
-    if tokens in (1, 8) and form == "token" and not gated:
+    yield choose.choose_hopper(
+        tokens, inputs, outputs, gated=gated, processors=PROCESSORS, blocked=blocked, between=form == "group"
+    )
+    if form == "group" and not gated and tokens <= 64:
+        # A tile of 128 rows has all outputs of a scale, so its end could round for the op behind
+        yield Stream(128, max(16, tokens), 256, 5 if tokens <= 32 else 4, 4)
+    if tokens in (1, 8) and form in ("token", "group") and not gated:
         # Boxes with fewer rows beyond the last token; half as many barriers
         split = 2 if inputs > 8192 else 1
         for columns, block in ((8, 256), (8, 512), (16, 512)):
             yield Stream(64, columns, block, choose.RING // ((64 + columns) * block), split)
-    if tokens in (1, 8) and form == "token" and gated:
+    if tokens in (1, 8) and form in ("token", "group") and gated:
         yield Stream(128, 8, 128, 6)
     if tokens <= 64:
         for rows in (64, 128):
@@ -85,25 +102,26 @@ def plans_of(matrix: Matrix, tokens: int, form: str) -> Iterator[Plan]:
                     if form == "token" and tokens == 64:
                         yield replace(plan, promote=True)
     elif tokens <= 512:
-        yield Tiles(6, promote=True) if blocked else Tiles()
+        if form != "group":
+            yield Tiles(6, promote=True) if blocked else Tiles()
         for rows, columns in ((64, 64), (64, 128), (128, 128)) if gated else ((64, 128), (128, 128), (64, 256)):
-            if columns > tokens or (form != "token" and columns == 256):
+            if columns > tokens or (form != "token" and columns == 256) or (blocked and gated and columns == 128):
                 continue
             tiles = -(-outputs // rows) * -(-tokens // columns)
             yield choose.stream(rows, columns, inputs, tiles, gated=gated, processors=PROCESSORS, long=not gated)
-    if tokens >= 1024 and form != "int8":
-        for stages in (5, 6):
-            yield Tiles(stages, promote=True)
+    if (tokens >= 256 and form == "block") or (tokens >= 1024 and form == "token"):
+        yield from (Tiles(4, promote=True, tokens=256), Tiles(6, promote=True))
 
 
 class Given(NamedTuple):
-    """The arguments of a call. rounded: activations for a product alone."""
+    """The arguments of a call. rounded: activations for a product alone. room: for a result that is rounded."""
 
     x_TI: Tensor
     residual_TI: Tensor | None
     norm_I: Tensor | None
     weight: Eight
     rounded: Rounded | None = None
+    room: Rounded | None = None
 
 
 class Fp8(Sweep):
@@ -115,7 +133,7 @@ class Fp8(Sweep):
         found = []
         for tokens in (1, 8, 64, 256, 1024, 8192, 16, 32, 128, 512):
             for case in ("qkv", "o", "gate_up", "down"):
-                for form in FORMS if tokens in (1, 64, 8192) else FORMS[:2]:
+                for form in forms_of(case, tokens):
                     found += self._cuts(case, "op", tokens, form)
                 found += [Job(case, "round", tokens, "token")]
                 found += [Job(case, "op", tokens, "token", "library")] if tokens > 1 else []
@@ -139,7 +157,10 @@ class Fp8(Sweep):
         matrix, tokens = self.shape(job)
         nbytes = matrix.rows * matrix.inputs * (2 if job.form == "bf16" else 1)
         make = lambda: [self._weight(matrix, job.form) for _ in range(self.turns(nbytes))]  # noqa: E731
-        return [self._given(job, matrix, tokens, weight) for weight in self.kept("weights", (job.case, job.form), make)]
+        return [
+            self._given(job, matrix, tokens, weight)
+            for weight in self.kept("weights", (job.case, job.form.replace("group", "token")), make)
+        ]
 
     def _weight(self, matrix: Matrix, form: str) -> Eight:
         normal_OI = self.normal(matrix.rows, matrix.inputs)
@@ -159,8 +180,18 @@ class Fp8(Sweep):
         residual_TI = self.normal(tokens, matrix.inputs) if matrix.normed else None
         norm_I = torch.ones(matrix.inputs, dtype=self.dtype, device=self.device) if matrix.normed else None
         given = Given(x_TI, residual_TI, norm_I, weight)
+        if job.form == "group":
+            return self._fed(given, matrix, tokens)
         alone = job.op == "product" and job.form != "bf16"
         return given._replace(rounded=self._rounded(given)) if alone else given
+
+    def _fed(self, g: Given, matrix: Matrix, tokens: int) -> Given:
+        """Return the arguments with activations that the op before has rounded, or room for what this one rounds."""
+        if matrix.gate:
+            return g._replace(room=room(tokens, matrix.outputs, self.dtype, self.device))
+        rounded = room(tokens, matrix.inputs, self.dtype, self.device)
+        round_into(g.x_TI, rounded)
+        return g._replace(rounded=rounded)
 
     @staticmethod
     def _rounded(g: Given) -> Rounded:
@@ -173,13 +204,14 @@ class Fp8(Sweep):
             if g.norm_I is None:
                 return gemm.linear(g.x_TI, g.weight.number_OI, None)
             return gemm.norm_linear(g.x_TI, g.residual_TI, g.norm_I, EPS, g.weight.number_OI, None, matrix.gate)[0]
-        x = g.rounded or self._rounded(g)
+        x = self._rounded(g) if g.rounded is None else g.rounded
         if job.op == "round":
             return x.q_TI
         if job.cut == "library":
-            y_TO = library.product(x, g.weight, None, self.dtype)
+            y_TO = library.product(x, g.weight, None)
             return gated(y_TO, matrix.gate) if matrix.gate else y_TO
-        return rounded_linear(x, g.weight, None, matrix.gate, self.dtype, job.cut)
+        y_TO = rounded_linear(x, g.weight, None, matrix.gate, job.cut, g.room)
+        return y_TO if g.room is None else g.room
 
     def reference(self, job: Job, arguments: Any) -> Tensor | None:
         """Return the product of the first and the last tokens, of the numbers that our rounding makes."""
@@ -192,9 +224,7 @@ class Fp8(Sweep):
                 n_TI = n_TI * torch.rsqrt((n_TI**2).mean(1, keepdim=True) + EPS)
             weight_OI = g.weight.number_OI.float()
         else:
-            x = self._rounded(g)
-            scale = x.scale[:, None] if x.scale.ndim == 1 else x.scale.T.repeat_interleave(128, 1)
-            n_TI = self._ends(x.q_TI.float() * scale[:, : matrix.inputs])
+            n_TI = self._ends((self._rounded(g) if g.rounded is None else g.rounded).wide())
             scale = g.weight.scale
             if g.weight.blocked:
                 scale = scale.repeat_interleave(128, 0)[: matrix.rows].repeat_interleave(128, 1)[:, : matrix.inputs]
@@ -202,7 +232,8 @@ class Fp8(Sweep):
         want = n_TI @ weight_OI.T
         return gated_activation(want, matrix.gate) if matrix.gate else want
 
-    def defined(self, job: Job, arguments: Any, result: Tensor) -> Tensor:
+    def defined(self, job: Job, arguments: Any, result: Any) -> Tensor:
+        result = result.wide() if isinstance(result, Rounded) else result
         return result if job.op == "round" else self._ends(result)
 
     @staticmethod

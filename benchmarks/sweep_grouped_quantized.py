@@ -3,8 +3,9 @@
     python benchmarks/sweep_grouped_quantized.py --json results.jsonl [--model "gpt-oss-20b mxfp4"]
 
 sweep_grouped.py is the same for plain matrices. A limit is the larger of (bytes of touched experts with their scales,
-rows and results) / 4.42 TB/s and FLOPs / 750 TFLOP/s (twice that for FP8, although the kernels multiply in 16 bits).
-Errors are relative to the outputs' norm. sweeping_runs.py says how it is done.
+rows and results) / 4.42 TB/s and FLOPs / 750 TFLOP/s (twice that for FP8). Errors are relative to the outputs' norm.
+Cuts of the portable kernels leave activations beside FP8 unrounded, those for Hopper round them, and each is compared
+with the reference that does likewise. Times of FP8 include the rounding. sweeping_runs.py says how it is done.
 
 Legend: see kernels/grouped_gemm/op.py
 """
@@ -25,14 +26,17 @@ from benchmarks.sweep_grouped import routes_of, touched
 from benchmarks.sweeping import Job, Limit, Sweep
 from benchmarks.sweeping_runs import run
 from ridgeline.core.weight_format import Fp8Format
-from ridgeline.kernels.coded_gemm.op import MXFP4, W4
-from ridgeline.kernels.grouped_gemm import hopper, op, triton
+from ridgeline.kernels.coded_gemm.op import MXFP4
+from ridgeline.kernels.fp8_gemm.op import Fp8
+from ridgeline.kernels.grouped_gemm import hopper, hopper_plans, op, triton
 from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, Widened
-from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, widening
-from ridgeline.kernels.grouped_gemm.matrices import Quantized, part, shape_of, stacked, turned
+from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, coded, stream
+from ridgeline.kernels.grouped_gemm.matrices import Matrices, part, shape_of, stacked
+from ridgeline.kernels.grouped_gemm.packed import Packed, fits, packed
 
-CHANNELS, BLOCKS = Fp8Format(activations=None), Fp8Format(block=True, activations=None)
-TOKENS, CHECKED = (1, 4, 8, 64, 256, 1024, 8192), (3, 40, 700)
+CHANNELS, BLOCKS = Fp8Format(), Fp8Format(block=True, activations="block")
+TOKENS, CHECKED = (1, 8, 64, 256, 1024, 8192), (3, 40, 700)
+HopperTiles = hopper_plans.Tiles
 
 
 @dataclass(frozen=True)
@@ -49,32 +53,49 @@ MODELS = {
     "gpt-oss-20b mxfp4": Model(GPT_OSS, 4),
     "qwen3-30b fp8-block": Model(replace(QWEN, format=BLOCKS), 4),
     "qwen3-30b fp8": Model(replace(QWEN, format=CHANNELS), 4),
-    "mixtral w4": Model(op.Case(1, 4096, 14_336, 8, 2, format=W4), 2),
+    "qwen3-30b bf16": Model(QWEN, 3),
 }
 
 
 def plans(model: Model, what: str, tokens: int) -> list[Any]:
     """Return the cuts that may be the best for so many tokens; None is the one that is chosen by itself."""
-    inputs = model.case.width if what == "gate_up" else model.case.inner
+    form, gated, inputs = (
+        model.case.format,
+        what == "gate_up",
+        model.case.width if what == "gate_up" else model.case.inner,
+    )
     average = tokens * model.case.used / model.case.experts
     found: list[Any] = [None]
-    if tokens <= 4:
-        blocks = (1024, 512) if inputs % 2048 else (2048, 1024)
-        found += [Rows(rows, block, 4) for block in blocks for rows in (2, 4)]
-    if average <= 256:
-        block = 128 if inputs % 128 == 0 else 64
-        found += [Tiles(64, 16, block, 4, 4)] if average <= 24 else []
-        found += [Tiles(64, 64, block, 4, 3)] if average > 8 else []
-        gated = what == "gate_up"
-        cuts = [(64, 16, 8, 2), (64, 16, 8, 1), (128, 16, 8, 1)] if average <= 24 else []
-        cuts += [(64, 64, 16, 2), (64, 64, 16, 1), (128, 64, 16, 1)] if average >= 4 else []
-        found += [widening(rows, held, narrow, gated=gated, resident=some) for rows, held, narrow, some in cuts]
-    return [*found, Widened()] if average >= 32 else found
+    if form is None:
+        return found
+    if form is MXFP4:
+        cuts = [(64, 16, 8, 1), (128, 16, 8, 1)] if average <= 16 else []
+        cuts += [(64, 32, 16, 2), (64, 64, 32, 1), (128, 64, 32, 1)] if 4 <= average <= 64 else []
+        cuts += [(64, 128, 64, 1), (128, 64, 32, 1)] if average > 32 else []
+        found += [coded(rows, held, narrow, gated=gated, resident=some) for rows, held, narrow, some in cuts]
+        return [*found, Widened()] if average >= 128 else found
+    if tokens <= 8:
+        found += [Rows(2, 1024 if inputs % 1024 == 0 else 256, 4)]
+    if average <= 48:
+        held = 16 if average <= 8 else 64
+        found += [
+            stream(64, held, max(8, held // 4), block, inputs, gated=gated, resident=some, itemsize=1)
+            for block in ((128,) if gated else (128, 256))
+            for some in (1, 2)
+        ]
+    if average > 8:
+        found += [HopperTiles(6, 128) if form is BLOCKS else HopperTiles()]
+    return found
+
+
+def on_hopper(cut: Any) -> bool:
+    """Return True for a cut of the kernels for Hopper."""
+    return cut is None or isinstance(cut, Stream | HopperTiles)
 
 
 class GroupedQuantized(Sweep):
     workload = "products of quantized experts"
-    seconds, tolerance = 90.0, 0.012
+    seconds, tolerance = 60.0, 0.012
 
     def jobs(self) -> list[Job]:
         return [
@@ -98,30 +119,39 @@ class GroupedQuantized(Sweep):
         number = MODELS[job.case].layers if job.timed and self.device.type == "cuda" else 1
         return [self._layer(job, weight, seed) for seed, weight in enumerate(self._weights(job)[:number])]
 
-    def _weights(self, job: Job) -> list[Quantized]:
-        """Return every layer's matrices. They are copies: random codes take long."""
+    def _weights(self, job: Job) -> list[tuple[Matrices, Matrices]]:
+        """Return every layer's matrices as they come and as Hopper wants them. They are copies: random codes take
+        long."""
         case, number = self.shape(job), MODELS[job.case].layers if self.device.type == "cuda" else 1
 
-        def make() -> dict[str, list[Quantized]]:
-            first = {what: self._matrices(case, what) for what in ("gate_up", "down")}
-            again = range(number - 1)
-            return {what: [one, *(type(one)(*map(clone, one)) for _ in again)] for what, one in first.items()}
+        def make() -> dict[str, list[tuple[Matrices, Matrices]]]:
+            made = {}
+            for what in ("gate_up", "down"):
+                plain, ours = self._matrices(case, what)
+                more = [copied(ours) for _ in range(number - 1)]
+                made[what] = [(plain, ours), *((one if plain is ours else plain, one) for one in more)]
+            return made
 
         return self.kept("weights", job.case, make)[job.op]
 
-    def _matrices(self, case: op.Case, what: str) -> Quantized:
-        """Return random matrices, made of a few experts."""
+    def _matrices(self, case: op.Case, what: str) -> tuple[Matrices, Matrices]:
+        """Return random matrices in both orders, made of a few experts."""
         few = replace(case, experts=4, used=1, tokens=1)
         if self.device.type == "meta":
             shape = (2 * case.inner, case.width) if what == "gate_up" else (case.width, case.inner)
             return self._without_memory(few, case.experts, *shape)
         made = few.gate_up_inputs if what == "gate_up" else few.down_inputs
         some = made(self.dtype, self.device)[1]
-        return turned(stacked([part(some, expert % 4) for expert in range(case.experts)]))
+        if isinstance(some, Tensor):
+            return (some.repeat(case.experts // 4, 1, 1),) * 2
+        plain = stacked([part(some, expert % 4) for expert in range(case.experts)])
+        return plain, plain if isinstance(plain, Fp8) or not fits(plain) else packed(plain)
 
-    def _without_memory(self, case: op.Case, experts: int, outputs: int, inputs: int) -> Quantized:
+    def _without_memory(self, case: op.Case, experts: int, outputs: int, inputs: int) -> tuple[Matrices, Matrices]:
         """Return the types of a small case's tensors, in the shapes of a large one."""
         small = replace(case, width=256, inner=128).gate_up_inputs(self.dtype, torch.device("cpu"))[1]
+        if isinstance(small, Tensor):
+            return (torch.empty((experts, outputs, inputs), dtype=self.dtype, device=self.device),) * 2
         blocks, group = getattr(case.format, "block", False), getattr(case.format, "group", 0) or inputs
         shapes = {
             "weight_OI": (outputs, inputs), "code_OB": (outputs, inputs // 2), "scale_OG": (outputs, inputs // group),
@@ -133,37 +163,48 @@ class GroupedQuantized(Sweep):
             else field
             for name, field in zip(small._fields, small, strict=True)
         }
-        return turned(type(small)(**fields))
+        plain = type(small)(**fields)
+        return plain, Packed(*plain) if case.format is MXFP4 else plain
 
-    def _layer(self, job: Job, weight: Quantized, seed: int) -> tuple[Any, ...]:
+    def _layer(self, job: Job, weights: tuple[Matrices, Matrices], seed: int) -> tuple[Any, ...]:
         case, gated = self.shape(job), job.op == "gate_up"
-        _, outputs, inputs = shape_of(weight)
+        _, outputs, inputs = shape_of(weights[0])
         x = self.normal(case.tokens if gated else case.tokens * case.used, inputs)
         bias = self.normal(case.experts, outputs) if case.bias else None
         last = case.gate if gated else self.normal(case.tokens, case.width)
-        return x, weight, bias, routes_of(case, self.device, seed), last
+        return x, weights, bias, routes_of(case, self.device, seed), last
 
     def launch(self, job: Job, arguments: Any) -> Tensor:
-        if isinstance(job.cut, Stream):
-            on_hopper = hopper.grouped_gate_up if job.op == "gate_up" else hopper.grouped_down
-            return on_hopper(*arguments, job.cut)
+        """Call the op. The matrices are in two orders, and a cut takes its own."""
+        x, weights, *rest = arguments
+        given = (x, weights[on_hopper(job.cut)], *rest)
+        if job.cut is not None and on_hopper(job.cut):
+            return (hopper.grouped_gate_up if job.op == "gate_up" else hopper.grouped_down)(*given, job.cut)
         anywhere = triton.grouped_gate_up if job.op == "gate_up" else triton.grouped_down
-        return anywhere(*arguments, plan=job.cut)
+        return anywhere(*given, plan=job.cut)
 
     def interpreted(self, job: Job) -> Any:
         return type(job.cut) if isinstance(job.cut, Tiles) else None
 
-    def reference(self, job: Job, arguments: Any) -> Tensor | None:
+    def reference(self, job: Job, arguments: Any) -> tuple[Tensor, Tensor] | None:
+        """Return the results with activations as they are, and rounded as the weights' format says."""
         if job.timed:
             return None
+        x, (weight, _), *rest = arguments
         function = op.grouped_gate_up if job.op == "gate_up" else op.grouped_down
-        return function(arguments[0].float(), *arguments[1:])
+        rounded = function(x.float(), weight, *rest)
+        if not isinstance(weight, Fp8):
+            return rounded, rounded
+        return function(x.float(), weight._replace(format=replace(weight.format, activations=None)), *rest), rounded
+
+    def defined(self, job: Job, arguments: Any, result: Any) -> Tensor:
+        return result[on_hopper(job.cut)] if isinstance(result, tuple) else result
 
     def error(self, job: Job, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
         return float((got[0].float() - want[0]).norm() / want[0].norm())
 
     def limit(self, job: Job, calls: list[Any]) -> Limit:
-        case, weight, reached = self.shape(job), calls[0][1], touched([one[3] for one in calls])
+        case, weight, reached = self.shape(job), calls[0][1][0], touched([one[3] for one in calls])
         experts, outputs, inputs = shape_of(weight)
         pairs = case.tokens * case.used
         moved = weight.nbytes * reached / experts + 2 * (case.tokens * case.width + pairs * case.inner)
@@ -171,8 +212,10 @@ class GroupedQuantized(Sweep):
         return self.least(moved, 2.0 * pairs * outputs * inputs, peak, f"{reached:.1f} experts")
 
 
-def clone(field: Any) -> Any:
-    return field.clone() if isinstance(field, Tensor) else field
+def copied(weight: Any) -> Any:
+    if isinstance(weight, Tensor):
+        return weight.clone()
+    return type(weight)(*(field.clone() if isinstance(field, Tensor) else field for field in weight))
 
 
 if __name__ == "__main__":

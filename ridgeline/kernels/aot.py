@@ -11,6 +11,7 @@ A module with kernels lists what is worth compiling in a module-level `AOT`, nex
 * `constexprs`: all constexpr arguments but `PDL`, which is switched on, with its launch option, where the architecture
   has it. An argument that is None at run time is a constexpr of value None; one that is always 1 is a constexpr of
   value 1.
+* `registers`: a limit for each thread, as a launch has it with `maxnreg`.
 * `hot`: the kernel must not spill registers.
 * `tensor_cores`: a part of the name of an instruction that the kernel must use on sm_90: "HGMMA" (products of a
   warpgroup) or "MMA" (also products of a warp). On other architectures the kernel must then use any of their
@@ -67,6 +68,7 @@ class Options:
 
     num_warps: int = 4
     num_stages: int = 3
+    registers: int | None = None
     hot: bool = False
     tensor_cores: str = ""
     archs: tuple[str, ...] = ARCHS
@@ -140,6 +142,8 @@ def build(kernel: AotKernel, arch: str) -> Any:
     nvidia, target = arch.startswith("sm_"), _target(arch)
     constexprs, options = dict(kernel.constexprs), {"num_warps": kernel.options.num_warps}
     options["num_stages"] = kernel.options.num_stages if nvidia else min(2, kernel.options.num_stages)
+    if nvidia and kernel.options.registers is not None:
+        options["maxnreg"] = kernel.options.registers
     names = kernel.fn.arg_names
     if "PDL" in names:
         constexprs["PDL"] = nvidia and target.arch >= 90

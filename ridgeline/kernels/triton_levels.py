@@ -100,6 +100,21 @@ def row_scale(largest, KV: tl.constexpr):
 
 
 @triton.jit
+def e4m3_scale(x, AXIS: tl.constexpr):
+    """Return the scale of each stretch of float32 numbers along an axis for E4M3; at least 1e-30, so that zeros need no
+    case."""
+    return tl.maximum(tl.max(tl.abs(x), AXIS) * (1 / 448), 1e-30)
+
+
+@triton.jit
+def e4m3_quotient(x, scale):
+    """Return numbers over their scales, cut off at 448, which a rounding may pass. What is no number stays so."""
+    every: tl.constexpr = tl.PropagateNan.ALL
+    x *= 1 / scale
+    return tl.minimum(tl.maximum(x, -448.0, propagate_nan=every), 448.0, propagate_nan=every)
+
+
+@triton.jit
 def taken_apart(x, like, KV: tl.constexpr, ASM: tl.constexpr):
     """Return the (even, odd) elements of words of two levels, as operands of products with `like`.
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.model_spec import AttentionSpec
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.layers.build import Build
 from ridgeline.layers.heads import Heads
 from ridgeline.layers.linear import Linear
@@ -26,9 +27,11 @@ from ridgeline.layers.norm import Norm
 class Attends(Protocol):
     """The state of one attention layer: what it keeps of earlier tokens."""
 
-    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
+    def attend(
+        self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, room: Rounded | None = None
+    ) -> Tensor | Rounded:
         """Normalise and rotate the step's heads, store their keys and values, and attend with the queries. Returns [T,
-        H * D]."""
+        H * D], or `room` if the result was rounded there."""
 
 
 class Attention(nn.Module):
@@ -66,7 +69,7 @@ class Attention(nn.Module):
         if self.spec.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q_TX, k_TX, v_TX = qkv_TX.split(self.qkv.parts, dim=-1)
             qkv_TX = torch.cat((self.q_norm.over(q_TX, self.tp), self.k_norm.over(k_TX, self.tp), v_TX), dim=-1)
-        return self.out(state.attend(qkv_TX, positions_T, self.heads)), residual_TM
+        return self.out(state.attend(qkv_TX, positions_T, self.heads, self.out.room(len(qkv_TX)))), residual_TM
 
     def _slopes(self) -> Tensor:
         heads = self.spec.num_heads

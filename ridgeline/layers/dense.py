@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.attention.op import softmax_with_sinks
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.layers.heads import Heads
 
 
@@ -32,8 +33,8 @@ class DenseCausal:
     def __getitem__(self, layer: int) -> DenseCausal:
         return self
 
-    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
-        """Attend as `layers.attention.Attends` does."""
+    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, room: Rounded | None = None) -> Tensor:
+        """Attend as `layers.attention.Attends` does, without rounding."""
         q_THD, k_TGD, v_TGD = heads.split(qkv_TX, positions_T)
         q_BHSD, k_BGSD, v_BGSD = (
             x.unflatten(0, (self.batch, -1)).transpose(1, 2) for x in (q_THD, *self.cached(k_TGD, v_TGD))

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.layers.build import Build
 from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.parallel.axis import ALONE, Axis
 from ridgeline.quantization.held import Filling, empty, joined, settled
-from ridgeline.quantization.scheme import PlainWeight, Weight
+from ridgeline.quantization.scheme import PlainWeight, TakesRounded, Weight
 
 
 class Linear(nn.Module):
@@ -78,10 +79,18 @@ class Linear(nn.Module):
         """Bytes of the weight if it is not a parameter, otherwise 0."""
         return self.matrix.nbytes if self.weight is None else 0
 
-    def forward(self, x_TI: Tensor) -> Tensor:
-        """Return [T, O] in the dtype of `x_TI`."""
-        y_TO = self.matrix.linear(x_TI, self.bias)
+    def forward(self, x: Tensor | Rounded) -> Tensor:
+        """Return [T, O] in the dtype of x [T, I]."""
+        if isinstance(x, Rounded):
+            assert isinstance(self.matrix, TakesRounded)
+            y_TO = self.matrix.rounded_linear(x, self.bias)
+        else:
+            y_TO = self.matrix.linear(x, self.bias)
         return y_TO if self.over.size == 1 else self.over.all_reduce(y_TO)
+
+    def room(self, tokens: int) -> Rounded | None:
+        """Return memory for this layer's input where the op before had better round it; None where it had not."""
+        return self.matrix.room(tokens, self.dtype) if isinstance(self.matrix, TakesRounded) else None
 
     def normed(
         self, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str | None = None
@@ -102,6 +111,18 @@ class Linear(nn.Module):
             y_TI, s_TI = norm(x_TI, residual_TI)
         y_TO = self(y_TI)
         return (self.ops.gated_activation(y_TO, gate) if gate else y_TO), s_TI
+
+    def normed_for(
+        self, then: Linear, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str
+    ) -> tuple[Tensor | Rounded, Tensor]:
+        """Return what `normed` does, as the layer `then` had better get it."""
+        plain = norm is None or norm.bias is not None or self.pending.size > 1
+        if plain or not isinstance(self.matrix, TakesRounded) or not self.matrix.rounds_gated(len(x_TI), self.dtype):
+            return self.normed(norm, x_TI, residual_TI, gate)
+        if (room := then.room(len(x_TI))) is None:
+            return self.normed(norm, x_TI, residual_TI, gate)
+        assert norm is not None
+        return room, self.matrix.norm_linear_into(room, x_TI, residual_TI, norm.weight, norm.eps, self.bias, gate)
 
     def _summed(
         self, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str | None

@@ -29,8 +29,8 @@ class GatedMLP(nn.Module):
     def forward(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        y_TF, residual_TM = self.gate_up.normed(norm, x_TM, residual_TM, gate=self.kind)
-        return self.down(y_TF), residual_TM
+        y, residual_TM = self.gate_up.normed_for(self.down, norm, x_TM, residual_TM, gate=self.kind)
+        return self.down(y), residual_TM
 
 
 class MLP(nn.Module):

@@ -114,14 +114,15 @@ def prepare_experts(loaded: StackedWeights | QuantizedStack, scheme: Scheme) -> 
     if isinstance(loaded, QuantizedStack):
         if not multiplies_stacks(loaded.ops):
             return loaded.listed()
-        return QuantizedStack(loaded.ops, arranged(loaded.weight))
+        return loaded
     matrices = [PlainWeight(loaded.ops, matrix) for matrix in loaded.weight_EOI.detach().unbind()]
     first = scheme.prepare(matrices[0])
     if multiplies_stacks(loaded.ops) and isinstance(first, Fp8Weight | CodedWeight):
         # One matrix at a time, since rounding takes float32 copies
         rest = [scheme.prepare(matrix) for matrix in matrices[1:]]
         stack = stacked([first.weight, *(other.weight for other in rest)])  # type: ignore[attr-defined]
-        return QuantizedStack(loaded.ops, arranged(stack))
+        half = shape_of(stack)[1] // 2  # there may be two parts
+        return QuantizedStack(loaded.ops, _arranged(loaded.ops, stack, loaded.weight_EOI.dtype, (half, half)))
     prepared = [first, *map(scheme.prepare, matrices[1:])]
     if all(new is old for new, old in zip(prepared, matrices, strict=True)):
         return loaded
@@ -140,13 +141,20 @@ def held_experts(ops: Ops, filling: Filling, dtype: torch.dtype) -> ExpertWeight
     """Return a filled stack in the form of its files: a stack where the grouped ops are kernels, otherwise a weight for
     each expert. dtype: of the activations."""
     if filling.held is not None and multiplies_stacks(ops) and keeps_stacks(ops, [filling.held]):
-        return QuantizedStack(ops, arranged(formed(filling.held, filling.tensors)))
+        stack = formed(filling.held, filling.tensors)
+        return QuantizedStack(ops, _arranged(ops, stack, dtype, tuple(filling.parts.values())))
     return ListedWeights(one_by_one(ops, filling, dtype), sum(filling.parts.values()))
 
 
 def multiplies_stacks(ops: Ops) -> bool:
     """Return True if the grouped ops are kernels, which multiply a whole stack at once."""
     return not {ops.chosen["grouped_gate_up"], ops.chosen["grouped_down"]} & {"torch", REFERENCE}
+
+
+def _arranged(ops: Ops, stack: Quantized, dtype: torch.dtype, parts: Sequence[int]) -> Quantized:
+    """Return the stack as the chosen ops want it in memory. parts: outputs of each."""
+    chosen = {ops.chosen["grouped_gate_up"], ops.chosen["grouped_down"]}
+    return arranged(stack, dtype, parts) if chosen == {"triton"} else stack
 
 
 def _one(ops: Ops, weight: Quantized) -> Weight:

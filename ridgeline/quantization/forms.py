@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ridgeline.kernels.coded_gemm.op import Coded
+from ridgeline.kernels.fp8_gemm import rounded
 from ridgeline.kernels.fp8_gemm.op import Fp8
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.ops import Ops
 
 
@@ -45,6 +48,39 @@ class Fp8Weight:
         gate: str | None,
     ) -> tuple[Tensor, Tensor]:
         return self.ops.fp8_norm_linear(x_TI, residual_TI, norm_weight_I, eps, self.weight, bias_O, gate)
+
+    def room(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
+        if self.ops.chosen["fp8_linear"] != "triton" or torch.is_grad_enabled():
+            return None
+        from ridgeline.kernels.fp8_gemm.triton import takes_rounded  # Triton, which is imported only where it runs
+
+        number_OI = self.weight.weight_OI
+        if not takes_rounded(self.weight, tokens, dtype):
+            return None
+        return rounded.room(tokens, number_OI.shape[1], dtype, number_OI.device)
+
+    def rounds_gated(self, tokens: int, dtype: torch.dtype) -> bool:
+        if self.ops.chosen["fp8_norm_linear"] != "triton":
+            return False
+        from ridgeline.kernels.fp8_gemm.triton import rounds_gated  # likewise
+
+        return rounds_gated(self.weight, tokens, dtype)
+
+    def rounded_linear(self, x: Rounded, bias_O: Tensor | None) -> Tensor:
+        return self.ops.fp8_linear(x, self.weight, bias_O)
+
+    def norm_linear_into(
+        self,
+        room: Rounded,
+        x_TI: Tensor,
+        residual_TI: Tensor | None,
+        norm_weight_I: Tensor,
+        eps: float,
+        bias_O: Tensor | None,
+        gate: str | None,
+    ) -> Tensor:
+        weight = self.weight
+        return self.ops.fp8_norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate, room)[1]
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.weight_format import Held
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.onednn import num_bytes
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
@@ -50,6 +52,32 @@ class Weight(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Return (y, s) as the op `norm_linear` does: s = x + residual, and y is the linear map of rms_norm(s), gated
         if there is a gate."""
+
+
+@runtime_checkable
+class TakesRounded(Protocol):
+    """A `Weight` whose activations the op before may round, and which may round its own results for the next."""
+
+    def room(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
+        """Return memory for rounded activations, or None if those of so many tokens had better come as they are."""
+
+    def rounds_gated(self, tokens: int, dtype: torch.dtype) -> bool:
+        """Return True if `norm_linear_into` with a gate takes no kernel more than `norm_linear`."""
+
+    def rounded_linear(self, x: Rounded, bias_O: Tensor | None) -> Tensor:
+        """Return x · weightᵀ + bias: [T, O] in the dtype of x."""
+
+    def norm_linear_into(
+        self,
+        room: Rounded,
+        x_TI: Tensor,
+        residual_TI: Tensor | None,
+        norm_weight_I: Tensor,
+        eps: float,
+        bias_O: Tensor | None,
+        gate: str | None,
+    ) -> Tensor:
+        """Round the y of `norm_linear` into `room`, and return its s."""
 
 
 @dataclass(frozen=True)

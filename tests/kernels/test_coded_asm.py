@@ -54,8 +54,10 @@ def run(text: str, arguments: list[Tensor], dtype: torch.dtype) -> Tensor:
                 both = a[0] | a[1] << 32
                 held[to] = sum((both >> 8 * (a[2] >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))  # type: ignore[assignment]
                 assert not (a[2] & 0x8888).any()
-            case ["fma", "rn", _]:
-                exact = numbers(a[0]) * numbers(a[1]) + numbers(a[2])
+            case ["fma", "rn", _] | ["mul", _]:
+                exact = numbers(a[0]) * numbers(a[1])
+                if len(a) > 2:
+                    exact = exact + numbers(a[2])
                 bits = exact.to(dtype).view(torch.int16).long() & 0xFFFF
                 held[to] = bits[..., 0] | bits[..., 1] << 16
             case _:

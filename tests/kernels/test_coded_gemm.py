@@ -14,7 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.coded_gemm.choose import SHARED, WIDE_TOKENS, choose, choose_wide
+from ridgeline.kernels.coded_gemm.choose import (
+    HALF,
+    SCALED_TOKENS,
+    SHARED,
+    WIDE_TOKENS,
+    choose,
+    choose_ring,
+    choose_wide,
+    scaled_cuts,
+)
 from ridgeline.kernels.coded_gemm.cost import coded_linear_cost
 from ridgeline.kernels.coded_gemm.fragments import Fragments, arranged, fits, rows, span, unit
 from ridgeline.kernels.coded_gemm.op import CASES, CODED_LINEAR, CODED_NORM_LINEAR, MXFP4, Case, Coded, random_codes
@@ -22,6 +31,8 @@ from ridgeline.kernels.coded_gemm.op import CASES, CODED_LINEAR, CODED_NORM_LINE
 pytest.importorskip("triton")
 from ridgeline.kernels.coded_gemm import batch_invariant, triton
 from ridgeline.kernels.coded_gemm.dequantize import dequantize
+from ridgeline.kernels.coded_gemm.places import in_places, norm_in_places
+from ridgeline.kernels.norm.triton import rms_norm
 
 CPU = torch.device("cpu")
 DEVICES = [
@@ -87,16 +98,27 @@ def test_dequantized_as_the_reference_does(case: Case, turned: bool, device: str
 def test_places_of_x_meet_those_of_the_codes(how: object, device: str) -> None:
     """Each place of a slice, in the order in which a warpgroup reads x, is the input that its code multiplies."""
     case = next(c for c in CASES if c.format == how)
-    hopper = pytest.importorskip("ridgeline.kernels.coded_gemm.hopper")
     weight, inputs = weight_of(replace(case, in_width=256, out_width=16)), 256
     # a weight whose code is its column's number, one half of the digits at a time
     x = torch.arange(inputs, dtype=torch.int16).repeat(3, 1).to(device)
-    placed = hopper.in_places(x.view(torch.float16), span(weight.format)).view(torch.int16).cpu()
+    placed = in_places(x.view(torch.float16), span(weight.format)).view(torch.int16).cpu()
     found = torch.zeros(inputs, dtype=torch.int64)
     for shift in (0, 4):
         code_OI = (torch.arange(inputs) >> shift & 15).to(torch.uint8).repeat(16, 1)
         found |= in_order_of_places(code_OI, weight) << shift
     assert torch.equal(placed.long(), found.repeat(3, 1))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("with_residual", [True, False])
+@pytest.mark.parametrize("span", [16, 32])
+def test_a_norm_in_places_is_the_norm_then_places(span: int, with_residual: bool, device: str) -> None:
+    x_TI, residual_TI = torch.randn(2, 3, 448, device=device).to(torch.bfloat16)
+    weight_I = torch.rand(448, device=device).to(torch.bfloat16)
+    arguments = (x_TI, residual_TI if with_residual else None, weight_I, 1e-6)
+    (got, got_s), (n_TI, s_TI) = norm_in_places(*arguments, span), rms_norm(*arguments)
+    torch.testing.assert_close(got, in_places(n_TI, span), rtol=0.01, atol=0)  # sums of squares are in another order
+    assert torch.equal(got_s, s_TI)
 
 
 def in_order_of_places(code_OI: Tensor, weight: Coded) -> Tensor:
@@ -137,6 +159,29 @@ def test_every_cut_fits_the_device(processors: int) -> None:
                 assert plan.stages >= 2
                 pairs = outputs // parts // (plan.many * (64 if gated else 128))
                 assert plan.split == 1 or pairs * -(-tokens // plan.tokens) * plan.split <= processors
+            for tokens in (SCALED_TOKENS[0], 32, 100, 256, SCALED_TOKENS[-1]):
+                shape = {"unit": size, "bits": bits, "gated": gated, "processors": processors}
+                plans = scaled_cuts(tokens, outputs // parts, units, **shape)
+                assert plans
+                for plan in plans:
+                    items = outputs // parts // (plan.many * (64 if gated else 128)) * -(-tokens // plan.tokens)
+                    assert plan.shared(size, bits, gated) <= SHARED
+                    assert units % plan.split == 0
+                    assert plan.split == 1 or (items * plan.split <= processors and 2 * items <= 512)
+            for tokens in (1, 2, 8) if size == 128 else ():
+                ring = choose_ring(
+                    tokens,
+                    outputs // 16 // parts,
+                    inputs,
+                    unit=size,
+                    group=group,
+                    bits=bits,
+                    parts=parts,
+                    processors=processors,
+                )
+                assert ring is not None
+                assert outputs // 16 // parts % ring.many == 0
+                assert ring.programs * ring.shared(inputs, size, bits, parts) <= HALF
 
 
 def test_sharing_of_inputs_is_the_same_for_all_tokens_where_it_must_be() -> None:

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.decode_attention.op import CASES, DECODE_ATTENTION, WIDE_CASES, DecodeCase
+from ridgeline.kernels.fp8_gemm.rounded import room
 from ridgeline.kernels.op import Platform
 
 pytest.importorskip("triton")
 from ridgeline.kernels.attention.schedule import fixed_schedule, make_schedule
+from ridgeline.kernels.decode_attention import triton as decoding
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -182,3 +184,33 @@ def test_layers_in_a_captured_graph_serve_other_lengths() -> None:
         graph.replay()
         ours = out_TX.clone()
         assert (ours - step("reference")).abs().max().item() <= 16 * torch.finfo(torch.bfloat16).eps * len(layers)
+
+
+ROUNDED_CASES = (
+    DecodeCase(lengths=(700, 1, 90), num_heads=4, num_kv_heads=2, head_dim=128, rotary_dim=128, block_size=64),
+    DecodeCase(lengths=(40, 17), num_heads=4, num_kv_heads=2, head_dim=64, rotary_dim=64, block_size=64),
+)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", ROUNDED_CASES, ids=["a head is a scale's stretch", "half a head is not"])
+@pytest.mark.parametrize("name", ["triton", "two launches", "torch", "reference"])
+def test_heads_are_rounded_where_there_is_room(
+    name: str, case: DecodeCase, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a step of E4M3 is 1/16 of a number, or 2**-10 of the least normal one; a row in several parts, one that has
+    no other token, and neighbours in a batch each have their own scales."""
+    dtype, on = torch.float16, torch.device(device)
+    if name == "two launches":
+        monkeypatch.setattr(decoding, "MANY_ROWS", 0)
+        name = "triton"
+    options = case.options(dtype, on)
+    expected = DECODE_ATTENTION.reference(*case.inputs(dtype, on, unseen=torch.nan), **options).flatten(1).float()
+    given = room(*expected.shape, dtype, on)
+    given.scale.fill_(torch.nan)
+    out = run(name, case.inputs(dtype, on, unseen=torch.nan), options | {"room": given})
+    assert out.data_ptr() == given.q_TI.data_ptr()
+    largest_CT = expected.unflatten(1, (-1, 128)).abs().amax(-1).T
+    torch.testing.assert_close(given.scale, largest_CT / 448, rtol=0.02, atol=1e-6)
+    step_TI = expected.abs() / 16 + (given.scale.T * 2.0**-10).repeat_interleave(128, 1)
+    assert ((given.wide() - expected).abs() <= 1.01 * step_TI + 16 * torch.finfo(dtype).eps).all()

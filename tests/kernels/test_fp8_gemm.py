@@ -31,10 +31,22 @@ from ridgeline.kernels.w8a8_gemm import op as w8a8
 
 pytest.importorskip("triton")
 
-from ridgeline.kernels.fp8_gemm.choose import FIXED, Stream, Tile, Tiles, choose_hopper, library_wins
+from ridgeline.kernels.fp8_gemm import products
+from ridgeline.kernels.fp8_gemm.choose import (
+    FIXED,
+    Stream,
+    Tile,
+    Tiles,
+    choose_hopper,
+    fitting,
+    groups,
+    library_wins,
+    rounded_before,
+)
 from ridgeline.kernels.fp8_gemm.eight import Eight
 from ridgeline.kernels.fp8_gemm.products import rounded_linear
-from ridgeline.kernels.fp8_gemm.rounding import Rounded, round_rows
+from ridgeline.kernels.fp8_gemm.rounded import Rounded, room
+from ridgeline.kernels.fp8_gemm.rounding import round_into, round_rows
 from ridgeline.kernels.fp8_gemm.saturation import saturations, total_saturations
 from ridgeline.kernels.fp8_gemm.tiles import launch_tiles
 from ridgeline.kernels.fp8_gemm.triton import eight
@@ -166,8 +178,11 @@ def test_every_cut_chosen_fits_the_device(processors: int, blocked: bool) -> Non
         for outputs, inputs, gated in SHAPES.values():
             cut = choose_hopper(tokens, inputs, outputs, gated=gated, processors=processors, blocked=blocked)
             parts = 2 if gated else 1
+            if blocked and isinstance(cut, Stream):
+                assert fitting(cut, parts, groups(cut, inputs)).stages >= 2
+                assert cut.tokens <= (64 if gated else 128)  # more would spill registers
             if isinstance(cut, Tiles):
-                assert (128 + (128 if cut.promote else 256)) * 128 * cut.stages <= 232_448 - 6144
+                assert (cut.tokens + (128 if cut.promote else 256)) * 128 * cut.stages <= 232_448 - 6144
                 continue
             assert (cut.rows * parts + cut.tokens) * cut.block * cut.stages <= 232_448 - 6144
             assert cut.stages >= 2
@@ -218,6 +233,7 @@ CUTS = [
     Stream(128, 128, 128, 4),
     Tiles(),
     Tiles(6, promote=True),
+    Tiles(4, promote=True, tokens=256),
 ]
 
 
@@ -243,7 +259,7 @@ def test_matrix_units_multiply_rounded_activations(cut: Stream | Tiles, gate: st
         exact = cut.promote or how.block
         slack = 0.0 if exact else inputs / 32 * 2.0**-13
         for _ in range(2):  # the second time the counters must be where the first needed them
-            got_TO = rounded_linear(x, eight(weight), bias_O, gate, torch.bfloat16, cut)
+            got_TO = rounded_linear(x, eight(weight), bias_O, gate, cut)
             assert_close(got_TO, want_TO, inputs, 32 if gate else 4, slack + (2.0**-9 if exact else 0))
 
 
@@ -258,7 +274,7 @@ def test_the_library_multiplies_a_thousand_tokens(how: Fp8Format) -> None:
     x, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, how.activations or "token", weight.x_scale)
     want_TO = tokens_of(x, 512) @ weight.dequantized().double().T
     assert bias_O is not None
-    got_TO = rounded_linear(x, eight(weight), bias_O, None, torch.bfloat16)
+    got_TO = rounded_linear(x, eight(weight), bias_O, None)
     assert_close(got_TO, want_TO + bias_O.double(), 512, 8, 512 / 32 * 2.0**-13)
 
 
@@ -292,5 +308,116 @@ def test_sums_of_int8_levels_are_exact_on_matrix_units(cut: Stream | Tiles | Non
         want_TO = tokens_of(x, inputs) @ level_OI.double().T * scale_O.double()
         want_TO = want_TO + bias_O.double() if bias_O is not None else want_TO
         want_TO = gated_activation(want_TO, gate) if gate else want_TO
-        got_TO = rounded_linear(x, Eight(level_OI, scale_O), bias_O, gate, torch.bfloat16, cut)
+        got_TO = rounded_linear(x, Eight(level_OI, scale_O), bias_O, gate, cut)
         assert_close(got_TO, want_TO, inputs, 32 if gate else 4)
+
+
+# Activations that the op before rounds
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["triton", "torch", "batch_invariant", "reference"])
+@pytest.mark.parametrize("how", [BY_TOKEN, IN_BLOCKS], ids=["token", "block"])
+def test_every_implementation_takes_rounded_activations(how: Fp8Format, kind: str, device: str) -> None:
+    """With the numbers that the activations stand for as the truth, nothing but the result is rounded (and these
+    numbers to 16 bits, where products are in 16)."""
+    x_TI, weight, bias_O = Case(5, 384, 160, how, bias=True).inputs(torch.float16, torch.device(device))
+    x = room(5, 384, torch.float16, torch.device(device))
+    round_into(x_TI, x)
+    got_TO = FP8_LINEAR.choose(Platform.of(torch.device(device)), kind)(x, weight, bias_O)
+    assert bias_O is not None
+    want_TO = x.wide().double() @ weight.dequantized().double().T + bias_O.double()
+    assert got_TO.dtype == torch.float16
+    assert_close(got_TO, want_TO, 384, 8)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["triton", "torch", "batch_invariant", "reference"])
+def test_results_are_rounded_where_there_is_room(kind: str, device: str) -> None:
+    x_TI, weight, _ = Case(5, 384, 2 * 300).inputs(torch.float16, torch.device(device))
+    norm_I = torch.ones(384, dtype=torch.float16, device=device)
+    normed = FP8_NORM_LINEAR.choose(Platform.of(torch.device(device)), kind)
+    want_TO, want_TI = normed(x_TI, x_TI, norm_I, 1e-5, weight, None, "silu")
+    given = room(5, 300, torch.float16, torch.device(device))
+    got_TO, s_TI = normed(x_TI, x_TI, norm_I, 1e-5, weight, None, "silu", given)
+    assert torch.equal(s_TI, want_TI)
+    assert got_TO.data_ptr() == given.q_TI.data_ptr()
+    largest_CT = torch.nn.functional.pad(want_TO, (0, 84)).float().unflatten(1, (-1, 128)).abs().amax(-1).T
+    torch.testing.assert_close(given.scale, largest_CT / 448, rtol=1e-3, atol=0)
+    # Half a step of E4M3 is 1/16 of a number, or 2**-10 of the least normal one
+    room_TO = want_TO.float().abs() / 16 + (given.scale.T * 2.0**-10).repeat_interleave(128, 1)[:, :300]
+    assert ((given.wide() - want_TO.float()).abs() <= room_TO * 1.01).all()
+
+
+def test_scales_of_inputs_leave_room_for_two_stages_in_every_cut_chosen() -> None:
+    for tokens in (1, 8, 16, 33, 64):
+        for outputs, inputs, gated in (*SHAPES.values(), (8192, 28_672, False), (16_384, 32_768, False)):
+            assert rounded_before(tokens, inputs)
+            cut = choose_hopper(tokens, inputs, outputs, gated=gated, processors=132)
+            assert isinstance(cut, Stream)
+            parts, rows = 2 if gated else 1, groups(cut, inputs)
+            shares = [(part + 1) * -(-inputs // cut.block) // cut.split for part in range(cut.split)]
+            longest = max(b - a for a, b in zip([0, *shares], shares, strict=False))
+            assert rows * 128 >= longest * cut.block
+            kept = fitting(cut, parts, rows)
+            assert 2 <= kept.stages <= cut.stages
+            stages = (cut.rows * parts + cut.tokens) * cut.block * kept.stages
+            assert stages + 4 * rows * parts * cut.tokens <= 232_448 - 8192
+    assert not rounded_before(65, 4096)
+    assert not rounded_before(8, 4096 + 64)
+
+
+ROUNDED_CUTS = [
+    Stream(128, 128, 128, 4),
+    Stream(128, 16, 256, 5, 4),
+    Stream(128, 64, 128, 5),
+    Stream(64, 16, 256, 10, 2),
+    Stream(64, 64, 256, 6),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [BY_TOKEN, IN_BLOCKS], ids=["token", "block"])
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize("cut", ROUNDED_CUTS, ids=str)
+def test_matrix_units_take_and_leave_numbers_rounded_by_128(cut: Stream, gate: str | None, how: Fp8Format) -> None:
+    device = torch.device("cuda")
+    if Platform.of(device).arch != "sm_90":
+        pytest.skip("not a Hopper GPU")
+    for seed, (tokens, inputs, outputs, bias) in enumerate(((1, 1024, 128, False), (61, 1152, 384, True))):
+        rows = 2 * outputs if gate else outputs
+        x_TI, weight, bias_O = Case(tokens, inputs, rows, how, bias).inputs(torch.bfloat16, device, seed)
+        x = room(tokens, inputs, torch.bfloat16, device)
+        round_into(x_TI, x)
+        want_TO = x.wide().double() @ weight.dequantized().double().T
+        want_TO = want_TO if bias_O is None else want_TO + bias_O.double()
+        want_TO = gated_activation(want_TO, gate) if gate else want_TO
+        for _ in range(2):  # the second time the counters must be where the first needed them
+            got_TO = rounded_linear(x, eight(weight), bias_O, gate, cut)
+            assert_close(got_TO, want_TO, inputs, 32 if gate else 4, 2.0**-9)
+        given = room(tokens, outputs, torch.bfloat16, device)
+        rounded_linear(x, eight(weight), bias_O, gate, cut, given)
+        step_TO = want_TO.abs() / 16 + (given.scale.T * 2.0**-10).repeat_interleave(128, 1) + 2.0**-8
+        assert ((given.wide() - want_TO).abs() <= 1.01 * step_TO).all()
+        largest_CT = want_TO.unflatten(1, (-1, 128)).abs().amax(-1).T.float()
+        torch.testing.assert_close(given.scale, largest_CT / 448, rtol=0.02, atol=1e-5)
+
+
+def test_a_gated_product_rounds_its_results_only_where_a_program_has_all_outputs_of_a_scale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Elsewhere a kernel more would round them, as it does with a scale for each token."""
+    monkeypatch.setattr(products, "compute_capability", lambda device: (9, 0))
+    monkeypatch.setattr(products, "num_multiprocessors", lambda device: 132)
+
+    def rounds(outputs: int, tokens: int, inputs: int = 4096) -> bool:
+        number_OI = torch.empty(2 * outputs, inputs, dtype=torch.float8_e4m3fn, device="meta")
+        return products.rounds_gated(
+            Eight(number_OI, torch.empty(2 * outputs, 1, device="meta")), tokens, torch.bfloat16
+        )
+
+    assert rounds(14_336, 1)
+    assert rounds(14_336, 64)
+    assert rounds(14_336, 256)
+    assert not rounds(8192, 8)  # tiles of 64
+    assert not rounds(14_336 + 64, 8)

@@ -68,17 +68,21 @@ def test_machine_code_uses_warpgroup_products_and_wide_copies(which: str) -> Non
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     found = json.loads(run.stdout.splitlines()[0])
-    assert len(found) == {"first": 2, "all": 10}[which]
+    assert len(found) == {"first": 2, "all": 13}[which]
     for name, counts in found.items():
-        assert counts["HGMMA"] >= 8, name
-        assert counts["HMMA"] == 0
+        eight, coded, promoted = "KIND=fp8" in name, "KIND=e2m1" in name, "SPAN=128" in name
+        assert counts["QGMMA" if eight else "HGMMA"] >= 8, name
+        assert counts["HMMA"] == counts["HGMMA" if eight else "QGMMA"] == 0
         assert counts["UTMALDG"]
         assert counts["USETMAXREG"]
-        assert counts["LDGSTS.E"] == counts["LDGSTS.E.BYPASS.128"]  # 16 bytes at a time, past the first-level cache
-        assert bool(counts["LDGSTS.E"]) == ("GATHER=True" in name or "stream" in name)
-        # Two loops; a product that ptxas serializes has a wait of its own. Widened blocks are awaited at once.
-        widened = any(f"KIND={kind}," in name for kind in ("fp8", "e2m1", "levels"))
-        assert counts["WARPGROUP.DEPBAR"] == (2 if widened else 4)
+        wide = counts["LDGSTS.E.BYPASS.128"]  # 16 bytes at a time, past the first-level cache
+        assert bool(wide) == ("GATHER=True" in name or "stream" in name)
+        assert (counts["LDGSTS.E"] > wide) == (promoted and "stream" in name)  # scales of rows: 4 bytes
+        # Two loops, or one for each width of tiles; a product that ptxas serializes has a wait of its own. Promoted
+        # sums are awaited at once for each panel, and operands are made while four products are under way.
+        parts, panels = 1 + ("GATE=," not in name), 2 if "BLOCK=256" in name else 1
+        awaited = 2 * (2 * parts + 1) if coded else 2 * panels if promoted else 4
+        assert counts["WARPGROUP.DEPBAR"] == awaited, name
         assert counts["stack"] <= 64  # a role's arguments may be kept there, sums may not
 
 
@@ -166,7 +170,7 @@ def machine_code(which: str) -> dict[str, dict[str, int]]:
     from ridgeline.kernels.aot import build, first_of_each
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    wanted = ("HGMMA", "HMMA", "UTMALDG", "LDGSTS.E", "LDGSTS.E.BYPASS.128", "USETMAXREG", "WARPGROUP.DEPBAR")
+    wanted = ("HGMMA", "QGMMA", "HMMA", "UTMALDG", "LDGSTS.E", "LDGSTS.E.BYPASS.128", "USETMAXREG", "WARPGROUP.DEPBAR")
     found = {}
     for kernel in first_of_each(hopper.AOT) if which == "first" else hopper.AOT:
         if kernel.options.archs != ("sm_90",):

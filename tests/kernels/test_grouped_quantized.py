@@ -15,12 +15,10 @@ from torch import Tensor
 
 from ridgeline.core.weight_format import CodedFormat, Fp8Format
 from ridgeline.kernels.activation.op import gated_activation
-from ridgeline.kernels.coded_gemm.op import MXFP4, NF4, NVFP4, Q4_K, W4, W4_ZEROS, Coded
-from ridgeline.kernels.grouped_gemm import choose, torch_ops
+from ridgeline.kernels.coded_gemm.op import MXFP4, NF4, NVFP4, Q4_K, W4, W4_ZEROS
+from ridgeline.kernels.grouped_gemm import choose, forms, torch_ops
 from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, Widened
-from ridgeline.kernels.grouped_gemm.forms import form_of
-from ridgeline.kernels.grouped_gemm.hopper_plans import widening
-from ridgeline.kernels.grouped_gemm.matrices import Quantized, part, shape_of, turned
+from ridgeline.kernels.grouped_gemm.matrices import part, shape_of
 from ridgeline.kernels.grouped_gemm.op import GROUPED_DOWN, GROUPED_GATE_UP, Case
 from ridgeline.kernels.op import Platform
 
@@ -102,30 +100,21 @@ def assert_close(got: Tensor, want: Tensor) -> None:
     assert error < 2 * torch.finfo(got.dtype).eps, error  # NaN too
 
 
-def in_memory(weight: Quantized) -> list[Quantized]:
-    """The matrices in the orders that a GPU may have them in: kernels for Hopper take turned scales alone."""
-    return [weight, turned(weight)] if weight[0].is_cuda and isinstance(weight, Coded) else [weight]
-
-
 def check_gate_up(name: str, case: Case, dtype: torch.dtype, device: str, **options: object) -> None:
     x_TM, weight, *rest = case.gate_up_inputs(dtype, torch.device(device))
     x_TM[case.tokens - case.dead :] = torch.nan  # tokens that go nowhere, so this must not matter
     computed = int(rest[1].start_E1[-1])
-    want_PF = exact_gate_up(x_TM, weight, *rest)[:computed]
-    for same in in_memory(weight):
-        y_PF = GROUPED_GATE_UP.choose(Platform.of(torch.device(device)), name)(x_TM, same, *rest, **options)
-        assert y_PF.dtype == dtype
-        assert_close(y_PF[:computed], want_PF)
+    y_PF = GROUPED_GATE_UP.choose(Platform.of(torch.device(device)), name)(x_TM, weight, *rest, **options)
+    assert y_PF.dtype == dtype
+    assert_close(y_PF[:computed], exact_gate_up(x_TM, weight, *rest)[:computed])
 
 
 def check_down(name: str, case: Case, dtype: torch.dtype, device: str, **options: object) -> None:
     h_PF, weight, *rest = case.down_inputs(dtype, torch.device(device))
     h_PF[int(rest[1].start_E1[-1]) :] = torch.nan  # rows of pairs that nobody computed
-    want_TM = exact_down(h_PF, weight, *rest)
-    for same in in_memory(weight):
-        y_TM = GROUPED_DOWN.choose(Platform.of(torch.device(device)), name)(h_PF, same, *rest, **options)
-        assert y_TM.dtype == dtype
-        assert_close(y_TM, want_TM)
+    y_TM = GROUPED_DOWN.choose(Platform.of(torch.device(device)), name)(h_PF, weight, *rest, **options)
+    assert y_TM.dtype == dtype
+    assert_close(y_TM, exact_down(h_PF, weight, *rest))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -148,6 +137,25 @@ def test_every_cut_multiplies(format: CodedFormat | Fp8Format, plan: Rows | Tile
     check_down("triton", case, torch.float32, device, plan=plan)
 
 
+@pytest.mark.parametrize("plan", CUTS, ids=str)
+@pytest.mark.parametrize("format", [CHANNELS, BLOCKS], ids=["channels", "blocks"])
+def test_numbers_that_the_gpu_converts_are_the_same(
+    format: Fp8Format, plan: Rows | Tiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(3, 160, 96, experts=3, used=2, bias=True, format=format)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    results = []
+    for capability in ((8, 0), (9, 0)):
+        monkeypatch.setattr(forms, "compute_capability", lambda device, known=capability: known)
+        x_TM, weight, *rest = case.gate_up_inputs(torch.float32, torch.device(device))
+        form = forms.form_of(weight)
+        assert form is not None
+        assert form.native == (capability == (9, 0))
+        gate_up = GROUPED_GATE_UP.choose(Platform.of(torch.device(device)), "triton")
+        results.append(gate_up(x_TM, weight, *rest, plan=plan))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
+
+
 def test_matrices_widened_in_pieces_multiply_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     monkeypatch.setattr(quantized, "PIECE", 2 * 128 * 64 * 2)
@@ -160,21 +168,6 @@ def test_matrices_widened_in_pieces_multiply_alike(monkeypatch: pytest.MonkeyPat
         assert len(pieces) > 1
         check_gate_up("triton", case, torch.float16, device, plan=Widened())
         check_down("triton", case, torch.float16, device, plan=Widened())
-
-
-@pytest.mark.parametrize("tokens", [2, 7])
-def test_turned_scales_are_the_same_numbers(tokens: int) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for format in (MXFP4, W4_ZEROS):
-        scales = E8M0 if format is MXFP4 else torch.float16
-        case = Case(tokens, 256, 128, experts=4, used=2, format=format, scales=scales)
-        x_TM, weight, bias_EG, routes, gate = case.gate_up_inputs(torch.float32, device)
-        other = turned(weight)
-        assert form_of(other) == replace(form_of(weight), turned=True)
-        assert part(other, 3).dequantized().equal(part(weight, 3).dequantized())
-        gate_up = GROUPED_GATE_UP.choose(Platform.of(device), "triton")
-        want_PF = gate_up(x_TM, weight, bias_EG, routes, gate)
-        assert torch.equal(gate_up(x_TM, other, bias_EG, routes, gate), want_PF)
 
 
 @pytest.mark.parametrize("format", [MXFP4, W4, Fp8Format(), Fp8Format(block=True, activations="block")], ids=str)
@@ -195,26 +188,3 @@ def test_every_cut_chosen_covers_its_rows() -> None:
             assert isinstance(rows, Rows) == (tokens <= choose.ROWS_TOKENS)
             if isinstance(rows, Rows):
                 assert all(size & (size - 1) == 0 for size in (rows.rows, rows.block, rows.warps))
-
-
-STREAMS = [(64, 16, 8, 2), (64, 16, 8, 1), (128, 16, 8, 1), (64, 64, 16, 1), (128, 64, 16, 1)]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("cut", STREAMS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_cut_for_hopper_multiplies(shape: Case, cut: tuple[int, int, int, int]) -> None:
-    hopper = pytest.importorskip("ridgeline.kernels.grouped_gemm.hopper")
-    device, (rows, held, narrow, resident) = torch.device("cuda"), cut
-    case = replace(shape, tokens=50, dead=7, skew=2.0, add=True)
-    x_TM, weight, *rest = case.gate_up_inputs(torch.bfloat16, device)
-    if not hopper.supports(x_TM, turned(weight), gated=True):
-        pytest.skip("not on Hopper")
-    computed = int(rest[1].start_E1[-1])
-    plan = widening(rows, held, narrow, gated=True, resident=resident)
-    got_PF = hopper.grouped_gate_up(x_TM, turned(weight), *rest, plan)
-    assert_close(got_PF[:computed], exact_gate_up(x_TM, weight, *rest)[:computed])
-    assert torch.equal(got_PF[:computed], hopper.grouped_gate_up(x_TM, turned(weight), *rest, plan)[:computed])
-    h_PF, weight, *rest = case.down_inputs(torch.bfloat16, device)
-    plan = widening(rows, held, narrow, gated=False, resident=resident)
-    assert_close(hopper.grouped_down(h_PF, turned(weight), *rest, plan), exact_down(h_PF, weight, *rest))

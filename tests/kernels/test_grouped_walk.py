@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("triton")
-from ridgeline.kernels.grouped_gemm import hopper_stream, hopper_tiles, hopper_walk
+from ridgeline.kernels.grouped_gemm import hopper_load, hopper_stream, hopper_tiles, hopper_walk
 
 
 class Pointer:
@@ -110,7 +110,7 @@ def test_shares_hold_every_block_of_every_item_once(tokens: int, tiles: int, blo
             at, end, total, expert, place, first, count = begin
             shares.append((at, end))
             walk = (at, end, expert, place, first, count)
-            walked.run(hopper_stream, language, counts, walk, total, rows, tokens, tiles, inputs, outputs)
+            walked.run(language, counts, walk, total, rows, tokens, tiles, inputs, outputs)
             for number, (_, steps, block, row, pair, last, expert_row, width) in enumerate(walked.consumed):
                 done.update((expert_row, row, pair, block + i) for i in range(steps))
                 assert pair < last
@@ -129,10 +129,8 @@ def test_shares_hold_every_block_of_every_item_once(tokens: int, tiles: int, blo
                 for step, steps, block, row, _, _, expert_row, _ in walked.consumed
                 for i in range(steps)
             ]
-            assert walked.scaled == [  # of a stack [experts, groups, outputs], four groups a block
-                (expert_row // outputs * blocks + block + i) * 4 * outputs + row
-                for _, steps, block, row, _, _, expert_row, _ in walked.consumed
-                for i in range(steps)
+            assert walked.scaled == [  # of 32 inputs each, so half as many as there are blocks of 64 of a row
+                (expert_row + row) * blocks * 2 for _, _, _, row, _, _, expert_row, _ in walked.consumed
             ]
         lengths = [end - at for at, end in shares]
         assert max(lengths) - min(lengths) <= 1
@@ -164,18 +162,20 @@ class _Walked:
         self.scaled: list[int] = []
 
     def run(
-        self, module: Any, language: Language, counts: list[int], walk: tuple[int, ...], total: int,
+        self, language: Language, counts: list[int], walk: tuple[int, ...], total: int,
         rows: int, tokens: int, tiles: int, inputs: int, outputs: int,
     ) -> None:  # fmt: skip
         at, end, *expert = walk
 
         def finish(*given):  # type: ignore[no-untyped-def]
-            step, steps, block, all_, expert, row, pair, last, width = given[11:20]
+            step, steps, block, all_, expert, row, pair, last, width = given[13:22]
             assert all_ == total
             self.consumed.append((step, steps, block, row, pair, last, expert * outputs, width))
 
-        def gather(x, token, ring, full, empty, step, steps, pair, pairs, block, width, *rest):  # type: ignore[no-untyped-def]
+        def gather(*given):  # type: ignore[no-untyped-def]
+            beside, _, step, steps, pair, pairs, block, width = given[6:14]
             self.gathered.append((step, steps, pair, pairs, block, width))
+            self.scaled.append(beside)
 
         def load(descriptor: Any, corner: list[int], bar: Any, tile: Any) -> None:
             self.streamed.append((load.step, corner[0], corner[1] // 64))  # type: ignore[attr-defined]
@@ -183,31 +183,24 @@ class _Walked:
 
         load.step = 0  # type: ignore[attr-defined]
 
-        def scale(tile: Any, pointer: Pointer, mask: Any) -> None:
-            assert mask.all()
-            self.scaled.append(int(pointer.at[0, 0]))
-
         number = SimpleNamespace(primitive_bitwidth=16)
         ring = SimpleNamespace(index=lambda i: None, shape=(0, 4, 64), dtype=number)
         quiet = SimpleNamespace(wait=lambda *_: None, expect=lambda *_: None)
-        names = {"mbarrier": quiet, "PANEL": 64, "_finish": finish, "gather_rows": gather, "load_tile": load}
-        names |= {"load_rows": scale, "INPUTS_OF_BLOCK": 128}
-        names["async_copy"] = SimpleNamespace(mbarrier_arrive=lambda *_, **__: None)
-        consumer, gatherer, streamer, scaler = (
-            in_python(getattr(module, name), language, **names)
-            for name in ("_consumer", "_gatherer", "_streamer", "scaler")
+        names = {"mbarrier": quiet, "_finish": finish, "gather_rows": gather, "load_tile": load}
+        names["_load_panels"] = in_python(hopper_load._load_panels, language, **names)
+        consumer, gatherer, streamer = (
+            in_python(role, language, **names)
+            for role in (hopper_stream._consumer, hopper_load.gatherer, hopper_load.streamer)
         )
         cut = {"TOKENS": tokens, "TILES": tiles, "BLOCK": 64, "STAGES": 4, "INPUTS": inputs}
+        cut |= {"OUTPUTS": outputs, "ROWS": rows, "PARTS": 1}
         consumer(
-            None, None, None, None, None, counts, 0, 0, 0, 0, 0, 0, at, end, total, *expert,
-            OUTPUTS=outputs, ROWS=rows, PARTS=1, NARROW=8, KIND="", SPAN=1, SCALES="", FACTOR=False, LIFT=1.0,
-            BIAS=False, GATE="", **cut,
+            *(None,) * 5, counts, *(0,) * 8, at, end, total, *expert, NARROW=8, KIND="", SPAN=1, FACTOR=False,
+            GATHER=True, BIAS=False, GATE="", PDL=False, **cut,
         )  # fmt: skip
-        gatherer(None, None, counts, None, None, None, *walk, NARROW=8, GATHER=True, PDL=False, **cut)
-        streamer(None, counts, ring, ring, ring, *walk, OUTPUTS=outputs, ROWS=rows, PARTS=1, BYTES=128, **cut)
-        cut |= {"INPUTS": 2 * inputs, "GROUP": 32}  # as many blocks, of 128 inputs
-        del cut["BLOCK"]
-        scaler(Pointer([]), counts, ring, ring, ring, *walk, OUTPUTS=outputs, ROWS=rows, PARTS=1, **cut)
+        beside = {"NARROW": 8, "GATHER": True, "BESIDE": "codes", "PDL": False}
+        gatherer(None, None, 0, 0, counts, *(None,) * 4, *walk, **beside, **cut)
+        streamer(None, counts, ring, ring, ring, *walk, BYTES=128, CODED=False, **cut)
 
 
 @pytest.mark.parametrize("before", [0, 37], ids="{} pairs of other experts".format)

@@ -16,7 +16,7 @@ from ridgeline.perf.planner import Deployment, Plan
 from ridgeline.perf.precision import precision
 from ridgeline.perf.roofline import Roofline, op_rate, step_limit, step_ops
 from ridgeline.weights.loader import read_model_config, stored_forms
-from tests.perf.test_arithmetic import LLAMA2
+from tests.perf.test_arithmetic import LLAMA2, MIXTRAL
 from tests.weights.quantized_files import SCHEMES, quantize
 from tests.weights.test_quantized import kept
 
@@ -52,6 +52,33 @@ def test_a_product_reads_its_weights_as_they_are_held() -> None:
     assert Roofline(LLAMA2, H200, every).step_limit(shape) == pytest.approx(
         step_limit(step_ops(LLAMA2, shape, dtype=every), H200, every)
     )
+
+
+@pytest.mark.parametrize(
+    ("held", "each"),
+    [
+        (Held(format=CodedFormat(bits=4, group=32, values="e2m1"), scales="uint8"), 0.5 + 1 / 32),
+        (Held(format=Fp8Format(block=True, activations="block")), 1 + 4 / 128**2),
+    ],
+    ids=["mxfp4", "fp8 blocks"],
+)
+def test_experts_read_codes_and_scales_of_those_that_have_tokens(held: Held, each: float) -> None:
+    parts = {"gate_up": ((14_336, 14_336), 4096), "down": ((4096,), 14_336)}
+    forms = {
+        f"layers.{layer}.feed_forward.{name}": HeldMatrix(helds=(held,) * len(rows), rows=rows, inputs=inputs, copies=8)
+        for name, (rows, inputs) in parts.items()
+        for layer in range(len(MIXTRAL.layers))
+    }
+    for tokens, reached in ((1, 2.0), (4, 8 * (1 - 0.75**4))):
+        shape = StepShape([1] * tokens, [100] * tokens, tokens)
+        plain, less = (
+            {op.name: op.cost for op in step_ops(MIXTRAL, shape, dtype=p)}
+            for p in (BF16, held_precision(BF16, MIXTRAL, forms))
+        )
+        for name, (rows, inputs) in parts.items():
+            saved = plain[f"grouped_{name}"].bytes - less[f"grouped_{name}"].bytes
+            assert saved == pytest.approx(reached * sum(rows) * inputs * (2 - each))
+            assert plain[f"grouped_{name}"].flops == less[f"grouped_{name}"].flops
 
 
 def test_the_rate_is_that_of_most_layers_where_the_device_has_it() -> None:

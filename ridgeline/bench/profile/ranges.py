@@ -27,13 +27,14 @@ from ridgeline.bench.profile.ops import module_name, step_name
 from ridgeline.core.cost import StepShape
 from ridgeline.core.plan import StepPlan
 from ridgeline.engine.engine import Engine
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.ops import OPS
 from ridgeline.kernels.route.op import Routes
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.perf.explain import JOINT
 from ridgeline.quantization.experts import ExpertWeights
-from ridgeline.quantization.scheme import Weight
+from ridgeline.quantization.scheme import TakesRounded, Weight
 from ridgeline.worker.local import LocalWorker
 
 HOST, SEGMENT, LAYER, OP = "engine ", "segment ", "layer ", "op "  # prefixes of the names of ranges
@@ -69,7 +70,7 @@ def named_ranges(engine: Engine, worker: LocalWorker) -> Iterator[list[StepShape
             _replace(undo, runner.decoder.ops, op, named.op(getattr(runner.decoder.ops, op), op))
         for name, module in runner.decoder.named_modules():
             if isinstance(module, Linear):
-                _replace(undo, module, "matrix", _NamedWeight(module.matrix, module_name(name), named))
+                _replace(undo, module, "matrix", _named(module.matrix, module_name(name), named))
             if isinstance(module, ExpertStack):
                 _replace(undo, module, "matrices", _NamedExperts(module.matrices, named))
         yield shapes
@@ -155,9 +156,48 @@ class _NamedWeight:
         bias_O: Tensor | None,
         gate: str | None,
     ) -> tuple[Tensor, Tensor]:
-        norm = self.ranges.weights[id(norm_weight_I)].split(".")[-2]
-        with self.ranges.around(lambda: JOINT.join([norm, self.name, *(["gated_activation"] if gate else [])])):
+        with self.ranges.around(lambda: self._with(norm_weight_I, gate)):
             return self.weight.norm_linear(x_TI, residual_TI, norm_weight_I, eps, bias_O, gate)
+
+    def _with(self, norm_weight_I: Tensor, gate: str | None) -> str:
+        norm = self.ranges.weights[id(norm_weight_I)].split(".")[-2]
+        return JOINT.join([norm, self.name, *(["gated_activation"] if gate else [])])
+
+
+@dataclass(frozen=True)
+class _NamedTakesRounded(_NamedWeight):
+    """Likewise, of a weight that takes rounded activations, which is given twice."""
+
+    taking: TakesRounded
+
+    def room(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
+        return self.taking.room(tokens, dtype)
+
+    def rounds_gated(self, tokens: int, dtype: torch.dtype) -> bool:
+        return self.taking.rounds_gated(tokens, dtype)
+
+    def rounded_linear(self, x: Rounded, bias_O: Tensor | None) -> Tensor:
+        with self.ranges.around(lambda: self.name):
+            return self.taking.rounded_linear(x, bias_O)
+
+    def norm_linear_into(
+        self,
+        room: Rounded,
+        x_TI: Tensor,
+        residual_TI: Tensor | None,
+        norm_weight_I: Tensor,
+        eps: float,
+        bias_O: Tensor | None,
+        gate: str | None,
+    ) -> Tensor:
+        with self.ranges.around(lambda: self._with(norm_weight_I, gate)):
+            return self.taking.norm_linear_into(room, x_TI, residual_TI, norm_weight_I, eps, bias_O, gate)
+
+
+def _named(weight: Weight, name: str, ranges: _OpRanges) -> _NamedWeight:
+    if isinstance(weight, TakesRounded):
+        return _NamedTakesRounded(weight, name, ranges, weight)
+    return _NamedWeight(weight, name, ranges)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ridgeline.core.weight_format import BLOCK
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.attention.op import Cascade, RaggedBatch, Schedule
 from ridgeline.kernels.attention.schedule import KEY_TILE, make_schedule
@@ -20,6 +21,7 @@ from ridgeline.kernels.attention.triton_common import LOG2E
 from ridgeline.kernels.attention.triton_decode import decode_kernel
 from ridgeline.kernels.attention.triton_prefill import prefill_kernel
 from ridgeline.kernels.attention.widen import make_widening, widen
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.kv_cache import LEVELS, KernelCache, KVScales, for_kernels
 from ridgeline.kernels.launch import compute_capability, launch_options
 
@@ -75,8 +77,10 @@ def paged_attention(
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
     scales: KVScales | None = None,
+    room: Rounded | None = None,
 ) -> Tensor:
-    """Compute `op.paged_attention_reference`. Returns a contiguous [T, H, D].
+    """Compute `op.paged_attention_reference`. Returns a contiguous [T, H, D], or where all rows are short and heads 128
+    wide the numbers in `room`, in E4M3.
 
     Block sizes are powers of two, both caches have the same strides, and elements of a head are contiguous. Cells that
     no query sees may hold NaN.
@@ -101,7 +105,8 @@ def paged_attention(
         )
     elif schedule.window != window:
         raise ValueError(f"paged attention: window {window}, schedule made for {schedule.window}")
-    out_THD = q_THD.new_empty(q_THD.shape)
+    rounds = room is not None and head_dim == BLOCK and 0 < batch.tokens_each <= schedule.few and not schedule.fixed
+    out_THD = room.q_TI.view(q_THD.shape) if room is not None and rounds else q_THD.new_empty(q_THD.shape)
     group = num_heads // num_kv_heads
     tensors = q_THD, *cache.tensors, out_THD, batch.block_table_SC
     strides = q_THD.stride()[:2] + cache.strides + batch.block_table_SC.stride()[:1]
@@ -122,7 +127,9 @@ def paged_attention(
     per_head = sinks_H if sinks_H is not None else schedule.counts_2, slopes_H  # any pointer will do: it is not read
     counts_R = batch.num_tokens_R  # if the host knows them, it skips launches that would have nothing to do
     if not schedule.fixed and (counts_R is None or (counts_R <= schedule.few).any()):
-        _decode(schedule, tensors, per_head, numbers, shared)
+        _decode(schedule, tensors, per_head, numbers, shared, room if rounds else None)
+    if rounds:
+        return out_THD
     if counts_R is not None and not (counts_R > schedule.few).any():
         return out_THD
     if schedule.hopper is not None:
@@ -159,7 +166,9 @@ def _widened(batch: RaggedBatch, schedule: Schedule, cache: KernelCache, block_s
     return replace(batch, block_table_SC=widening.table_SC), known
 
 
-def _decode(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple, shared: dict[str, Any]) -> None:
+def _decode(
+    schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple, shared: dict[str, Any], room: Rounded | None
+) -> None:
     q_THD, (sinks, slopes_H) = tensors[0], per_head
     config = decode_config(q_THD.shape[2], tensors[1].element_size() if shared["KV"] is None else 1)
     group, kv_heads, heads = shared["GROUP"], shared["NUM_KV_HEADS"], triton.next_power_of_2(shared["GROUP"])
@@ -168,7 +177,9 @@ def _decode(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple,
     if cascade is not None:
         shared_parts = _attend_to_shared(cascade, tensors, slopes_H, numbers, shared)
     decode_kernel[(len(schedule.items_I8) * kv_heads,)](
-        *tensors,
+        *tensors[:-1],
+        None if room is None else room.scale,
+        tensors[-1],
         schedule.items_I8,
         schedule.counts_2,
         schedule.arrivals,
@@ -178,6 +189,8 @@ def _decode(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple,
         cascade.items_I3 if cascade else sinks,
         *shared_parts,
         *numbers,
+        len(q_THD),
+        ROUND=room is not None,
         FEW=schedule.few,
         QUERIES=max(config.queries, triton.next_power_of_2(schedule.few * group)),
         TILE=config.tile,
@@ -247,18 +260,21 @@ def _prefill(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple
 
 def _aot(
     kernel: Any, config: Config, tensor_cores: str, dim: int = 512, kv: str | None = None,
-    archs: tuple[str, ...] = ONE_OF_EACH, **constants: Any,
+    archs: tuple[str, ...] = ONE_OF_EACH, rounds: bool = False, **constants: Any,
 ) -> AotKernel:  # fmt: skip
     """Return the entry of one kernel for 64 heads of `dim`, eight of which share a key head."""
     tables, parts = ("table_ptr", "items_ptr", "tiles_ptr", "counts_ptr", "arrivals_ptr"), ("parts_ptr", "part_lse_ptr")
     kinds = dict.fromkeys(tables, "*i32") | dict.fromkeys(parts, "*fp32")
     absent = ["sinks_ptr", "slopes_ptr", *(name for name in kernel.arg_names if name.startswith("shared_"))]
-    scales = [name for name in kernel.arg_names if "scale_" in name]
-    absent += [] if kv else scales
+    scales = [name for name in kernel.arg_names if "scale_" in name and name != "out_scale_ptr"]
+    absent += ([] if kv else scales) + ([] if rounds else ["out_scale_ptr"])
     pointers = [name for name in kernel.arg_names if name.endswith("_ptr") and name not in absent]
     signature = {name: kinds.get(name, "*bf16") for name in pointers}
     signature |= {"scale": "fp32", "softcap": "fp32", "window": "i32", "stride_table": "i32"}
     signature |= {f"stride_{name}": "i32:16" for name in ("q_token", "q_head", "block", "head", "token")}
+    if "ROUND" in kernel.arg_names:
+        signature |= {"num_tokens": "i32"} | ({"out_ptr": "*fp8e4nv", "out_scale_ptr": "*fp32"} if rounds else {})
+        constants["ROUND"] = rounds
     if kv:
         signature |= {"k_ptr": "*i16", "v_ptr": "*i16", "scale_ptr": "*i32"}
         signature |= {"stride_scale_block": "i32:16", "stride_scale_head": "i32:16"}
@@ -274,14 +290,18 @@ def _aot(
     )  # fmt: skip
 
 
-def _aot_decode(config: Config, kv: str, queries: int, archs: tuple[str, ...]) -> AotKernel:
-    return _aot(decode_kernel, config, "MMA", 128, kv, archs, QUERIES=queries, FEW=1, HEADS=8, PARTS=8, CASCADE=False)
+def _aot_decode(
+    config: Config, kv: str, queries: int, archs: tuple[str, ...], *, rounds: bool = False
+) -> AotKernel:  # fmt: skip
+    cut = {"QUERIES": queries, "FEW": 1, "HEADS": 8, "PARTS": 8, "CASCADE": False}
+    return _aot(decode_kernel, config, "MMA", 128, kv, archs, rounds, **cut)
 
 
 AOT = (
     _aot(prefill_kernel, Config(16, num_warps=8, num_stages=2), "HGMMA", QUERIES=64, FIXED=False),
     _aot(decode_kernel, decode_config(512, 2), "MMA", QUERIES=16, FEW=2, HEADS=8, PARTS=2, CASCADE=False),
     *(_aot_decode(decode_config(128, 1), kv, 8, ("sm_90",)) for kv in LEVELS.values()),
+    _aot_decode(decode_config(128, 1), "e4m3", 8, ("sm_90",), rounds=True),
     _aot_decode(Config(64, num_warps=4, num_stages=2), "e4m3", 16, ("gfx942",)),
     _aot(prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 128, "e4m3", QUERIES=128, FIXED=False),
     _aot(prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 64, "int8", QUERIES=128, FIXED=False),

@@ -32,16 +32,24 @@ from ridgeline.kernels.attention.triton_common import (
     place_in_blocks,
     place_of_blocks,
 )
-from ridgeline.kernels.triton_levels import multiplier, rows_apart, rows_joined, taken_apart
+from ridgeline.kernels.triton_levels import (
+    e4m3_quotient,
+    e4m3_scale,
+    multiplier,
+    rows_apart,
+    rows_joined,
+    taken_apart,
+)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def decode_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
     scale_ptr,
     out_ptr,
+    out_scale_ptr,
     table_ptr,
     items_ptr,
     counts_ptr,
@@ -65,6 +73,7 @@ def decode_kernel(
     stride_scale_block,
     stride_scale_head,
     stride_scale_token,
+    num_tokens,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     FEW: tl.constexpr,
@@ -81,6 +90,7 @@ def decode_kernel(
     ALIBI: tl.constexpr,
     CASCADE: tl.constexpr,
     KV: tl.constexpr,
+    ROUND: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend with the queries of one item and one key head.
@@ -91,6 +101,7 @@ def decode_kernel(
     QUERIES, DIM, HEADS: FEW · GROUP, HEAD_DIM and GROUP, rounded up to powers of two.
     PARTS: how many parts to add up at once.
     KV: the format of the cache's levels, of which two are a word; None for a cache of plain numbers.
+    ROUND: out is E4M3, with a scale for each head in out_scale, float32 [heads, tokens]. Heads are 128 wide.
     """
     item, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     m_M = tl.arange(0, QUERIES)
@@ -176,6 +187,10 @@ def decode_kernel(
     out_ptr += first_token.to(tl.int64) * (NUM_KV_HEADS * GROUP * HEAD_DIM)
     out_M = (token_M * NUM_KV_HEADS * GROUP + head_M) * HEAD_DIM
     if num_parts + num_shared == 1:
+        if ROUND:
+            scale_M = e4m3_scale(acc_DM, 0)
+            tl.store(out_scale_ptr + head_M * num_tokens + first_token + token_M, scale_M, mask=real_M)
+            acc_DM = e4m3_quotient(acc_DM, scale_M[None, :])
         tl.store(out_ptr + out_M[None, :] + d_D[:, None], acc_DM.to(out_ptr.dtype.element_ty), mask=stored_DM)
     else:
         part_M = (item.to(tl.int64) * NUM_KV_HEADS + g) * (FEW * GROUP) + m_M
@@ -225,6 +240,11 @@ def decode_kernel(
                 acc_ED = acc_ED / sum_E1
                 out_ED = out_ptr + (token * NUM_KV_HEADS + g) * (GROUP * HEAD_DIM) + j_E1 * HEAD_DIM + d_1D
                 stored_ED = (j_E1 < GROUP) & (d_1D < HEAD_DIM)
+                if ROUND:
+                    scale_E1 = e4m3_scale(acc_ED, 1)[:, None]
+                    at_E1 = (g * GROUP + j_E1) * num_tokens + first_token + token
+                    tl.store(out_scale_ptr + at_E1, scale_E1, mask=j_E1 < GROUP)
+                    acc_ED = e4m3_quotient(acc_ED, scale_E1)
                 tl.store(out_ED, acc_ED.to(out_ptr.dtype.element_ty), mask=stored_ED)
 
 

@@ -1,5 +1,6 @@
-"""The choice of the cut of fragments_kernel.py, or of the library behind dequantized weights: a plain function of
-shapes. It stands apart from the device code, so that tuning never touches the mathematics. It does not import torch.
+"""The choice of the cut of ring.py, fragments_kernel.py or wide.py, or of the library behind dequantized weights: plain
+functions of shapes. They stand apart from the device code, so that tuning never touches the mathematics. It does not
+import torch.
 
 With `mma.sync` a tile of 16 × 16 codes takes the matrix units 1.6 cycles for each 8 tokens, and the memory 7 cycles, so
 from about 32 tokens on time grows with them. Dequantizing writes and reads 2 bytes a code where the memory had half a
@@ -11,8 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FRAGMENT_TOKENS = 192  # with more tokens dequantizing and the library's product cost less than `mma.sync`
-WIDE_TOKENS = range(17, 513)  # for which warpgroup products cost least
+RING_TOKENS = 8  # up to which ring.py is tried on Hopper
+WIDE_TOKENS = range(17, 513)  # for which warpgroup products of hopper.py cost least
+SCALED_TOKENS = range(RING_TOKENS + 1, 1025)  # likewise of wide.py, by the model of `_cycles`
 SHARED = 225_000  # bytes of shared memory that a program on Hopper takes
+HALF = 113_000  # bytes of shared memory of a processor that leave room for the programs of the next kernel
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,67 @@ def choose(tokens: int, tiles: int, units: int, *, words: int, parts: int, proce
 
 
 @dataclass(frozen=True)
+class Ring:
+    """A cut of ring.py: each of the programs takes `many` tiles of 16 rows (of each half if gated) at a time, by
+    `tokens`; its warps share the inputs, `each` units of each warp in a step.
+
+    depth: steps whose codes are asked for ahead. ahead: steps whose scales are.
+    programs: of a processor.
+    held: x is in shared memory. solo: there is one token, normalised there if the op has a norm.
+    """
+
+    many: int
+    tokens: int
+    depth: int
+    each: int
+    warps: int
+    programs: int
+    held: bool = False
+    solo: bool = False
+    ahead: int = 2
+
+    def slot(self, unit: int, bits: int, parts: int) -> int:
+        """Return the bytes of a step's codes."""
+        return 2 * unit * bits * self.warps * self.each * self.many * parts
+
+    def shared(self, inputs: int, unit: int, bits: int, parts: int) -> int:
+        """Return the bytes of shared memory that a program takes, with those for adding up its warps' sums."""
+        step = unit * self.warps * self.each
+        x = -(-inputs // step) * step * 2 * (1 if self.solo else self.tokens) if self.held else 0
+        return self.depth * self.slot(unit, bits, parts) + x + 64 * self.warps * self.many * self.tokens + 1024
+
+
+def choose_ring(
+    tokens: int, tiles: int, inputs: int, *, unit: int, group: int, bits: int, parts: int, processors: int
+) -> Ring | None:
+    """Return the cut of ring.py for `tiles` tiles of 16 rows (of each half, if there are two parts), or None if there
+    are too many tokens. Two programs of four warps share half of a processor; one of eight where x takes much room.
+
+    These cuts are by arithmetic: they have not been timed yet (docs/quantization.md).
+    """
+    if tokens > RING_TOKENS:
+        return None
+    units, solo = inputs // unit, tokens == 1
+    many = 1 if solo or parts == 2 or tiles % 2 or tiles < 2 * processors - 8 else 2
+    programs = 2 if not solo or inputs <= 8192 else 1
+    warps = 4 if programs == 2 else 8
+    while warps > 1 and warps > units:
+        warps //= 2
+    numbers = max(1, unit // group) * parts * many  # scales of a row, of a unit
+    # Two units in a step take a fifth fewer instructions, but as many scales for 1 µs take more registers
+    each = 2 if numbers <= 2 and bits <= 4 and units >= 2 * warps else 1
+    ahead = max(2, min(6, 16 // numbers) // each)  # they come after about 1 µs, in which a processor takes four steps
+    for depth in range(16, 1, -1):
+        cut = Ring(many, 8, depth, each, warps, programs, held=solo, solo=solo, ahead=ahead)
+        if programs * cut.shared(inputs, unit, bits, parts) <= HALF:
+            return cut
+    return None
+
+
+@dataclass(frozen=True)
 class Wide:
-    """A cut of hopper.py: a program's two warpgroups own `many` · 64 rows each, by `tokens`.
+    """A cut of hopper.py, or of wide.py if it is `scaled`: a program's two warpgroups own `many` · 64 rows each, by
+    `tokens`.
 
     depth: units of codes that are asked for ahead.
     stages: units of x in shared memory.
@@ -78,6 +141,13 @@ class Wide:
     depth: int
     stages: int
     split: int = 1
+    scaled: bool = False
+
+    @property
+    def registers(self) -> int:
+        """Return how many registers a thread of wide.py has when it starts: so few that a program of a norm or of
+        attention goes beside it, if it does not need them all."""
+        return 128 if self.many * (64 + self.tokens // 2) <= 96 else 168
 
     def shared(self, inputs: int, bits: int, gated: bool) -> int:
         """Return the bytes of shared memory that are taken. inputs: of a unit."""
@@ -101,3 +171,55 @@ def choose_wide(
     stages = {32: 6, 64: 5, 128: 3}[size]
     cuts = (Wide(many, size, depth, max(2, stages * 128 // unit), split) for depth in (8, 6, 4, 3, 2))
     return next((cut for cut in cuts if cut.shared(unit, bits, gated) <= SHARED), None)
+
+
+def choose_scaled(
+    tokens: int, outputs: int, units: int, *, unit: int, bits: int, gated: bool, processors: int
+) -> Wide | None:
+    """Return the cut of wide.py with the least cycles by the model below, or None if the outputs are not whole tiles.
+    units: of `unit` inputs, of a row.
+
+    The model has not been fitted yet: benchmarks/sweep_coded.py times what it ranks.
+    """
+    found = scaled_cuts(tokens, outputs, units, unit=unit, bits=bits, gated=gated, processors=processors)
+    return min(found, key=lambda cut: _cycles(cut, tokens, outputs, units, unit, gated, processors), default=None)
+
+
+def scaled_cuts(
+    tokens: int, outputs: int, units: int, *, unit: int, bits: int, gated: bool, processors: int
+) -> list[Wide]:
+    """Return the cuts that fit registers and shared memory, with as many codes ahead as go in."""
+    found = []
+    for size in (16, 32, 64, 128, 256):
+        if (tokens <= 128 and size != max(16, 1 << (tokens - 1).bit_length())) or (tokens > 128 and size < 128):
+            continue  # weights would be widened more often, or more tokens multiplied, than need be
+        for many in (1, 2):
+            each = (64 if gated else 128) * many
+            if outputs % each or many * (64 + size // 2) > 192:
+                continue
+            programs = outputs // each * -(-tokens // size)
+            for split in (1,) if gated else (1, 2, 4):
+                whole = units % split == 0 and units >= 4 * split
+                if split > 1 and (programs * split > processors or not whole or size // split < 8):
+                    continue
+                cuts = (
+                    Wide(many, size, depth, stages, split, scaled=True)
+                    for stages, depth in ((4, 8), (3, 8), (3, 6), (3, 4), (2, 6), (2, 4), (2, 3), (2, 2))
+                )
+                fitting = (cut for cut in cuts if cut.shared(unit, bits, gated) <= SHARED)
+                found.extend(list(fitting)[:1])
+    return found
+
+
+def _cycles(cut: Wide, tokens: int, outputs: int, units: int, unit: int, gated: bool, processors: int) -> float:
+    """Return about how many cycles of a processor a product takes.
+
+    In a step of two warpgroups the matrix units need half a cycle for each token of each 16 inputs of 64 rows, and each
+    scheduler issues two warps' instructions, about 110 and 140 for each 64 rows (counted in the machine code), at two
+    in three cycles at best. The start of a program takes about 2 µs, and a meeting of several programs 1.5 µs.
+    """
+    steps = units // cut.split
+    items = outputs // ((64 if gated else 128) * cut.many) * -(-tokens // cut.tokens) * cut.split
+    matrix = 2 * cut.many * (unit // 16) * cut.tokens / 2
+    issued = 2 * (110 + 140 * cut.many * unit / 128) * 1.5
+    return -(-items // processors) * steps * (max(matrix, issued) + 100) + 3500 + (2600 if cut.split > 1 else 0)

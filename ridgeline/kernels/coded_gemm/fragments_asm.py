@@ -7,7 +7,10 @@ small float, so shifts place its exponent and its mantissa; a product then corre
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from triton.experimental import gluon
@@ -93,21 +96,28 @@ def _e2m1(i: int, dtype: str) -> str:
 
 
 def _table(i: int, values: str, dtype: str) -> str:
-    """Return instructions that look the two codes up, byte by byte: `prmt` chooses among eight bytes."""
+    """Return instructions that look codes up, byte by byte: `prmt` chooses among eight bytes for four codes at once.
+
+    The eight codes of a word take 27 instructions together: all but the last one or two are the same for its four
+    slices, and the compiler drops what it has already.
+    """
     bits = [_bits(value, dtype) for value in TABLES[values]]
 
     def four(first: int, shift: int) -> str:
         return f"0x{sum((bits[first + k] >> shift & 0xFF) << 8 * k for k in range(4)):08x}"
 
-    asm = _shifted("a", "$1", -4 * (i % 4))
-    # the selectors: the codes' low three bits side by side, and which half of the table each is from
-    asm += "and.b32 b, a, 0x00070007; shr.u32 c, b, 12; or.b32 b, b, c;"
-    asm += "and.b32 a, a, 0x00080008; shr.u32 c, a, 12; or.b32 a, a, c; shr.u32 a, a, 1;"
-    for name, shift in (("l", 0), ("h", 8)):
-        asm += f"mov.b32 c, {four(0, shift)}; mov.b32 one, {four(4, shift)}; prmt.b32 d, c, one, b;"
-        asm += f"mov.b32 c, {four(8, shift)}; mov.b32 one, {four(12, shift)}; prmt.b32 e, c, one, b;"
-        asm += f"add.u32 c, a, 0x10; prmt.b32 {name}, d, e, c;"
-    return asm + "prmt.b32 $0, l, h, 0x5140;"
+    # the selectors: the codes' low three bits, and which half of the table each is from
+    asm = "and.b32 a, $1, 0x77777777; shr.b32 b, $1, 3; and.b32 b, b, 0x11111111;"
+    for half in range(2):
+        if half:
+            asm += "mov.b32 one, l; shr.b32 a, a, 16; shr.b32 b, b, 16;"
+        asm += "mov.b32 c, 0x0000ff00; prmt.b32 e, c, c, b;"
+        for name, shift in (("l", 0), ("h", 8)):
+            asm += f"mov.b32 c, {four(0, shift)}; mov.b32 d, {four(4, shift)}; prmt.b32 {name}, c, d, a;"
+            asm += f"mov.b32 c, {four(8, shift)}; mov.b32 d, {four(12, shift)}; prmt.b32 c, c, d, a;"
+            asm += f"lop3.b32 {name}, c, {name}, e, 0xe4;"
+        asm += f"prmt.b32 l, l, h, {('0x5140', '0x7362')[i % 4 // 2]};"
+    return asm + f"prmt.b32 $0, one, l, {('0x5410', '0x7632')[i % 2]};"
 
 
 @cache
@@ -128,6 +138,87 @@ def instructions(how: CodedFormat, dtype: torch.dtype) -> tuple[str, ...]:
         return _levels(i, low, high, name, how.zeros == "levels")
 
     return tuple("{ .reg .b32 a, b, c, d, e, l, h, one; " + body(i) + " }" for i in range(unit(how) // SLICE))
+
+
+class Bare(NamedTuple):
+    """A way to multiply codes that are masked in place, as bfloat16 numbers of any size: that of ring.py.
+
+    asm: for each slice of a unit.
+    base: what is already taken from each code. The kernel takes the rest of the zero.
+    one: the bits of the number that the code 1 becomes, in even and in odd slices.
+    even, odd: what x is multiplied with in even and in odd slices.
+    power: what sums are multiplied with.
+    """
+
+    asm: tuple[str, ...]
+    base: float
+    one: tuple[int, int]
+    even: float
+    odd: float
+    power: float
+
+
+SUBNORMAL = True  # whether the matrix units take subnormal operands; if not, codes are placed behind 128 as elsewhere
+_LIFT = 100  # x is lifted by this power of two: |x| may be 2**27, and products with 2**-133 stay normal in float32
+
+
+@cache
+def bare(how: CodedFormat, subnormal: bool = SUBNORMAL) -> Bare:
+    """Return the way for codes of one plane."""
+
+    def wrapped(bodies: Iterable[str]) -> tuple[str, ...]:
+        return tuple("{ .reg .b32 a, b, c, d, e, l, h, one; " + body + " }" for body in bodies)
+
+    slices = range(unit(how) // SLICE)
+    if how.values == "e2m1" and subnormal:
+        bodies = (_e2m1(i, "bf16").partition("mov.b32 one")[0] + "mov.b32 $0, a;" for i in slices)
+        return Bare(wrapped(bodies), 0.0, (0, 0), 2.0**_LIFT, 2.0**_LIFT, 2.0 ** (126 - _LIFT))
+    if how.values != "levels":
+        return Bare(instructions(how, torch.bfloat16), 0.0, (0, 0), 1.0, 1.0, 1.0)
+    if how.bits in (4, 8) and subnormal:
+        masks = {4: (0x000F000F, 0x00F000F0), 8: (0x00FF00FF, 0x00FF00FF)}[how.bits]
+        each = 16 // how.bits
+        shifts = (8 * (i % each * how.bits // 8) for i in slices)
+        bodies = (
+            _shifted("a", "$1", -shift) + f"and.b32 $0, a, 0x{masks[i % 2]:08x};" for i, shift in enumerate(shifts)
+        )
+        higher = 4 if how.bits == 4 else 0
+        one = (1, 1 << higher)
+        return Bare(wrapped(bodies), 0.0, one, 2.0**_LIFT, 2.0 ** (_LIFT - higher), 2.0 ** (133 - _LIFT))
+    plain = instructions(replace(how, zeros="middle"), torch.bfloat16)
+    return Bare(plain, 2.0 ** (how.bits - 1), (_ONE["bf16"], _ONE["bf16"]), 1.0, 1.0, 1.0)
+
+
+class Scaled(NamedTuple):
+    """A way to make operands: a code's number times a scale, plus a multiple of the scale. It is that of wide.py.
+
+    asm: for each slice of a unit. The last two operands are the factor and what is added.
+    even, odd: what a scale is multiplied with, for the factor in even and in odd slices.
+    zero: likewise for what is added, or what a minimum is multiplied with.
+    power: what sums are multiplied with.
+    """
+
+    asm: tuple[str, ...]
+    even: float
+    odd: float
+    zero: float
+    power: float
+
+
+@cache
+def scaled(how: CodedFormat, dtype: torch.dtype) -> Scaled:
+    """Return the way for codes of any planes."""
+    form = Bare(instructions(how, dtype), 0.0, (0, 0), 1.0, 1.0, 1.0)
+    if dtype == torch.bfloat16 and len(how.planes()) == 1 and how.zeros != "levels" and how.bits in (4, 8):
+        form = bare(how, True)
+    zero = -1 / form.power if how.zeros == "minimum" else -0.0
+    if how.values == "levels" and how.zeros == "middle" and form.power != 1:
+        zero = -(2.0 ** (how.bits - 1)) / form.power
+    words = len(how.planes()) + (how.zeros == "levels" and how.values == "levels")
+    name = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}[dtype]
+    last = f"fma.rn.{name} $0, h, ${words + 1}, ${words + 2}; }}"
+    asm = tuple(text.replace("$0", "h").rstrip(" }") + " " + last for text in form.asm)
+    return Scaled(asm, form.even, form.odd, zero, form.power)
 
 
 @gluon.constexpr_function
@@ -168,3 +259,22 @@ def operands(
         return gl.inline_asm_elementwise(ASM[i], "=r,r,r", [words, minus], x.dtype, True, 2)
     else:
         return gl.inline_asm_elementwise(ASM[i], "=r,r", [words], x.dtype, True, 2)
+
+
+@gluon.jit
+def scaled_operands(
+    low, high, minus, by, zero, i: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr, ASM: gl.constexpr,
+    ZEROS: gl.constexpr, x,
+):  # fmt: skip
+    """Return slice i of a unit's codes as numbers, less the zeros, times `by`, plus `zero`: [R, P]."""
+    words = low[_place(i, LOW)]
+    if HIGH:
+        more = high[_place(i, HIGH)]
+        if ZEROS == "levels":
+            return gl.inline_asm_elementwise(ASM[i], "=r,r,r,r,r,r", [words, more, minus, by, zero], x.dtype, True, 2)
+        else:
+            return gl.inline_asm_elementwise(ASM[i], "=r,r,r,r,r", [words, more, by, zero], x.dtype, True, 2)
+    elif ZEROS == "levels":
+        return gl.inline_asm_elementwise(ASM[i], "=r,r,r,r,r", [words, minus, by, zero], x.dtype, True, 2)
+    else:
+        return gl.inline_asm_elementwise(ASM[i], "=r,r,r,r", [words, by, zero], x.dtype, True, 2)

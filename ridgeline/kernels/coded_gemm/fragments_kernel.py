@@ -111,10 +111,10 @@ def _each(scale_WRG, layout: gl.constexpr):
 
 @gluon.jit
 def _number(value):
-    """Return scales in float32. Bytes without a sign are exponents of two (E8M0): 0 is 2**-127, and 255 is NaN."""
+    """Return scales in float32. Bytes without a sign are exponents of two (E8M0). 0 counts as zero and not as 2**-127,
+    which makes no difference to a sum; 255 is not a number, which loaders refuse, and counts as infinity."""
     if value.dtype == gl.uint8:
-        bits = value.to(gl.int32) << 23
-        return gl.where((value == 0) | (value == 255), bits | 0x400000, bits).to(gl.float32, bitcast=True)
+        return (value.to(gl.int32) << 23).to(gl.float32, bitcast=True)
     else:
         return value.to(gl.float32)
 

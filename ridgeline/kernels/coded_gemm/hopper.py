@@ -3,7 +3,7 @@ warpgroup products in registers, while bulk copies bring x into shared memory.
 
 A fragment of `mma.sync` is also what one warp of a warpgroup holds, so the order of fragments.py serves here as it is.
 It gives each thread neighbouring inputs, whereas warpgroups read x from shared memory with its places in order. So a
-small kernel first puts the columns of x in the order of places.
+small kernel first puts the columns of x in the order of places (places.py).
 
 Two warpgroups of a program own MANY · 64 rows each: neighbours, or with a gate the gates and their ups. Each goes its
 own way, so one multiplies while the other makes operands. A third partition, one warp, streams x. Weights are asked for
@@ -44,6 +44,7 @@ from ridgeline.kernels.coded_gemm.fragments import Fragments, span, unit
 from ridgeline.kernels.coded_gemm.fragments_asm import instructions, operands, subtracted
 from ridgeline.kernels.coded_gemm.fragments_kernel import _groups, _number
 from ridgeline.kernels.coded_gemm.op import W4
+from ridgeline.kernels.coded_gemm.places import in_places
 from ridgeline.kernels.gemm.hopper import (
     PANEL,
     _arrivals,
@@ -58,32 +59,6 @@ from ridgeline.kernels.gluon_names import load_rows
 from ridgeline.kernels.launch import launch_options
 
 AHEAD = gl.constexpr(4)  # units whose scales are asked for ahead
-
-
-@triton.jit
-def places_kernel(x_ptr, y_ptr, x_stride, width, size, SPAN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Put the columns of x, taken as pairs (int32), in the order of places: y [T, I / 2]."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    token, place = at // width, at % width
-    within = place % (SPAN // 2)
-    source = place - within + within % 4 * (SPAN // 8) + within // 4
-    x = tl.load(x_ptr + token.to(tl.int64) * x_stride + source, mask=at < size, other=0)
-    tl.store(y_ptr + at, x, mask=at < size)
-
-
-def in_places(x_TI: Tensor, span: int) -> Tensor:
-    """Return x with its columns in the order of places. Numbers of 16 bits, next to each other in a row."""
-    if x_TI.stride(0) % 2 or x_TI.storage_offset() % 2:
-        x_TI = x_TI.clone(memory_format=torch.contiguous_format)
-    y_TI = torch.empty(x_TI.shape, dtype=x_TI.dtype, device=x_TI.device)
-    x, y = x_TI.view(torch.int32), y_TI.view(torch.int32)
-    places_kernel[(triton.cdiv(y.numel(), 1024),)](
-        x, y, x.stride(0), y.shape[1], y.numel(), SPAN=span, BLOCK=1024, num_warps=4, **launch_options(x.device)
-    )
-    return y_TI
 
 
 @gluon.constexpr_function
@@ -402,15 +377,4 @@ def _aot(plan: Wide, gate: str) -> AotKernel:
     return AotKernel(wide_kernel, signature, constants, num_warps=4, hot=True, tensor_cores="HGMMA", archs=("sm_90",))
 
 
-AOT = (
-    _aot(Wide(many=2, tokens=64, depth=6, stages=5), "silu"),
-    _aot(Wide(many=1, tokens=128, depth=8, stages=3), ""),
-    _aot(Wide(many=1, tokens=64, depth=8, stages=5, split=4), ""),
-    AotKernel(
-        places_kernel,
-        {"x_ptr": "*i32", "y_ptr": "*i32", "x_stride": "i32:16", "width": "i32:16", "size": "i32:16"},
-        {"SPAN": 32, "BLOCK": 1024},
-        hot=True,
-        archs=("sm_90",),
-    ),
-)
+AOT = (_aot(Wide(many=1, tokens=128, depth=8, stages=3), ""),)

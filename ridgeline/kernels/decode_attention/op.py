@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention import op as attention
 from ridgeline.kernels.attention.op import RaggedBatch, paged_attention_reference
+from ridgeline.kernels.fp8_gemm.op import in_room
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.kv_cache import KVScales
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.rotary.op import rope_kv
@@ -40,9 +43,11 @@ def decode_attention(
     slopes_H: Tensor | None = None,
     v_norm: bool = False,
     scales: KVScales | None = None,
+    room: Rounded | None = None,
 ) -> Tensor:
     """Do everything between the projection and the output product, for a step in which row r has token r and no other
-    (tokens_each is 1). Returns [T, H, D].
+    (tokens_each is 1). Returns [T, H, D]. With `room` this is rounded to E4M3 there, with a scale for each token and
+    128 elements of its heads in a row.
 
     The arguments are those of `rope_kv`, of which v_norm comes last, and those of `paged_attention`, with `scales`
     for both. Token r is at
@@ -53,12 +58,22 @@ def decode_attention(
         qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
         k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
         scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, v_norm=v_norm,
-        scales=scales,
+        scales=scales, room=room,
     )  # fmt: skip
 
 
-def composed(rope_kv: Callable[..., Tensor], paged_attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the op made of one implementation of each of its two parts."""
+def rounding_after(paged_attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return attention whose result is rounded where there is room, by torch's own ops."""
+
+    def attend(*given: Any, room: Rounded | None, **options: Any) -> Tensor:
+        out_THD = paged_attention(*given, **options)
+        return in_room(out_THD.flatten(1), room).view_as(out_THD)
+
+    return attend
+
+
+def composed(rope_kv: Callable[..., Tensor], attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the op made of one implementation of each of its two parts. attend: `paged_attention`, with `room`."""
 
     def decode_attention(
         qkv_TX: Tensor,
@@ -81,20 +96,21 @@ def composed(rope_kv: Callable[..., Tensor], paged_attention: Callable[..., Tens
         slopes_H: Tensor | None = None,
         v_norm: bool = False,
         scales: KVScales | None = None,
+        room: Rounded | None = None,
     ) -> Tensor:
         q_THD = rope_kv(
             qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
             k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, v_norm, scales,
         )  # fmt: skip
-        return paged_attention(
+        return attend(
             q_THD, k_cache_NGPD, v_cache_NGPD, batch,
-            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, scales=scales,
+            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, scales=scales, room=room,
         )  # fmt: skip
 
     return decode_attention
 
 
-_plain = composed(rope_kv, paged_attention_reference)
+_plain = composed(rope_kv, rounding_after(paged_attention_reference))
 
 
 @dataclass(frozen=True, kw_only=True)

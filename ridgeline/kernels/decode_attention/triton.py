@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from ridgeline.core.weight_format import BLOCK
 from ridgeline.kernels.aot import ARCHS, AotKernel
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.attention.schedule import KEY_TILE, make_schedule
@@ -15,6 +17,8 @@ from ridgeline.kernels.attention.triton import COMBINED, decode_config, paged_at
 from ridgeline.kernels.attention.triton_common import LOG2E
 from ridgeline.kernels.decode_attention.op import composed
 from ridgeline.kernels.decode_attention.triton_fused import fused_kernel
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.kernels.fp8_gemm.rounding import round_into
 from ridgeline.kernels.kv_cache import LEVELS, KVScales, for_kernels
 from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.rotary.triton import rope_kv, rope_kv_batch_invariant
@@ -24,8 +28,18 @@ from ridgeline.kernels.rotary.triton import rope_kv, rope_kv_batch_invariant
 MANY_ROWS = 64
 WIDEST = 256  # heads that are wider do not fit the registers in all the forms that the kernel keeps of them
 
-in_two_launches = composed(rope_kv, paged_attention)
-batch_invariant = composed(rope_kv_batch_invariant, paged_attention)
+
+def _attend(*given: Any, room: Rounded | None, **options: Any) -> Tensor:
+    """Compute `paged_attention`, rounded where there is room."""
+    out_THD = paged_attention(*given, room=room, **options)
+    if room is None or out_THD.dtype == room.q_TI.dtype:
+        return out_THD
+    round_into(out_THD.flatten(1), room)
+    return room.q_TI.view_as(out_THD)
+
+
+in_two_launches = composed(rope_kv, _attend)
+batch_invariant = composed(rope_kv_batch_invariant, _attend)
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,7 @@ def decode_attention(
     slopes_H: Tensor | None = None,
     v_norm: bool = False,
     scales: KVScales | None = None,
+    room: Rounded | None = None,
 ) -> Tensor:
     """Compute `op.decode_attention`. Returns a contiguous [T, H, D]. The caches must be as `triton.paged_attention`
     wants them. Cells that no query sees may hold NaN."""
@@ -100,12 +115,18 @@ def decode_attention(
             # The schedule was made just now and must be complete before the kernel starts. So the kernel is launched
             # strictly. PDL stays on, since without it the compiler's error comes back that `held` avoids.
             options["launch_pdl"] = False
-    if schedule.fixed or schedule.cascade is not None or num_rows > MANY_ROWS or head_dim > WIDEST:
+    if (
+        schedule.fixed
+        or schedule.cascade is not None
+        or num_rows > MANY_ROWS
+        or head_dim > WIDEST
+        or (room is not None and head_dim != BLOCK)
+    ):
         return in_two_launches(
             qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
             k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
             scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, v_norm=v_norm,
-            scales=scales,
+            scales=scales, room=room,
         )  # fmt: skip
     if schedule.few != 1 or schedule.window != window:
         raise ValueError(
@@ -119,7 +140,8 @@ def decode_attention(
     dim, heads = max(cache.least_dim, triton.next_power_of_2(head_dim)), triton.next_power_of_2(group)
     cut = config(num_rows, group, head_dim, k_cache_NGPD.element_size(), block_size)
     programs = len(schedule.items_I8) * num_kv_heads
-    out_THD = torch.empty(num_rows, num_heads, head_dim, dtype=qkv_TX.dtype, device=device)
+    shape = num_rows, num_heads, head_dim
+    out_THD = torch.empty(shape, dtype=qkv_TX.dtype, device=device) if room is None else room.q_TI.view(shape)
     fused_kernel[(programs,)](
         qkv_TX,
         q_norm_D,
@@ -129,6 +151,7 @@ def decode_attention(
         *cache.tensors,
         None if scales is None else scales.saturated_1,
         out_THD,
+        None if room is None else room.scale,
         batch.block_table_SC,
         schedule.items_I8,
         schedule.arrivals,
@@ -144,6 +167,7 @@ def decode_attention(
         *cache.strides,
         batch.block_table_SC.stride(0),
         *cache.scale_strides,
+        num_rows,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -162,6 +186,7 @@ def decode_attention(
         SOFTCAP=softcap is not None,
         ALIBI=slopes_H is not None,
         KV=cache.KV,
+        ROUND=room is not None,
         num_warps=cut.num_warps,
         num_stages=cut.num_stages,
         **options,
@@ -173,6 +198,7 @@ def _aot(
     rows: int, heads: int, kv_heads: int, head_dim: int, *,
     norm: bool = False, rotate: bool = True, alibi: bool = False,
     sinks: bool = False, v_norm: bool = False, window: bool = False, kv: str | None = None, amd: bool = False,
+    rounds: bool = False,
     archs: tuple[str, ...] = ARCHS,
 ) -> AotKernel:  # fmt: skip
     pointers = (
@@ -183,6 +209,9 @@ def _aot(
     kinds |= dict.fromkeys(("table", "items", "arrivals"), "*i32")
     signature = {f"{name}_ptr": kinds.get(name, "*bf16") for name in pointers}
     signature |= {"eps": "fp32", "scale": "fp32", "softcap": "fp32", "window": "i32"}
+    signature["num_rows"] = "i32"
+    if rounds:
+        signature |= {"out_ptr": "*fp8e4nv", "out_scale_ptr": "*fp32"}
     signature |= {f"stride_{name}": "i32:16" for name in ("qkv", "block", "head", "token")} | {"stride_table": "i32"}
     group = heads // kv_heads
     cut = config(rows, group, head_dim, 1 if kv else 2, 64)
@@ -191,7 +220,7 @@ def _aot(
         "NUM_KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM": triton.next_power_of_2(head_dim),
         "ROTATED": head_dim if rotate else 0, "BLOCK_SIZE": 64, "QUERIES": max(cut.queries, group), "TILE": cut.tile,
         "HEADS": triton.next_power_of_2(group), "PARTS": 8, "NORM": norm, "V_NORM": v_norm, "VALUES_ARE_KEYS": False,
-        "WINDOW": window, "SINKS": sinks, "SOFTCAP": False, "ALIBI": alibi, "KV": kv,
+        "WINDOW": window, "SINKS": sinks, "SOFTCAP": False, "ALIBI": alibi, "KV": kv, "ROUND": rounds,
     }  # fmt: skip
     given = {"q_norm_ptr": norm, "k_norm_ptr": norm, "cos_sin_ptr": rotate, "slopes_ptr": alibi}
     given["sinks_ptr"] = sinks
@@ -202,7 +231,14 @@ def _aot(
         signature |= {"k_ptr": "*i16", "v_ptr": "*i16", "scale_ptr": "*i32"}
         signature |= {"stride_scale_block": "i32:16", "stride_scale_head": "i32:16"}
         constants["stride_scale_token"] = 1
-    for name in ("scale_ptr", "saturated_ptr", "stride_scale_block", "stride_scale_head", "stride_scale_token"):
+    for name in (
+        "scale_ptr",
+        "out_scale_ptr",
+        "saturated_ptr",
+        "stride_scale_block",
+        "stride_scale_head",
+        "stride_scale_token",
+    ):
         if name not in signature:
             constants.setdefault(name, None)
     return AotKernel(
@@ -222,6 +258,7 @@ AOT = (
     _aot(64, 64, 8, 64, sinks=True, window=True, archs=("sm_90", "gfx942")),
     *(_aot(64, 32, 8, 128, kv=kv, archs=("sm_90",)) for kv in LEVELS.values()),
     _aot(1, 32, 8, 128, kv="e4m3", archs=("sm_90",)),
+    _aot(64, 32, 8, 128, kv="e4m3", rounds=True, archs=("sm_90",)),
     _aot(1, 16, 8, 64, norm=True, kv="int8", archs=("sm_90",)),
     _aot(64, 32, 8, 128, kv="e4m3", amd=True, archs=("gfx942",)),
 )

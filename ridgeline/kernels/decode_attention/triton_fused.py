@@ -34,6 +34,8 @@ from ridgeline.kernels.attention.triton_common import (
 )
 from ridgeline.kernels.attention.triton_decode import add_parts, add_tile
 from ridgeline.kernels.triton_levels import (
+    e4m3_quotient,
+    e4m3_scale,
     largest_level,
     levels,
     magnitude,
@@ -46,7 +48,7 @@ from ridgeline.kernels.triton_levels import (
 )
 
 
-@triton.jit(do_not_specialize_on_alignment=["place_ptr"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["place_ptr"])
 def fused_kernel(
     qkv_ptr,
     q_norm_ptr,
@@ -58,6 +60,7 @@ def fused_kernel(
     scale_ptr,
     saturated_ptr,
     out_ptr,
+    out_scale_ptr,
     table_ptr,
     items_ptr,
     arrivals_ptr,
@@ -77,6 +80,7 @@ def fused_kernel(
     stride_scale_block,
     stride_scale_head,
     stride_scale_token,
+    num_rows,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -95,6 +99,7 @@ def fused_kernel(
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     KV: tl.constexpr,
+    ROUND: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend with the queries of one item and one key head.
@@ -102,6 +107,7 @@ def fused_kernel(
     parts [items, G, GROUP, HEAD_DIM], part_lse [items, G, GROUP]: float32.
     ROTATED: the rotated width; 0 for no rotation.
     KV: the format of the cache's levels, of which two are a word; None for a cache of plain numbers.
+    ROUND: out is E4M3, with a scale for each head in out_scale, float32 [heads, rows]. Heads are 128 wide.
     """
     if PDL:
         gdc_launch_dependents()
@@ -220,6 +226,10 @@ def fused_kernel(
     out_ptr += (token.to(tl.int64) * NUM_KV_HEADS + g) * (GROUP * HEAD_DIM)
     if num_parts == 1:
         out_DM = out_ptr + m_M[None, :] * HEAD_DIM + d_DM
+        if ROUND:
+            scale_M = e4m3_scale(acc_DM, 0)
+            tl.store(out_scale_ptr + (g * GROUP + m_M) * num_rows + token, scale_M, mask=real_M)
+            acc_DM = e4m3_quotient(acc_DM, scale_M[None, :])
         tl.store(out_DM, acc_DM.to(out_ptr.dtype.element_ty), mask=real_DM)
     else:
         part_M = (item.to(tl.int64) * NUM_KV_HEADS + g) * GROUP + m_M
@@ -248,6 +258,10 @@ def fused_kernel(
             )
             acc_ED = acc_ED / sum_E1
             stored_ED = (j_E1 < GROUP) & (d_1D < HEAD_DIM)
+            if ROUND:
+                scale_E1 = e4m3_scale(acc_ED, 1)[:, None]
+                tl.store(out_scale_ptr + (g * GROUP + j_E1) * num_rows + token, scale_E1, mask=j_E1 < GROUP)
+                acc_ED = e4m3_quotient(acc_ED, scale_E1)
             tl.store(out_ptr + j_E1 * HEAD_DIM + d_1D, acc_ED.to(out_ptr.dtype.element_ty), mask=stored_ED)
 
 

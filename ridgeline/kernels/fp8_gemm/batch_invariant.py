@@ -11,14 +11,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from ridgeline.kernels.activation.triton import gated_activation
-from ridgeline.kernels.fp8_gemm.op import Fp8
+from ridgeline.kernels.fp8_gemm.op import Fp8, in_room
 from ridgeline.kernels.fp8_gemm.products import invariant_linear
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.fp8_gemm.triton import eight
 from ridgeline.kernels.norm.triton import rms_norm
 
 
-def fp8_linear(x_TI: Tensor, weight: Fp8, bias_O: Tensor | None) -> Tensor:
+def fp8_linear(x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Tensor:
     """Compute `op.fp8_linear`."""
+    x_TI = x_TI.wide().to(x_TI.dtype) if isinstance(x_TI, Rounded) else x_TI
     return invariant_linear(x_TI, eight(weight), bias_O)
 
 
@@ -30,8 +32,9 @@ def fp8_norm_linear(
     weight: Fp8,
     bias_O: Tensor | None,
     gate: str | None,
+    room: Rounded | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `op.fp8_norm_linear`."""
     n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
     y_TO = fp8_linear(n_TI, weight, bias_O)
-    return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
+    return in_room(gated_activation(y_TO, gate) if gate else y_TO, room), s_TI

@@ -3,8 +3,7 @@
 On Hopper a kernel rounds the activations, with the norm before if there is one. Then come
 
 up to 64 tokens      hopper_stream.py
-up to some hundreds  hopper_stream.py, if one lap of its tiles of 128 x 128 is enough; with scales of blocks
-                     hopper_tiles.py
+up to some hundreds  hopper_stream.py, if one lap of its tiles of 128 x 128 is enough
 more                 hopper_tiles.py, or library.py
 
 On other GPUs tiles.py multiplies in 16 bits. The rules are those which won in benchmarks/results/h200-fp8.jsonl.
@@ -12,11 +11,14 @@ On other GPUs tiles.py multiplies in 16 bits. The rules are those which won in b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PANEL = 128  # inputs in one swizzled row of shared memory, and inputs of a block with a scale of its own
 RING = 217_000  # bytes of shared memory for stages; barriers and turned tiles need a few thousand more
-STREAM_TOKENS = 64  # above that, scales of blocks belong to too many columns of a thread
+RING_AND_SCALES = 222_000  # likewise where up to 64 tokens are turned, which takes less
+STREAM_TOKENS = 64  # up to that, tiles have no more columns than there are tokens
+GROUPED_INPUTS = 32_768  # the scales of longer rows would take the place of weights in shared memory
+ROUNDED_TOKENS = 64  # the rounding of 256 tokens takes 3 µs; what it saves to do it before was not measured
 LIBRARY_TOKENS = 1024
 LIBRARY_INPUTS = 16_384
 
@@ -40,11 +42,12 @@ class Stream:
 
 @dataclass(frozen=True)
 class Tiles:
-    """A cut of hopper_tiles.py: tiles of 128 tokens by 256 weight rows, or by 128 with `promote` (half of them gates if
-    gated)."""
+    """A cut of hopper_tiles.py: tiles of 128 tokens by 256 weight rows; with `promote` of 128 or 256 tokens by 128 rows
+    (half of the rows are gates if gated)."""
 
     stages: int = 4
     promote: bool = False
+    tokens: int = 128
 
 
 @dataclass(frozen=True)
@@ -59,16 +62,29 @@ class Tile:
 
 
 def choose_hopper(
-    tokens: int, inputs: int, outputs: int, *, gated: bool, processors: int, blocked: bool = False
+    tokens: int,
+    inputs: int,
+    outputs: int,
+    *,
+    gated: bool,
+    processors: int,
+    blocked: bool = False,
+    between: bool = False,
 ) -> Stream | Tiles:
-    """Return the cut for rounded activations on Hopper. outputs: of each half if gated."""
+    """Return the cut for rounded activations on Hopper.
+
+    outputs: of each half if gated.
+    between: activations have a scale for each 128 inputs beside weights with one for each output, or results are
+        rounded. Only hopper_stream.py does this.
+    """
     if tokens > STREAM_TOKENS:
-        if blocked:
-            return Tiles(6, promote=True)
         columns = -(-tokens // 128)
+        # Gates, ups and their partial sums for 128 tokens would not fit the registers of hopper_stream.py
+        if blocked and gated:
+            return _tiles_in_blocks(tokens)
         # A tile of hopper_tiles.py costs two of 128 x 128, so it must save half of the laps
-        if tokens > 128 and -(-outputs // 128) * columns > processors:
-            return Tiles()
+        if tokens > 128 and -(-outputs // 128) * columns > processors and not between:
+            return _tiles_in_blocks(tokens) if blocked else Tiles()
         rows = 128 if -(-outputs // 64) * columns > processors else 64
         tiles = -(-outputs // rows) * columns
         return stream(rows, 128, inputs, tiles, gated=gated, processors=processors, long=not gated and inputs >= 8192)
@@ -79,6 +95,20 @@ def choose_hopper(
     if tiles > processors:
         rows, tiles = 128, -(-outputs // 128)
     return stream(rows, padded, inputs, tiles, gated=gated, processors=processors, long=long)
+
+
+def rounded_before(tokens: int, inputs: int) -> bool:
+    """Return True where the op before had better round this product's activations, with a scale for each 128 inputs.
+
+    A kernel that only rounds costs 1 to 1.7 µs in a chain of dependent kernels at 8 tokens, and sums that are promoted
+    0.1 to 1 µs in all (benchmarks/results/h200-fp8.jsonl).
+    """
+    return tokens <= ROUNDED_TOKENS and inputs % PANEL == 0 and inputs <= GROUPED_INPUTS
+
+
+def _tiles_in_blocks(tokens: int) -> Tiles:
+    """Return tiles for scales of blocks: of 256 tokens where these are many enough to fill the device with them."""
+    return Tiles(4, promote=True, tokens=256) if tokens >= 1024 else Tiles(6, promote=True)
 
 
 def library_wins(tokens: int, inputs: int, *, gated: bool) -> bool:
@@ -98,6 +128,24 @@ def stream(
     block = 256 if rows * parts <= 128 and tokens <= 64 and inputs >= 256 * split * 2 else 128
     most = RING // ((rows * parts + tokens) * block)
     return Stream(rows, tokens, block, min(most, 16, max(2, -(-inputs // (block * split)))), split)
+
+
+def groups(plan: Stream, inputs: int) -> int:
+    """Return the rows of the table of scales in shared memory: at least a program's blocks of 128 inputs."""
+    blocks = -(-inputs // plan.block)
+    most = (blocks + plan.split - 1) // plan.split  # of one program that shares a tile
+    return _power_of_two(most * (plan.block // PANEL))
+
+
+def fitting(plan: Stream, parts: int, groups: int) -> Stream:
+    """Return the plan with as many of its stages as fit beside a table of scales. parts: 2 if gated."""
+    if not groups:
+        return plan
+    stage = (plan.rows * parts + plan.tokens) * plan.block
+    left = (RING_AND_SCALES - 4 * groups * parts * plan.tokens) // stage
+    if left < 2:
+        raise ValueError(f"{plan}: no room for two stages beside {groups} scales for each of {parts} parts")
+    return replace(plan, stages=min(plan.stages, left))
 
 
 def choose_tile(tokens: int, outputs: int) -> Tile:

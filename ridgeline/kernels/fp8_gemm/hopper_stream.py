@@ -19,7 +19,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.gemm.hopper import _awaited, _barriers, _item, _store, _together
+from ridgeline.kernels.gemm.hopper import _awaited, _barriers, _finished, _item, _together, _write, barrier
 from ridgeline.kernels.gluon_names import load_tile, viewed
 
 PANEL = gl.constexpr(128)  # inputs in one swizzled row of shared memory, and inputs that share a scale in blocks
@@ -116,67 +116,100 @@ def _products(
 
 
 @gluon.jit
-def _promoted(
-    w, x, full, empty, x_scale_ptr, w_scale_ptr, step, begin, end, row, token, tokens, outputs, inputs,
-    ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
-    BLOCKED: gl.constexpr,
+def _factors(
+    table, x_scale_ptr, w_scale_ptr, row, token, first, tokens, outputs, columns,
+    BLOCKED: gl.constexpr, WARPS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Return what `_products` does, with the sums of each 128 inputs added up in float32, and scaled if BLOCKED."""
+    """Write what the sums of each 128 inputs are multiplied by into shared memory: [PARTS, G, T], with G blocks of
+    inputs from the `first` one on.
+
+    All of them are asked for at once, beside the first x, as no block's products take as long as a scale to arrive.
+    """
+    PARTS: gl.constexpr = table.shape[0]
+    GROUPS: gl.constexpr = table.shape[1]
+    TOKENS: gl.constexpr = table.shape[2]
+    WIDE: gl.constexpr = 32 if TOKENS > 32 else TOKENS
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [32 // WIDE, WIDE], [WARPS, 1], [1, 0])
+    column_G = gl.minimum(first + gl.arange(0, GROUPS, gl.SliceLayout(1, layout)), columns - 1)
+    w_scales = ()
+    if BLOCKED:
+        for part in gl.static_range(PARTS):
+            scale_G = gl.load(w_scale_ptr + (row + part * outputs) // PANEL * columns + column_G)
+            w_scales = w_scales + (scale_G,)  # type: ignore[assignment]  # noqa: RUF005
+    if PDL:
+        gdc_wait()  # the kernel before writes the scales of x
+    at_1T = gl.expand_dims(token + gl.arange(0, TOKENS, gl.SliceLayout(0, layout)), 0)
+    column_G1 = gl.expand_dims(column_G, 1)
+    factor_GT = gl.load(x_scale_ptr + column_G1 * tokens + at_1T, mask=(at_1T < tokens) & (column_G1 >= 0), other=0)
+    barrier()  # until every thread has done with the last tile's
+    for part in gl.static_range(PARTS):
+        if BLOCKED:
+            table.index(part).store(factor_GT * gl.expand_dims(w_scales[part], 1))
+        else:
+            table.index(part).store(factor_GT)
+    barrier()
+
+
+@gluon.jit
+def _promoted(
+    w, x, full, empty, table, step, steps,
+    ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    GROUPED: gl.constexpr,
+):  # fmt: skip
+    """Return what `_products` does, with the sums of each 128 inputs added up in float32, times the factors in `table`
+    if GROUPED. A stage is given back before its sums are added."""
     PANELS: gl.constexpr = BLOCK // PANEL
+    GROUPS: gl.constexpr = table.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS // 16, 1], [16, TOKENS, 32])
-    at_T = token + gl.arange(0, TOKENS, gl.SliceLayout(0, layout))
-    columns = gl.cdiv(inputs, PANEL)
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     zeros_CT = gl.zeros([ROWS, TOKENS], gl.float32, layout)
     sums = ()
     for _ in gl.static_range(PARTS):
         sums = sums + (zeros_CT,)  # type: ignore[assignment]  # noqa: RUF005
-    if BLOCKED:
-        scales = _scales(x_scale_ptr, w_scale_ptr, row, at_T, begin * PANELS, tokens, outputs, columns, PARTS)
-    for block in range(begin, end):
+    if GROUPED:
+        lines = viewed(table, [PARTS * GROUPS, TOKENS], line)
+    for i in range(steps):
         here = step % STAGES
         mbarrier.wait(full.index(here), (step // STAGES) & 1)
+        fresh = ()
         for panel in gl.static_range(PANELS):
             b = x.index(here * PANELS + panel).permute((1, 0))
-            fresh = ()
             for part in gl.static_range(PARTS):
                 a = w.index((here * PARTS + part) * PANELS + panel)
                 fresh = fresh + (warpgroup_mma(a, b, zeros_CT, use_acc=False, is_async=True),)  # type: ignore[assignment]  # noqa: RUF005
-            if BLOCKED:
-                ahead = block * PANELS + panel + 1
-                coming = _scales(x_scale_ptr, w_scale_ptr, row, at_T, ahead, tokens, outputs, columns, PARTS)
-            fresh = _awaited(fresh, 0, PARTS)
+        fresh = _awaited(fresh, 0, PANELS * PARTS)
+        mbarrier.arrive(empty.index(here), count=1)
+        for panel in gl.static_range(PANELS):
             grown = ()
             for part in gl.static_range(PARTS):
-                more_CT = fresh[part]
-                if BLOCKED:
-                    more_CT = more_CT * gl.expand_dims(scales[0] * scales[1 + part], 0)
+                more_CT = fresh[panel * PARTS + part]
+                if GROUPED:
+                    at = part * GROUPS + i * PANELS + panel
+                    more_CT = more_CT * gl.expand_dims(lines.index(at).load(gl.SliceLayout(0, layout)), 0)
                 grown = grown + (sums[part] + more_CT,)  # type: ignore[assignment]  # noqa: RUF005
             sums = grown
-            if BLOCKED:
-                scales = coming
-        mbarrier.arrive(empty.index(here), count=1)
         step += 1
     return sums, step
 
 
 @gluon.jit
-def _scales(x_scale_ptr, w_scale_ptr, row, at_T, column, tokens, outputs, columns, PARTS: gl.constexpr):
-    """Return the scales of the tokens in a block of inputs, [T], and that of each part's weights, whose rows are all in
-    one block."""
-    column = gl.minimum(column, columns - 1)
-    scales = (gl.load(x_scale_ptr + column * tokens + at_T, mask=at_T < tokens, other=0),)
-    for part in gl.static_range(PARTS):
-        scales = scales + (gl.load(w_scale_ptr + (row + part * outputs) // PANEL * columns + column),)  # type: ignore[assignment]  # noqa: RUF005
-    return scales
+def _write_rounded(y, y_ptr, y_scale_ptr, row, token, tokens, outputs, AXIS: gl.constexpr, layout: gl.constexpr):
+    """Round the results of a tile, whose 128 rows lie along axis 1 - AXIS, to E4M3 with a scale for each token. Larger
+    quotients than 448, by a rounding, saturate."""
+    largest_T = gl.max(gl.abs(y), 1 - AXIS)
+    scale_T = gl.maximum(largest_T * (1 / 448), 1e-30)
+    at_T = token + gl.arange(0, y.shape[AXIS], scale_T.type.layout)
+    gl.store(y_scale_ptr + row // PANEL * tokens + at_T, scale_T, mask=at_T < tokens)
+    _write(y * gl.expand_dims(1 / scale_T, 1 - AXIS), y_ptr, row, token, tokens, outputs, AXIS, layout)
 
 
 @gluon.jit
 def _consumer(
-    x, w, full, empty, x_scale_ptr, w_scale_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr,
+    x, w, full, empty, table, x_scale_ptr, w_scale_ptr, bias_ptr, y_ptr, y_scale_ptr, sums_ptr, arrival_ptr,
     items, token_tiles, tokens, outputs, inputs, blocks,
     ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT: gl.constexpr, BLOCKED: gl.constexpr, PROMOTE: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
-    PDL: gl.constexpr,
+    SPLIT: gl.constexpr, GROUPED: gl.constexpr, BLOCKED: gl.constexpr, PROMOTE: gl.constexpr, BIAS: gl.constexpr,
+    GATE: gl.constexpr, ROUND: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Multiply and finish all tiles of this program."""
     WARPS: gl.constexpr = ROWS // 16
@@ -196,15 +229,19 @@ def _consumer(
         # weights while the kernel before still runs
         if not BLOCKED:
             w_scales = _row_scales(w_scale_ptr, row, outputs, ROWS, PARTS, gl.SliceLayout(1 - AXIS, last))
-        if PDL:
-            gdc_wait()  # the kernel before writes the scales of x
-        if not BLOCKED:
+        if GROUPED:
+            first, columns = begin * (BLOCK // PANEL), gl.cdiv(inputs, PANEL)
+            _factors(
+                table, x_scale_ptr, w_scale_ptr, row, token, first, tokens, outputs, columns, BLOCKED, WARPS, PDL
+            )  # fmt: skip
+        else:
+            if PDL:
+                gdc_wait()  # the kernel before writes the scales of x
             at_T = mine + gl.arange(0, SHARE, gl.SliceLayout(AXIS, last))
             x_scale_T = gl.load(x_scale_ptr + at_T, mask=at_T < tokens, other=0)
         if PROMOTE:
             sums, step = _promoted(
-                w, x, full, empty, x_scale_ptr, w_scale_ptr, step, begin, end, row, token, tokens, outputs, inputs,
-                ROWS, PARTS, TOKENS, BLOCK, STAGES, BLOCKED,
+                w, x, full, empty, table, step, end - begin, ROWS, PARTS, TOKENS, BLOCK, STAGES, GROUPED
             )  # fmt: skip
         else:
             sums, step = _products(w, x, full, empty, step, end - begin, ROWS, PARTS, TOKENS, BLOCK, STAGES, SUM)
@@ -214,9 +251,15 @@ def _consumer(
                 ROWS, PARTS, TOKENS, SPLIT, wide,
             )  # fmt: skip
         if not BLOCKED:
-            sums = _scaled(sums, w_scales, x_scale_T, PARTS, AXIS)
+            sums = _scaled(sums, w_scales, PARTS, 1 - AXIS)
+        if not GROUPED:
+            sums = _scaled(sums, (x_scale_T,) if PARTS == 1 else (x_scale_T, x_scale_T), PARTS, AXIS)
         out: gl.constexpr = tall if SPLIT == 1 else wide
-        _store(sums, bias_ptr, y_ptr, row, mine, tokens, outputs, BIAS, GATE, 1 - AXIS, out)
+        y = _finished(sums, bias_ptr, row, outputs, BIAS, GATE, 1 - AXIS)
+        if ROUND:
+            _write_rounded(y, y_ptr, y_scale_ptr, row, mine, tokens, outputs, 1 - AXIS, out)
+        else:
+            _write(y, y_ptr, row, mine, tokens, outputs, 1 - AXIS, out)
 
 
 @gluon.jit
@@ -228,26 +271,31 @@ def _floats(sums, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def _scaled(sums, w_scales, x_scale_T, PARTS: gl.constexpr, AXIS: gl.constexpr):
-    """Return the parts' sums, whose rows lie along AXIS, times the scales of their outputs and tokens, in float32."""
+def _scaled(sums, scales, PARTS: gl.constexpr, AXIS: gl.constexpr):
+    """Return the parts' sums times each part's scales, which lie along the other axis than AXIS, in float32."""
     found = ()
     for part in gl.static_range(PARTS):
-        scaled = sums[part].to(gl.float32) * gl.expand_dims(w_scales[part], 1 - AXIS) * gl.expand_dims(x_scale_T, AXIS)
+        scaled = sums[part].to(gl.float32) * gl.expand_dims(scales[part], AXIS)
         found = found + (scaled,)  # type: ignore[assignment]  # noqa: RUF005
     return found
 
 
 @gluon.jit(do_not_specialize=["tokens"])
 def stream_kernel(
-    x_desc, w_desc, x_scale_ptr, w_scale_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr, tokens, outputs, inputs,
+    x_desc, w_desc, x_scale_ptr, w_scale_ptr, bias_ptr, y_ptr, y_scale_ptr, sums_ptr, arrival_ptr,
+    tokens, outputs, inputs,
     ROWS: gl.constexpr, TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
-    BLOCKED: gl.constexpr, PROMOTE: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
+    GROUPS: gl.constexpr, BLOCKED: gl.constexpr, PROMOTE: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
+    ROUND: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute y [T, O].
 
     GATE: "" or the activation. With one the weight's rows are O gates, then O ups.
-    x_scale: float32 [T], or [C, T] if BLOCKED, with C blocks of 128 inputs.
-    w_scale: float32 [O] (2 O if gated), or [blocks of 128 outputs, C] if BLOCKED.
+    GROUPS: at least the blocks of 128 inputs of a program, if x has a scale for each; 0 if it has one for a token.
+    ROUND: y is E4M3, with a scale for each token and 128 outputs; rows are 128, and outputs a multiple of it.
+    x_scale: float32 [T], or [C, T] if GROUPS, with C blocks of 128 inputs.
+    w_scale: float32 [O] (2 O if gated), or [blocks of 128 outputs, C] if BLOCKED, which needs GROUPS.
+    y_scale: float32 [blocks of 128 outputs, T] if ROUND.
     sums: float32 [tiles, SPLIT, PARTS, TOKENS, ROWS].
     arrival: a counter per tile, a multiple of SPLIT.
     """
@@ -259,6 +307,10 @@ def stream_kernel(
     layout: gl.constexpr = w_desc.layout
     w = gl.allocate_shared_memory(dtype, [STAGES * PARTS * PANELS, ROWS, PANEL], layout)
     x = gl.allocate_shared_memory(dtype, [STAGES * PANELS, TOKENS, PANEL], layout)
+    # What the sums of each 128 inputs are multiplied by; of the smallest size where that is nothing
+    table = gl.allocate_shared_memory(
+        gl.float32, [PARTS, GROUPS if GROUPS > 0 else 1, TOKENS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
     full, empty = _barriers(STAGES), _barriers(STAGES)
     fence_async_shared()
     token_tiles = gl.cdiv(tokens, TOKENS)
@@ -267,9 +319,9 @@ def stream_kernel(
     gl.warp_specialize(
         [
             (_consumer, (
-                x, w, full, empty, x_scale_ptr, w_scale_ptr, bias_ptr, y_ptr, sums_ptr, arrival_ptr,
-                items, token_tiles, tokens, outputs, inputs, blocks,
-                ROWS, PARTS, TOKENS, BLOCK, STAGES, SPLIT, BLOCKED, PROMOTE, BIAS, GATE, PDL,
+                x, w, full, empty, table, x_scale_ptr, w_scale_ptr, bias_ptr, y_ptr, y_scale_ptr, sums_ptr, arrival_ptr,
+                items, token_tiles, tokens, outputs, inputs, blocks, ROWS, PARTS, TOKENS, BLOCK, STAGES, SPLIT,
+                GROUPS > 0, BLOCKED, PROMOTE, BIAS, GATE, ROUND, PDL,
             )),
             (_producer, (
                 x_desc, w_desc, x, w, full, empty, items, token_tiles, tokens, outputs, blocks,

@@ -1,12 +1,19 @@
-"""Products of 8-bit numbers on Hopper where the matrix units are the bound: tiles of 128 tokens by 256 or 128 weight
-rows.
+"""Products of 8-bit numbers on Hopper where the matrix units are the bound: tiles of 128 tokens by 256 weight rows, or
+of 128 or 256 tokens by 128.
 
-Each of two warpgroups multiplies 64 tokens, and one warp fills a ring of shared memory. A program takes its share of
-the tiles one after the other, so the ring fills with the next tile's blocks while the last one's results are written.
+Each of two warpgroups multiplies half of the tokens, and one warp fills a ring of shared memory. A program takes its
+share of the tiles one after the other, so the ring fills with the next tile's blocks while the last one's results are
+written.
 
 With PROMOTE the sums of each 128 inputs leave the matrix units and are added up in float32 (see hopper_stream.py).
-Tiles then have 128 rows, since partial sums and sums of 256 would not fit the registers. While one warpgroup adds, the
-other one multiplies. Scales are loaded 128 inputs ahead.
+Tiles then have 128 rows: partial sums of 64 x 256 and sums of as many would take 256 registers of a thread. While one
+warpgroup adds, the other one multiplies. Scales are loaded 128 inputs ahead.
+
+Of 256 tokens a warpgroup multiplies two waves of 64 one after the other, which share the partial sums' registers
+(64 + 128). A byte that is loaded then serves as many products as in tiles of 128 x 256: 48 KiB take 1024 clocks of the
+matrix units, where 128 x 128 take 32 KiB for 512, more than the second-level cache delivers (37 bytes a clock and
+multiprocessor is what 1,519 TFLOP/s with tiles of 128 x 256 need). Adding up is 64 instructions of each of two warps
+of a scheduler for 256 clocks of the matrix units, with the scales some 90, which leaves them two thirds idle.
 
 Legend:
     W  tokens of a warpgroup
@@ -30,8 +37,7 @@ from ridgeline.kernels.fp8_gemm.hopper_stream import PANEL
 from ridgeline.kernels.gemm.hopper import _barriers
 from ridgeline.kernels.gluon_names import load_tile, viewed
 
-TOKENS = gl.constexpr(128)  # of a tile
-TOGETHER = gl.constexpr(16)  # neighbouring tiles of tokens that go through the weights together
+TOGETHER = gl.constexpr(2048)  # neighbouring tokens whose tiles go through the weights together
 
 
 @gluon.constexpr_function
@@ -49,12 +55,13 @@ def _neighbours(half: int) -> gl.DistributedLinearLayout:
 
 
 @gluon.jit
-def _place(item, tokens, outputs, HALF: gl.constexpr, PARTS: gl.constexpr):
+def _place(item, tokens, outputs, TOKENS: gl.constexpr, HALF: gl.constexpr, PARTS: gl.constexpr):
     """Return (first token, first output) of a tile."""
+    MOST: gl.constexpr = TOGETHER // TOKENS
     columns = gl.cdiv(outputs, 2 * HALF // PARTS)
-    first = item // (TOGETHER * columns) * TOGETHER
-    beside = gl.minimum(gl.cdiv(tokens, TOKENS) - first, TOGETHER)
-    place = item % (TOGETHER * columns)
+    first = item // (MOST * columns) * MOST
+    beside = gl.minimum(gl.cdiv(tokens, TOKENS) - first, MOST)
+    place = item % (MOST * columns)
     return (first + place % beside) * TOKENS, place // beside * (2 * HALF // PARTS)
 
 
@@ -64,11 +71,12 @@ def _loader(
     HALF: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with blocks of x and of weights, for all tiles of this program."""
+    TOKENS: gl.constexpr = x.shape[1]
     w_layout: gl.constexpr = w_desc.layout
     x_layout: gl.constexpr = x_desc.layout
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        token, row = _place(item, tokens, outputs, HALF, PARTS)
+        token, row = _place(item, tokens, outputs, TOKENS, HALF, PARTS)
         for block in range(blocks):
             here = step % STAGES
             mbarrier.wait(empty.index(here), ((step // STAGES) & 1) ^ 1)
@@ -108,51 +116,70 @@ def _products(x, w, full, empty, step, blocks, PART: gl.constexpr, STAGES: gl.co
         mbarrier.arrive(empty.index((step + block + STAGES - 1) % STAGES), count=1, pred=block > 0)
     sums = warpgroup_mma_wait(0, deps=(sums,))
     mbarrier.arrive(empty.index((step + blocks + STAGES - 1) % STAGES), count=1)
-    return _halves(sums.to(gl.float32))
+    low_WC, high_WC = _halves(sums.to(gl.float32))
+    return low_WC, high_WC
 
 
 @gluon.jit
 def _promoted(
     x, w, full, empty, x_scale_ptr, w_scale_ptr, step, blocks, token, row, tokens, outputs, inputs,
-    PART: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, BLOCKED: gl.constexpr,
+    PART: gl.constexpr, PARTS: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, BLOCKED: gl.constexpr,
 ):  # fmt: skip
-    """Return what `_products` does, with the sums of each 128 inputs added up in float32, and scaled if BLOCKED."""
+    """Return what `_products` does for each wave of 64 tokens, with the sums of each 128 inputs added up in float32,
+    and scaled if BLOCKED: (low, high, low, high …).
+
+    A wave's products are all done when the next wave's begin, so one wave's partial sums are in registers.
+    """
     HALF: gl.constexpr = w.shape[1] // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * HALF, 32])
     x_layout: gl.constexpr = x.type.layout
     zeros = gl.zeros([64, 2 * HALF], gl.float32, layout)
     low_WC, high_WC = _halves(zeros)
+    sums = (low_WC, high_WC) if WAVES == 1 else (low_WC, high_WC, low_WC, high_WC)
     # A thread has the same rows of halves as of a tile
     rows: gl.constexpr = gl.SliceLayout(1, low_WC.type.layout)
-    token_W = token + PART * 64 + gl.arange(0, 64, rows)
+    row_W = gl.arange(0, 64, rows)
+    x_scale_ptr += token
     columns = gl.cdiv(inputs, PANEL)
     low_ptr = w_scale_ptr + row // PANEL * columns
     last = gl.cdiv(PARTS * outputs, PANEL) - 1
     high_ptr = w_scale_ptr + gl.minimum((row + (outputs if PARTS == 2 else HALF)) // PANEL, last) * columns
-    x_scale_ptr += token_W
-    if BLOCKED:
-        x_W = gl.load(x_scale_ptr, mask=token_W < tokens, other=0)
-        low_scale, high_scale = gl.load(low_ptr), gl.load(high_ptr)
+    x_scales = _wave_scales(x_scale_ptr, row_W, WAVES) if BLOCKED else ()
     for block in range(blocks):
         here = (step + block) % STAGES
         if BLOCKED:
-            low_W1, high_W1 = gl.expand_dims(x_W * low_scale, 1), gl.expand_dims(x_W * high_scale, 1)
-            ahead = gl.minimum(block + 1, blocks - 1)
-            x_W = gl.load(x_scale_ptr + ahead * tokens, mask=token_W < tokens, other=0)
-            low_scale, high_scale = gl.load(low_ptr + ahead), gl.load(high_ptr + ahead)
+            low_scale, high_scale = gl.load(low_ptr + block), gl.load(high_ptr + block)
+        # A block ahead; those of the last one again, so that nothing is read beyond
+        x_scale_ptr += gl.where(block + 1 < blocks, tokens, 0)
         mbarrier.wait(full.index(here), ((step + block) // STAGES) & 1)
-        a = viewed(x.index(here), [2, 64, PANEL], x_layout).index(PART)
-        more = warpgroup_mma(a, w.index(here).permute((1, 0)), zeros, use_acc=False, is_async=True)
-        more = warpgroup_mma_wait(0, deps=(more,))
-        mbarrier.arrive(empty.index(here), count=1)
-        more_low_WC, more_high_WC = _halves(more)
-        if BLOCKED:
-            low_WC += more_low_WC * low_W1
-            high_WC += more_high_WC * high_W1
-        else:
-            low_WC += more_low_WC
-            high_WC += more_high_WC
-    return low_WC, high_WC
+        waves = viewed(x.index(here), [2 * WAVES, 64, PANEL], x_layout)
+        grown = ()
+        coming = ()
+        for wave in gl.static_range(WAVES):
+            a = waves.index(PART * WAVES + wave)
+            more = warpgroup_mma(a, w.index(here).permute((1, 0)), zeros, use_acc=False, is_async=True)
+            more = warpgroup_mma_wait(0, deps=(more,))
+            if wave == WAVES - 1:
+                mbarrier.arrive(empty.index(here), count=1)
+            low_WC, high_WC = _halves(more)
+            if BLOCKED:
+                low_WC = low_WC * gl.expand_dims(x_scales[wave] * low_scale, 1)
+                high_WC = high_WC * gl.expand_dims(x_scales[wave] * high_scale, 1)
+                coming = coming + (gl.load(x_scale_ptr + wave * 64 + row_W),)  # type: ignore[assignment]  # noqa: RUF005
+            grown = grown + (sums[2 * wave] + low_WC, sums[2 * wave + 1] + high_WC)  # type: ignore[assignment]  # noqa: RUF005
+        sums = grown  # type: ignore[assignment]
+        x_scales = coming
+    return sums
+
+
+@gluon.jit
+def _wave_scales(x_scale_ptr, row_W, WAVES: gl.constexpr):
+    """Return the scales of each wave's tokens in the first block of inputs [W]. Behind the last token any numbers are
+    read: the memory of scales goes on there, and a mask would take registers."""
+    scales = ()
+    for wave in gl.static_range(WAVES):
+        scales = scales + (gl.load(x_scale_ptr + wave * 64 + row_W),)  # type: ignore[assignment]  # noqa: RUF005
+    return scales
 
 
 @gluon.jit
@@ -192,45 +219,53 @@ def _consumer(
     PART: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, BLOCKED: gl.constexpr, PROMOTE: gl.constexpr,
     BIAS: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Multiply 64 tokens of every tile of this program, and finish them."""
+    """Multiply half of the tokens of every tile of this program, and finish them."""
+    TOKENS: gl.constexpr = x.shape[1]
+    WAVES: gl.constexpr = TOKENS // 128
     HALF: gl.constexpr = w.shape[1] // 2
     SUM: gl.constexpr = gl.int32 if w.dtype == gl.int8 else gl.float32
     if PDL:
         gdc_wait()  # the kernel before writes the scales of x
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        token, row = _place(item, tokens, outputs, HALF, PARTS)
+        token, row = _place(item, tokens, outputs, TOKENS, HALF, PARTS)
+        token += PART * WAVES * 64
         if PROMOTE:
-            low_WC, high_WC = _promoted(
+            sums = _promoted(
                 x, w, full, empty, x_scale_ptr, w_scale_ptr, step, blocks, token, row, tokens, outputs, inputs,
-                PART, PARTS, STAGES, BLOCKED,
+                PART, PARTS, WAVES, STAGES, BLOCKED,
             )  # fmt: skip
         else:
-            low_WC, high_WC = _products(x, w, full, empty, step, blocks, PART, STAGES, SUM)
+            sums = _products(x, w, full, empty, step, blocks, PART, STAGES, SUM)
         step += blocks
-        token += PART * 64
         shift = outputs if PARTS == 2 else HALF
-        low_WC = _finished(
-            low_WC, x_scale_ptr, w_scale_ptr, bias_ptr, token, row, tokens, outputs, BLOCKED, BIAS
-        )  # fmt: skip
-        high_WC = _finished(
-            high_WC, x_scale_ptr, w_scale_ptr, bias_ptr, token, row + shift, tokens, PARTS * outputs, BLOCKED, BIAS
-        )  # fmt: skip
-        if GATE == "":
-            _write(low_WC, y_ptr, token, row, tokens, outputs)
-            _write(high_WC, y_ptr, token, row + HALF, tokens, outputs)
-        else:
-            _write(gated(low_WC, high_WC, GATE), y_ptr, token, row, tokens, outputs)
+        for wave in gl.static_range(WAVES):
+            low_WC = _finished(
+                sums[2 * wave], x_scale_ptr, w_scale_ptr, bias_ptr, token, row, tokens, outputs, BLOCKED, BIAS
+            )  # fmt: skip
+            high_WC = _finished(
+                sums[2 * wave + 1], x_scale_ptr, w_scale_ptr, bias_ptr, token, row + shift, tokens, PARTS * outputs,
+                BLOCKED, BIAS,
+            )  # fmt: skip
+            if GATE == "":
+                _write(low_WC, y_ptr, token, row, tokens, outputs)
+                _write(high_WC, y_ptr, token, row + HALF, tokens, outputs)
+            else:
+                _write(gated(low_WC, high_WC, GATE), y_ptr, token, row, tokens, outputs)
+            token += 64
 
 
 @gluon.jit(do_not_specialize=["tokens"])
 def tiles_kernel(
     x_desc, w_desc, x_scale_ptr, w_scale_ptr, bias_ptr, y_ptr, tokens, outputs, inputs,
-    STAGES: gl.constexpr, BLOCKED: gl.constexpr, PROMOTE: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
-    PDL: gl.constexpr,
+    TOKENS: gl.constexpr, STAGES: gl.constexpr, BLOCKED: gl.constexpr, PROMOTE: gl.constexpr, BIAS: gl.constexpr,
+    GATE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute y [T, O]. The arguments are those of hopper_stream.stream_kernel. With a gate and BLOCKED, the outputs
-    must be a multiple of 128."""
+    must be a multiple of 128.
+
+    TOKENS: those of a tile, 128, or 256 with PROMOTE.
+    """
     if PDL:
         gdc_launch_dependents()
     HALF: gl.constexpr = 64 if PROMOTE else 128

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.fp8_gemm.eight import Eight
-from ridgeline.kernels.fp8_gemm.rounding import Rounded
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 
 
 def has(weight: Eight, dtype: torch.dtype) -> bool:
@@ -20,21 +20,22 @@ def has(weight: Eight, dtype: torch.dtype) -> bool:
     return weight.number_OI.dtype != torch.int8 and not weight.blocked and dtype == torch.bfloat16
 
 
-def product(x: Rounded, weight: Eight, bias_O: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return x · weightᵀ + bias: [T, O] in `dtype`.
+def product(x: Rounded, weight: Eight, bias_O: Tensor | None) -> Tensor:
+    """Return x · weightᵀ + bias: [T, O] in the dtype of x.
 
     Scales of blocks multiply partial sums of 128 inputs, which only kernels of our own do here.
     """
     assert not weight.blocked
+    assert not x.grouped
     tokens = len(x.q_TI)
     if weight.number_OI.dtype == torch.int8:
         q_TI = x.q_TI if tokens > 16 else torch.nn.functional.pad(x.q_TI, (0, 0, 0, 17 - tokens))
         sums_TO = torch._int_mm(q_TI, weight.number_OI.T)[:tokens]
-        y_TO = (sums_TO * x.scale[:, None] * weight.scale.view(1, -1)).to(dtype)
+        y_TO = (sums_TO * x.scale[:, None] * weight.scale.view(1, -1)).to(x.dtype)
     else:
         # Scales of rows need results in bfloat16
         y_TO = torch._scaled_mm(
             x.q_TI, weight.number_OI.T, x.scale[:, None], weight.scale.view(1, -1), out_dtype=torch.bfloat16,
             use_fast_accum=True,
-        ).to(dtype)  # fmt: skip
+        ).to(x.dtype)  # fmt: skip
     return y_TO if bias_O is None else y_TO + bias_O

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ridgeline.core.weight_format import BLOCK, Fp8Format
 from ridgeline.kernels.activation.op import gated_activation
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.norm.op import rms_norm
 from ridgeline.kernels.op import Implementation, Op, Platform, on_gpu
 
@@ -88,12 +89,23 @@ def rounded(x_TI: Tensor, fp8: Fp8Format, x_scale: Tensor | None) -> Tensor:
     return q_TI.float() * scale_TC.repeat_interleave(each, 1)[:, : x_TI.shape[1]]
 
 
-def fp8_linear(x_TI: Tensor, weight: Fp8, bias_O: Tensor | None) -> Tensor:
-    """Return round(x) · weightᵀ + bias: [T, O] in the dtype of `x_TI`. Sums are in float32.
+def in_room(y_TO: Tensor, room: Rounded | None) -> Tensor:
+    """Return y, or if there is room for it the numbers in E4M3 that are written there."""
+    if room is None:
+        return y_TO
+    q_TO, scale_TC = round_activations(y_TO, IN_BLOCKS, None)
+    room.scale.copy_(scale_TC.T)
+    return room.q_TI.copy_(q_TO)
 
-    An implementation may leave activations unrounded, which is nearer to the truth.
+
+def fp8_linear(x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Tensor:
+    """Return round(x) · weightᵀ + bias: [T, O] in the dtype of x. Sums are in float32.
+
+    An implementation may leave activations unrounded, which is nearer to the truth. Those which the op before has
+    rounded are taken as they are, whatever the format says.
     """
-    y_TO = rounded(x_TI, weight.format, weight.x_scale) @ weight.dequantized().T
+    x = x_TI.wide() if isinstance(x_TI, Rounded) else rounded(x_TI, weight.format, weight.x_scale)
+    y_TO = x @ weight.dequantized().T
     if bias_O is not None:
         y_TO = y_TO + bias_O.float()
     return y_TO.to(x_TI.dtype)
@@ -107,12 +119,14 @@ def fp8_norm_linear(
     weight: Fp8,
     bias_O: Tensor | None,
     gate: str | None,
+    room: Rounded | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (y, s) as the op `norm_linear` does, with an FP8 weight."""
+    """Return (y, s) as the op `norm_linear` does, with an FP8 weight. With `room` y is rounded to E4M3 there, with a
+    scale for each token and 128 outputs."""
     s_TI = x_TI if residual_TI is None else x_TI + residual_TI
     n_TI, _ = rms_norm(s_TI.float(), None, norm_weight_I, eps)
     y_TO = fp8_linear(n_TI, weight, bias_O)
-    return (gated_activation(y_TO, gate) if gate else y_TO).to(x_TI.dtype), s_TI
+    return in_room((gated_activation(y_TO, gate) if gate else y_TO).to(x_TI.dtype), room), s_TI
 
 
 @dataclass(frozen=True)

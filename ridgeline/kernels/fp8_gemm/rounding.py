@@ -12,8 +12,6 @@ Legend:
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -21,18 +19,12 @@ from torch import Tensor
 
 from ridgeline.core.weight_format import BLOCK, Activations
 from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.fp8_gemm.rounded import Rounded, group_scales
 from ridgeline.kernels.fp8_gemm.saturation import saturations
 from ridgeline.kernels.launch import launch_options
 
 GROUP = tl.constexpr(BLOCK)
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-
-
-class Rounded(NamedTuple):
-    """Activations in 8 bits: q [T, I], and the float32 scales [T], or [C, T] in blocks."""
-
-    q_TI: Tensor
-    scale: Tensor
 
 
 @triton.jit
@@ -104,23 +96,41 @@ def round_rows(
     """Return (x rounded, or with a norm rms_norm(s) rounded, and s). s = x + residual in x's dtype, or s = x without a
     residual."""
     (tokens, inputs), device = x_TI.shape, x_TI.device
-    groups = triton.cdiv(inputs, BLOCK)
-    q_TI = torch.empty(tokens, inputs, dtype=dtype, device=device)
-    shape = (groups, tokens) if activations == "block" else (tokens,)
-    scale = torch.empty(shape, dtype=torch.float32, device=device)
+    q_TI, grouped = torch.empty(tokens, inputs, dtype=dtype, device=device), activations == "block"
+    scale = group_scales(tokens, inputs, device) if grouped else torch.empty(tokens, dtype=torch.float32, device=device)
+    x = Rounded(q_TI, scale, x_TI.dtype)
     s_TI = x_TI if residual_TI is None else torch.empty(tokens, inputs, dtype=x_TI.dtype, device=device)
+    _launch(x, x_TI, residual_TI, norm_weight_I, eps, activations, x_scale, s_TI)
+    return x, s_TI
+
+
+def round_into(x_TI: Tensor, room: Rounded) -> None:
+    """Round x into `room`, with a scale for each 128 inputs."""
+    _launch(room, x_TI, None, None, 0.0, "block", None, x_TI)
+
+
+def _launch(
+    room: Rounded,
+    x_TI: Tensor,
+    residual_TI: Tensor | None,
+    norm_weight_I: Tensor | None,
+    eps: float,
+    activations: Activations,
+    x_scale: Tensor | None,
+    s_TI: Tensor,
+) -> None:
+    (tokens, inputs), (q_TI, scale, _) = x_TI.shape, room
     if not tokens:
-        return Rounded(q_TI, scale), s_TI
+        return
+    padded = triton.next_power_of_2(triton.cdiv(inputs, BLOCK))
     residual = x_TI if residual_TI is None else residual_TI  # any pointer will do for what the flags leave out
-    padded = triton.next_power_of_2(groups)
     round_kernel[(tokens,)](
         x_TI, residual, x_TI if norm_weight_I is None else norm_weight_I, scale if x_scale is None else x_scale,
-        q_TI, scale, s_TI, saturations(device) if activations == "static" else scale, x_TI.stride(0),
-        residual.stride(0), tokens, eps, inputs=inputs, GROUPS=padded, MODE=activations, LARGEST=LARGEST[dtype],
+        q_TI, scale, s_TI, saturations(x_TI.device) if activations == "static" else scale, x_TI.stride(0),
+        residual.stride(0), tokens, eps, inputs=inputs, GROUPS=padded, MODE=activations, LARGEST=LARGEST[q_TI.dtype],
         NORM=norm_weight_I is not None, RESIDUAL=residual_TI is not None, num_warps=_warps(padded),
-        **launch_options(device),
+        **launch_options(x_TI.device),
     )  # fmt: skip
-    return Rounded(q_TI, scale), s_TI
 
 
 def _warps(groups: int) -> int:

@@ -18,14 +18,16 @@ from torch.nn import functional as F
 
 from ridgeline.core.weight_format import BLOCK
 from ridgeline.kernels.activation.torch_ops import gated_activation
-from ridgeline.kernels.fp8_gemm.op import Fp8
+from ridgeline.kernels.fp8_gemm.op import Fp8, in_room
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.norm.torch_ops import rms_norm
 
 PIECE = 1024  # weight rows that are dequantized at once; a multiple of BLOCK
 
 
-def fp8_linear(x_TI: Tensor, weight: Fp8, bias_O: Tensor | None) -> Tensor:
+def fp8_linear(x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Tensor:
     """Compute `op.fp8_linear`, with the weight rounded to x's dtype. Activations are left as they are."""
+    x_TI = x_TI.wide().to(x_TI.dtype) if isinstance(x_TI, Rounded) else x_TI
     pieces = [F.linear(x_TI, rows_OI) for rows_OI in _rows(weight, x_TI.dtype)]
     y_TO = torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0]
     return y_TO if bias_O is None else y_TO + bias_O
@@ -39,11 +41,12 @@ def fp8_norm_linear(
     weight: Fp8,
     bias_O: Tensor | None,
     gate: str | None,
+    room: Rounded | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `op.fp8_norm_linear` in three parts, with rounding between them."""
     n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
     y_TO = fp8_linear(n_TI, weight, bias_O)
-    return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
+    return in_room(gated_activation(y_TO, gate) if gate else y_TO, room), s_TI
 
 
 def _rows(weight: Fp8, dtype: torch.dtype) -> Iterator[Tensor]:

@@ -14,11 +14,12 @@ from torch import Tensor
 from ridgeline.kernels.fp8_gemm import products, torch_ops
 from ridgeline.kernels.fp8_gemm.eight import Eight
 from ridgeline.kernels.fp8_gemm.op import Fp8
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 
 
-def fp8_linear(x_TI: Tensor, weight: Fp8, bias_O: Tensor | None) -> Tensor:
+def fp8_linear(x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Tensor:
     """Compute `op.fp8_linear`."""
-    if torch.is_grad_enabled() and x_TI.requires_grad:
+    if torch.is_grad_enabled() and isinstance(x_TI, Tensor) and x_TI.requires_grad:
         return torch_ops.fp8_linear(x_TI, weight, bias_O)
     return products.linear(x_TI, eight(weight), bias_O)
 
@@ -31,11 +32,22 @@ def fp8_norm_linear(
     weight: Fp8,
     bias_O: Tensor | None,
     gate: str | None,
+    room: Rounded | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `op.fp8_norm_linear`."""
     if torch.is_grad_enabled() and x_TI.requires_grad:
-        return torch_ops.fp8_norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
-    return products.norm_linear(x_TI, residual_TI, norm_weight_I, eps, eight(weight), bias_O, gate)
+        return torch_ops.fp8_norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate, room)
+    return products.norm_linear(x_TI, residual_TI, norm_weight_I, eps, eight(weight), bias_O, gate, room)
+
+
+def takes_rounded(weight: Fp8, tokens: int, dtype: torch.dtype) -> bool:
+    """Return True if activations of `dtype` are best rounded by the op before, with a scale for each 128 inputs."""
+    return products.takes_rounded(eight(weight), tokens, dtype)
+
+
+def rounds_gated(weight: Fp8, tokens: int, dtype: torch.dtype) -> bool:
+    """Return True if the kernel of a gated product rounds its own results."""
+    return products.rounds_gated(eight(weight), tokens, dtype)
 
 
 def eight(weight: Fp8) -> Eight:

@@ -187,11 +187,8 @@ def _biased(value, bias_ptr, row, outputs, AXIS: gl.constexpr):
 
 
 @gluon.jit
-def _store(
-    sums, bias_ptr, y_ptr, row, token, tokens, outputs,
-    BIAS: gl.constexpr, GATE: gl.constexpr, AXIS: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """Finish a tile whose rows lie along axis 1 - AXIS: bias, activation and rounding. It is written in `layout`."""
+def _finished(sums, bias_ptr, row, outputs, BIAS: gl.constexpr, GATE: gl.constexpr, AXIS: gl.constexpr):
+    """Return the results of a tile whose rows lie along axis 1 - AXIS: with bias and activation, in float32."""
     y = sums[0]
     if BIAS:
         y = _biased(y, bias_ptr, row, outputs, AXIS)
@@ -200,12 +197,28 @@ def _store(
         if BIAS:
             up = _biased(up, bias_ptr + outputs, row, outputs, AXIS)
         y = gated(y, up, GATE)
+    return y
+
+
+@gluon.jit
+def _write(y, y_ptr, row, token, tokens, outputs, AXIS: gl.constexpr, layout: gl.constexpr):
+    """Round the results of a tile to the type of `y_ptr`, and write them in `layout`."""
     y = gl.convert_layout(y.to(y_ptr.dtype.element_ty), layout)
     row_C = row + gl.arange(0, y.shape[1 - AXIS], gl.SliceLayout(AXIS, layout))
     token_T = token + gl.arange(0, y.shape[AXIS], gl.SliceLayout(1 - AXIS, layout))
     at = gl.expand_dims(token_T.to(gl.int64) * outputs, 1 - AXIS) + gl.expand_dims(row_C, AXIS)
     kept = gl.expand_dims(token_T < tokens, 1 - AXIS) & gl.expand_dims(row_C < outputs, AXIS)
     gl.store(y_ptr + at, y, mask=kept)
+
+
+@gluon.jit
+def _store(
+    sums, bias_ptr, y_ptr, row, token, tokens, outputs,
+    BIAS: gl.constexpr, GATE: gl.constexpr, AXIS: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Finish a tile whose rows lie along axis 1 - AXIS: bias, activation and rounding. It is written in `layout`."""
+    y = _finished(sums, bias_ptr, row, outputs, BIAS, GATE, AXIS)
+    _write(y, y_ptr, row, token, tokens, outputs, AXIS, layout)
 
 
 @gluon.jit

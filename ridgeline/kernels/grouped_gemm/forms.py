@@ -3,6 +3,8 @@
 A stored number becomes a float32 by moving its bits: the exponent's bits land at the low end of a float32's, so the
 number is right but for a power of two, 2^-120 for E4M3 and 2^-126 for E2M1. `LIFT` is the root of that power. It is
 applied twice, once to scales and once to x or to sums, because neither factor nor a product may leave float32's range.
+GPUs that know E4M3 convert it with one instruction for two numbers, where moving bits takes five for one; nothing is
+missing then.
 
 Legend:
     E  experts
@@ -22,7 +24,9 @@ from torch import Tensor
 
 from ridgeline.core.weight_format import BLOCK
 from ridgeline.kernels.fp8_gemm.op import Fp8
-from ridgeline.kernels.grouped_gemm.matrices import Quantized, is_turned
+from ridgeline.kernels.grouped_gemm.matrices import Quantized
+from ridgeline.kernels.grouped_gemm.packed import Packed
+from ridgeline.kernels.launch import compute_capability
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -37,7 +41,7 @@ class Form:
     scales: "float", "e8m0" or "e4m3".
     zeros: there is a zero for each scale; otherwise levels have their zero in the middle.
     factor: there is a factor for each expert.
-    turned: scales lie as [E, groups, outputs], as hopper_widen.py wants them (`turned`).
+    native: E4M3 numbers are converted by the GPU's own instructions.
     """
 
     kind: str
@@ -46,7 +50,7 @@ class Form:
     scales: str = "float"
     zeros: bool = False
     factor: bool = False
-    turned: bool = False
+    native: bool = False
 
     @property
     def per_byte(self) -> int:
@@ -61,23 +65,26 @@ class Form:
     @property
     def lift(self) -> float:
         """The root of what stored numbers are too small by."""
-        return {"fp8": 2.0**60, "e2m1": 2.0**63, "levels": 1.0}[self.kind]
+        return 1.0 if self.native else {"fp8": 2.0**60, "e2m1": 2.0**63, "levels": 1.0}[self.kind]
 
     def constants(self) -> dict[str, Any]:
         return {"KIND": self.kind, "GROUP": self.group, "SPAN": self.span, "SCALES": self.scales} | {
-            "ZEROS": self.zeros, "FACTOR": self.factor, "LIFT": self.lift, "TURNED": self.turned,
+            "ZEROS": self.zeros, "FACTOR": self.factor, "LIFT": self.lift,
         }  # fmt: skip
 
 
 PLAIN = {"KIND": "", "GROUP": 1, "SPAN": 1, "SCALES": "", "ZEROS": False, "FACTOR": False, "LIFT": 1.0}
-PLAIN["TURNED"] = False
 
 
 def form_of(weight: Quantized) -> Form | None:
-    """Return the form of matrices that the kernels can read, or None."""
+    """Return the form of matrices that the portable kernels can read, or None."""
+    if isinstance(weight, Packed):
+        return None
     if isinstance(weight, Fp8):
         inputs = weight.weight_OI.shape[-1]
-        return Form("fp8", BLOCK, BLOCK) if weight.format.block else Form("fp8", inputs)
+        native = compute_capability(weight.weight_OI.device) >= (8, 9)
+        group, span = (BLOCK, BLOCK) if weight.format.block else (inputs, 1)
+        return Form("fp8", group, span, native=native)
     how, inputs = weight.format, weight.inputs
     group = how.group or inputs
     fits = how.bits == 4 and not how.nested and how.values in ("levels", "e2m1") and how.zeros != "minimum"
@@ -86,8 +93,7 @@ def form_of(weight: Quantized) -> Form | None:
     if weight.order_I is not None or not (fits and cut and known):
         return None
     scales = {torch.uint8: "e8m0", torch.float8_e4m3fn: "e4m3"}.get(weight.scale_OG.dtype, "float")
-    turned = is_turned(weight.scale_OG)
-    return Form(how.values, group, 1, scales, weight.zero_OG is not None, weight.scale is not None, turned)
+    return Form(how.values, group, 1, scales, weight.zero_OG is not None, weight.scale is not None)
 
 
 def tensors(weight: Quantized) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -96,20 +102,22 @@ def tensors(weight: Quantized) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if isinstance(weight, Fp8):
         stored = weight.weight_OI.view(torch.uint8).contiguous()
         return stored, weight.scale_SC.contiguous(), stored, stored
-    scale, zero = weight.scale_OG, weight.zero_OG
-    if is_turned(scale):
-        scale, zero = scale.transpose(-1, -2), None if zero is None else zero.transpose(-1, -2)
-    scale = scale.contiguous()
+    scale = weight.scale_OG.contiguous()
     scale = scale.view(torch.uint8) if scale.dtype == torch.float8_e4m3fn else scale
-    zero = scale if zero is None else zero.contiguous()
+    zero = scale if weight.zero_OG is None else weight.zero_OG.contiguous()
     return weight.code_OB.contiguous(), scale, zero, scale if weight.scale is None else weight.scale
 
 
 @triton.jit
-def e4m3(byte):
-    """Return the values of E4M3 bytes times 2^-120. (NaN is not told from 480: files that have it are refused.)"""
-    word = byte.to(tl.uint32)
-    return (((word & 0x80) << 24) | ((word & 0x7F) << 20)).to(tl.float32, bitcast=True)
+def e4m3(byte, LIFT: tl.constexpr):
+    """Return the values of E4M3 bytes over LIFT². (Bits that are moved do not tell NaN from 480: files that have it are
+    refused.)"""
+    if LIFT == 1.0:
+        return byte.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:
+        tl.static_assert(LIFT == 1152921504606846976.0)  # 2^60
+        word = byte.to(tl.uint32)
+        return (((word & 0x80) << 24) | ((word & 0x7F) << 20)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -127,9 +135,9 @@ def level(byte, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def scale_at(expert, line, group, LINES: tl.constexpr, GROUPS: tl.constexpr, TURNED: tl.constexpr):
+def scale_at(expert, line, group, LINES: tl.constexpr, GROUPS: tl.constexpr):
     """Return where the scale of a group lies. line: a row of scales of the expert, of LINES."""
-    return expert * (LINES * GROUPS) + (group * LINES + line if TURNED else line * GROUPS + group)
+    return (expert * LINES + line) * GROUPS + group
 
 
 @triton.jit
@@ -139,6 +147,6 @@ def load_scales(pointers, mask, SCALES: tl.constexpr):
     if SCALES == "e8m0":
         return (stored.to(tl.uint32) << 23).to(tl.float32, bitcast=True)
     elif SCALES == "e4m3":
-        return e4m3(stored) * 1.329227995784916e36  # 2^120
+        return e4m3(stored, 1152921504606846976.0) * 1.329227995784916e36  # 2^60, and its square
     else:
         return stored.to(tl.float32)

@@ -1,5 +1,8 @@
-"""Experts' products for Hopper in 16-bit types: launches. hopper_stream.py streams weights where the memory is the
-bound, hopper_tiles.py multiplies large tiles where the matrix units are, and hopper_plans.py chooses.
+"""Experts' products for Hopper: launches. hopper_stream.py streams weights where the memory is the bound,
+hopper_tiles.py multiplies large tiles where the matrix units are, and hopper_plans.py chooses.
+
+Weights are in 16 bits, in FP8, whose activations are rounded once before, or in MXFP4 as packed.py has it, which
+becomes bfloat16 in registers.
 
 `grouped_down` writes every pair's product, and then adds up each token's: with thousands of tokens the second pass
 moves a twelfth of the bytes that fit into the time of the first.
@@ -12,68 +15,69 @@ Legend: see op.py
 from __future__ import annotations
 
 from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ridgeline.core.weight_format import Activations
 from ridgeline.kernels.aot import AotKernel
-from ridgeline.kernels.gemm.hopper import PANEL, _descriptor_layout
+from ridgeline.kernels.fp8_gemm.op import Fp8
+from ridgeline.kernels.fp8_gemm.rounding import round_rows
 from ridgeline.kernels.grouped_gemm.combine import combine
-from ridgeline.kernels.grouped_gemm.forms import PLAIN, Form, form_of, tensors
 from ridgeline.kernels.grouped_gemm.hopper_plans import (
-    WIDE_BLOCK,
+    CODED_BLOCK,
+    PANEL,
     Stream,
     Tiles,
     choose,
-    choose_widening,
+    choose_coded,
+    choose_fp8,
     stream,
-    widening,
 )
 from ridgeline.kernels.grouped_gemm.hopper_stream import grouped_stream_kernel
 from ridgeline.kernels.grouped_gemm.hopper_tiles import grouped_tiles_kernel
-from ridgeline.kernels.grouped_gemm.matrices import Matrices, Quantized, shape_of
+from ridgeline.kernels.grouped_gemm.matrices import Matrices, shape_of
+from ridgeline.kernels.grouped_gemm.packed import TILE, Packed
 from ridgeline.kernels.launch import compute_capability, launch_options, num_multiprocessors
 from ridgeline.kernels.route.op import Routes
 
+SPAN = 128  # outputs, and inputs, of a block of FP8
+
 
 def supports(x: Tensor, weight: Matrices, *, gated: bool = False) -> bool:
-    """Return True if the op of these arguments can run: on Hopper, in 16-bit types, with widths above 64 that are
-    multiples of 8, and up to 1024 experts. If the second op can, so can the first.
+    """Return True if the op of these arguments can run on this GPU: on Hopper, with up to 1024 experts, and with more
+    inputs and outputs than a block has. If the second op can, so can the first.
+
+    Plain weights are in 16-bit types, with widths that are multiples of 8. FP8 stands beside bfloat16 and rounded
+    activations, with widths that are multiples of 16, and gates that end with a block if there are any. MXFP4 stands
+    beside bfloat16 and is packed.
 
     Triton 3.6 cannot compile the kernels for a single block of inputs.
     """
-    if not isinstance(weight, Tensor):
-        return _streams(x, weight, gated)
-    weight_EOI = weight
-    experts, outputs, inputs = weight_EOI.shape
-    typed = x.dtype == weight_EOI.dtype and x.dtype in (torch.bfloat16, torch.float16)
-    shaped = min(inputs, outputs) > PANEL.value and inputs % 8 == outputs % 8 == 0 and experts <= 1024
-    return typed and shaped and weight_EOI.is_contiguous() and compute_capability(x.device) == (9, 0)
-
-
-def _streams(x: Tensor, weight: Quantized, gated: bool) -> bool:
-    """Return True if the product with matrices in FP8 or codes can run: beside bfloat16, with widths above 128 that are
-    multiples of 32, and with scales of codes that are turned."""
-    form, (experts, outputs, inputs) = form_of(weight), shape_of(weight)
-    if form is None or form.zeros or x.dtype != torch.bfloat16 or compute_capability(x.device) != (9, 0):
-        return False
+    experts, outputs, inputs = shape_of(weight)
     each = outputs // 2 if gated else outputs
-    fits = each % 32 == 0 and inputs % 32 == 0 and inputs > WIDE_BLOCK and experts <= 1024
-    if form.kind == "fp8":
-        return fits and (form.span == 1 or not gated or each % form.span == 0)
-    return fits and form.group <= WIDE_BLOCK and form.scales != "e4m3" and form.turned
+    if experts > 1024 or compute_capability(x.device) != (9, 0):
+        return False
+    if isinstance(weight, Packed):
+        return x.dtype == torch.bfloat16 and each % TILE == 0 and inputs > CODED_BLOCK
+    if isinstance(weight, Fp8):
+        known = weight.format.block or weight.format.activations in ("token", "static")
+        whole = not weight.format.block or not gated or each % SPAN == 0
+        shaped = min(inputs, each) > SPAN and inputs % 16 == each % 16 == 0
+        return x.dtype == torch.bfloat16 and weight.format.activations is not None and known and whole and shaped
+    if not isinstance(weight, Tensor):
+        return False
+    typed = x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float16)
+    return typed and min(inputs, outputs) > PANEL and inputs % 8 == outputs % 8 == 0 and weight.is_contiguous()
 
 
 def grouped_gate_up(
-    x_TM: Tensor,
-    weight_EGM: Tensor,
-    bias_EG: Tensor | None,
-    routes: Routes,
-    gate: str,
+    x_TM: Tensor, weight_EGM: Matrices, bias_EG: Tensor | None, routes: Routes, gate: str,
     plan: Stream | Tiles | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Compute `op.grouped_gate_up`. Rows of pairs that nobody computes stay as the memory was.
 
     This op and the next one go together: `grouped_down` may read the routes before the kernel ahead of it has ended,
@@ -83,12 +87,56 @@ def grouped_gate_up(
 
 
 def grouped_down(
-    h_PF: Tensor, weight_EMF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None,
+    h_PF: Tensor, weight_EMF: Matrices, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None,
     plan: Stream | Tiles | None = None,
 ) -> Tensor:  # fmt: skip
     """Compute `op.grouped_down`, with every pair's product rounded to the dtype of `h_PF`. It must follow
     `grouped_gate_up` of this module."""
     return combine(products(h_PF, weight_EMF, bias_EM, routes, "", plan), routes, add_TM, shape_of(weight_EMF)[0])
+
+
+class _Operands(NamedTuple):
+    """The operands of kernels: the rows of x and their scales, the weights' numbers and their scales, each expert's
+    factor, and the constants that say what they are. Any tensor stands for one that is not there."""
+
+    x: Tensor
+    x_scale: Tensor
+    weight: Tensor
+    scale: Tensor
+    factor: Tensor
+    constants: dict[str, Any]
+
+
+def _operands(x: Tensor, weight: Matrices) -> _Operands:
+    """Return the operands. Activations beside FP8 are rounded here, with a scale for each row, or for each 128 inputs
+    of it if weights have scales of blocks. Both are finer than a static scale."""
+    x = x.contiguous()
+    experts, outputs, inputs = shape_of(weight)
+    if isinstance(weight, Tensor):
+        return _Operands(x, x, weight.view(experts * outputs, inputs), x, x, _constants(""))
+    if isinstance(weight, Fp8):
+        mode: Activations = "block" if weight.format.block else "token"
+        rounded, _ = round_rows(x, None, None, 0.0, torch.float8_e4m3fn, mode, None)
+        numbers = weight.weight_OI.view(experts * outputs, inputs)
+        blocked = SPAN if weight.format.block else 1
+        return _Operands(rounded.q_TI, rounded.scale, numbers, weight.scale_SC, x, _constants("fp8", blocked))
+    assert isinstance(weight, Packed)
+    words = weight.code_OB.view(torch.int16).view(-1, 64)
+    factor = x if weight.scale is None else weight.scale
+    return _Operands(x, x, words, weight.scale_OG, factor, _constants("e2m1", 1, factor=weight.scale is not None))
+
+
+def _constants(kind: str, span: int = 1, *, factor: bool = False) -> dict[str, Any]:
+    return {"KIND": kind, "SPAN": span, "FACTOR": factor}
+
+
+def _plan(weight: Matrices, pairs: int, *, gated: bool) -> Stream | Tiles:
+    experts, _, inputs = shape_of(weight)
+    if isinstance(weight, Packed):
+        return choose_coded(pairs, experts, gated=gated)
+    if isinstance(weight, Fp8):
+        return choose_fp8(pairs, experts, inputs, gated=gated, blocked=weight.format.block)
+    return choose(pairs, experts, inputs, gated=gated)
 
 
 def products(
@@ -98,56 +146,43 @@ def products(
     """Return act(gate) * up if there is a gate, otherwise the products: [P, O]. y_PO: where they are written, if some
     experts' are there already."""
     (experts, outputs, inputs), device, pairs = shape_of(weight), x.device, len(routes.token_P)
-    rows = experts * outputs
     outputs = outputs // 2 if gate else outputs
-    plain = isinstance(weight, Tensor)
-    plan = plan or (choose if plain else choose_widening)(pairs, experts, inputs, gated=gate != "")
+    plan = plan or _plan(weight, pairs, gated=gate != "")
     if y_PO is None:
         y_PO = torch.empty(pairs, outputs, dtype=x.dtype, device=device)
-    x = x.contiguous()
+    on = _operands(x, weight)
     bias = x if bias_EO is None else bias_EO  # any pointer will do where there is no bias
     processors = num_multiprocessors(device)
     named = {"E": experts, "INPUTS": inputs, "OUTPUTS": outputs, "GATHER": gate != "", "BIAS": bias_EO is not None}
     if isinstance(plan, Tiles):
-        assert isinstance(weight, Tensor)
-        weight_RI = weight.view(rows, inputs)
+        told = {name: on.constants[name] for name in ("KIND", "SPAN")}
         grouped_tiles_kernel[(processors,)](
-            x, _descriptor(x, 128), _descriptor(weight_RI, 128), bias, routes.token_P, routes.start_E1, y_PO,
-            _ticket(device), **named, GATE=gate, STAGES=plan.stages, num_warps=4, **launch_options(device),
+            on.x, _descriptor(on.x, 128), _descriptor(on.weight, plan.rows // 2), on.scale, on.x_scale, bias,
+            routes.token_P, routes.start_E1, y_PO, _ticket(device), len(x), **named, **told, ROWS=plan.rows, GATE=gate,
+            STAGES=plan.stages, num_warps=4, **launch_options(device),
         )  # fmt: skip
         return y_PO
     programs = processors * plan.resident
     size = programs * plan.rows * plan.tokens * (2 if gate else 1)
     sums = torch.empty(size, dtype=torch.float32, device=device)
-    if isinstance(weight, Tensor):
-        box, scale, factor, form = _descriptor(weight.view(rows, inputs), plan.rows), x, x, PLAIN
-    else:
-        known = form_of(weight)
-        assert known is not None
-        stored, scale, _, factor = tensors(weight)
-        box, form = _byte_descriptor(stored.view(rows, -1), plan.rows, plan.block // known.per_byte), known.constants()
-    told = {name: form[name] for name in ("KIND", "GROUP", "SPAN", "SCALES", "FACTOR", "LIFT")}
+    rows = TILE // 2 if isinstance(weight, Packed) else plan.rows
     grouped_stream_kernel[(programs,)](
-        x, box, scale, factor, bias, routes.token_P, routes.start_E1, y_PO, sums, _flags(device),
-        **named, **told, GATE=gate, ROWS=plan.rows, TOKENS=plan.tokens, NARROW=plan.narrow, BLOCK=plan.block,
+        on.x, _descriptor(on.weight, rows), on.scale, on.x_scale, on.factor, bias, routes.token_P, routes.start_E1,
+        y_PO, sums, _flags(device), len(x),
+        **named, **on.constants, GATE=gate, ROWS=plan.rows, TOKENS=plan.tokens, NARROW=plan.narrow, BLOCK=plan.block,
         STAGES=plan.stages, num_warps=plan.warps, maxnreg=plan.registers, **launch_options(device),
     )  # fmt: skip
     return y_PO
 
 
 def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, PANEL.value], _descriptor_layout())
-
-
-def _byte_descriptor(stored: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    return TensorDescriptor(
-        stored, list(stored.shape), list(stored.stride()), [rows, columns], _byte_layout(columns)
-    )  # fmt: skip
+    """Return a descriptor of boxes of so many rows by 128 bytes."""
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 128 // x.itemsize], _layout(8 * x.itemsize))
 
 
 @cache
-def _byte_layout(columns: int) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout(swizzle_byte_width=columns, element_bitwidth=8, rank=2)
+def _layout(bits: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=2)
 
 
 # Both are made by the first eager launch, which comes before any graph is captured.
@@ -165,48 +200,51 @@ def _ticket(device: torch.device) -> Tensor:
     return torch.zeros(1, dtype=torch.int32, device=device)
 
 
-def _box(rows: int) -> str:
-    return f"tensordesc<bf16[{rows}, {PANEL.value}],{_descriptor_layout()!r}>"
+_TYPES = {"": ("bf16", "bf16", "bf16"), "fp8": ("fp8e4nv", "fp8e4nv", "fp32"), "e2m1": ("bf16", "i16", "u8")}
+_BITS = {"bf16": 16, "i16": 16, "fp8e4nv": 8}
+
+
+def _box(kind: str, rows: int) -> str:
+    bits = _BITS[kind]
+    return f"tensordesc<{kind}[{rows}, {1024 // bits}],{_layout(bits)!r}>"
 
 
 def _aot(
-    plan: Stream | Tiles, experts: int, inputs: int, outputs: int, gate: str, *, bias: bool = False,
-    form: Form | None = None,
+    plan: Stream | Tiles, experts: int, inputs: int, outputs: int, gate: str, kind: str = "", span: int = 1, *,
+    bias: bool = False,
 ) -> AotKernel:  # fmt: skip
-    named = {"E": experts, "INPUTS": inputs, "OUTPUTS": outputs, "GATHER": gate != "", "BIAS": bias, "GATE": gate}
-    named["STAGES"] = plan.stages
-    signature = {"x_ptr": "*bf16", "w_desc": _box(128), "bias_ptr": "*bf16", "token_ptr": "*i32", "start_ptr": "*i32"}
-    signature["y_ptr"] = "*bf16"
+    x, numbers, scale = _TYPES[kind]
+    named: dict[str, Any] = {"E": experts, "INPUTS": inputs, "OUTPUTS": outputs, "GATHER": gate != "", "BIAS": bias}
+    named |= {"GATE": gate, "STAGES": plan.stages, "ROWS": plan.rows, "KIND": kind, "SPAN": span}
+    signature = {"x_ptr": f"*{x}", "scale_ptr": f"*{scale}", "x_scale_ptr": "*fp32", "bias_ptr": "*bf16"}
+    signature |= {"token_ptr": "*i32", "start_ptr": "*i32", "y_ptr": "*bf16", "x_rows": "i32"}
+    unit = "QGMMA" if kind == "fp8" else "HGMMA"
     if isinstance(plan, Tiles):
-        kernel, warps = grouped_tiles_kernel, 4
-        signature |= {"x_desc": _box(128), "ticket_ptr": "*i32"}
-    else:
-        kernel, warps = grouped_stream_kernel, plan.warps
-        named |= {"ROWS": plan.rows, "TOKENS": plan.tokens, "NARROW": plan.narrow, "BLOCK": plan.block}
-        told = PLAIN if form is None else form.constants()
-        named |= {name: told[name] for name in ("KIND", "GROUP", "SPAN", "SCALES", "FACTOR", "LIFT")}
-        signature |= {"w_desc": _box(plan.rows), "sums_ptr": "*fp32", "flag_ptr": "*i32", "factor_ptr": "*fp32"}
-        signature["scale_ptr"] = "*bf16" if form is None else "*u8" if form.scales == "e8m0" else "*fp32"
-        if form is not None:
-            columns = plan.block // form.per_byte
-            signature["w_desc"] = f"tensordesc<u8[{plan.rows}, {columns}],{_byte_layout(columns)!r}>"
-            if form.kind == "levels":
-                signature["scale_ptr"] = "*fp16"
-    # A tile's roles keep a few of their arguments on the stack
-    hot = isinstance(plan, Stream)
-    return AotKernel(kernel, signature, named, num_warps=warps, hot=hot, tensor_cores="HGMMA", archs=("sm_90",))
+        signature |= {"x_desc": _box(x, 128), "w_desc": _box(numbers, plan.rows // 2), "ticket_ptr": "*i32"}
+        # A tile's roles keep a few of their arguments on the stack
+        return AotKernel(grouped_tiles_kernel, signature, named, num_warps=4, tensor_cores=unit, archs=("sm_90",))
+    named |= {"TOKENS": plan.tokens, "NARROW": plan.narrow, "BLOCK": plan.block, "FACTOR": False}
+    signature |= {"w_desc": _box(numbers, TILE // 2 if kind == "e2m1" else plan.rows)}
+    signature |= {"sums_ptr": "*fp32", "flag_ptr": "*i32", "factor_ptr": "*fp32"}
+    # Consumers of codes keep where they leave unfinished sums on the stack, outside of their loops
+    return AotKernel(
+        grouped_stream_kernel, signature, named, num_warps=plan.warps, registers=plan.registers, hot=kind != "e2m1",
+        tensor_cores=unit, archs=("sm_90",),
+    )  # fmt: skip
 
 
-_MXFP4 = Form("e2m1", 32, scales="e8m0", turned=True)
 AOT = (
     _aot(stream(64, 16, 8, 64, 2048, gated=True), 128, 2048, 768, "silu"),
     _aot(stream(128, 64, 16, 64, 2880, gated=False), 32, 2880, 2880, "", bias=True),
     _aot(Tiles(), 128, 2048, 768, "silu"),
     _aot(Tiles(), 32, 2880, 2880, "swiglu_clamped", bias=True),
     _aot(Tiles(), 128, 768, 2048, ""),
-    _aot(widening(64, 16, 8, gated=True), 32, 2880, 2880, "swiglu_clamped", bias=True, form=_MXFP4),
-    _aot(widening(64, 64, 16, gated=False), 32, 2880, 2880, "", bias=True, form=_MXFP4),
-    _aot(widening(64, 32, 8, gated=True), 128, 2048, 768, "silu", form=Form("fp8", 128, 128)),
-    _aot(widening(64, 16, 8, gated=False), 128, 768, 2048, "", form=Form("fp8", 768)),
-    _aot(widening(128, 16, 8, gated=False, resident=1), 8, 14_336, 4096, "", form=Form("levels", 128, turned=True)),
+    _aot(choose_coded(4, 32, gated=True), 32, 2880, 2880, "swiglu_clamped", "e2m1", bias=True),
+    _aot(choose_coded(1024, 32, gated=True), 32, 2880, 2880, "swiglu_clamped", "e2m1", bias=True),
+    _aot(choose_coded(4, 32, gated=False), 32, 2880, 2880, "", "e2m1", bias=True),
+    _aot(choose_fp8(8, 128, 2048, gated=True, blocked=False), 128, 2048, 768, "silu", "fp8"),
+    _aot(choose_fp8(8, 128, 768, gated=False, blocked=True), 128, 768, 2048, "", "fp8", SPAN),
+    _aot(choose_fp8(2048, 128, 2048, gated=True, blocked=True), 128, 2048, 768, "silu", "fp8", SPAN),
+    _aot(choose_fp8(8192, 128, 2048, gated=True, blocked=True), 128, 2048, 768, "silu", "fp8", SPAN),
+    _aot(choose_fp8(8192, 128, 768, gated=False, blocked=False), 128, 768, 2048, "", "fp8"),
 )

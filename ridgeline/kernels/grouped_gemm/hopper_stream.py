@@ -17,137 +17,15 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    async_copy,
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.gemm.hopper import PANEL, _awaited, _store, barrier
-from ridgeline.kernels.gluon_names import load_rows, load_tile, viewed
+from ridgeline.kernels.gemm.hopper import _store, barrier
+from ridgeline.kernels.gluon_names import viewed
+from ridgeline.kernels.grouped_gemm.hopper_codes import coded_products, lifted
+from ridgeline.kernels.grouped_gemm.hopper_load import gatherer, streamer
+from ridgeline.kernels.grouped_gemm.hopper_sums import products, promoted, rescaled
 from ridgeline.kernels.grouped_gemm.hopper_walk import begin_share, counts_of, next_piece, share, slots
-from ridgeline.kernels.grouped_gemm.hopper_widen import first_rows, rescaled, scaler, widened_products
-
-
-@gluon.jit
-def gather_rows(
-    x_ptr, token_ptr, x, full, empty, step, steps, pair, pairs, block,
-    WIDTH: gl.constexpr, INPUTS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, GATHER: gl.constexpr,
-    WARPS: gl.constexpr,
-):  # fmt: skip
-    """Copy blocks of the rows of up to WIDTH pairs into the ring, as `steps` stages from `step` on. Rows behind the
-    last pair, and columns behind the last input, become zeros."""
-    PANELS: gl.constexpr = BLOCK // PANEL
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
-    row_W = gl.arange(0, WIDTH, gl.SliceLayout(1, layout))
-    column = gl.expand_dims(gl.arange(0, PANEL, gl.SliceLayout(0, layout)), 0)
-    line_W = pair + row_W
-    if GATHER:
-        line_W = gl.load(token_ptr + line_W, mask=row_W < pairs, other=0)
-    pointers = x_ptr + gl.expand_dims(line_W.to(gl.int64) * INPUTS, 1) + (block * BLOCK + column)
-    real = gl.expand_dims(row_W < pairs, 1)
-    for i in range(steps):
-        here = (step + i) % STAGES
-        mbarrier.wait(empty.index(here), (((step + i) // STAGES) & 1) ^ 1)
-        for panel in gl.static_range(PANELS):
-            mask = real & (column >= 0)
-            if INPUTS % BLOCK != 0:
-                mask = mask & (column + ((block + i) * BLOCK + panel * PANEL) < INPUTS)
-            tile = first_rows(x.index(here * PANELS + panel), WIDTH)
-            load_rows(tile, pointers + panel * PANEL, mask=mask)
-        async_copy.mbarrier_arrive(full.index(here), increment_count=False)
-        pointers += BLOCK
-
-
-@gluon.jit
-def _gatherer(
-    x_ptr, token_ptr, counts, x, full, empty, at, end, expert, place, first, count,
-    INPUTS: gl.constexpr, TILES: gl.constexpr, TOKENS: gl.constexpr, NARROW: gl.constexpr, BLOCK: gl.constexpr,
-    STAGES: gl.constexpr, GATHER: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    """Fill the ring with the pairs' rows, for all items of this program."""
-    BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
-    if PDL:
-        gdc_wait()
-    step = at * 0
-    while at < end:
-        pair = place % ((count + (TOKENS - 1)) // TOKENS) * TOKENS
-        block = at % BLOCKS
-        steps = gl.minimum(BLOCKS - block, end - at)
-        if count - pair <= NARROW:
-            gather_rows(
-                x_ptr, token_ptr, x, full, empty, step, steps, first + pair, count - pair, block,
-                NARROW, INPUTS, BLOCK, STAGES, GATHER, gl.num_warps(),
-            )  # fmt: skip
-        else:
-            gather_rows(
-                x_ptr, token_ptr, x, full, empty, step, steps, first + pair, count - pair, block,
-                TOKENS, INPUTS, BLOCK, STAGES, GATHER, gl.num_warps(),
-            )  # fmt: skip
-        step += steps
-        at += steps
-        expert, place, first, count = next_piece(counts, at, end, expert, place, first, count, TOKENS, TILES)
-
-
-@gluon.jit
-def _streamer(
-    w_desc, counts, w, full, empty, at, end, expert, place, first, count,
-    INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, TILES: gl.constexpr,
-    TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, BYTES: gl.constexpr,
-):  # fmt: skip
-    """Fill the ring with weights, for all items of this program. BYTES: of a row in a block."""
-    BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
-    WIDE: gl.constexpr = w.shape[2]  # numbers of a row in a panel
-    PANELS: gl.constexpr = BYTES * 8 // (WIDE * w.dtype.primitive_bitwidth)
-    step = at * 0
-    while at < end:
-        row = expert * (PARTS * OUTPUTS) + place // ((count + (TOKENS - 1)) // TOKENS) * ROWS
-        block = at % BLOCKS
-        steps = gl.minimum(BLOCKS - block, end - at)
-        for i in range(steps):
-            here = (step + i) % STAGES
-            mbarrier.wait(empty.index(here), (((step + i) // STAGES) & 1) ^ 1)
-            mbarrier.expect(full.index(here), PARTS * ROWS * BYTES)
-            for part in gl.static_range(PARTS):
-                for panel in gl.static_range(PANELS):
-                    tile = w.index((here * PARTS + part) * PANELS + panel)
-                    corner = [row + part * OUTPUTS, ((block + i) * PANELS + panel) * WIDE]
-                    load_tile(w_desc, corner, full.index(here), tile)
-        step += steps
-        at += steps
-        expert, place, first, count = next_piece(counts, at, end, expert, place, first, count, TOKENS, TILES)
-
-
-@gluon.jit
-def _products(
-    w, x, full, empty, step, steps,
-    ROWS: gl.constexpr, PARTS: gl.constexpr, WIDTH: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Return the parts' sums, [C, W] each. A stage is given back when the products after it are under way."""
-    PANELS: gl.constexpr = BLOCK // PANEL
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS // 16, 1], [16, WIDTH, 16])
-    sums = ()
-    for _ in gl.static_range(PARTS):
-        sums = sums + (gl.zeros([ROWS, WIDTH], gl.float32, layout),)  # type: ignore[assignment]  # noqa: RUF005
-    for i in range(steps):
-        here = (step + i) % STAGES
-        mbarrier.wait(full.index(here), ((step + i) // STAGES) & 1)
-        fence_async_shared()  # rows that threads copied are read by the matrix units next
-        grown = ()
-        for part in gl.static_range(PARTS):
-            sum_CW = sums[part]  # type: ignore[var-annotated]
-            for panel in gl.static_range(PANELS):
-                a = w.index((here * PARTS + part) * PANELS + panel)
-                b = first_rows(x.index(here * PANELS + panel), WIDTH).permute((1, 0))
-                sum_CW = warpgroup_mma(a, b, sum_CW, is_async=True)
-            grown = grown + (sum_CW,)  # type: ignore[assignment]  # noqa: RUF005
-        sums = _awaited(grown, PARTS * PANELS, PARTS)
-        mbarrier.arrive(empty.index((step + i + STAGES - 1) % STAGES), count=1, pred=i > 0)
-    sums = _awaited(sums, 0, PARTS)
-    mbarrier.arrive(empty.index((step + steps + STAGES - 1) % STAGES), count=1)
-    return sums
 
 
 @gluon.jit
@@ -200,29 +78,37 @@ def _completed(
 
 @gluon.jit
 def _finish(
-    w, s, x, full, empty, scale_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, step, steps, block, total,
-    expert, row, pair, last,
-    WIDTH: gl.constexpr, BLOCKS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr,
+    w, s, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, step,
+    steps, block, total, expert, row, pair, last,
+    WIDTH: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr,
     TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr, SPAN: gl.constexpr,
-    SCALES: gl.constexpr, FACTOR: gl.constexpr, LIFT: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
+    FACTOR: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """Multiply a piece of an item, and finish the item or leave the piece. last: the end of the expert's pairs."""
     WARPS: gl.constexpr = ROWS // 16
-    if KIND == "":
-        sums = _products(w, x, full, empty, step, steps, ROWS, PARTS, WIDTH, BLOCK, STAGES)
-    else:
+    BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
+    PANELS: gl.constexpr = BLOCK // x.shape[2]
+    if KIND == "e2m1":
+        sums = coded_products(w, s, x, full, empty, step, steps, ROWS, PARTS, WIDTH, STAGES)
+    elif KIND == "fp8" and SPAN > 1:
+        COLUMNS: gl.constexpr = (INPUTS + SPAN - 1) // SPAN
         LINES: gl.constexpr = (PARTS * OUTPUTS + SPAN - 1) // SPAN
-        block_ptr = scale_ptr + (expert * LINES + row // SPAN) * BLOCKS + block
-        sums = widened_products(
-            w, s, x, full, empty, block_ptr, step, steps, ROWS, PARTS, WIDTH, STAGES, KIND, SPAN, SCALES, LIFT,
-            OUTPUTS // SPAN * BLOCKS,
+        sums = promoted(
+            w, x, s, full, empty, scale_ptr + (expert * LINES + row // SPAN) * COLUMNS, step, steps, block,
+            ROWS, PARTS, WIDTH, PANELS, STAGES, COLUMNS, OUTPUTS // SPAN * COLUMNS,
         )  # fmt: skip
+    else:
+        sums = products(w, x, full, empty, step, steps, ROWS, PARTS, WIDTH, PANELS, STAGES)
     if block > 0:
         _leave(sums, sums_ptr, flag_ptr, last - pair, ROWS, PARTS, TOKENS)
     else:
         sums = _completed(sums, sums_ptr, flag_ptr, last - pair, steps, total, BLOCKS, ROWS, PARTS, TOKENS)
-        if KIND != "":
-            sums = rescaled(sums, scale_ptr, factor_ptr, expert, row, OUTPUTS, PARTS, KIND, SPAN, FACTOR, LIFT)
+        if KIND == "e2m1":
+            sums = lifted(sums, factor_ptr, expert, PARTS, FACTOR)
+        elif KIND == "fp8" and SPAN == 1:
+            sums = rescaled(
+                sums, scale_ptr, x_scale_ptr, token_ptr, expert, row, pair, last, OUTPUTS, PARTS, GATHER
+            )  # fmt: skip
         own_bias_ptr = bias_ptr + expert * (PARTS * OUTPUTS)
         tall: gl.constexpr = gl.BlockedLayout([8, 1], [ROWS // 8, 256 // ROWS], [1, WARPS], [0, 1])
         _store(sums, own_bias_ptr, y_ptr, row, pair, last, OUTPUTS, BIAS, GATE, 1, tall)
@@ -230,15 +116,17 @@ def _finish(
 
 @gluon.jit
 def _consumer(
-    w, s, x, full, empty, counts, scale_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, at, end, total, expert,
-    place, first, count,
+    w, s, x, full, empty, counts, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr,
+    at, end, total, expert, place, first, count,
     INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, TILES: gl.constexpr,
     TOKENS: gl.constexpr, NARROW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr,
-    SPAN: gl.constexpr, SCALES: gl.constexpr, FACTOR: gl.constexpr, LIFT: gl.constexpr, BIAS: gl.constexpr,
-    GATE: gl.constexpr,
+    SPAN: gl.constexpr, FACTOR: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Multiply and finish all pieces of this program."""
     BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
+    if PDL and KIND == "fp8" and SPAN == 1:
+        gdc_wait()  # the kernel before writes the scales of x
     step = at * 0
     while at < end:
         units = (count + (TOKENS - 1)) // TOKENS
@@ -248,17 +136,15 @@ def _consumer(
         steps = gl.minimum(BLOCKS - block, end - at)
         if first + count - pair <= NARROW:
             _finish(
-                w, s, x, full, empty, scale_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, step, steps, block,
-                total, expert, row, pair, first + count,
-                NARROW, BLOCKS, OUTPUTS, ROWS, PARTS, TOKENS, BLOCK, STAGES, KIND, SPAN, SCALES,
-                FACTOR, LIFT, BIAS, GATE,
+                w, s, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
+                flag_ptr, step, steps, block, total, expert, row, pair, first + count,
+                NARROW, INPUTS, OUTPUTS, ROWS, PARTS, TOKENS, BLOCK, STAGES, KIND, SPAN, FACTOR, GATHER, BIAS, GATE,
             )  # fmt: skip
         else:
             _finish(
-                w, s, x, full, empty, scale_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, step, steps, block,
-                total, expert, row, pair, first + count,
-                TOKENS, BLOCKS, OUTPUTS, ROWS, PARTS, TOKENS, BLOCK, STAGES, KIND, SPAN, SCALES,
-                FACTOR, LIFT, BIAS, GATE,
+                w, s, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
+                flag_ptr, step, steps, block, total, expert, row, pair, first + count,
+                TOKENS, INPUTS, OUTPUTS, ROWS, PARTS, TOKENS, BLOCK, STAGES, KIND, SPAN, FACTOR, GATHER, BIAS, GATE,
             )  # fmt: skip
         step += steps
         at += steps
@@ -275,45 +161,59 @@ def barriers(number: gl.constexpr, count: gl.constexpr):
 
 
 @gluon.jit
+def _beside(KIND: gl.constexpr, SPAN: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr,
+            BLOCK: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """Return shared memory for the scales that travel through the ring, if there are any."""
+    if KIND == "e2m1":
+        flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        return gl.allocate_shared_memory(gl.uint8, [STAGES * PARTS, ROWS // 64, 256], flat)
+    else:
+        line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        BLOCKED: gl.constexpr = KIND == "fp8" and SPAN > 1
+        PANELS: gl.constexpr = BLOCK // 128 if BLOCKED else 1
+        return gl.allocate_shared_memory(gl.float32, [STAGES * PANELS if BLOCKED else 1, TOKENS], line)
+
+
+@gluon.jit(do_not_specialize=["x_rows"])
 def grouped_stream_kernel(
-    x_ptr, w_desc, scale_ptr, factor_ptr, bias_ptr, token_ptr, start_ptr, y_ptr, sums_ptr, flag_ptr,
+    x_ptr, w_desc, scale_ptr, x_scale_ptr, factor_ptr, bias_ptr, token_ptr, start_ptr, y_ptr, sums_ptr, flag_ptr,
+    x_rows,
     E: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr,
-    NARROW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr,
-    SPAN: gl.constexpr, SCALES: gl.constexpr, FACTOR: gl.constexpr, LIFT: gl.constexpr,
-    GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
+    NARROW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr, SPAN: gl.constexpr,
+    FACTOR: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute y [P, O] of the pairs that some expert computes.
 
     GATHER: a pair's row of x is its token's; otherwise x has a row for each pair, which the kernel before may still be
-        writing. Routes must then be older: of the kernels since route, each launches the next one only after it has
-        seen route's end, as this kernel does when it gathers.
+        writing. Routes must then be older: of the kernels since route, one waited for what was before it ere it let the
+        next one start, as this kernel does when it gathers.
     GATE: "" or the activation. With one an expert's rows are O gates, then O ups.
     sums: float32 [programs, PARTS, TOKENS, ROWS].
     flag: 0 for each program.
-    KIND, GROUP, SPAN, SCALES, FACTOR, LIFT: see forms.py. KIND is "" for plain weights.
-    scale: of codes [E, groups, outputs], otherwise as `Fp8` has them.
+    KIND: "" for weights of 16 bits; "fp8" for E4M3 beside rounded activations; "e2m1" for MXFP4 as packed.py has it.
+    SPAN: outputs, and inputs, that share a scale of FP8; 1 if each output has its own.
+    scale: as the forms have them. x_scale: [x_rows], or [blocks of inputs, x_rows] if weights have blocks.
     """
-    PANELS: gl.constexpr = BLOCK // PANEL
     PARTS: gl.constexpr = 1 if GATE == "" else 2
     TILES: gl.constexpr = (OUTPUTS + ROWS - 1) // ROWS
     BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
-    BYTES: gl.constexpr = BLOCK // 2 if KIND == "e2m1" or KIND == "levels" else BLOCK * (1 if KIND == "fp8" else 2)
-    SCALED: gl.constexpr = KIND == "e2m1" or KIND == "levels"
-    x_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    x = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES * PANELS, TOKENS, PANEL], x_layout)
+    BITS: gl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
+    PANEL: gl.constexpr = 1024 // BITS
+    BYTES: gl.constexpr = BLOCK // 2 if KIND == "e2m1" else BLOCK * BITS // 8
+    CODED: gl.constexpr = KIND == "e2m1"
+    BESIDE: gl.constexpr = "codes" if CODED else ("rows" if KIND == "fp8" and SPAN > 1 else "")
+    x_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=BITS, rank=2)
+    x = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES * (BLOCK // PANEL), TOKENS, PANEL], x_layout)
+    HEIGHT: gl.constexpr = ROWS // 2 if CODED else ROWS
+    WEIGHT_PANELS: gl.constexpr = 1 if CODED else BLOCK // PANEL
     w_shape: gl.constexpr = w_desc.block_shape
-    WEIGHT_PANELS: gl.constexpr = PANELS if KIND == "" else 1
     w = gl.allocate_shared_memory(
-        w_desc.dtype, [STAGES * PARTS * WEIGHT_PANELS, w_shape[0], w_shape[1]], w_desc.layout
+        w_desc.dtype, [STAGES * PARTS * WEIGHT_PANELS, HEIGHT, w_shape[1]], w_desc.layout
     )  # fmt: skip
-    s = w
-    if SCALED:
-        plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-        GROUPS: gl.constexpr = BLOCK // GROUP if GROUP < BLOCK else 1
-        s = gl.allocate_shared_memory(scale_ptr.dtype.element_ty, [STAGES * PARTS, GROUPS, ROWS], plain)
+    s = _beside(KIND, SPAN, ROWS, PARTS, TOKENS, BLOCK, STAGES)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     counts = gl.allocate_shared_memory(gl.int32, [slots(E), 1], flat)
-    full, empty = barriers(STAGES, 1 + 4 * 32 + (32 if SCALED else 0)), barriers(STAGES, 1)
+    full, empty = barriers(STAGES, 1 + 4 * 32), barriers(STAGES, 1)
     fence_async_shared()
     if PDL:
         if GATHER:
@@ -324,47 +224,23 @@ def grouped_stream_kernel(
     at, end, total, expert, place, first, count = begin_share(
         i_S, start_S, count_S, gl.program_id(0), gl.num_programs(0), E, TOKENS, TILES, BLOCKS
     )
-    if SCALED:
-        gl.warp_specialize(
-            [
-                (_consumer, (
-                    w, s, x, full, empty, counts, scale_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, at, end,
-                    total, expert, place, first, count, INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, NARROW, BLOCK,
-                    STAGES, KIND, SPAN, SCALES, FACTOR, LIFT, BIAS, GATE,
-                )),
-                (_gatherer, (
-                    x_ptr, token_ptr, counts, x, full, empty, at, end, expert, place, first, count,
-                    INPUTS, TILES, TOKENS, NARROW, BLOCK, STAGES, GATHER, PDL,
-                )),
-                (_streamer, (
-                    w_desc, counts, w, full, empty, at, end, expert, place, first, count,
-                    INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, BLOCK, STAGES, BYTES,
-                )),
-                (scaler, (
-                    scale_ptr, counts, s, full, empty, at, end, expert, place, first, count,
-                    INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, STAGES, GROUP,
-                )),
-            ],
-            [4, 1, 1],
-            [72, 40, 40],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (_consumer, (
-                    w, s, x, full, empty, counts, scale_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, at, end,
-                    total, expert, place, first, count, INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, NARROW, BLOCK,
-                    STAGES, KIND, SPAN, SCALES, FACTOR, LIFT, BIAS, GATE,
-                )),
-                (_gatherer, (
-                    x_ptr, token_ptr, counts, x, full, empty, at, end, expert, place, first, count,
-                    INPUTS, TILES, TOKENS, NARROW, BLOCK, STAGES, GATHER, PDL,
-                )),
-                (_streamer, (
-                    w_desc, counts, w, full, empty, at, end, expert, place, first, count,
-                    INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, BLOCK, STAGES, BYTES,
-                )),
-            ],
-            [4, 1],
-            [72, 40],
-        )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_consumer, (
+                w, s, x, full, empty, counts, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr,
+                sums_ptr, flag_ptr, at, end, total, expert, place, first, count, INPUTS, OUTPUTS, ROWS, PARTS, TILES,
+                TOKENS, NARROW, BLOCK, STAGES, KIND, SPAN, FACTOR, GATHER, BIAS, GATE, PDL,
+            )),
+            (gatherer, (
+                x_ptr, token_ptr, scale_ptr if CODED else x_scale_ptr, x_rows, counts, x, s, full, empty, at, end,
+                expert, place, first, count, INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, NARROW, BLOCK, STAGES,
+                GATHER, BESIDE, PDL,
+            )),
+            (streamer, (
+                w_desc, counts, w, full, empty, at, end, expert, place, first, count,
+                INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, BLOCK, STAGES, BYTES, CODED,
+            )),
+        ],
+        [4, 1],
+        [72, 40],
+    )  # fmt: skip

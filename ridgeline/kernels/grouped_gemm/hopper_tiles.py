@@ -1,13 +1,17 @@
-"""Experts' products for Hopper where the matrix units are the bound: tiles of 128 pairs by 256 weight rows.
+"""Experts' products for Hopper where the matrix units are the bound: tiles of 128 pairs by 256 weight rows, or by 128
+where FP8 weights have scales of blocks.
 
 Each of two warpgroups multiplies 64 pairs. One that has no pairs leaves the matrix units to the other. Two warps gather
 the pairs' rows of x into a ring of shared memory, one copies weights (and rows that need no gathering), and one
 warp draws items by ticket, so short items and long ones even out. Neighbouring items share weights, and all programs
 together work on a few experts at a time, so weights and rows come from the second-level cache.
 
+With scales of blocks the sums of each 128 inputs leave the matrix units and are added up in float32 (hopper_sums.py).
+While one warpgroup adds, the other one multiplies.
+
 Legend:
     W  pairs of a warpgroup
-    C  weight rows of a tile: 256 outputs, or 128 gates and the matching 128 ups
+    C  weight rows of a tile: outputs, or as many gates as matching ups
     F  outputs of a tile
 """
 
@@ -23,14 +27,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.activation.triton import gated
-from ridgeline.kernels.gemm.hopper import PANEL
 from ridgeline.kernels.gluon_names import load_tile, viewed
-from ridgeline.kernels.grouped_gemm.hopper_stream import barriers, gather_rows
+from ridgeline.kernels.grouped_gemm.hopper_finish import finish, halves, lines_of, write
+from ridgeline.kernels.grouped_gemm.hopper_load import gather_rows
+from ridgeline.kernels.grouped_gemm.hopper_stream import barriers
+from ridgeline.kernels.grouped_gemm.hopper_sums import sums_layout
 from ridgeline.kernels.grouped_gemm.hopper_walk import counts_of, find_item, hear, tell
 
 PAIRS = gl.constexpr(128)  # pairs of a tile
-ROWS = gl.constexpr(256)  # weight rows of a tile
 
 
 @gluon.jit
@@ -94,8 +98,8 @@ def _gatherer(
     pair, pairs, _expert, _tile = _news(news, news_full, news_empty, turn)
     while pairs > 0:
         gather_rows(
-            x_ptr, token_ptr, x, full, empty, turn * BLOCKS, BLOCKS, pair, pairs, 0,
-            PAIRS, INPUTS, PANEL, STAGES, True, gl.num_warps(),
+            x_ptr, token_ptr, x, x, full, empty, x_ptr, 0, turn * BLOCKS, BLOCKS, pair, pairs, 0,
+            PAIRS, INPUTS, 0, 1, x.shape[2], STAGES, True, "", gl.num_warps(),
         )  # fmt: skip
         turn += 1
         pair, pairs, _expert, _tile = _news(news, news_full, news_empty, turn)
@@ -109,7 +113,10 @@ def _loader(
     """Fill the ring with the weights of every item, and with its pairs' rows if these lie together."""
     x_layout: gl.constexpr = x_desc.layout
     w_layout: gl.constexpr = w_desc.layout
+    ROWS: gl.constexpr = w.shape[1]
     HALF: gl.constexpr = ROWS // 2
+    PANEL: gl.constexpr = w.shape[2]
+    BYTES: gl.constexpr = PANEL * w.dtype.primitive_bitwidth // 8
     turn = gl.program_id(0) * 0
     pair, pairs, expert, tile = _news(news, news_full, news_empty, turn)
     while pairs > 0:
@@ -118,7 +125,7 @@ def _loader(
             step = turn * BLOCKS + block
             here = step % STAGES
             mbarrier.wait(empty.index(here), ((step // STAGES) & 1) ^ 1)
-            mbarrier.expect(full.index(here), (ROWS + (0 if GATHER else PAIRS)) * PANEL * 2)
+            mbarrier.expect(full.index(here), (ROWS + (0 if GATHER else PAIRS)) * BYTES)
             halves = viewed(w.index(here), [2, HALF, PANEL], w_layout)
             for half in gl.static_range(2):
                 corner = [row + half * (OUTPUTS if PARTS == 2 else HALF), block * PANEL]
@@ -130,83 +137,104 @@ def _loader(
         pair, pairs, expert, tile = _news(news, news_full, news_empty, turn)
 
 
-@gluon.constexpr_function
-def _wide(columns):
-    """Return a layout with 8 neighbouring columns in a thread, so that they are stored at once. Rows stay in the warp
-    in which products leave them."""
-    return gl.DistributedLinearLayout(
-        reg_bases=[
-            [0, 1], [0, 2], [0, 4], [8, 0], *([0, 32 << i] for i in range((int(columns) // 32).bit_length() - 1))
-        ],
-        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, int(columns)],
-    )  # fmt: skip
-
-
 @gluon.jit
-def _biased(value, bias_ptr, column, OUTPUTS: gl.constexpr):
-    """Add the bias of the columns from `column` on."""
-    at = column + gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
-    return value + gl.expand_dims(gl.load(bias_ptr + at, mask=at < OUTPUTS, other=0).to(gl.float32), 0)
-
-
-@gluon.jit
-def _write(
-    sum_WC, bias_ptr, y_ptr, pair, pairs, column,
-    OUTPUTS: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
+def _products(
+    x, w, full, empty, step, PART: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, GATHER: gl.constexpr
 ):  # fmt: skip
-    """Finish a warpgroup's part of a tile: bias, activation, rounding, and the rows of real pairs to memory."""
-    if GATE != "":
-        gate_WF, up_WF = sum_WC.reshape([64, 2, ROWS // 2]).permute((0, 2, 1)).split()
-        if BIAS:
-            gate_WF = _biased(gate_WF, bias_ptr, column, OUTPUTS)
-            up_WF = _biased(up_WF, bias_ptr + OUTPUTS, column, OUTPUTS)
-        y_WF = gated(gate_WF, up_WF, GATE)
-    else:
-        y_WF = sum_WC
-        if BIAS:
-            y_WF = _biased(y_WF, bias_ptr, column, OUTPUTS)
-    layout: gl.constexpr = _wide(y_WF.shape[1])
-    y_WF = gl.convert_layout(y_WF.to(y_ptr.dtype.element_ty), layout)
-    row_W1 = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, layout)), 1)
-    column_1F = gl.expand_dims(column + gl.arange(0, y_WF.shape[1], gl.SliceLayout(0, layout)), 0)
-    pointers = y_ptr + (pair + row_W1).to(gl.int64) * OUTPUTS + column_1F
-    gl.store(pointers, y_WF, mask=(row_W1 < pairs) & (column_1F < OUTPUTS))
+    """Return the sums of 64 pairs. A stage is given back when the products after it are under way."""
+    x_layout: gl.constexpr = x.type.layout
+    PANEL: gl.constexpr = x.shape[2]
+    ROWS: gl.constexpr = w.shape[1]
+    layout: gl.constexpr = sums_layout(64, ROWS, w.dtype.primitive_bitwidth)
+    sum_WC = gl.zeros([64, ROWS], gl.float32, layout)
+    for block in range(BLOCKS):
+        here = (step + block) % STAGES
+        mbarrier.wait(full.index(here), ((step + block) // STAGES) & 1)
+        if GATHER:
+            fence_async_shared()  # rows that threads copied are read by the matrix units next
+        a = viewed(x.index(here), [2, 64, PANEL], x_layout).index(PART)
+        sum_WC = warpgroup_mma(a, w.index(here).permute((1, 0)), sum_WC, is_async=True)
+        sum_WC = warpgroup_mma_wait(1, deps=(sum_WC,))
+        mbarrier.arrive(empty.index((step + block + STAGES - 1) % STAGES), count=1, pred=block > 0)
+    sum_WC = warpgroup_mma_wait(0, deps=(sum_WC,))
+    mbarrier.arrive(empty.index((step + BLOCKS + STAGES - 1) % STAGES), count=1)
+    return sum_WC
+
+
+@gluon.jit
+def _promoted(
+    x, w, full, empty, step, scale_ptr, x_scale_ptr, token_ptr, x_rows, pair, pairs, row,
+    PART: gl.constexpr, OUTPUTS: gl.constexpr, PARTS: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
+    GATHER: gl.constexpr,
+):  # fmt: skip
+    """Return the sums of 64 pairs, in halves of a tile's rows. A block has 128 inputs, and its sums are scaled. Scales
+    are asked for one block ahead. scale: the expert's. row: the tile's first output."""
+    x_layout: gl.constexpr = x.type.layout
+    PANEL: gl.constexpr = x.shape[2]
+    HALF: gl.constexpr = w.shape[1] // 2
+    LINES: gl.constexpr = (PARTS * OUTPUTS + 127) // 128
+    layout: gl.constexpr = sums_layout(64, 2 * HALF, w.dtype.primitive_bitwidth)
+    zeros = gl.zeros([64, 2 * HALF], gl.float32, layout)
+    low_WC, high_WC = halves(zeros)
+    line_W, real_W = lines_of(token_ptr, pair, pairs, gl.SliceLayout(1, low_WC.type.layout), GATHER)
+    x_scale_ptr += line_W
+    low_ptr = scale_ptr + row // 128 * BLOCKS
+    high_ptr = scale_ptr + gl.minimum((row + (OUTPUTS if PARTS == 2 else HALF)) // 128, LINES - 1) * BLOCKS
+    x_W = gl.load(x_scale_ptr, mask=real_W, other=0)
+    low, high = gl.load(low_ptr), gl.load(high_ptr)
+    for block in range(BLOCKS):
+        here = (step + block) % STAGES
+        low_W1, high_W1 = gl.expand_dims(x_W * low, 1), gl.expand_dims(x_W * high, 1)
+        ahead = gl.minimum(block + 1, BLOCKS - 1)
+        x_W = gl.load(x_scale_ptr + ahead * x_rows, mask=real_W, other=0)
+        low, high = gl.load(low_ptr + ahead), gl.load(high_ptr + ahead)
+        mbarrier.wait(full.index(here), ((step + block) // STAGES) & 1)
+        if GATHER:
+            fence_async_shared()
+        a = viewed(x.index(here), [2, 64, PANEL], x_layout).index(PART)
+        more = warpgroup_mma(a, w.index(here).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        more = warpgroup_mma_wait(0, deps=(more,))
+        mbarrier.arrive(empty.index(here), count=1)
+        more_low_WC, more_high_WC = halves(more)
+        low_WC += more_low_WC * low_W1
+        high_WC += more_high_WC * high_W1
+    return low_WC, high_WC
 
 
 @gluon.jit
 def _consumer(
-    x, w, full, empty, news, news_full, news_empty, bias_ptr, y_ptr, PART: gl.constexpr,
-    OUTPUTS: gl.constexpr, PARTS: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, GATHER: gl.constexpr,
-    BIAS: gl.constexpr, GATE: gl.constexpr,
+    x, w, full, empty, news, news_full, news_empty, scale_ptr, x_scale_ptr, token_ptr, x_rows, bias_ptr, y_ptr,
+    PART: gl.constexpr, OUTPUTS: gl.constexpr, PARTS: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
+    KIND: gl.constexpr, SPAN: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """Multiply 64 pairs of every item, and finish them."""
-    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    x_layout: gl.constexpr = x.type.layout
+    ROWS: gl.constexpr = w.shape[1]
+    HEIGHT: gl.constexpr = PARTS * OUTPUTS
     turn = gl.program_id(0) * 0
     pair, pairs, expert, tile = _news(news, news_full, news_empty, turn)
     while pairs > 0:
         step = turn * BLOCKS
         if pairs > PART * 64:
-            sum_WC = gl.zeros([64, ROWS], gl.float32, acc_layout)
-            for block in range(BLOCKS):
-                here = (step + block) % STAGES
-                mbarrier.wait(full.index(here), ((step + block) // STAGES) & 1)
-                if GATHER:
-                    fence_async_shared()  # rows that threads copied are read by the matrix units next
-                a = viewed(x.index(here), [2, 64, PANEL], x_layout).index(PART)
-                sum_WC = warpgroup_mma(a, w.index(here).permute((1, 0)), sum_WC, is_async=True)
-                sum_WC = warpgroup_mma_wait(1, deps=(sum_WC,))
-                mbarrier.arrive(empty.index((step + block + STAGES - 1) % STAGES), count=1, pred=block > 0)
-            sum_WC = warpgroup_mma_wait(0, deps=(sum_WC,))
-            mbarrier.arrive(empty.index((step + BLOCKS + STAGES - 1) % STAGES), count=1)
             column = tile * (ROWS // PARTS)
-            own_bias_ptr = bias_ptr + expert * (PARTS * OUTPUTS)
-            _write(
-                sum_WC, own_bias_ptr, y_ptr, pair + PART * 64, pairs - PART * 64, column, OUTPUTS, BIAS, GATE
-            )  # fmt: skip
+            own_bias_ptr = bias_ptr + expert * HEIGHT
+            own_pair, own_pairs = pair + PART * 64, pairs - PART * 64
+            if KIND == "fp8" and SPAN > 1:
+                low_WC, high_WC = _promoted(
+                    x, w, full, empty, step, scale_ptr + expert * ((HEIGHT + 127) // 128 * BLOCKS), x_scale_ptr,
+                    token_ptr, x_rows, own_pair, own_pairs, column, PART, OUTPUTS, PARTS, BLOCKS, STAGES, GATHER,
+                )  # fmt: skip
+                write(low_WC, high_WC, own_bias_ptr, y_ptr, own_pair, own_pairs, column, OUTPUTS, BIAS, GATE)
+                if GATE == "":
+                    write(
+                        high_WC, high_WC, own_bias_ptr, y_ptr, own_pair, own_pairs, column + ROWS // 2, OUTPUTS, BIAS,
+                        GATE,
+                    )  # fmt: skip
+            else:
+                sum_WC = _products(x, w, full, empty, step, PART, BLOCKS, STAGES, GATHER)
+                finish(
+                    sum_WC, scale_ptr + expert * HEIGHT, x_scale_ptr, token_ptr, own_bias_ptr, y_ptr, own_pair,
+                    own_pairs, column, OUTPUTS, KIND == "fp8", GATHER, BIAS, GATE,
+                )  # fmt: skip
         else:
             # Nothing to multiply here. A stage may be given back only once it has been filled, or turns would mix.
             for block in range(BLOCKS):
@@ -217,19 +245,23 @@ def _consumer(
         pair, pairs, expert, tile = _news(news, news_full, news_empty, turn)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["x_rows"])
 def grouped_tiles_kernel(
-    x_ptr, x_desc, w_desc, bias_ptr, token_ptr, start_ptr, y_ptr, ticket_ptr,
-    E: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, STAGES: gl.constexpr, GATHER: gl.constexpr,
-    BIAS: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
+    x_ptr, x_desc, w_desc, scale_ptr, x_scale_ptr, bias_ptr, token_ptr, start_ptr, y_ptr, ticket_ptr, x_rows,
+    E: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
+    KIND: gl.constexpr, SPAN: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute y [P, O] of the pairs that some expert computes, by programs that draw items by ticket.
 
+    ROWS: weight rows of a tile.
+    KIND, SPAN, scale, x_scale: see hopper_stream.py; KIND is not "e2m1".
     GATHER: a pair's row of x is its token's; otherwise x has a row for each pair.
     GATE: "" or the activation. With one an expert's rows are O gates, then O ups.
     ticket: 0.
     """
     PARTS: gl.constexpr = 1 if GATE == "" else 2
+    PANEL: gl.constexpr = w_desc.block_shape[1]
     BLOCKS: gl.constexpr = (INPUTS + PANEL - 1) // PANEL
     TILES: gl.constexpr = (OUTPUTS + ROWS // PARTS - 1) // (ROWS // PARTS)
     dtype: gl.constexpr = w_desc.dtype
@@ -246,12 +278,12 @@ def grouped_tiles_kernel(
         gl.warp_specialize(
             [
                 (_consumer, (
-                    x, w, full, empty, news, news_full, news_empty, bias_ptr, y_ptr, 0,
-                    OUTPUTS, PARTS, BLOCKS, STAGES, GATHER, BIAS, GATE,
+                    x, w, full, empty, news, news_full, news_empty, scale_ptr, x_scale_ptr, token_ptr, x_rows,
+                    bias_ptr, y_ptr, 0, OUTPUTS, PARTS, BLOCKS, STAGES, KIND, SPAN, GATHER, BIAS, GATE,
                 )),
                 (_consumer, (
-                    x, w, full, empty, news, news_full, news_empty, bias_ptr, y_ptr, 1,
-                    OUTPUTS, PARTS, BLOCKS, STAGES, GATHER, BIAS, GATE,
+                    x, w, full, empty, news, news_full, news_empty, scale_ptr, x_scale_ptr, token_ptr, x_rows,
+                    bias_ptr, y_ptr, 1, OUTPUTS, PARTS, BLOCKS, STAGES, KIND, SPAN, GATHER, BIAS, GATE,
                 )),
                 (_gatherer, (
                     x_ptr, token_ptr, x, full, empty, news, news_full, news_empty, INPUTS, BLOCKS, STAGES,
@@ -269,12 +301,12 @@ def grouped_tiles_kernel(
         gl.warp_specialize(
             [
                 (_consumer, (
-                    x, w, full, empty, news, news_full, news_empty, bias_ptr, y_ptr, 0,
-                    OUTPUTS, PARTS, BLOCKS, STAGES, GATHER, BIAS, GATE,
+                    x, w, full, empty, news, news_full, news_empty, scale_ptr, x_scale_ptr, token_ptr, x_rows,
+                    bias_ptr, y_ptr, 0, OUTPUTS, PARTS, BLOCKS, STAGES, KIND, SPAN, GATHER, BIAS, GATE,
                 )),
                 (_consumer, (
-                    x, w, full, empty, news, news_full, news_empty, bias_ptr, y_ptr, 1,
-                    OUTPUTS, PARTS, BLOCKS, STAGES, GATHER, BIAS, GATE,
+                    x, w, full, empty, news, news_full, news_empty, scale_ptr, x_scale_ptr, token_ptr, x_rows,
+                    bias_ptr, y_ptr, 1, OUTPUTS, PARTS, BLOCKS, STAGES, KIND, SPAN, GATHER, BIAS, GATE,
                 )),
                 (_loader, (
                     x_desc, w_desc, x, w, full, empty, news, news_full, news_empty,

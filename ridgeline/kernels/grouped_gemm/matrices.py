@@ -19,8 +19,10 @@ from torch import Tensor
 from ridgeline.kernels.coded_gemm.op import Coded, coded_linear
 from ridgeline.kernels.fp8_gemm.op import Fp8, fp8_linear
 from ridgeline.kernels.gemm.op import linear
+from ridgeline.kernels.grouped_gemm.packed import TILE, Packed, fits, packed
 from ridgeline.kernels.launch import compute_capability
 
+ON_HOPPER = True  # hopper.py multiplies FP8 and MXFP4; otherwise the portable kernels do
 Quantized = Fp8 | Coded
 Matrices = Tensor | Fp8 | Coded
 Q = TypeVar("Q", bound=Fp8 | Coded)
@@ -52,28 +54,13 @@ def _each(weight: Q, change: Callable[[list[Tensor]], Tensor], *others: Q) -> Q:
     return type(weight)(*fields)
 
 
-def is_turned(scale_OG: Tensor) -> bool:
-    """Return True if the outputs of a group follow each other."""
-    return not scale_OG.is_contiguous() and scale_OG.transpose(-1, -2).is_contiguous()
-
-
-def arranged(weight: Quantized) -> Quantized:
-    """Return the same matrices as the kernels of their device want them in memory."""
-    here = weight.weight_OI.device if isinstance(weight, Fp8) else weight.code_OB.device
-    return turned(weight) if compute_capability(here) == (9, 0) else weight
-
-
-def turned(weight: Quantized) -> Quantized:
-    """Return the same matrices with scales (and zeros) of codes in another order in memory: the outputs of a group
-    follow each other."""
-    if isinstance(weight, Fp8):
+def arranged(weight: Quantized, dtype: torch.dtype, parts: Sequence[int]) -> Quantized:
+    """Return the same matrices as the "triton" ops of their device want them in memory, beside activations of `dtype`:
+    on Hopper MXFP4 in the order of packed.py, other forms as they are. parts: outputs of each (gate and up are two)."""
+    if isinstance(weight, Fp8 | Packed) or dtype != torch.bfloat16:
         return weight
-
-    def turn(scale_OG: Tensor) -> Tensor:
-        return scale_OG.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-    zero_OG = None if weight.zero_OG is None else turn(weight.zero_OG)
-    return weight._replace(scale_OG=turn(weight.scale_OG), zero_OG=zero_OG)
+    whole = fits(weight) and all(outputs % TILE == 0 for outputs in parts)
+    return packed(weight) if whole and ON_HOPPER and compute_capability(weight.code_OB.device) == (9, 0) else weight
 
 
 def dequantized(weight: Quantized, expert: int) -> Tensor:

@@ -38,7 +38,7 @@ def grouped_gate_up(x_TM: Tensor, weight_EGM: Matrices, bias_EG: Tensor | None, 
     pairs that nobody computes are undefined.
 
     Activations beside FP8 weights are rounded as the weights' format says. An implementation may leave them as they
-    are, and may round dequantized weights to the dtype of `x_TM`.
+    are, or find finer scales than a static one, and may round dequantized weights to the dtype of `x_TM`.
     """
     pairs = len(routes.token_P)
     y_PF = torch.zeros(pairs, shape_of(weight_EGM)[1] // 2, dtype=x_TM.dtype, device=x_TM.device)

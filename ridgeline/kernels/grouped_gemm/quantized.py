@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.grouped_gemm.choose import Rows
-from ridgeline.kernels.grouped_gemm.forms import Form, form_of, tensors
+from ridgeline.kernels.grouped_gemm.forms import Form, e2m1, form_of, load_scales, tensors
 from ridgeline.kernels.grouped_gemm.matrices import Quantized, dequantized, part, shape_of
+from ridgeline.kernels.grouped_gemm.packed import TILE, Packed
 from ridgeline.kernels.grouped_gemm.rows_quantized import down_quantized_rows_kernel, gate_up_quantized_rows_kernel
 from ridgeline.kernels.grouped_gemm.tiles import dequantized as dequantized_block
 from ridgeline.kernels.launch import launch_options
@@ -84,6 +85,13 @@ def widened(
 def _widen(weight: Quantized, y_EOI: Tensor) -> None:
     """Write matrices in the dtype of `y_EOI`."""
     form, (experts, outputs, inputs) = form_of(weight), y_EOI.shape
+    if isinstance(weight, Packed):
+        factor = weight.scale_OG if weight.scale is None else weight.scale
+        unpack_kernel[(inputs // TILE, experts * outputs // TILE)](
+            weight.code_OB.view(torch.int16), weight.scale_OG, factor, y_EOI, O=outputs, I=inputs,
+            FACTOR=weight.scale is not None, num_warps=4,
+        )  # fmt: skip
+        return
     if form is None:
         for expert in range(experts):
             y_EOI[expert] = dequantized(weight, expert)
@@ -99,7 +107,7 @@ def widen_kernel(
     weight_ptr, scale_ptr, zero_ptr, factor_ptr, y_ptr,
     O: tl.constexpr, I: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,  # noqa: E741
     GROUP: tl.constexpr, SPAN: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr,
-    LIFT: tl.constexpr, TURNED: tl.constexpr,
+    LIFT: tl.constexpr,
 ):  # fmt: skip
     """Write ROWS rows of one expert's matrix. Grid (tiles of O, experts)."""
     expert = tl.program_id(1).to(tl.int64)
@@ -110,12 +118,39 @@ def widen_kernel(
     for start in range(0, I, BLOCK):
         w_RB = dequantized_block(
             weight_ptr, scale_ptr, zero_ptr, expert, row_R, start, O, I, BLOCK, tl.float32, KIND, GROUP, SPAN, SCALES,
-            ZEROS, LIFT, TURNED,
+            ZEROS, LIFT,
         )  # fmt: skip
         if FACTOR:
             w_RB *= tl.load(factor_ptr + expert)
         at = (expert * O + row_R)[:, None] * I + start + input_1B
         tl.store(y_ptr + at, w_RB.to(y_ptr.dtype.element_ty), mask=kept_R1 & (start + input_1B < I))
+
+
+@triton.jit
+def unpack_kernel(
+    code_ptr, scale_ptr, factor_ptr, y_ptr, O: tl.constexpr, I: tl.constexpr, FACTOR: tl.constexpr,  # noqa: E741
+):  # fmt: skip
+    """Write 64 rows by 64 inputs of matrices in the order of packed.py. Grid (panels, tiles of all experts)."""
+    panel, tile = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    at = tile * (I // 64) + panel
+    word_at = tl.arange(0, 1024)
+    pair, high_row, high = word_at % 2, word_at // 2 % 2, word_at // 4 % 2
+    row = word_at // 256 * 16 + high_row * 8 + word_at // 32 % 8
+    column = high * 8 + word_at // 8 % 4 * 2 + pair
+    word = tl.load(code_ptr + at * 1024 + word_at).to(tl.int32)
+    scale_at = at * 128 + word_at // 32 * 4 + high_row * 2
+    factor = 1.0
+    if FACTOR:
+        factor = tl.load(factor_ptr + tile * 64 // O)
+    for product in tl.static_range(4):
+        # The places of bits are those of packed.py
+        magnitude = word >> (9 if product == 3 else 6 - 3 * product)
+        sign = word >> (15 if product == 0 else 11 + product)
+        code = (magnitude & 7) | ((sign & 1) << 3)
+        scale = load_scales(scale_ptr + scale_at + product // 2, None, "e8m0") * 9.223372036854775808e18  # 2^63
+        value = e2m1(code, 0) * 9.223372036854775808e18 * scale * factor
+        to = (tile * 64 + row) * I + panel * 64 + product * 16 + column
+        tl.store(y_ptr + to, value.to(y_ptr.dtype.element_ty))
 
 
 def _aot() -> AotKernel:
@@ -125,4 +160,10 @@ def _aot() -> AotKernel:
     return AotKernel(widen_kernel, signature, shape, num_warps=4, hot=True, archs=ONE_OF_EACH)
 
 
-AOT = (_aot(),)
+def _aot_unpack() -> AotKernel:
+    signature = {"code_ptr": "*i16", "scale_ptr": "*u8", "factor_ptr": "*fp32", "y_ptr": "*bf16"}
+    shape = {"O": 5760, "I": 2880, "FACTOR": False}
+    return AotKernel(unpack_kernel, signature, shape, num_warps=4, hot=True, archs=("sm_90",))
+
+
+AOT = (_aot(), _aot_unpack())

@@ -42,7 +42,6 @@ def _sums(
     byte_ACNQ, scale_ptr, zero_ptr, x_ptr, x_at_A, x_kept_A, expert_A, kept_A, line_AC, start,
     I: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr, PER: tl.constexpr, KIND: tl.constexpr,  # noqa: E741
     GROUP: tl.constexpr, LINES: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, LIFT: tl.constexpr,
-    TURNED: tl.constexpr,
 ):  # fmt: skip
     """Return the sums of a block's products: [A, C]."""
     N: tl.constexpr = BLOCK // (RUN * PER)
@@ -52,12 +51,12 @@ def _sums(
     x_kept = x_kept_A[:, None, None, None] & (input_NQ < I)[None, None]
     x_at = x_ptr + x_at_A[:, None, None, None] + input_NQ[None, None]
     group_N = (start + run_N * (RUN * PER)) // GROUP
-    at_ACN = scale_at(expert_A[:, None, None], line_AC[:, :, None], group_N[None, None], LINES, GROUPS, TURNED)
+    at_ACN = scale_at(expert_A[:, None, None], line_AC[:, :, None], group_N[None, None], LINES, GROUPS)
     scale_kept = kept_A[:, None, None] & (group_N < GROUPS)[None, None]
     scale_ACN = load_scales(scale_ptr + at_ACN, scale_kept, SCALES) * LIFT
     if KIND == "fp8":
         x = tl.load(x_at, mask=x_kept, other=0.0).to(tl.float32) * LIFT
-        sum_ACN = tl.sum(e4m3(byte_ACNQ) * x, 3)
+        sum_ACN = tl.sum(e4m3(byte_ACNQ, LIFT) * x, 3)
     else:
         half = tl.arange(0, 2)
         both = tl.load(x_at[:, :, :, :, None] + half, mask=x_kept[:, :, :, :, None] & (half < 2), other=0.0)
@@ -79,7 +78,7 @@ def _products(
     line_AC,
     I: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr, PER: tl.constexpr, KIND: tl.constexpr,  # noqa: E741
     GROUP: tl.constexpr, LINES: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr,
-    LIFT: tl.constexpr, TURNED: tl.constexpr,
+    LIFT: tl.constexpr,
 ):  # fmt: skip
     """Return the rows' products [A, C]. first: the bytes of the first block."""
     y_AC = tl.zeros(row_AC.shape, tl.float32)
@@ -89,7 +88,7 @@ def _products(
             byte_ACNQ = _stored(weight_ptr, row_AC, kept_A, start, I, BLOCK, RUN, PER)
         y_AC += _sums(
             byte_ACNQ, scale_ptr, zero_ptr, x_ptr, x_at_A, x_kept_A, expert_A, kept_A, line_AC, start, I, BLOCK, RUN,
-            PER, KIND, GROUP, LINES, SCALES, ZEROS, LIFT, TURNED,
+            PER, KIND, GROUP, LINES, SCALES, ZEROS, LIFT,
         )  # fmt: skip
     if FACTOR:
         y_AC *= tl.load(factor_ptr + expert_A, mask=kept_A, other=0.0)[:, None]
@@ -101,7 +100,7 @@ def gate_up_quantized_rows_kernel(
     x_ptr, weight_ptr, scale_ptr, zero_ptr, factor_ptr, bias_ptr, expert_ptr, place_ptr, y_ptr, x_stride,
     M: tl.constexpr, F: tl.constexpr, E: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     RUN: tl.constexpr, PER: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr,
-    SCALES: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr, LIFT: tl.constexpr, TURNED: tl.constexpr,
+    SCALES: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr, LIFT: tl.constexpr,
     BIAS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute C outputs of one pair. Grid (tiles of F, pairs in the order of tokens)."""
@@ -122,7 +121,7 @@ def gate_up_quantized_rows_kernel(
         y_AC = _products(
             first_ACNQ, weight_ptr, scale_ptr, zero_ptr, factor_ptr, x_ptr, x_at_A, x_at_A >= 0, expert + half_A * 0,
             kept_A, row_AC, local_AC // SPAN, M, BLOCK, RUN, PER, KIND, GROUP, (2 * F + SPAN - 1) // SPAN, SCALES,
-            ZEROS, FACTOR, LIFT, TURNED,
+            ZEROS, FACTOR, LIFT,
         )  # fmt: skip
         if BIAS:
             y_AC += tl.load(bias_ptr + row_AC).to(tl.float32)
@@ -138,7 +137,7 @@ def down_quantized_rows_kernel(
     F: tl.constexpr, M: tl.constexpr, E: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, RUN: tl.constexpr, PER: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
     SPAN: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr, LIFT: tl.constexpr,
-    TURNED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute C outputs of one token: the weighted sum over its experts. Grid (tiles of M, tokens). CHOICES is a power
     of two that covers K."""
@@ -159,7 +158,7 @@ def down_quantized_rows_kernel(
     factor_A = tl.load(weight_of_ptr + token * K + choice_A, mask=kept_A, other=0.0)
     y_AC = _products(
         first_ACNQ, weight_ptr, scale_ptr, zero_ptr, factor_ptr, h_ptr, place_A * F, kept_A, expert_A, kept_A, row_AC,
-        line_AC, F, BLOCK, RUN, PER, KIND, GROUP, (M + SPAN - 1) // SPAN, SCALES, ZEROS, FACTOR, LIFT, TURNED,
+        line_AC, F, BLOCK, RUN, PER, KIND, GROUP, (M + SPAN - 1) // SPAN, SCALES, ZEROS, FACTOR, LIFT,
     )  # fmt: skip
     if BIAS:
         y_AC += tl.load(bias_ptr + row_AC, mask=kept_A[:, None], other=0.0).to(tl.float32)
@@ -185,13 +184,18 @@ def _aot(
     shape = {"M": width, "F": inner, "E": experts, "K": used, "ROWS": rows.rows, "BLOCK": rows.block}
     shape |= form.constants() | {"RUN": form.run, "PER": form.per_byte, "BIAS": False} | more
     signature = {name: types[name] for name in names}
-    return AotKernel(kernel, signature, shape, num_warps=rows.warps, hot=True, archs=ONE_OF_EACH)
+    return AotKernel(
+        kernel, signature, shape, num_warps=rows.warps, hot=True, archs=("sm_90",) if form.native else ONE_OF_EACH
+    )
 
 
 _MXFP4, _FP8 = Form("e2m1", 32, scales="e8m0"), Form("fp8", 128, 128)
+_NATIVE = Form("fp8", 128, 128, native=True)
 AOT = (
     _aot(gate_up_quantized_rows_kernel, _MXFP4, Rows(4, 1024, 4), 2880, 2880, 32, 4, GATE="swiglu_clamped"),
     _aot(gate_up_quantized_rows_kernel, _FP8, Rows(2, 2048, 4), 2048, 768, 128, 8, GATE="silu"),
     _aot(down_quantized_rows_kernel, _MXFP4, Rows(2, 1024, 4), 2880, 2880, 32, 4, CHOICES=4, ADD=False),
     _aot(down_quantized_rows_kernel, _FP8, Rows(2, 256, 4), 2048, 768, 128, 8, CHOICES=8, ADD=False),
+    _aot(gate_up_quantized_rows_kernel, _NATIVE, Rows(2, 1024, 4), 2048, 768, 128, 8, GATE="silu"),
+    _aot(down_quantized_rows_kernel, _NATIVE, Rows(2, 256, 4), 2048, 768, 128, 8, CHOICES=8, ADD=False),
 )

@@ -41,7 +41,6 @@ def dequantized(
     weight_ptr, scale_ptr, zero_ptr, expert, row_R, start,
     O: tl.constexpr, I: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr,  # noqa: E741
     GROUP: tl.constexpr, SPAN: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, LIFT: tl.constexpr,
-    TURNED: tl.constexpr,
 ):  # fmt: skip
     """Load a block of rows of one expert in FP8 or codes (forms.py) as an operand [R, B]. O: all of its rows."""
     PER: tl.constexpr = 1 if KIND == "fp8" else 2
@@ -51,7 +50,7 @@ def dequantized(
     byte_GQ = start // PER + group_G[:, None] * (EACH // PER) + tl.arange(0, EACH // PER)[None, :]
     scale_G = start // GROUP + group_G
     byte_at = (expert * O + row_R)[:, None, None] * (I // PER) + byte_GQ[None]
-    scale_RG_at = scale_at(expert, (row_R // SPAN)[:, None], scale_G[None], (O + SPAN - 1) // SPAN, GROUPS, TURNED)
+    scale_RG_at = scale_at(expert, (row_R // SPAN)[:, None], scale_G[None], (O + SPAN - 1) // SPAN, GROUPS)
     if I % BLOCK == 0:
         byte_RGQ = tl.load(weight_ptr + byte_at)
         scale_RG = load_scales(scale_ptr + scale_RG_at, None, SCALES)
@@ -60,7 +59,7 @@ def dequantized(
         scale_RG = load_scales(scale_ptr + scale_RG_at, (scale_G < GROUPS)[None], SCALES)
     scale_RG1 = (scale_RG * LIFT)[:, :, None]
     if KIND == "fp8":
-        w = e4m3(byte_RGQ) * LIFT * scale_RG1
+        w = e4m3(byte_RGQ, LIFT) * LIFT * scale_RG1
     else:
         if KIND == "e2m1":
             low, high = e2m1(byte_RGQ, 0) * LIFT, e2m1(byte_RGQ, 4) * LIFT
@@ -98,7 +97,7 @@ def grouped_tiles_kernel(
     I: tl.constexpr, O: tl.constexpr, E: tl.constexpr, EXPERTS: tl.constexpr,  # noqa: E741
     ROWS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
     KIND: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr,
-    FACTOR: tl.constexpr, LIFT: tl.constexpr, TURNED: tl.constexpr,
+    FACTOR: tl.constexpr, LIFT: tl.constexpr,
     GATHER: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute y [P, O]. Grid (tiles of O, tiles of pairs).
@@ -106,7 +105,7 @@ def grouped_tiles_kernel(
     I, O: inputs and outputs of an expert (of each half if gated).
     GATHER: x has a row for each token. Otherwise it has one for each pair.
     GATE: "" or the activation. With one an expert's rows are O gates, then O ups.
-    KIND, GROUP, SPAN, SCALES, ZEROS, FACTOR, LIFT, TURNED: see `Form`. KIND is "" for plain weights.
+    KIND, GROUP, SPAN, SCALES, ZEROS, FACTOR, LIFT: see `Form`. KIND is "" for plain weights.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -131,7 +130,7 @@ def grouped_tiles_kernel(
             if KIND != "":
                 a_RB = dequantized(
                     weight_ptr, scale_ptr, zero_ptr, expert.to(tl.int64), row_R, start, HEIGHT, I, BLOCK, DOT, KIND,
-                    GROUP, SPAN, SCALES, ZEROS, LIFT, TURNED,
+                    GROUP, SPAN, SCALES, ZEROS, LIFT,
                 )  # fmt: skip
             elif I % BLOCK == 0:
                 a_RB = load_weights(w_RB + start, None, DOT)

@@ -21,8 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.kernels.grouped_gemm import quantized, torch_ops
+from ridgeline.kernels.grouped_gemm import matrices, quantized, torch_ops
 from ridgeline.kernels.grouped_gemm.choose import (
+    FP8_ROWS,
+    WIDENED,
     Rows,
     Tiles,
     Widened,
@@ -35,12 +37,12 @@ from ridgeline.kernels.grouped_gemm.choose import (
 from ridgeline.kernels.grouped_gemm.combine import combine
 from ridgeline.kernels.grouped_gemm.forms import PLAIN, form_of, tensors
 from ridgeline.kernels.grouped_gemm.matrices import Matrices, Quantized, shape_of
+from ridgeline.kernels.grouped_gemm.packed import Packed
 from ridgeline.kernels.grouped_gemm.rows import down_rows_kernel, gate_up_rows_kernel
 from ridgeline.kernels.grouped_gemm.tiles import grouped_tiles_kernel
 from ridgeline.kernels.launch import INTERPRETED, compute_capability, launch_options, shared_memory
 from ridgeline.kernels.route.op import Routes
 
-WIDENING_STREAM = False  # hopper.py widens FP8 and codes too, which a GPU has not yet checked in all forms
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -66,6 +68,9 @@ def grouped_gate_up(
             return _gate_up_rows(own, x_TM, weight_EGM.contiguous(), bias_EG, routes, gate)
         assert isinstance(own, Tiles)
         return _plain_products(own, x_TM, weight_EGM, bias_EG, routes, gate, on_hopper=plan is None)
+    hopper = None if plan else _quantized_on_hopper(x_TM, weight_EGM, routes, gated=True)
+    if hopper is not None:
+        return hopper.grouped_gate_up(x_TM, weight_EGM, bias_EG, routes, gate)
     how = plan or _quantized_plan(x_TM, weight_EGM, routes, 2)
     if isinstance(how, Rows):
         return quantized.gate_up_rows(how, x_TM, weight_EGM, bias_EG, routes, gate)
@@ -96,6 +101,9 @@ def grouped_down(
         assert isinstance(own, Tiles)
         y_PM = _plain_products(own, h_PF, weight_EMF, bias_EM, routes, None, on_hopper=plan is None)
         return combine(y_PM, routes, add_TM, experts)
+    hopper = None if plan else _quantized_on_hopper(h_PF, weight_EMF, routes, gated=False)
+    if hopper is not None:
+        return hopper.grouped_down(h_PF, weight_EMF, bias_EM, routes, add_TM)
     how = plan or _quantized_plan(h_PF, weight_EMF, routes, triton.next_power_of_2(used))
     if isinstance(how, Rows):
         return quantized.down_rows(how, h_PF, weight_EMF, bias_EM, routes, add_TM)
@@ -114,6 +122,21 @@ def _plain_products(
     return launch_tiles(plan, x, weight_EOI.contiguous(), bias_EO, routes, gate, y_PO)
 
 
+def _quantized_on_hopper(x: Tensor, weight: Quantized, routes: Routes, *, gated: bool) -> Any:
+    """Return hopper.py where it multiplies these matrices, else None.
+
+    Of MXFP4 it makes operands anew for every 128 pairs, so for many pairs matrices that are widened in memory are
+    faster. Beside FP8 it rounds activations in one launch more, and `grouped_down` adds up pairs in another, which for
+    one or two tokens costs more than rows of the experts do.
+    """
+    hopper = _hopper(x.device) if matrices.ON_HOPPER else None
+    if hopper is None or not hopper.supports(x, weight, gated=gated):
+        return None
+    if isinstance(weight, Packed):
+        return None if len(routes.token_P) > WIDENED * shape_of(weight)[0] else hopper
+    return None if len(routes.expert_TK) <= FP8_ROWS else hopper
+
+
 def _quantized_plan(x: Tensor, weight: Quantized, routes: Routes, together: int) -> Rows | Tiles | Widened:
     form, (tokens, used), (experts, outputs, inputs) = form_of(weight), routes.expert_TK.shape, shape_of(weight)
     if form is None:  # no kernel reads it
@@ -130,11 +153,8 @@ def _quantized_products(
 ) -> Tensor:  # fmt: skip
     """Return every pair's product with matrices in FP8 or codes, as `launch_tiles` does.
 
-    on_hopper: the kernels of hopper.py take the place of tiles where they can run.
+    on_hopper: the kernels of hopper.py multiply what is widened where they can run.
     """
-    hopper = _hopper(x.device) if on_hopper and WIDENING_STREAM else None
-    if isinstance(plan, Tiles) and hopper is not None and hopper.supports(x, weight, gated=gate is not None):
-        return hopper.products(x, weight, bias_EO, routes, gate or "")
     if isinstance(plan, Tiles) and form_of(weight) is not None:
         return launch_tiles(plan, x, weight, bias_EO, routes, gate)
     tokens, used = routes.expert_TK.shape
@@ -142,8 +162,8 @@ def _quantized_products(
         tokens, experts=shape_of(weight)[0], used=used, itemsize=x.itemsize, shared=shared_memory(x.device)
     )  # fmt: skip
     y_PO = None
-    for matrices, biases, some in quantized.widened(weight, bias_EO, routes, x.dtype):
-        y_PO = _plain_products(own, x, matrices, biases, some, gate, y_PO, on_hopper=plan is not own)
+    for plain, biases, some in quantized.widened(weight, bias_EO, routes, x.dtype):
+        y_PO = _plain_products(own, x, plain, biases, some, gate, y_PO, on_hopper=plan is not own)
     assert y_PO is not None
     return y_PO
 

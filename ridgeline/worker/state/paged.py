@@ -25,6 +25,7 @@ from ridgeline.core.model_spec import AttentionSpec, ModelSpec
 from ridgeline.core.state_spec import KVSpec
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.kv_cache import KVScales, torch_type
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.heads import Heads
@@ -144,8 +145,10 @@ class PagedLayer:
     ) -> None:
         self._group, self._way, self._k, self._v, self._scales = group, way, k_cache_NGPD, v_cache_NGPD, scales
 
-    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads) -> Tensor:
-        """Return the attended heads, [T, H * D]."""
+    def attend(
+        self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, room: Rounded | None = None
+    ) -> Tensor | Rounded:
+        """Return the attended heads, [T, H * D], or `room` with them, rounded."""
         group, spec = self._group, heads.spec
         batch, ops = group.batches[self._way], group.ops
         projected = (
@@ -167,8 +170,10 @@ class PagedLayer:
         if batch.tokens_each == 1:
             out_THD = ops.decode_attention(
                 *projected, batch, scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
-                v_norm=spec.v_norm, scales=scales,
+                v_norm=spec.v_norm, scales=scales, room=room,
             )  # fmt: skip
+            if room is not None:
+                return room
         else:
             q_THD = ops.rope_kv(*projected, spec.v_norm, scales)
             out_THD = ops.paged_attention(

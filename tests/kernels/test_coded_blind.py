@@ -1,0 +1,151 @@
+"""Kernels that only a Hopper GPU runs, executed in torch: their arithmetic, their addresses, and the order in which
+they ask for memory, against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.core.weight_format import CodedFormat
+from ridgeline.kernels.coded_gemm.choose import Ring, Wide
+from ridgeline.kernels.coded_gemm.fragments import arranged, span
+from ridgeline.kernels.coded_gemm.op import (
+    CODED_NORM_LINEAR,
+    MXFP4,
+    NF4,
+    NVFP4,
+    Q4_K,
+    Q6_K,
+    W4,
+    W4_ZEROS,
+    W8,
+    Case,
+    Coded,
+    random_codes,
+)
+
+pytest.importorskip("triton")
+from ridgeline.kernels.coded_gemm import ring, wide
+from ridgeline.kernels.coded_gemm.fragments_asm import bare
+from ridgeline.kernels.coded_gemm.places import in_places
+from tests.kernels.blind import launch
+
+FORMATS = {
+    "W4": Case(1, 0, 0, W4, scales=torch.bfloat16),
+    "W4 zeros": Case(1, 0, 0, W4_ZEROS),
+    "W4 minima": Case(1, 0, 0, CodedFormat(bits=4, group=32, zeros="minimum")),
+    "W8": Case(1, 0, 0, W8),
+    "W2": Case(1, 0, 0, CodedFormat(bits=2, group=128, zeros="levels")),
+    "a row": Case(1, 0, 0, CodedFormat(bits=4, group=0)),
+    "MXFP4": Case(1, 0, 0, MXFP4, scales=torch.uint8),
+    "NVFP4": Case(1, 0, 0, NVFP4, scales=torch.float8_e4m3fn),
+    "NF4": Case(1, 0, 0, NF4),
+    "Q4_K": Case(1, 0, 0, Q4_K),
+    "Q6_K": Case(1, 0, 0, Q6_K),
+    "five bits": Case(1, 0, 0, CodedFormat(bits=5, group=128, zeros="levels")),
+}
+
+
+def weight_of(name: str, inputs: int, outputs: int) -> Coded:
+    case = replace(FORMATS[name], in_width=inputs, out_width=outputs)
+    return random_codes(case, torch.device("cpu"), torch.Generator().manual_seed(3))
+
+
+def close(got: Tensor, wanted: Tensor) -> None:
+    bound = 8 * torch.finfo(torch.bfloat16).eps * wanted.abs().max()
+    assert (got.double() - wanted.double()).abs().max() <= bound
+
+
+def some_of(weight: Coded, other: Tensor) -> dict[str, Tensor]:
+    """Return the arguments for what a weight may have. Any pointer stands for what it has not."""
+    numbers = {"zero": weight.zero_OG, "outer": weight.outer_OS, "outer_minimum": weight.outer_minimum_OS}
+    return {f"{name}_ptr": other if x is None else x for name, x in (numbers | {"factor": weight.scale}).items()}
+
+
+CUTS = {
+    "solo": Ring(many=1, tokens=8, depth=3, each=1, warps=2, programs=1, held=True, solo=True),
+    "solo, two units": Ring(many=2, tokens=8, depth=2, each=2, warps=2, programs=1, held=True, solo=True),
+    "held": Ring(many=1, tokens=8, depth=2, each=1, warps=4, programs=1, held=True),
+    "loaded": Ring(many=2, tokens=8, depth=3, each=2, warps=2, programs=1, ahead=3),
+}
+
+
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize(
+    ("name", "cut"), [(f, "solo") for f in FORMATS if len(FORMATS[f].format.planes()) == 1] + [("W4", c) for c in CUTS]
+)
+def test_rings_multiply(name: str, cut: str, gate: str | None) -> None:
+    plan, inputs, outputs = CUTS[cut], 768, 96 if CUTS[cut].many == 1 else 128
+    tokens = 1 if plan.solo else 5
+    weight = weight_of(name, inputs, outputs)
+    turned, generator = arranged(weight), torch.Generator().manual_seed(5)
+    x_TI, residual_TI = torch.randn(2, tokens, inputs, generator=generator).to(torch.bfloat16)
+    norm_I = torch.rand(inputs, generator=generator).to(torch.bfloat16)
+    half = outputs // 2 if gate else outputs
+    y_TO, s_TI = torch.full((tokens, half), torch.nan).to(torch.bfloat16), torch.zeros_like(x_TI)
+    some = some_of(turned, x_TI)
+    launch(
+        ring.ring_kernel, 3, x_ptr=x_TI, residual_ptr=residual_TI, norm_ptr=norm_I,
+        code_ptr=turned.code_OB.view(torch.int16), scale_ptr=turned.scale_OG, **some,
+        bias_ptr=x_TI, y_ptr=y_TO, s_ptr=s_TI, x_stride=inputs, tokens=tokens, outputs=half,
+        eps=1e-6, **ring._constants(plan, weight.format, inputs), NORM=plan.solo, RESIDUAL=plan.solo,
+        FACTOR=turned.scale is not None, BIAS=False, GATE=gate or "", PDL=False,
+    )  # fmt: skip
+    if plan.solo:
+        wanted, s = CODED_NORM_LINEAR.reference(x_TI, residual_TI, norm_I, 1e-6, weight, None, gate)
+        assert torch.equal(s, s_TI)
+    else:
+        wanted = x_TI.double() @ weight.dequantized().double().T
+        wanted = torch.nn.functional.silu(wanted[:, :half]) * wanted[:, half:] if gate else wanted
+    close(y_TO, wanted)
+
+
+@pytest.mark.parametrize("name", ["W4", "W4 zeros", "Q4_K", "W8", "MXFP4"])
+def test_rings_multiply_without_subnormal_operands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring, "bare", lambda how: bare(how, False))
+    test_rings_multiply(name, "solo", None)
+
+
+WIDE = {
+    "one tile": (20, Wide(many=1, tokens=32, depth=3, stages=2, scaled=True)),
+    "tiles of tokens": (40, Wide(many=1, tokens=16, depth=2, stages=3, scaled=True)),
+    "many": (16, Wide(many=2, tokens=16, depth=2, stages=2, scaled=True)),
+    "split": (17, Wide(many=1, tokens=32, depth=3, stages=2, split=2, scaled=True)),
+}
+
+
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [(f, "one tile") for f in FORMATS] + [("W4", c) for c in WIDE],
+)
+def test_wide_products(name: str, cut: str, gate: str | None) -> None:
+    (tokens, plan), inputs, outputs = WIDE[cut], 512, 256 * WIDE[cut][1].many
+    if gate and plan.split > 1:
+        pytest.skip("what is split has no gate")
+    weight = weight_of(name, inputs, outputs)
+    turned, generator = arranged(weight), torch.Generator().manual_seed(5)
+    x_TI = torch.randn(tokens, inputs, generator=generator).to(torch.bfloat16)
+    half = outputs // 2 if gate else outputs
+    y_TO = torch.full((tokens, half), torch.nan).to(torch.bfloat16)
+    tiles = -(-tokens // plan.tokens)
+    items = half // (plan.many * (64 if gate else 128)) * tiles * plan.split
+    some = some_of(turned, x_TI)
+    boxes = SimpleNamespace(
+        x=in_places(x_TI, span(weight.format)), block_shape=(min(plan.tokens, 32), 64), dtype=x_TI.dtype,
+        layout=None,
+    )  # fmt: skip
+    launch(
+        wide.scaled_kernel, items if plan.split > 1 else min(items, 3), x_desc=boxes,
+        code_ptr=turned.code_OB.view(torch.int16), scale_ptr=turned.scale_OG, **some,
+        bias_ptr=x_TI, y_ptr=y_TO, sums_ptr=torch.full((items * 128 * plan.many * plan.tokens,), torch.nan),
+        arrival_ptr=torch.zeros(64, dtype=torch.int32), tokens=tokens, outputs=half,
+        **wide._constants(plan, weight.format, inputs, x_TI.dtype), TILES=tiles, FACTOR=turned.scale is not None,
+        BIAS=False, GATE=gate or "", PDL=False,
+    )  # fmt: skip
+    wanted = x_TI.double() @ weight.dequantized().double().T
+    close(y_TO, torch.nn.functional.silu(wanted[:, :half]) * wanted[:, half:] if gate else wanted)

@@ -1,0 +1,92 @@
+"""Activations that the op before rounds, from layer to layer. `Fp8Weight.room` gives room on Hopper alone; here it is
+made to give it everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.activation.op import gated_activation
+from ridgeline.kernels.fp8_gemm import rounded
+from ridgeline.kernels.fp8_gemm.op import BY_TOKEN, to_fp8
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.kernels.norm.op import rms_norm
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import Ops
+from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.mlp import GatedMLP
+from ridgeline.quantization.forms import Fp8Weight
+from ridgeline.quantization.scheme import everywhere, scheme
+from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.loader import read_model_config
+from tests.driving import ask, rig
+
+REFERENCE = {"fp8_linear": "reference", "fp8_norm_linear": "reference"}
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[Rounded]:
+    """All FP8 weights give room. The list gets what they then multiply."""
+    found: list[Rounded] = []
+
+    def room(weight: Fp8Weight, tokens: int, dtype: torch.dtype) -> Rounded:
+        return rounded.room(tokens, weight.stored.shape[1], dtype, weight.stored.device)
+
+    linear = Fp8Weight.rounded_linear
+
+    def rounded_linear(weight: Fp8Weight, x: Rounded, bias_O: Tensor | None) -> Tensor:
+        found.append(x)
+        return linear(weight, x, bias_O)
+
+    monkeypatch.setattr(Fp8Weight, "room", room)
+    monkeypatch.setattr(Fp8Weight, "rounds_gated", lambda weight, tokens, dtype: True)
+    monkeypatch.setattr(Fp8Weight, "rounded_linear", rounded_linear)
+    return found
+
+
+def test_a_feed_forward_errs_no_more_with_scales_of_128_inputs_than_with_those_of_tokens(taken: list[Rounded]) -> None:
+    spec = read_model_config(EMBEDDED_MODEL).spec
+    ops = Ops(Platform(device_type="cpu"), REFERENCE)
+    decoder = Decoder(spec, ops, dtype=torch.float32, device=torch.device("cpu"), scheme_of=everywhere(scheme("fp8")))
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    decoder.prepare()
+    norm, mlp = decoder.layers[0].feed_forward_norm, decoder.layers[0].feed_forward
+    assert isinstance(mlp, GatedMLP)
+    x_TM, residual_TM = torch.randn(33, spec.hidden_size), torch.randn(33, spec.hidden_size)
+    n_TM = rms_norm((x_TM + residual_TM).double(), None, norm.weight.double(), norm.eps)[0]
+    both, down = (matrix.weight.dequantized().double() for matrix in (mlp.gate_up.matrix, mlp.down.matrix))
+    want_TM = gated_activation(n_TM @ both.T, mlp.kind) @ down.T
+    errors = []
+    for _ in range(2):
+        y_TM, s_TM = mlp(norm, x_TM, residual_TM)
+        assert torch.equal(s_TM, x_TM + residual_TM)
+        errors.append((y_TM - want_TM).pow(2).mean().sqrt().item() / want_TM.std().item())
+        mlp.gate_up.normed_for = lambda then, *given, gate: mlp.gate_up.normed(*given, gate=gate)  # by tokens
+    assert len(taken) == 1
+    assert 0 < errors[0] < 1.05 * errors[1]
+    assert errors[1] < 0.1
+
+
+def test_steps_hand_rounded_activations_from_op_to_op(tiny_model: Callable[[str], Path], taken: list[Rounded]) -> None:
+    """Prompts' attention leaves its result as it is; the feed-forward and a token's attention round theirs."""
+    with rig(tiny_model("llama"), quantization="fp8", kernels=REFERENCE) as own:
+        layers = len(own.runner.segments.decoder.layers)
+        outcome = own.run(ask("a", range(5, 17), max_tokens=4))["a"]
+        assert not own.errors
+    assert len(outcome.tokens) == 4
+    prompt, step = [x for x in taken if len(x.q_TI) == 12], [x for x in taken if len(x.q_TI) == 1]
+    assert len(prompt) == layers
+    assert len(step) == 2 * layers * (len(step) // (2 * layers)) >= 2 * layers * 3
+    assert all(x.wide().isfinite().all() for x in taken)
+
+
+def test_no_room_is_given_where_a_token_must_have_the_same_bits_in_any_company() -> None:
+    for chosen in ("batch_invariant", "torch", "reference"):
+        ops = Ops(Platform(device_type="cpu"), {"fp8_linear": chosen})
+        with torch.inference_mode():
+            assert Fp8Weight(ops, to_fp8(torch.randn(256, 256), BY_TOKEN)).room(1, torch.bfloat16) is None
