@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FRAGMENT_TOKENS = 192  # with more tokens dequantizing and the library's product cost less than `mma.sync`
-RING_TOKENS = 8  # up to which ring.py is tried on Hopper
+RING_TOKENS = 0  # up to which ring.py is tried on Hopper
 WIDE_TOKENS = range(17, 513)  # for which warpgroup products of hopper.py cost least
-SCALED_TOKENS = range(RING_TOKENS + 1, 1025)  # likewise of wide.py, by the model of `_cycles`
+SCALED_TOKENS = range(17, 1025)  # likewise of wide.py, by the model of `_cycles`
 SHARED = 225_000  # bytes of shared memory that a program on Hopper takes
 HALF = 113_000  # bytes of shared memory of a processor that leave room for the programs of the next kernel
 
