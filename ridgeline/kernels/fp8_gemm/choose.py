@@ -81,10 +81,10 @@ def choose_hopper(
         columns = -(-tokens // 128)
         # Gates, ups and their partial sums for 128 tokens would not fit the registers of hopper_stream.py
         if blocked and gated:
-            return _tiles_in_blocks(tokens)
+            return _tiles_in_blocks(tokens, gated)
         # A tile of hopper_tiles.py costs two of 128 x 128, so it must save half of the laps
         if tokens > 128 and -(-outputs // 128) * columns > processors and not between:
-            return _tiles_in_blocks(tokens) if blocked else Tiles()
+            return _tiles_in_blocks(tokens, gated) if blocked else Tiles()
         rows = 128 if -(-outputs // 64) * columns > processors else 64
         tiles = -(-outputs // rows) * columns
         return stream(rows, 128, inputs, tiles, gated=gated, processors=processors, long=not gated and inputs >= 8192)
@@ -106,9 +106,10 @@ def rounded_before(tokens: int, inputs: int) -> bool:
     return tokens <= ROUNDED_TOKENS and inputs % PANEL == 0 and inputs <= GROUPED_INPUTS
 
 
-def _tiles_in_blocks(tokens: int) -> Tiles:
-    """Return tiles for scales of blocks: of 256 tokens where these are many enough to fill the device with them."""
-    return Tiles(4, promote=True, tokens=256) if tokens >= 1024 else Tiles(6, promote=True)
+def _tiles_in_blocks(tokens: int, gated: bool) -> Tiles:
+    """Return tiles for scales of blocks: of 256 tokens where these are many enough to fill the device with them. The
+    end of a gated product would then spill registers, which doubles its time."""
+    return Tiles(4, promote=True, tokens=256) if tokens >= 1024 and not gated else Tiles(6, promote=True)
 
 
 def library_wins(tokens: int, inputs: int, *, gated: bool) -> bool:
