@@ -28,7 +28,7 @@ from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.activation.triton import gated_activation as gated
 from ridgeline.kernels.coded_gemm import op
 from ridgeline.kernels.coded_gemm import triton as coded
-from ridgeline.kernels.coded_gemm.choose import HALF, Cut, Ring, Wide, _cycles, choose, choose_wide, scaled_cuts
+from ridgeline.kernels.coded_gemm.choose import Cut, Wide, _cycles, choose, wide_cuts
 from ridgeline.kernels.coded_gemm.dequantize import dequantize
 from ridgeline.kernels.coded_gemm.fragments import Fragments, arranged, span, unit
 from ridgeline.kernels.coded_gemm.places import norm_in_places
@@ -70,51 +70,22 @@ class Library:
     dequantized: bool = True
 
 
-Try = Cut | Ring | Wide | Library
+Try = Cut | Wide | Library
 
 
 def cuts(matrix: Matrix, tokens: int, how: CodedFormat) -> list[Try]:
-    """Return cuts to try: those of ring.py up to 16 tokens, of wide.py from 8 on, and those of the kernels before."""
+    """Return cuts to try: those of fragments_kernel.py up to 16 tokens, of wide.py from 8 on, and the library."""
     size, bits = unit(how), how.bits
     units, parts, processors = matrix.inputs // size, 2 if matrix.gate else 1, 132
-    outputs, group = matrix.rows // parts, how.group or matrix.inputs
+    outputs = matrix.rows // parts
     found: list[Try] = []
     if tokens <= 16:
         found.append(choose(tokens, outputs // 16, units, words=size * bits // 64, parts=parts, processors=processors))
-        found.extend(rings(matrix, tokens, how) if len(how.planes()) == 1 else [])
     if tokens >= 8:
-        ranked = scaled_cuts(tokens, outputs, units, unit=size, bits=bits, gated=parts == 2, processors=processors)
+        ranked = wide_cuts(tokens, outputs, units, unit=size, bits=bits, gated=parts == 2, processors=processors)
         ranked.sort(key=lambda cut: _cycles(cut, tokens, outputs, units, size, parts == 2, processors))
         found.extend(ranked[:4])
-    if 16 <= tokens <= 256 and not how.nested and how.zeros != "minimum":
-        old = choose_wide(
-            tokens, outputs, units, unit=size, group=group, bits=bits, gated=parts == 2, processors=processors
-        )
-        found.extend([old] if old else [])
     return [*found, Library()] if tokens >= 256 else found
-
-
-def rings(matrix: Matrix, tokens: int, how: CodedFormat) -> list[Ring]:
-    """Return cuts of ring.py: as deep as half of a processor's shared memory allows, and one that takes all of it."""
-    parts, solo, size = 2 if matrix.gate else 1, tokens == 1, 8 if tokens <= 8 else 16
-    tiles, found = matrix.rows // 16 // parts, []
-    for programs, warps, many, each, room in {
-        1: ((2, 4, 1, 1, HALF), (2, 4, 1, 2, HALF), (1, 8, 1, 1, HALF), (3, 4, 1, 1, HALF), (2, 4, 2, 1, HALF),
-            (2, 4, 1, 1, 2 * HALF)),
-        8: ((2, 4, 1, 1, HALF), (1, 8, 1, 1, HALF), (2, 4, 2, 1, HALF), (1, 8, 2, 1, HALF), (2, 4, 2, 1, 2 * HALF)),
-        16: ((2, 4, 2, 1, HALF), (1, 8, 2, 1, HALF)),
-    }[1 if solo else size]:  # fmt: skip
-        ahead = max(2, min(6, 16 // max(1, unit(how) // (how.group or matrix.inputs)) // parts // many) // each)
-        for held in (True,) if solo else (False, True):
-            fitting = [
-                cut
-                for depth in range(2, 17)
-                for cut in [Ring(many, size, depth, each, warps, programs, held=held, solo=solo, ahead=ahead)]
-                if programs * cut.shared(matrix.inputs, unit(how), how.bits, parts) <= room and tiles % many == 0
-            ]
-            # x that is held is worth a try where a few codes still go in beside it
-            found.extend(fitting[-1:] if not held or solo or (fitting and fitting[-1].depth >= 4) else [])
-    return found
 
 
 class Given(NamedTuple):
@@ -182,8 +153,8 @@ class CodedSweep(Sweep):
     @staticmethod
     def _with_cut(x: Tensor, residual: Tensor, norm: Tensor, weight: Fragments, matrix: Matrix, cut: Try) -> Tensor:
         """Multiply with a cut, with all that a model launches then."""
-        gate, solo = matrix.gate, isinstance(cut, Cut | Ring) and cut.solo
-        if isinstance(cut, Wide) and cut.scaled and matrix.norm:
+        gate, solo = matrix.gate, isinstance(cut, Cut) and cut.solo
+        if isinstance(cut, Wide) and matrix.norm:
             x = norm_in_places(x, residual, norm, EPS, span(weight.format))[0]
             return coded._launch_wide(cut, x, weight, None, gate, placed=True)
         if matrix.norm and not solo:

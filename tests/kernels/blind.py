@@ -136,7 +136,6 @@ class Language:
         self.sigmoid, self.rsqrt, self.exp, self.erf = torch.sigmoid, torch.rsqrt, torch.exp, torch.erf
         self.expand_dims = lambda x, axis: value(x).unsqueeze(axis)
         self.split = lambda x: (x[..., 0], x[..., 1])
-        self.join = lambda a, b: torch.stack([a, b], -1)
         self.broadcast = lambda a, b: tuple(torch.broadcast_tensors(a, b))
         self.sum = lambda x, axis: x.sum(axis)
         self.cdiv = lambda a, b: -(-a // b)

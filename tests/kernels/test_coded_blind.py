@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.weight_format import CodedFormat
-from ridgeline.kernels.coded_gemm.choose import Ring, Wide
+from ridgeline.kernels.coded_gemm.choose import Cut, Wide
 from ridgeline.kernels.coded_gemm.fragments import arranged, span
 from ridgeline.kernels.coded_gemm.op import (
     CODED_NORM_LINEAR,
@@ -29,8 +29,7 @@ from ridgeline.kernels.coded_gemm.op import (
 )
 
 pytest.importorskip("triton")
-from ridgeline.kernels.coded_gemm import ring, wide
-from ridgeline.kernels.coded_gemm.fragments_asm import bare
+from ridgeline.kernels.coded_gemm import fragments_kernel, wide
 from ridgeline.kernels.coded_gemm.places import in_places
 from tests.kernels.blind import launch
 
@@ -67,33 +66,30 @@ def some_of(weight: Coded, other: Tensor) -> dict[str, Tensor]:
 
 
 CUTS = {
-    "solo": Ring(many=1, tokens=8, depth=3, each=1, warps=2, programs=1, held=True, solo=True),
-    "solo, two units": Ring(many=2, tokens=8, depth=2, each=2, warps=2, programs=1, held=True, solo=True),
-    "held": Ring(many=1, tokens=8, depth=2, each=1, warps=4, programs=1, held=True),
-    "loaded": Ring(many=2, tokens=8, depth=3, each=2, warps=2, programs=1, ahead=3),
+    "solo": Cut(many=1, tokens=8, depth=3, warps=2, solo=True),
+    "solo, many": Cut(many=2, tokens=8, depth=1, warps=2, solo=True),
+    "few": Cut(many=1, tokens=8, depth=2, warps=1),
+    "late": Cut(many=2, tokens=32, depth=1, warps=4),
 }
 
 
 @pytest.mark.parametrize("gate", [None, "silu"])
-@pytest.mark.parametrize(
-    ("name", "cut"), [(f, "solo") for f in FORMATS if len(FORMATS[f].format.planes()) == 1] + [("W4", c) for c in CUTS]
-)
-def test_rings_multiply(name: str, cut: str, gate: str | None) -> None:
-    plan, inputs, outputs = CUTS[cut], 768, 96 if CUTS[cut].many == 1 else 128
-    tokens = 1 if plan.solo else 5
+@pytest.mark.parametrize(("name", "cut"), [(f, "solo") for f in FORMATS] + [("W4", c) for c in CUTS if c != "solo"])
+def test_products_of_few_tokens(name: str, cut: str, gate: str | None) -> None:
+    plan, inputs, outputs = CUTS[cut], 1536 if FORMATS[name].format.planes()[-1] < 4 else 768, 128
+    tokens = 1 if plan.solo else plan.tokens - 3
     weight = weight_of(name, inputs, outputs)
     turned, generator = arranged(weight), torch.Generator().manual_seed(5)
     x_TI, residual_TI = torch.randn(2, tokens, inputs, generator=generator).to(torch.bfloat16)
     norm_I = torch.rand(inputs, generator=generator).to(torch.bfloat16)
     half = outputs // 2 if gate else outputs
     y_TO, s_TI = torch.full((tokens, half), torch.nan).to(torch.bfloat16), torch.zeros_like(x_TI)
-    some = some_of(turned, x_TI)
     launch(
-        ring.ring_kernel, 3, x_ptr=x_TI, residual_ptr=residual_TI, norm_ptr=norm_I,
-        code_ptr=turned.code_OB.view(torch.int16), scale_ptr=turned.scale_OG, **some,
-        bias_ptr=x_TI, y_ptr=y_TO, s_ptr=s_TI, x_stride=inputs, tokens=tokens, outputs=half,
-        eps=1e-6, **ring._constants(plan, weight.format, inputs), NORM=plan.solo, RESIDUAL=plan.solo,
-        FACTOR=turned.scale is not None, BIAS=False, GATE=gate or "", PDL=False,
+        fragments_kernel.fragments_kernel, half // (16 * plan.many), x_ptr=x_TI, residual_ptr=residual_TI,
+        norm_ptr=norm_I, code_ptr=turned.code_OB.view(torch.int16), scale_ptr=turned.scale_OG,
+        **some_of(turned, x_TI), bias_ptr=x_TI, y_ptr=y_TO, s_ptr=s_TI, x_stride=inputs, tokens=tokens, outputs=half,
+        eps=1e-6, **fragments_kernel._constants(plan, weight.format, inputs, x_TI.dtype), NORM=plan.solo,
+        RESIDUAL=plan.solo, FACTOR=turned.scale is not None, BIAS=False, GATE=gate or "", PDL=False,
     )  # fmt: skip
     if plan.solo:
         wanted, s = CODED_NORM_LINEAR.reference(x_TI, residual_TI, norm_I, 1e-6, weight, None, gate)
@@ -104,17 +100,11 @@ def test_rings_multiply(name: str, cut: str, gate: str | None) -> None:
     close(y_TO, wanted)
 
 
-@pytest.mark.parametrize("name", ["W4", "W4 zeros", "Q4_K", "W8", "MXFP4"])
-def test_rings_multiply_without_subnormal_operands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring, "bare", lambda how: bare(how, False))
-    test_rings_multiply(name, "solo", None)
-
-
 WIDE = {
-    "one tile": (20, Wide(many=1, tokens=32, depth=3, stages=2, scaled=True)),
-    "tiles of tokens": (40, Wide(many=1, tokens=16, depth=2, stages=3, scaled=True)),
-    "many": (16, Wide(many=2, tokens=16, depth=2, stages=2, scaled=True)),
-    "split": (17, Wide(many=1, tokens=32, depth=3, stages=2, split=2, scaled=True)),
+    "one tile": (20, Wide(many=1, tokens=32, depth=3, stages=2)),
+    "tiles of tokens": (40, Wide(many=1, tokens=16, depth=2, stages=3)),
+    "many": (16, Wide(many=2, tokens=16, depth=2, stages=2)),
+    "split": (17, Wide(many=1, tokens=32, depth=3, stages=2, split=2)),
 }
 
 
@@ -140,7 +130,7 @@ def test_wide_products(name: str, cut: str, gate: str | None) -> None:
         layout=None,
     )  # fmt: skip
     launch(
-        wide.scaled_kernel, items if plan.split > 1 else min(items, 3), x_desc=boxes,
+        wide.wide_kernel, items if plan.split > 1 else min(items, 3), x_desc=boxes,
         code_ptr=turned.code_OB.view(torch.int16), scale_ptr=turned.scale_OG, **some,
         bias_ptr=x_TI, y_ptr=y_TO, sums_ptr=torch.full((items * 128 * plan.many * plan.tokens,), torch.nan),
         arrival_ptr=torch.zeros(64, dtype=torch.int32), tokens=tokens, outputs=half,

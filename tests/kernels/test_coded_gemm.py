@@ -14,16 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.coded_gemm.choose import (
-    HALF,
-    SCALED_TOKENS,
-    SHARED,
-    WIDE_TOKENS,
-    choose,
-    choose_ring,
-    choose_wide,
-    scaled_cuts,
-)
+from ridgeline.kernels.coded_gemm.choose import SHARED, WIDE_TOKENS, choose, wide_cuts
 from ridgeline.kernels.coded_gemm.cost import coded_linear_cost
 from ridgeline.kernels.coded_gemm.fragments import Fragments, arranged, fits, rows, span, unit
 from ridgeline.kernels.coded_gemm.op import CASES, CODED_LINEAR, CODED_NORM_LINEAR, MXFP4, Case, Coded, random_codes
@@ -128,7 +119,7 @@ def in_order_of_places(code_OI: Tensor, weight: Coded) -> Tensor:
     how, size = weight.format, unit(weight.format)
     turned = arranged(weight._replace(code_OB=packed(code_OI, 4)))
     words = turned.code_OB.contiguous().view(torch.int16).view(-1, size * 4).long() & 0xFFFF
-    tiles = words.reshape(len(words), -1, 8, 4, 2, 2, 2).permute(0, 5, 2, 4, 3, 6, 1)  # as hopper.py's `_words`
+    tiles = words.reshape(len(words), -1, 8, 4, 2, 2, 2).permute(0, 5, 2, 4, 3, 6, 1)  # as wide_products.py's `_words`
     words = tiles.reshape(len(words), 16, 16, -1)[:, 0]  # row 0: unit, place, word
     slices = []
     for i in range(size // 16):
@@ -140,7 +131,7 @@ def in_order_of_places(code_OI: Tensor, weight: Coded) -> Tensor:
 @pytest.mark.parametrize("processors", [132, 78])
 def test_every_cut_fits_the_device(processors: int) -> None:
     for outputs, inputs, gated in MATRICES:
-        for size, bits, group in ((128, 4, 128), (128, 4, 16), (128, 8, 128), (256, 5, 32), (256, 3, 128)):
+        for size, bits in ((128, 4), (128, 8), (256, 5), (256, 3)):
             units, parts = inputs // size, 2 if gated else 1
             for tokens in (1, 8, 16, 17, 64, 192):
                 cut = choose(
@@ -149,39 +140,14 @@ def test_every_cut_fits_the_device(processors: int) -> None:
                 assert -(-units // cut.warps) % cut.depth == 0
                 assert outputs // 16 // parts % cut.many == 0
             for tokens in (WIDE_TOKENS[0], 32, 100, 256, WIDE_TOKENS[-1]):
-                plan = choose_wide(
-                    tokens, outputs // parts, units, unit=size, group=group, bits=bits, gated=gated,
-                    processors=processors,
-                )  # fmt: skip
-                assert plan is not None
-                assert plan.shared(size, bits, gated) <= SHARED
-                assert units % plan.split == 0
-                assert plan.stages >= 2
-                pairs = outputs // parts // (plan.many * (64 if gated else 128))
-                assert plan.split == 1 or pairs * -(-tokens // plan.tokens) * plan.split <= processors
-            for tokens in (SCALED_TOKENS[0], 32, 100, 256, SCALED_TOKENS[-1]):
                 shape = {"unit": size, "bits": bits, "gated": gated, "processors": processors}
-                plans = scaled_cuts(tokens, outputs // parts, units, **shape)
+                plans = wide_cuts(tokens, outputs // parts, units, **shape)
                 assert plans
                 for plan in plans:
                     items = outputs // parts // (plan.many * (64 if gated else 128)) * -(-tokens // plan.tokens)
                     assert plan.shared(size, bits, gated) <= SHARED
                     assert units % plan.split == 0
                     assert plan.split == 1 or (items * plan.split <= processors and 2 * items <= 512)
-            for tokens in (1, 2, 8) if size == 128 else ():
-                ring = choose_ring(
-                    tokens,
-                    outputs // 16 // parts,
-                    inputs,
-                    unit=size,
-                    group=group,
-                    bits=bits,
-                    parts=parts,
-                    processors=processors,
-                )
-                assert ring is not None
-                assert outputs // 16 // parts % ring.many == 0
-                assert ring.programs * ring.shared(inputs, size, bits, parts) <= HALF
 
 
 def test_sharing_of_inputs_is_the_same_for_all_tokens_where_it_must_be() -> None:

@@ -1,4 +1,4 @@
-"""The choice of the cut of ring.py, fragments_kernel.py or wide.py, or of the library behind dequantized weights: plain
+"""The choice of the cut of fragments_kernel.py or wide.py, or of the library behind dequantized weights: plain
 functions of shapes. They stand apart from the device code, so that tuning never touches the mathematics. It does not
 import torch.
 
@@ -12,11 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FRAGMENT_TOKENS = 192  # with more tokens dequantizing and the library's product cost less than `mma.sync`
-RING_TOKENS = 0  # up to which ring.py is tried on Hopper
-WIDE_TOKENS = range(17, 513)  # for which warpgroup products of hopper.py cost least
-SCALED_TOKENS = range(17, 1025)  # likewise of wide.py, by the model of `_cycles`
+WIDE_TOKENS = range(17, 1025)  # for which the warpgroup products of wide.py cost least on Hopper
 SHARED = 225_000  # bytes of shared memory that a program on Hopper takes
-HALF = 113_000  # bytes of shared memory of a processor that leave room for the programs of the next kernel
 
 
 @dataclass(frozen=True)
@@ -69,67 +66,8 @@ def choose(tokens: int, tiles: int, units: int, *, words: int, parts: int, proce
 
 
 @dataclass(frozen=True)
-class Ring:
-    """A cut of ring.py: each of the programs takes `many` tiles of 16 rows (of each half if gated) at a time, by
-    `tokens`; its warps share the inputs, `each` units of each warp in a step.
-
-    depth: steps whose codes are asked for ahead. ahead: steps whose scales are.
-    programs: of a processor.
-    held: x is in shared memory. solo: there is one token, normalised there if the op has a norm.
-    """
-
-    many: int
-    tokens: int
-    depth: int
-    each: int
-    warps: int
-    programs: int
-    held: bool = False
-    solo: bool = False
-    ahead: int = 2
-
-    def slot(self, unit: int, bits: int, parts: int) -> int:
-        """Return the bytes of a step's codes."""
-        return 2 * unit * bits * self.warps * self.each * self.many * parts
-
-    def shared(self, inputs: int, unit: int, bits: int, parts: int) -> int:
-        """Return the bytes of shared memory that a program takes, with those for adding up its warps' sums."""
-        step = unit * self.warps * self.each
-        x = -(-inputs // step) * step * 2 * (1 if self.solo else self.tokens) if self.held else 0
-        return self.depth * self.slot(unit, bits, parts) + x + 64 * self.warps * self.many * self.tokens + 1024
-
-
-def choose_ring(
-    tokens: int, tiles: int, inputs: int, *, unit: int, group: int, bits: int, parts: int, processors: int
-) -> Ring | None:
-    """Return the cut of ring.py for `tiles` tiles of 16 rows (of each half, if there are two parts), or None if there
-    are too many tokens. Two programs of four warps share half of a processor; one of eight where x takes much room.
-
-    These cuts are by arithmetic: they have not been timed yet (docs/quantization.md).
-    """
-    if tokens > RING_TOKENS:
-        return None
-    units, solo = inputs // unit, tokens == 1
-    many = 1 if solo or parts == 2 or tiles % 2 or tiles < 2 * processors - 8 else 2
-    programs = 2 if not solo or inputs <= 8192 else 1
-    warps = 4 if programs == 2 else 8
-    while warps > 1 and warps > units:
-        warps //= 2
-    numbers = max(1, unit // group) * parts * many  # scales of a row, of a unit
-    # Two units in a step take a fifth fewer instructions, but as many scales for 1 µs take more registers
-    each = 2 if numbers <= 2 and bits <= 4 and units >= 2 * warps else 1
-    ahead = max(2, min(6, 16 // numbers) // each)  # they come after about 1 µs, in which a processor takes four steps
-    for depth in range(16, 1, -1):
-        cut = Ring(many, 8, depth, each, warps, programs, held=solo, solo=solo, ahead=ahead)
-        if programs * cut.shared(inputs, unit, bits, parts) <= HALF:
-            return cut
-    return None
-
-
-@dataclass(frozen=True)
 class Wide:
-    """A cut of hopper.py, or of wide.py if it is `scaled`: a program's two warpgroups own `many` · 64 rows each, by
-    `tokens`.
+    """A cut of wide.py: a program's two warpgroups own `many` · 64 rows each, by `tokens`.
 
     depth: units of codes that are asked for ahead.
     stages: units of x in shared memory.
@@ -141,11 +79,10 @@ class Wide:
     depth: int
     stages: int
     split: int = 1
-    scaled: bool = False
 
     @property
     def registers(self) -> int:
-        """Return how many registers a thread of wide.py has when it starts: so few that a program of a norm or of
+        """Return how many registers a thread has when it starts: so few that a program of a norm or of
         attention goes beside it, if it does not need them all."""
         return 128 if self.many * (64 + self.tokens // 2) <= 96 else 168
 
@@ -156,24 +93,6 @@ class Wide:
 
 
 def choose_wide(
-    tokens: int, outputs: int, units: int, *, unit: int, group: int, bits: int, gated: bool, processors: int
-) -> Wide | None:
-    """Return the cut for warpgroups, or None if the outputs are not whole tiles. units: of `unit` inputs, of a row."""
-    size = next(s for s in (32, 64, 128) if s >= min(tokens, 128))
-    each = 64 if gated else 128  # outputs of a program
-    light = unit == 128 and group >= 64  # registers suffice for two tiles a warp
-    many = 2 if light and size <= 64 and outputs % (2 * each) == 0 and outputs >= each * processors else 1
-    if outputs % (each * many):
-        return None
-    programs = outputs // (each * many) * -(-tokens // size)
-    splits = (1,) if gated else (4, 2, 1)
-    split = next(s for s in splits if s == 1 or (programs * s <= processors and units % s == 0 and units >= 4 * s))
-    stages = {32: 6, 64: 5, 128: 3}[size]
-    cuts = (Wide(many, size, depth, max(2, stages * 128 // unit), split) for depth in (8, 6, 4, 3, 2))
-    return next((cut for cut in cuts if cut.shared(unit, bits, gated) <= SHARED), None)
-
-
-def choose_scaled(
     tokens: int, outputs: int, units: int, *, unit: int, bits: int, gated: bool, processors: int
 ) -> Wide | None:
     """Return the cut of wide.py with the least cycles by the model below, or None if the outputs are not whole tiles.
@@ -181,11 +100,11 @@ def choose_scaled(
 
     The model has not been fitted yet: benchmarks/sweep_coded.py times what it ranks.
     """
-    found = scaled_cuts(tokens, outputs, units, unit=unit, bits=bits, gated=gated, processors=processors)
+    found = wide_cuts(tokens, outputs, units, unit=unit, bits=bits, gated=gated, processors=processors)
     return min(found, key=lambda cut: _cycles(cut, tokens, outputs, units, unit, gated, processors), default=None)
 
 
-def scaled_cuts(
+def wide_cuts(
     tokens: int, outputs: int, units: int, *, unit: int, bits: int, gated: bool, processors: int
 ) -> list[Wide]:
     """Return the cuts that fit registers and shared memory, with as many codes ahead as go in."""
@@ -203,7 +122,7 @@ def scaled_cuts(
                 if split > 1 and (programs * split > processors or not whole or size // split < 8):
                     continue
                 cuts = (
-                    Wide(many, size, depth, stages, split, scaled=True)
+                    Wide(many, size, depth, stages, split)
                     for stages, depth in ((4, 8), (3, 8), (3, 6), (3, 4), (2, 6), (2, 4), (2, 3), (2, 2))
                 )
                 fitting = (cut for cut in cuts if cut.shared(unit, bits, gated) <= SHARED)

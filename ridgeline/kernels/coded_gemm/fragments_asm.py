@@ -8,7 +8,6 @@ small float, so shifts place its exponent and its mantissa; a product then corre
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from ridgeline.kernels.coded_gemm.op import TABLES
 _MAGIC = {"bf16": (0x4300, 128), "fp16": (0x6400, 1024)}  # the bits of a number, and the number
 _ONE = {"bf16": 0x3F80, "fp16": 0x3C00}
 _PTX = {"bf16": "bf16x2", "fp16": "f16x2"}
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def _twice(bits: int) -> str:
@@ -123,7 +123,7 @@ def _table(i: int, values: str, dtype: str) -> str:
 @cache
 def instructions(how: CodedFormat, dtype: torch.dtype) -> tuple[str, ...]:
     """Return the assembly for each slice of a unit."""
-    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    name = _NAMES[dtype]
     low, high = (*how.planes(), 0)[:2]
 
     def body(i: int) -> str:
@@ -137,56 +137,11 @@ def instructions(how: CodedFormat, dtype: torch.dtype) -> tuple[str, ...]:
             return _minimum(i, low, high, name)
         return _levels(i, low, high, name, how.zeros == "levels")
 
-    return tuple("{ .reg .b32 a, b, c, d, e, l, h, one; " + body(i) + " }" for i in range(unit(how) // SLICE))
+    return _wrapped(body(i) for i in range(unit(how) // SLICE))
 
 
-class Bare(NamedTuple):
-    """A way to multiply codes that are masked in place, as bfloat16 numbers of any size: that of ring.py.
-
-    asm: for each slice of a unit.
-    base: what is already taken from each code. The kernel takes the rest of the zero.
-    one: the bits of the number that the code 1 becomes, in even and in odd slices.
-    even, odd: what x is multiplied with in even and in odd slices.
-    power: what sums are multiplied with.
-    """
-
-    asm: tuple[str, ...]
-    base: float
-    one: tuple[int, int]
-    even: float
-    odd: float
-    power: float
-
-
-SUBNORMAL = True  # whether the matrix units take subnormal operands; if not, codes are placed behind 128 as elsewhere
-_LIFT = 100  # x is lifted by this power of two: |x| may be 2**27, and products with 2**-133 stay normal in float32
-
-
-@cache
-def bare(how: CodedFormat, subnormal: bool = SUBNORMAL) -> Bare:
-    """Return the way for codes of one plane."""
-
-    def wrapped(bodies: Iterable[str]) -> tuple[str, ...]:
-        return tuple("{ .reg .b32 a, b, c, d, e, l, h, one; " + body + " }" for body in bodies)
-
-    slices = range(unit(how) // SLICE)
-    if how.values == "e2m1" and subnormal:
-        bodies = (_e2m1(i, "bf16").partition("mov.b32 one")[0] + "mov.b32 $0, a;" for i in slices)
-        return Bare(wrapped(bodies), 0.0, (0, 0), 2.0**_LIFT, 2.0**_LIFT, 2.0 ** (126 - _LIFT))
-    if how.values != "levels":
-        return Bare(instructions(how, torch.bfloat16), 0.0, (0, 0), 1.0, 1.0, 1.0)
-    if how.bits in (4, 8) and subnormal:
-        masks = {4: (0x000F000F, 0x00F000F0), 8: (0x00FF00FF, 0x00FF00FF)}[how.bits]
-        each = 16 // how.bits
-        shifts = (8 * (i % each * how.bits // 8) for i in slices)
-        bodies = (
-            _shifted("a", "$1", -shift) + f"and.b32 $0, a, 0x{masks[i % 2]:08x};" for i, shift in enumerate(shifts)
-        )
-        higher = 4 if how.bits == 4 else 0
-        one = (1, 1 << higher)
-        return Bare(wrapped(bodies), 0.0, one, 2.0**_LIFT, 2.0 ** (_LIFT - higher), 2.0 ** (133 - _LIFT))
-    plain = instructions(replace(how, zeros="middle"), torch.bfloat16)
-    return Bare(plain, 2.0 ** (how.bits - 1), (_ONE["bf16"], _ONE["bf16"]), 1.0, 1.0, 1.0)
+def _wrapped(bodies: Iterable[str]) -> tuple[str, ...]:
+    return tuple("{ .reg .b32 a, b, c, d, e, l, h, one; " + body + " }" for body in bodies)
 
 
 class Scaled(NamedTuple):
@@ -205,20 +160,38 @@ class Scaled(NamedTuple):
     power: float
 
 
+_LIFT = 100  # scales of masked codes are lifted by this power of two: operands are normal, and a scale may be 2**27
+
+
 @cache
 def scaled(how: CodedFormat, dtype: torch.dtype) -> Scaled:
-    """Return the way for codes of any planes."""
-    form = Bare(instructions(how, dtype), 0.0, (0, 0), 1.0, 1.0, 1.0)
-    if dtype == torch.bfloat16 and len(how.planes()) == 1 and how.zeros != "levels" and how.bits in (4, 8):
-        form = bare(how, True)
-    zero = -1 / form.power if how.zeros == "minimum" else -0.0
-    if how.values == "levels" and how.zeros == "middle" and form.power != 1:
-        zero = -(2.0 ** (how.bits - 1)) / form.power
+    """Return the way for a format.
+
+    Codes of 4 or 8 bits need only be masked: bits 0 to 7 of a bfloat16 count in steps of 2**-133, whether the number is
+    subnormal or not. So eight codes of 4 bits take a shift and four masks; odd slices have theirs 4 bits higher.
+    """
+    asm, even, odd, power = instructions(how, dtype), 1.0, 1.0, 1.0
+    if dtype == torch.bfloat16 and how.zeros != "levels" and how.planes() in ((4,), (8,)):
+        if how.values == "e2m1":
+            bare = (_e2m1(i, "bf16").partition("mov.b32 one")[0] + "mov.b32 $0, a;" for i in range(len(asm)))
+            asm, even, odd, power = _wrapped(bare), 2.0**_LIFT, 2.0**_LIFT, 2.0 ** (126 - _LIFT)
+        elif how.values == "levels":
+            higher = 4 if how.bits == 4 else 0
+            asm = _wrapped(_masked(i, how.bits) for i in range(len(asm)))
+            even, odd, power = 2.0**_LIFT, 2.0 ** (_LIFT - higher), 2.0 ** (133 - _LIFT)
+    zero = -1 / power if how.zeros == "minimum" else -0.0
+    if how.values == "levels" and how.zeros == "middle" and power != 1:
+        zero = -(2.0 ** (how.bits - 1)) / power
     words = len(how.planes()) + (how.zeros == "levels" and how.values == "levels")
-    name = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}[dtype]
-    last = f"fma.rn.{name} $0, h, ${words + 1}, ${words + 2}; }}"
-    asm = tuple(text.replace("$0", "h").rstrip(" }") + " " + last for text in form.asm)
-    return Scaled(asm, form.even, form.odd, zero, form.power)
+    last = f"fma.rn.{_PTX[_NAMES[dtype]]} $0, h, ${words + 1}, ${words + 2}; }}"
+    asm = tuple(text.replace("$0", "h").rstrip(" }") + " " + last for text in asm)
+    return Scaled(asm, even, odd, zero, power)
+
+
+def _masked(i: int, bits: int) -> str:
+    """Return instructions that leave the codes of a slice where they stand in their bytes."""
+    mask = 0xFF if bits == 8 else 0xF << 4 * (i % 2)
+    return _shifted("a", "$1", -8 * (i % (16 // bits) * bits // 8)) + f"and.b32 $0, a, {_twice(mask)};"
 
 
 @gluon.constexpr_function

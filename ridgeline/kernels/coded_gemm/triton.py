@@ -1,5 +1,6 @@
 """Linear maps of weights in codes on a GPU. If NVIDIA's matrix units take the codes from fragments, up to about two
-hundred tokens are multiplied from there; otherwise the weight is dequantized and `linear` multiplies.
+hundred tokens (on Hopper a thousand) are multiplied from there; otherwise the weight is dequantized and `linear`
+multiplies.
 
 Legend:
     T  tokens
@@ -13,16 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.activation.triton import gated_activation
-from ridgeline.kernels.coded_gemm.choose import (
-    FRAGMENT_TOKENS,
-    SCALED_TOKENS,
-    Cut,
-    Ring,
-    Wide,
-    choose,
-    choose_ring,
-    choose_scaled,
-)
+from ridgeline.kernels.coded_gemm.choose import FRAGMENT_TOKENS, WIDE_TOKENS, Cut, Wide, choose, choose_wide
 from ridgeline.kernels.coded_gemm.dequantize import dequantize, reserve
 from ridgeline.kernels.coded_gemm.fragments import TILE, Fragments, arranged, fits, span, unit
 from ridgeline.kernels.coded_gemm.op import Coded
@@ -49,7 +41,7 @@ def coded_norm_linear(
     gate: str | None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `op.coded_norm_linear`. In float16 the norm has a kernel of its own: what it scales could overflow."""
-    cut = ring_of(x_TI, weight, gate) or cut_of(x_TI, weight, gate)
+    cut = cut_of(x_TI, weight, gate)
     packed = x_TI.stride(-1) == 1 and (residual_TI is None or residual_TI.is_contiguous())
     if cut is not None and cut.solo and packed and weight.order_I is None and x_TI.dtype == torch.bfloat16:
         return _launch(cut, x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
@@ -90,7 +82,7 @@ def from_fragments(
     plan = None if same else wide_cut_of(x_TI, weight, gate)
     if plan is not None:
         return _launch_wide(plan, x_TI, weight, bias_O, gate)
-    cut = (None if same else ring_of(x_TI, weight, gate)) or cut_of(x_TI, weight, gate, same)
+    cut = cut_of(x_TI, weight, gate, same)
     return None if cut is None else _launch(cut, x_TI, None, None, 0.0, weight, bias_O, gate)[0]
 
 
@@ -111,27 +103,14 @@ def cut_of(x_TI: Tensor, weight: Coded, gate: str | None, same: bool = False) ->
     )  # fmt: skip
 
 
-def ring_of(x_TI: Tensor, weight: Coded, gate: str | None) -> Ring | None:
-    """Return the cut of the kernel for few tokens on Hopper, or None if it does not apply."""
-    how, parts = weight.format, 2 if gate else 1
-    plain = isinstance(weight, Fragments) and x_TI.dtype == torch.bfloat16
-    if not plain or len(how.planes()) > 1 or compute_capability(x_TI.device) != (9, 0):
-        return None
-    tiles, rest = divmod(weight.code_OB.shape[0], TILE * parts)
-    return None if rest or not len(x_TI) else choose_ring(
-        len(x_TI), tiles, weight.inputs, unit=unit(how), group=how.group or weight.inputs, bits=how.bits, parts=parts,
-        processors=num_multiprocessors(x_TI.device),
-    )  # fmt: skip
-
-
 def wide_cut_of(x_TI: Tensor, weight: Coded, gate: str | None) -> Wide | None:
     """Return the cut of the kernel for warpgroups, or None if it does not apply."""
     how, tokens = weight.format, len(x_TI)
     known = isinstance(weight, Fragments) and x_TI.itemsize == 2
-    if not known or tokens not in SCALED_TOKENS or compute_capability(x_TI.device) != (9, 0):
+    if not known or tokens not in WIDE_TOKENS or compute_capability(x_TI.device) != (9, 0):
         return None
     outputs, rest = divmod(weight.code_OB.shape[0], 2 if gate else 1)
-    return None if rest else choose_scaled(
+    return None if rest else choose_wide(
         tokens, outputs, weight.inputs // unit(how), unit=unit(how), bits=how.bits, gated=gate is not None,
         processors=num_multiprocessors(x_TI.device),
     )  # fmt: skip
@@ -140,16 +119,14 @@ def wide_cut_of(x_TI: Tensor, weight: Coded, gate: str | None) -> Wide | None:
 def _launch_wide(
     plan: Wide, x_TI: Tensor, weight: Coded, bias_O: Tensor | None, gate: str | None, placed: bool = False
 ) -> Tensor:
-    from ridgeline.kernels.coded_gemm import hopper, wide  # Gluon, which is imported only where it runs
+    from ridgeline.kernels.coded_gemm import wide  # Gluon, which is imported only where it runs
 
     assert isinstance(weight, Fragments)
-    if plan.scaled:
-        return wide.launch(plan, x_TI, weight, bias_O, gate, placed)
-    return hopper.launch(plan, x_TI, weight, bias_O, gate)
+    return wide.launch(plan, x_TI, weight, bias_O, gate, placed)
 
 
 def _launch(
-    cut: Cut | Ring,
+    cut: Cut,
     x_TI: Tensor,
     residual_TI: Tensor | None,
     norm_weight_I: Tensor | None,
@@ -158,8 +135,7 @@ def _launch(
     bias_O: Tensor | None,
     gate: str | None,
 ) -> tuple[Tensor, Tensor]:
-    from ridgeline.kernels.coded_gemm import fragments_kernel, ring  # Gluon, which is imported only where it runs
+    from ridgeline.kernels.coded_gemm import fragments_kernel  # Gluon, which is imported only where it runs
 
     assert isinstance(weight, Fragments)
-    arguments = (x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
-    return ring.launch(cut, *arguments) if isinstance(cut, Ring) else fragments_kernel.launch(cut, *arguments)
+    return fragments_kernel.launch(cut, x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
