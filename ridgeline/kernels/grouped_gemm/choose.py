@@ -45,7 +45,7 @@ class Widened:
 
 
 WIDENED = 256  # pairs of each expert above which it does
-FP8_ROWS = 2  # tokens up to which rows of FP8 are read on Hopper
+FP8_ROWS = 2  # tokens up to which rows of FP8 are read by the first product on Hopper
 FIXED = Tiles(64, 64, 64, 4, 4)  # for any number of tokens, where results must not depend on it
 
 

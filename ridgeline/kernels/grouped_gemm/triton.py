@@ -126,15 +126,15 @@ def _quantized_on_hopper(x: Tensor, weight: Quantized, routes: Routes, *, gated:
     """Return hopper.py where it multiplies these matrices, else None.
 
     Of MXFP4 it makes operands anew for every 128 pairs, so for many pairs matrices that are widened in memory are
-    faster. Beside FP8 it rounds activations in one launch more, and `grouped_down` adds up pairs in another, which for
-    one or two tokens costs more than rows of the experts do.
+    faster. Beside FP8 it rounds activations in one launch more, which for one or two tokens costs more than rows of the
+    experts' first product do (9.6 against 12.3 µs for one token of Qwen3-30B-A3B; the second: 12.1 against 9.7).
     """
     hopper = _hopper(x.device) if matrices.ON_HOPPER else None
     if hopper is None or not hopper.supports(x, weight, gated=gated):
         return None
     if isinstance(weight, Packed):
         return None if len(routes.token_P) > WIDENED * shape_of(weight)[0] else hopper
-    return None if len(routes.expert_TK) <= FP8_ROWS else hopper
+    return None if gated and len(routes.expert_TK) <= FP8_ROWS else hopper
 
 
 def _quantized_plan(x: Tensor, weight: Quantized, routes: Routes, together: int) -> Rows | Tiles | Widened:
