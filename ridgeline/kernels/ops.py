@@ -21,6 +21,7 @@ from ridgeline.kernels.op import Op, Overrides, Platform, on_gpu
 from ridgeline.kernels.rotary.op import ROPE, ROPE_KV
 from ridgeline.kernels.route.op import ROUTE, ROUTE_TO_SOME
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
+from ridgeline.kernels.sampling.parts import BEST_OF_PARTS, DRAW_PART
 from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST
 from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR
 
@@ -56,6 +57,8 @@ class Ops:
     paged_attention = PAGED_ATTENTION
     decode_attention = DECODE_ATTENTION
     sample = SAMPLE
+    draw_part = DRAW_PART
+    best_of_parts = BEST_OF_PARTS
     mask_logits = MASK_LOGITS
     score_tokens = SCORE_TOKENS
     step_inputs = STEP_INPUTS

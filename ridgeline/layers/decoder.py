@@ -4,6 +4,7 @@ Legend:
     T  tokens of all sequences of a step in a row; in `logits`, the tokens to score
     M  model width
     V  vocabulary
+    U  this rank's part of it
 """
 
 from __future__ import annotations
@@ -186,10 +187,14 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Hidden) -> Tensor:
         """Return the scores of every vocabulary entry, after the final norm: [T, V] in the model's dtype."""
-        logits_TV, _ = self.unembed.normed(self.final_norm, hidden.x_TM, hidden.residual_TM)
-        if self.tp.size > 1:
-            logits_TV = self.tp.all_gather(logits_TV)[:, : self.spec.vocab_size]
+        own_TU = self.own_logits(hidden)
+        return own_TU if self.tp.size == 1 else self.tp.all_gather(own_TU)[:, : self.spec.vocab_size]
+
+    def own_logits(self, hidden: Hidden) -> Tensor:
+        """Return the scores of this rank's part of the vocabulary: [T, U]. Of a last part that is short the rest means
+        nothing."""
+        logits_TU, _ = self.unembed.normed(self.final_norm, hidden.x_TM, hidden.residual_TM)
         if self.spec.logits_multiplier != 1:
-            logits_TV = logits_TV * self.spec.logits_multiplier
+            logits_TU = logits_TU * self.spec.logits_multiplier
         cap = self.spec.logits_softcap
-        return logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)
+        return logits_TU if cap is None else cap * torch.tanh(logits_TU / cap)
