@@ -35,6 +35,7 @@ from torch import Tensor
 
 from ridgeline.kernels.norm.op import rms_norm
 from ridgeline.kernels.ops import Ops
+from ridgeline.parallel.token_parts import PIECES, TokenParts
 
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)  # KiB
 WIDTH = 4096
@@ -101,7 +102,6 @@ class Bench:
         from ridgeline.kernels.op import Platform
         from ridgeline.parallel.peer_memory import PeerSums
         from ridgeline.parallel.processes import ProcessAxis
-        from ridgeline.parallel.token_parts import TokenParts
 
         self.rank, self.world, self.device, self.symmetric = rank, size, device, symmetric
         self.sums = PeerSums(rank, size, device, with_direct=True)
@@ -132,7 +132,9 @@ class Bench:
         assert memory is not None
         generator = torch.Generator(self.device).manual_seed(99)
         residual_TM = torch.randn(x_TM.shape, generator=generator, device=self.device).bfloat16()  # the same on all
-        own_TM = residual_TM.view(2, self.world, -1, WIDTH)[:, self.rank].flatten(0, 1) if len(x_TM) % (2 * self.world) == 0 else None
+        own_TM = None
+        if len(x_TM) % (PIECES * self.world) == 0:
+            own_TM = residual_TM.view(PIECES, self.world, -1, WIDTH)[:, self.rank].flatten(0, 1)
         held = self.symmetric.empty(x_TM.shape, dtype=torch.bfloat16, device=self.device)
         self.symmetric.rendezvous(held, self.group)
 
