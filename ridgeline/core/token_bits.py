@@ -31,6 +31,18 @@ def unpacked(bits_W: np.ndarray, vocab_size: int) -> np.ndarray:
     return np.unpackbits(bits_W.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
 
 
+def part_of(bits_W: np.ndarray, first: int, count: int) -> np.ndarray:
+    """Return the bits of the tokens `first` … first + count - 1, which are numbered from 0. There may be fewer tokens;
+    what lies beyond `count` in the last word means nothing."""
+    start, shift = divmod(first, WORD)
+    words_W = np.zeros(num_words(count) + 1, np.uint32)
+    found_W = bits_W[start : start + len(words_W)]
+    words_W[: len(found_W)] = found_W
+    if shift == 0:
+        return words_W[:-1]
+    return (words_W[:-1] >> np.uint32(shift)) | (words_W[1:] << np.uint32(WORD - shift))
+
+
 def is_empty(bits_W: np.ndarray) -> bool:
     """Return True if no bit is set. The words are read as bytes, for which `any` stops at the first one
     that is not 0."""

@@ -10,7 +10,7 @@ from ridgeline.kernels.activation.op import ACTIVATION, GATED_ACTIVATION
 from ridgeline.kernels.attention.op import ATTENTION_SCHEDULE, PAGED_ATTENTION
 from ridgeline.kernels.coded_gemm.op import CODED_LINEAR, CODED_NORM_LINEAR
 from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
-from ridgeline.kernels.embedding.op import EMBEDDING
+from ridgeline.kernels.embedding.op import EMBEDDING, EMBEDDING_PART
 from ridgeline.kernels.fp8_gemm.op import FP8_LINEAR, FP8_NORM_LINEAR
 from ridgeline.kernels.gemm.op import LINEAR, NORM_LINEAR
 from ridgeline.kernels.grouped_gemm.op import GROUPED_DOWN, GROUPED_GATE_UP
@@ -19,8 +19,9 @@ from ridgeline.kernels.launch import settle_cache_keys
 from ridgeline.kernels.norm.op import LAYER_NORM, RMS_NORM
 from ridgeline.kernels.op import Op, Overrides, Platform, on_gpu
 from ridgeline.kernels.rotary.op import ROPE, ROPE_KV
-from ridgeline.kernels.route.op import ROUTE
+from ridgeline.kernels.route.op import ROUTE, ROUTE_TO_SOME
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
+from ridgeline.kernels.sampling.parts import BEST_OF_PARTS, DRAW_PART
 from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST
 from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR
 
@@ -33,6 +34,7 @@ class Ops:
     """
 
     embedding = EMBEDDING
+    embedding_part = EMBEDDING_PART
     linear = LINEAR
     norm_linear = NORM_LINEAR
     int8_linear = INT8_LINEAR
@@ -42,6 +44,7 @@ class Ops:
     coded_linear = CODED_LINEAR
     coded_norm_linear = CODED_NORM_LINEAR
     route = ROUTE
+    route_to_some = ROUTE_TO_SOME
     grouped_gate_up = GROUPED_GATE_UP
     grouped_down = GROUPED_DOWN
     rms_norm = RMS_NORM
@@ -54,6 +57,8 @@ class Ops:
     paged_attention = PAGED_ATTENTION
     decode_attention = DECODE_ATTENTION
     sample = SAMPLE
+    draw_part = DRAW_PART
+    best_of_parts = BEST_OF_PARTS
     mask_logits = MASK_LOGITS
     score_tokens = SCORE_TOKENS
     step_inputs = STEP_INPUTS

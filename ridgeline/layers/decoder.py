@@ -4,6 +4,7 @@ Legend:
     T  tokens of all sequences of a step in a row; in `logits`, the tokens to score
     M  model width
     V  vocabulary
+    U  this rank's part of it
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 from ridgeline.parallel.axis import ALONE, Axis, Deferred
 from ridgeline.parallel.mesh import Mesh
+from ridgeline.parallel.token_parts import TokenParts
 from ridgeline.quantization.scheme import SchemeOf, everywhere, scheme
 
 
@@ -45,8 +47,8 @@ class Layer(nn.Module):
     def __init__(self, spec: LayerSpec, width: int, build: Build) -> None:
         super().__init__()
         leaves = leaves_sums(spec)
+        inner = build.sums if leaves and not spec.parallel else ALONE
         build = replace(build, sums=Deferred(build.mesh.tp) if leaves else build.mesh.tp)
-        inner = build.mesh.tp if leaves and not spec.parallel else ALONE
         before, after = spec.norms in ("before", "both"), spec.norms in ("after", "both")
         self.spec = spec
         self.mixer_norm = Norm(spec.norm, width, build) if before else None
@@ -86,6 +88,12 @@ def leaves_sums(spec: LayerSpec) -> bool:
     """Return True if the parts of a divided layer leave their sums over ranks to the norm behind them, with which these
     are made at once. A norm of a part's own output needs the sum before."""
     return spec.norms == "before" and not spec.scalar
+
+
+def divides_tokens(spec: LayerSpec) -> bool:
+    """Return True if nothing but a norm behind a sum looks at a divided layer's residual, so that ranks may each hold
+    that of a part of the tokens."""
+    return leaves_sums(spec) and not spec.parallel and spec.norm.kind == "rms"
 
 
 class Hidden(NamedTuple):
@@ -142,11 +150,15 @@ class Decoder(nn.Module):
         self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()
         self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
         self.position_embed = Embedding(spec.learned_positions, width, build) if spec.learned_positions else None
-        pending: Axis = mesh.tp if waits else ALONE
+        self._parts = TokenParts(mesh.tp) if waits and all(divides_tokens(layer) for layer in spec.layers) else None
+        sums: Axis = self._parts or mesh.tp
+        pending = sums if waits else ALONE
         self.layers = nn.ModuleList()
         for index, layer in enumerate(spec.layers):
-            self.layers.append(Layer(layer, width, replace(build.within(f"layers.{index}"), pending=pending)))
-            pending = mesh.tp if leaves_sums(layer) else ALONE
+            self.layers.append(
+                Layer(layer, width, replace(build.within(f"layers.{index}"), pending=pending, sums=sums))
+            )
+            pending = sums if leaves_sums(layer) else ALONE
         self.final_norm = Norm(spec.final_norm, width, build)
         tied = self.embed.weight if spec.tie_word_embeddings else None
         self.unembed = Linear(width, (part.vocab_size,), False, build.within("unembed"), tied=tied, pending=pending)
@@ -171,6 +183,8 @@ class Decoder(nn.Module):
         residual_TM: Tensor | None = None
         for index, layer in enumerate(self.layers):
             x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index], states.live_T)
+        if self._parts is not None and residual_TM is not None:
+            residual_TM = self._parts.whole(residual_TM, len(x_TM))
         return Hidden(x_TM, residual_TM)
 
     def embedded(self, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
@@ -186,10 +200,14 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Hidden) -> Tensor:
         """Return the scores of every vocabulary entry, after the final norm: [T, V] in the model's dtype."""
-        logits_TV, _ = self.unembed.normed(self.final_norm, hidden.x_TM, hidden.residual_TM)
-        if self.tp.size > 1:
-            logits_TV = self.tp.all_gather(logits_TV)[:, : self.spec.vocab_size]
+        own_TU = self.own_logits(hidden)
+        return own_TU if self.tp.size == 1 else self.tp.all_gather(own_TU)[:, : self.spec.vocab_size]
+
+    def own_logits(self, hidden: Hidden) -> Tensor:
+        """Return the scores of this rank's part of the vocabulary: [T, U]. Of a last part that is short the rest means
+        nothing."""
+        logits_TU, _ = self.unembed.normed(self.final_norm, hidden.x_TM, hidden.residual_TM)
         if self.spec.logits_multiplier != 1:
-            logits_TV = logits_TV * self.spec.logits_multiplier
+            logits_TU = logits_TU * self.spec.logits_multiplier
         cap = self.spec.logits_softcap
-        return logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)
+        return logits_TU if cap is None else cap * torch.tanh(logits_TU / cap)

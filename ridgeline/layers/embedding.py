@@ -28,8 +28,5 @@ class Embedding(nn.Module):
         """Return the rows `ids_T` of the table: [T, M]."""
         if self.over.size == 1:
             return self.ops.embedding(ids_T, self.weight)
-        rows = len(self.weight)
-        own_T = ids_T - rows * self.over.rank
-        held_T = (own_T >= 0) & (own_T < rows)
-        x_TM = self.ops.embedding(own_T.where(held_T, 0), self.weight)
-        return self.over.all_reduce(x_TM.where(held_T[:, None], 0))
+        x_TM = self.ops.embedding_part(ids_T, self.weight, len(self.weight) * self.over.rank)
+        return self.over.all_reduce(x_TM)

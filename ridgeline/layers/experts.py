@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import NormSpec
-from ridgeline.kernels.route.op import Router, Routes, to_some
+from ridgeline.kernels.route.op import Router, Routes
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import feed_forward
@@ -156,7 +156,7 @@ class Experts(nn.Module):
         router = Router(self.router, self.router_bias, self.correction, self.expert_scale, self.spec.routing)
         n_TM, s_TM, routes = self.ops.route(x_TM, residual_TM, weight_M, eps, router, live_T, self.tally_E)
         if self.spec.held is not None:
-            routes = to_some(routes, self.spec.held * self.tp.rank, self.spec.held)
+            routes = self.ops.route_to_some(routes, self.spec.held * self.tp.rank, self.spec.held)
         return n_TM, s_TM, routes
 
     def _side_by_side(

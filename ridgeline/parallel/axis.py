@@ -26,6 +26,12 @@ class Axis(Protocol):
     def all_gather(self, x: Tensor) -> Tensor:
         """Return all ranks' tensors side by side: their last dimensions are joined, in the order of ranks."""
 
+    def reduce_scatter(self, x_TM: Tensor) -> Tensor:
+        """Return this rank's share of the rows of the sum of all ranks' x, of which there are a multiple of `size`."""
+
+    def gather_rows(self, x_TM: Tensor) -> Tensor:
+        """Return all ranks' rows, in the order of ranks."""
+
     def all_reduce_norm(
         self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, ops: Ops
     ) -> tuple[Tensor, Tensor]:
@@ -47,6 +53,12 @@ class Alone:
     def all_gather(self, x: Tensor) -> Tensor:
         return x
 
+    def reduce_scatter(self, x_TM: Tensor) -> Tensor:
+        return x_TM
+
+    def gather_rows(self, x_TM: Tensor) -> Tensor:
+        return x_TM
+
     def all_reduce_norm(
         self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, ops: Ops
     ) -> tuple[Tensor, Tensor]:
@@ -67,6 +79,12 @@ class Deferred:
 
     def all_gather(self, x: Tensor) -> Tensor:
         return self._axis.all_gather(x)
+
+    def reduce_scatter(self, x_TM: Tensor) -> Tensor:
+        raise AssertionError("a sum that somebody else makes is not divided")
+
+    def gather_rows(self, x_TM: Tensor) -> Tensor:
+        return self._axis.gather_rows(x_TM)
 
     def all_reduce_norm(
         self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, ops: Ops

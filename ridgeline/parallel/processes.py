@@ -54,7 +54,23 @@ class ProcessAxis:
         return ops.rms_norm(self.all_reduce(x_TM), residual_TM, weight_M, eps)
 
     def all_gather(self, x: Tensor) -> Tensor:
+        if self._sums is not None and self._sums.fits_gather(x):
+            return self._sums.all_gather(x)
         return torch.cat(self._all(x), -1)
+
+    def reduce_scatter(self, x_TM: Tensor) -> Tensor:
+        if x_TM.is_cuda:
+            part_TM = x_TM.new_empty(len(x_TM) // self.size, *x_TM.shape[1:])
+            dist.reduce_scatter_tensor(part_TM, x_TM.contiguous())
+            return part_TM
+        return self.all_reduce(x_TM).chunk(self.size)[self.rank]
+
+    def gather_rows(self, x_TM: Tensor) -> Tensor:
+        if not x_TM.is_cuda:
+            return torch.cat(self._all(x_TM))
+        whole_TM = x_TM.new_empty(self.size * len(x_TM), *x_TM.shape[1:])
+        dist.all_gather_into_tensor(whole_TM, x_TM.contiguous())
+        return whole_TM
 
     def smallest(self, value: int) -> int:
         # Not by a collective: ranks come here when they have loaded, which may take one much longer than others

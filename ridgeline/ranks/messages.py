@@ -6,6 +6,7 @@ Arrays travel as their dtype, shape and bytes. The rows of a plan are sent once 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from ridgeline.core.plan import (
     StepPlan,
     StepResult,
 )
+from ridgeline.core.request import MAX_LOGPROBS
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -201,7 +203,7 @@ class PlanSender:
     def message(self, plan: StepPlan) -> SentPlan:
         rows = None if plan.rows is self._rows else _sent_rows(plan.rows)
         self._rows = plan.rows
-        expected = None if plan.expected is None else dict(plan.expected)
+        expected = None if plan.expected is None else {slot: _sent_form(form) for slot, form in plan.expected.items()}
         deltas = tuple(map(_sent_delta, plan.deltas))
         return SentPlan(plan.id, rows, plan.kv_bound_R, plan.spans, deltas, plan.copies, plan.reset, expected)
 
@@ -252,8 +254,16 @@ def _rows(sent: SentRows) -> Rows:
 
 def _sent_delta(delta: Delta) -> Assigned | BlocksSet | Released:
     if isinstance(delta, Assign):
-        return Assigned(delta)
+        return Assigned(_sent_form(delta))
     return BlocksSet(delta) if isinstance(delta, SetBlocks) else Released(delta)
+
+
+def _sent_form(form: Assign) -> Assign:
+    """Return a form that a reader takes for a user's. Beams report more logprobs than a user may ask for; how many a
+    step reports stands in its rows."""
+    if (form.params.logprobs or 0) <= MAX_LOGPROBS:
+        return form
+    return replace(form, params=replace(form.params, logprobs=MAX_LOGPROBS))
 
 
 def sent_masks(plan_id: int, masks: Mapping[int, np.ndarray]) -> SentMasks:

@@ -2,7 +2,7 @@
 
 Legend:
     R  rows of the step
-    V  vocabulary
+    U  tokens of this rank's part of the vocabulary
     F  guided rows, each with its negative row
 """
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.plan import Rows
-from ridgeline.kernels.sampling.scoring import guide
 from ridgeline.worker.upload import staging
+from ridgeline.worker.vocabulary import Vocabulary
 
 
 class Guides:
@@ -34,9 +34,9 @@ class Guides:
         self._scale_G = sent[2 * count : 3 * count].view(torch.float32)
         self._giver_R = sent[3 * count :].long()
 
-    def scores(self, logits_RV: Tensor) -> Tensor:
+    def scores(self, logits_RU: Tensor, vocabulary: Vocabulary) -> Tensor:
         """Return the scores that the rows draw from."""
-        return guide(logits_RV, self._row_G, self._negative_G, self._scale_G)
+        return vocabulary.guide(logits_RU, self._row_G, self._negative_G, self._scale_G)
 
     def tokens(self, token_R: Tensor) -> Tensor:
         """Return the drawn tokens, with a pair's token in both of its rows."""

@@ -5,7 +5,7 @@ value, so each of them can be captured as a graph.
 Legend:
     T  tokens of the step
     R  rows
-    V  vocabulary
+    U  tokens of this rank's part of the vocabulary; all of them, if there is one rank
     M  model width
     A  cache groups
     S  slots
@@ -31,6 +31,7 @@ from ridgeline.worker.mailbox import Mailbox
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.state.states import DeviceRows, States
+from ridgeline.worker.vocabulary import Vocabulary
 
 SAMPLING = (  # the features that the sampling op handles
     Feature.RANDOM | Feature.FILTER | Feature.TYPICAL | Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS
@@ -52,13 +53,13 @@ class Scores:
 
     active_R: True for rows that the device has not stopped.
     kv_len_R: tokens cached after the step (1 for stopped rows, so that their attention stays defined).
-    logits_RV: the scores of every row's last token.
+    logits_RU: the scores of every row's last token.
     hidden: the hidden state of all tokens, from which prompts are scored.
     """
 
     active_R: Tensor
     kv_len_R: Tensor
-    logits_RV: Tensor
+    logits_RU: Tensor
     hidden: Hidden
 
 
@@ -94,6 +95,7 @@ class Segments:
         self.decoder = decoder
         self.slots = slots
         self._ops = ops
+        self.vocabulary = Vocabulary(decoder.spec.vocab_size, decoder.tp, ops)
         self._block_size = layout.block_size
         self.states = States(layout, decoder.spec, parameter.dtype, parameter.device, ops)
         self.mailbox = Mailbox(Outcome.size(slots.dummy), ops, parameter.device)
@@ -136,7 +138,7 @@ class Segments:
         self.states.begin(rows, slots.block_tables_ASC.unbind(), places_AT.unbind(), live_T)
         hidden = self.decoder(token_ids_T, positions_T, self.states)
         last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
-        return Scores(active_R, kv_len_R, self.decoder.logits(last), hidden)
+        return Scores(active_R, kv_len_R, self.decoder.own_logits(last), hidden)
 
     def _at(self, hidden: Hidden, index_R: Tensor) -> Hidden:
         """Return rows as `Hidden.at` does, by launches that need not wait for each other."""
@@ -145,7 +147,7 @@ class Segments:
 
     def mask(self, scores: Scores, masks: Masks) -> None:
         """Forbid tokens in the scores, in place, before tokens are drawn."""
-        self._ops.mask_logits(scores.logits_RV, masks.bits_UW, masks.row_U)
+        self._ops.mask_logits(scores.logits_RU, masks.bits_UW, masks.row_U)
 
     def sample(
         self,
@@ -159,8 +161,8 @@ class Segments:
         guides: the guides that made `scores`, if any did.
         """
         slots, outcome = self.slots, Outcome.empty(inputs.num_rows, inputs.slots_R.device)
-        token_R = self._ops.sample(
-            scores.logits_RV, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING
+        token_R = self.vocabulary.sample(
+            scores.logits_RU, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING
         )
         self._ops.step_advance(
             token_R if guides is None else guides.tokens(token_R),

@@ -32,6 +32,13 @@ def exact_embedding(ids_T: Tensor, weight_VM: Tensor) -> Tensor:
     return torch.stack([weight_VM[row] for row in ids_T.tolist()])
 
 
+def exact_part(ids_T: Tensor, weight_VM: Tensor, first: int) -> Tensor:
+    """By a whole table that is zero elsewhere."""
+    before = torch.zeros(first, weight_VM.shape[1], dtype=weight_VM.dtype)
+    after = torch.zeros(int(ids_T.max()) + 1, weight_VM.shape[1], dtype=weight_VM.dtype)
+    return torch.cat((before, weight_VM, after))[ids_T.long()]
+
+
 def exact_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     y_TO = torch.einsum("ti,oi->to", x_TI, weight_OI)
     return y_TO if bias_O is None else y_TO + bias_O
@@ -85,6 +92,7 @@ class Subject(NamedTuple):
 
 SUBJECTS = [
     *(Subject(embedding.EMBEDDING, case, case.inputs, exact_embedding) for case in embedding.CASES[:3]),
+    *(Subject(embedding.EMBEDDING_PART, case, case.part_inputs, exact_part) for case in embedding.CASES[:3]),
     *(Subject(gemm.LINEAR, case, case.inputs, exact_linear, case.in_width) for case in gemm.CASES),
     *(Subject(norm.RMS_NORM, case, case.inputs, exact_rms_norm) for case in norm.CASES),
     *(Subject(norm.LAYER_NORM, case, case.layer_inputs, exact_layer_norm) for case in norm.CASES),

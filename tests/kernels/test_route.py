@@ -17,7 +17,7 @@ from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.route.choose import Few, Many, choose
 from ridgeline.kernels.route.cost import route_cost
-from ridgeline.kernels.route.op import CASES, GROUPED, QWEN3, ROUTE, Case, Routes
+from ridgeline.kernels.route.op import CASES, GROUPED, QWEN3, ROUTE, ROUTE_TO_SOME, Case, Routes, in_order
 
 pytest.importorskip("triton")
 
@@ -274,3 +274,29 @@ def test_a_route_moves_less_than_a_norm_and_a_product() -> None:
     assert plain.bytes == 2 * (3 * 64 + 16 * 64) + 4 * (4 * 3 * 2 + 17)
     assert plain.flops == 2 * 3 * 64 * 16
     assert route_cost(0, 64, 16, 2, itemsize=2).bytes == 0
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["reference", "triton"])
+@pytest.mark.parametrize(("tokens", "used", "ranks"), [(1, 2, 4), (7, 3, 2), (600, 4, 3)])
+def test_a_ranks_own_experts_take_their_tokens(tokens: int, used: int, ranks: int, name: str, device: str) -> None:
+    """The pairs that a rank computes are those of its experts, in order, whatever becomes of the others."""
+    experts, count = 12, 12 // ranks
+    generator = torch.Generator().manual_seed(tokens)
+    expert_TK = torch.rand(tokens, experts + 1, generator=generator).topk(used).indices  # 12: goes nowhere
+    routes = in_order(expert_TK.int(), torch.rand(tokens, used), experts)
+    routes = Routes(*(tensor.to(device) for tensor in routes))
+    to_some = ROUTE_TO_SOME.choose(Platform.of(torch.device(device)), name)
+    for first in range(0, experts, count):
+        own = to_some(routes, first, count)
+        pairs = [(e - first, t, k) for t, row in enumerate(expert_TK.tolist()) for k, e in enumerate(row)]
+        wanted = sorted(pair for pair in pairs if 0 <= pair[0] < count)
+        assert own.start_E1.tolist() == [sum(e < edge for e, _, _ in wanted) for edge in range(count + 1)]
+        assert own.token_P[: len(wanted)].tolist() == [t for _, t, _ in wanted]
+        assert [int(own.place_TK[t, k]) for _, t, k in wanted] == [*range(len(wanted))]
+        assert sorted(own.place_TK.flatten().tolist()) == [*range(tokens * used)]
+        assert torch.equal(own.weight_TK, routes.weight_TK)
+        here = [[e - first if 0 <= e - first < count else count for e in row] for row in expert_TK.tolist()]
+        assert own.expert_TK.tolist() == here
+        assert {field.dtype for field in own} == {torch.int32, torch.float32}

@@ -29,6 +29,12 @@ class ThreadAxis:
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._all(x), -1)
 
+    def reduce_scatter(self, x_TM: Tensor) -> Tensor:
+        return self.all_reduce(x_TM).chunk(self.size)[self.rank]
+
+    def gather_rows(self, x_TM: Tensor) -> Tensor:
+        return torch.cat(self._all(x_TM))
+
     def all_reduce_norm(
         self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, ops: Ops
     ) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from functools import partial
 
 from ridgeline.core.plan import StepResult
 from ridgeline.ranks.channel import Channel, Closed
@@ -23,6 +24,7 @@ from ridgeline.ranks.messages import (
 
 READY = Ready("float32", "", "", 0, 0, 0, 2, 4, 64, 4, 32, False, False)
 STEP = 0.6  # seconds
+OUT_OF_MEMORY = partial(StepResult, error="OutOfMemoryError: out of memory", out_of_memory=True)
 
 
 class FakeRank:
@@ -65,6 +67,12 @@ class FakeRank:
             case "huge" if self.number == 1:
                 self.channel._socket.send(b"\xff" * 8)
             case "waits for masks":
+                return
+            case "one has no memory" if self.number == 1:
+                self.tell(OUT_OF_MEMORY(plan))
+                return
+            case "none has memory":
+                self.tell(OUT_OF_MEMORY(plan))
                 return
             case "fails the second, one rank late":
                 if plan == 1 and self.number == 1:  # its first result is on the way as well

@@ -104,3 +104,25 @@ def test_what_is_no_message_is_the_end(fault: str, sentence: str, start: Start) 
         errors.append(group.collect().error)
     assert sentence in (errors[-1] or "")
     assert group._lost
+
+
+def test_a_rank_that_alone_has_no_memory_for_a_step_is_the_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader, "AGREEMENT", 0.3)
+    group = start("one has no memory")
+    errors, deadline = list[str | None](), time.monotonic() + 20
+    while not (errors and errors[-1]) and time.monotonic() < deadline:  # the first rank's result may come first
+        group.submit(plan(len(errors)))
+        errors.append(group.collect().error)
+    assert "rank 1 alone failed" in (errors[-1] or "")
+    assert "out of memory" in (errors[-1] or "")
+    assert group._lost
+
+
+def test_a_step_for_which_no_rank_has_memory_fails_alone(start: Start) -> None:
+    """As on one device: the engine may run it again with fewer rows."""
+    group = start("none has memory")
+    group.submit(plan(0))
+    result = group.collect()
+    assert result.out_of_memory
+    assert not result.device_lost
+    assert not group._lost

@@ -37,6 +37,11 @@ def fits(x: Tensor) -> bool:
     return x.dtype in (torch.bfloat16, torch.float16) and x.nbytes <= LARGEST and x.nbytes % 4 == 0
 
 
+def fits_gather(x: Tensor) -> bool:
+    """Return True if a launch can put tensors like this one beside each other."""
+    return 0 < x.nbytes <= LARGEST and x.shape[-1] * x.element_size() % 4 == 0
+
+
 def fits_rows(x_TM: Tensor) -> bool:
     """Return True if a launch can add up and normalize rows like these."""
     tokens, width = x_TM.shape
@@ -70,6 +75,40 @@ def all_reduce_norm(
         num_warps=16, **launch_options(x_TM.device),
     )  # fmt: skip
     return y_TM, s_TM
+
+
+def all_gather(x: Tensor, peers: Peers) -> Tensor:
+    """Return all ranks' tensors, which have the same shape, with their last dimensions joined."""
+    x = x.contiguous()
+    y = x.new_empty(*x.shape[:-1], peers.size * x.shape[-1])
+    words, each = x.nbytes // 4, x.shape[-1] * x.element_size() // 4
+    gather_kernel[(triton.cdiv(words, EACH),)](
+        x.view(-1).view(torch.int32), y.view(-1).view(torch.int32), peers.base_R, peers.epoch_P, words, each,
+        RANK=peers.rank, SIZE=peers.size, W=EACH, CAPACITY=WORDS, PROGRAMS=PROGRAMS, ASM=not INTERPRETED, num_warps=4,
+        **launch_options(x.device),
+    )  # fmt: skip
+    return y
+
+
+@triton.jit(do_not_specialize=["words", "each"])
+def gather_kernel(
+    x_ptr, y_ptr, base_ptr, epoch_ptr, words, each,
+    RANK: tl.constexpr, SIZE: tl.constexpr, W: tl.constexpr, CAPACITY: tl.constexpr, PROGRAMS: tl.constexpr,
+    ASM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Put W words of every rank in their places in a program. A row is `each` words of each rank."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    at_W = tl.program_id(0) * W + tl.arange(0, W)
+    kept_W = at_W < words
+    own_W = tl.load(x_ptr + at_W, mask=kept_W, other=0)
+    message, inbox_W = sent(own_W, kept_W, base_ptr, epoch_ptr, RANK, SIZE, W, CAPACITY, PROGRAMS, ASM)
+    place_W = at_W // each * (SIZE * each) + at_W % each
+    for rank in tl.static_range(SIZE):
+        word_W = own_W if rank == RANK else received(inbox_W + rank * PROGRAMS * CAPACITY, message, kept_W, ASM)
+        tl.store(y_ptr + place_W + rank * each, word_W, mask=kept_W)
+    tl.store(epoch_ptr + tl.program_id(0), message)
 
 
 @triton.jit
@@ -133,26 +172,34 @@ def exchanged(
 ):  # fmt: skip
     """Return the sums of all ranks' words, which hold two numbers each: those in the low bits and those in the high
     ones, float32."""
+    message, inbox_W = sent(own_W, kept_W, base_ptr, epoch_ptr, RANK, SIZE, W, CAPACITY, PROGRAMS, ASM)
+    low_W = tl.zeros((W,), tl.float32)
+    high_W = tl.zeros((W,), tl.float32)
+    for rank in tl.static_range(SIZE):
+        word_W = own_W if rank == RANK else received(inbox_W + rank * PROGRAMS * CAPACITY, message, kept_W, ASM)
+        low_W += number(word_W & 0xFFFF, BF16)
+        high_W += number((word_W >> 16) & 0xFFFF, BF16)
+    tl.store(epoch_ptr + tl.program_id(0), message)
+    return low_W, high_W
+
+
+@triton.jit
+def sent(
+    own_W, kept_W, base_ptr, epoch_ptr,
+    RANK: tl.constexpr, SIZE: tl.constexpr, W: tl.constexpr, CAPACITY: tl.constexpr, PROGRAMS: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    """Send the program's words to all other ranks. Return the message's number, and where those of rank 0 arrive here;
+    each next rank's are PROGRAMS * CAPACITY words further."""
     program = tl.program_id(0)
     message = tl.load(epoch_ptr + program) + 1
-    phase = message & 1
     place_W = program.to(tl.int64) * CAPACITY + tl.arange(0, W)
+    first = (message & 1) * SIZE * PROGRAMS * CAPACITY
     for rank in tl.static_range(SIZE):
         if rank != RANK:
             inbox = tl.load(base_ptr + rank).to(tl.pointer_type(tl.int64))
-            send(inbox + ((phase * SIZE + RANK) * PROGRAMS * CAPACITY + place_W), own_W, message, kept_W, ASM)
-    low_W = tl.zeros((W,), tl.float32)
-    high_W = tl.zeros((W,), tl.float32)
-    inbox = tl.load(base_ptr + RANK).to(tl.pointer_type(tl.int64))
-    for rank in tl.static_range(SIZE):
-        if rank == RANK:
-            word_W = own_W
-        else:
-            word_W = received(inbox + ((phase * SIZE + rank) * PROGRAMS * CAPACITY + place_W), message, kept_W, ASM)
-        low_W += number(word_W & 0xFFFF, BF16)
-        high_W += number((word_W >> 16) & 0xFFFF, BF16)
-    tl.store(epoch_ptr + program, message)
-    return low_W, high_W
+            send(inbox + (first + RANK * PROGRAMS * CAPACITY + place_W), own_W, message, kept_W, ASM)
+    return message, tl.load(base_ptr + RANK).to(tl.pointer_type(tl.int64)) + first + place_W
 
 
 @triton.jit
@@ -246,6 +293,14 @@ def _aot() -> tuple[AotKernel, ...]:
             sum_kernel,
             {"x_ptr": "*i32", "y_ptr": "*i32", **common, "words": "i32:16"},
             {**constants, "W": EACH},
+            num_warps=4,
+            hot=True,
+            archs=("sm_90",),
+        ),
+        AotKernel(
+            gather_kernel,
+            {"x_ptr": "*i32", "y_ptr": "*i32", **common, "words": "i32", "each": "i32"},
+            {name: value for name, value in constants.items() if name != "BF16"} | {"W": EACH},
             num_warps=4,
             hot=True,
             archs=("sm_90",),

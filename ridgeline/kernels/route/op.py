@@ -138,19 +138,19 @@ def in_order(expert_TK: Tensor, weight_TK: Tensor, experts: int) -> Routes:
 
 
 def to_some(routes: Routes, first: int, count: int) -> Routes:
-    """Return the routes to `count` experts from `first` on, which are numbered from 0. Pairs with others go nowhere."""
-    expert_TK = routes.expert_TK - first
-    expert_TK = torch.where((expert_TK >= 0) & (expert_TK < count), expert_TK, count)
-    expert_P, order_P = expert_TK.flatten().sort(stable=True)
-    place_P = torch.empty_like(order_P)
-    place_P[order_P] = torch.arange(len(order_P), device=order_P.device)
-    edges = torch.arange(count + 1, dtype=expert_P.dtype, device=expert_P.device)
+    """Return the routes to `count` experts from `first` on, which are numbered from 0. Pairs with others go nowhere.
+
+    Pairs are sorted already, so turning their order around the circle brings these experts' to its beginning.
+    """
+    expert_TK, pairs = routes.expert_TK - first, len(routes.token_P)
+    start_E1 = routes.start_E1[first : first + count + 1]
+    turned_P = (torch.arange(pairs, device=start_E1.device) + start_E1[0]) % max(pairs, 1)
     return Routes(
-        expert_TK,
+        torch.where((expert_TK >= 0) & (expert_TK < count), expert_TK, count),
         routes.weight_TK,
-        (order_P // expert_TK.shape[1]).int(),
-        place_P.view_as(expert_TK).int(),
-        torch.searchsorted(expert_P, edges, out_int32=True),
+        routes.token_P[turned_P],
+        (routes.place_TK - start_E1[0]) % max(pairs, 1),
+        start_E1 - start_E1[0],
     )
 
 
@@ -228,4 +228,10 @@ ROUTE = Op(
         Implementation("torch", "ridgeline.kernels.route.torch_ops:route"),
         Implementation("batch_invariant", "ridgeline.kernels.route.triton:batch_invariant", on_gpu),
     ),
+)
+
+ROUTE_TO_SOME = Op(
+    "route_to_some",
+    to_some,
+    (Implementation("triton", "ridgeline.kernels.route.some:to_some", on_gpu),),
 )

@@ -11,13 +11,14 @@ from ridgeline.kernels.sampling.draw import draw_kernel
 from ridgeline.kernels.sampling.finish import finish_kernel
 from ridgeline.kernels.sampling.triton_logprobs import combine_kernel, score_kernel, top_kernel
 from ridgeline.kernels.sampling.triton_mask import mask_kernel
+from ridgeline.kernels.sampling.triton_parts import best_kernel
 from ridgeline.kernels.sampling.typical import typical_kernel
 
 _INT64 = {
     "slots_ptr", "position_ptr", "seed_ptr", "top_k_ptr", "min_len_ptr", "bias_ids_ptr", "stop_ids_ptr", "token_ptr",
     "rank_ptr", "candidate_ptr", "top_id_ptr",
 }  # fmt: skip
-_INT32 = {"count_ptr", "num_candidates_ptr", "best_id_ptr", "tile_count_ptr", "bits_ptr", "row_ptr"}
+_INT32 = {"pair_ptr", "count_ptr", "num_candidates_ptr", "best_id_ptr", "tile_count_ptr", "bits_ptr", "row_ptr"}
 _BOOL = {"seen_ptr"}
 _DIVISIBLE = {
     "V", "logits_stride", "source_stride", "adjusted_stride", "bias_ids_stride", "bias_stride",
@@ -40,6 +41,8 @@ def _kernel(fn: Any, constexprs: dict[str, Any], logits: str = "bf16", **options
             )
         elif name not in constexprs and name != "PDL":
             types[name] = "i32:16" if name in _DIVISIBLE else "i32"
+    if constexprs.get("PART"):
+        types["token_ptr"] = "*i32"
     return AotKernel(fn, types, constexprs, **{"archs": ONE_OF_EACH} | options)
 
 
@@ -54,6 +57,10 @@ def _draws(archs: tuple[str, ...], approximate: bool) -> Iterator[AotKernel]:
     finish = _REDUCE | {"TILES": 64, "RANDOM": True, "APPROX": approximate}
     yield _kernel(finish_kernel, finish, num_warps=8, hot=True, archs=archs)
     yield _kernel(finish_kernel, finish | {"FILTER": True}, num_warps=16, archs=archs)
+    yield _kernel(finish_kernel, finish | {"PART": True}, num_warps=8, hot=True, archs=archs)
+    yield _kernel(
+        best_kernel, {"RANKS": 2, "TILE": 64, "RANDOM": True, "APPROX": approximate}, num_warps=1, archs=archs
+    )
 
 
 PLAIN = {"BIAS_WIDTH": 0, "STOP_WIDTH": 0, "PENALTY": 0}
@@ -61,7 +68,7 @@ EVERYTHING = {"BIAS_WIDTH": 1024, "STOP_WIDTH": 64, "PENALTY": 1}
 _GREEDY = {"TILE": 1024, "CAPACITY": 2048, "RANDOM": False, "FILTER": False, "APPROX": False}
 _REDUCE = {
     "TILES": 128, "TILE": 2048, "CAPACITY": 2048, "MANY": 8192, "SHIFT": 16, "RANDOM": False,
-    "APPROX": False, "FILTER": False,
+    "APPROX": False, "FILTER": False, "PART": False,
 }  # fmt: skip
 
 AOT = (

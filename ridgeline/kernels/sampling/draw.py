@@ -25,7 +25,7 @@ WIDTH = tl.constexpr(8)  # numbers that `bracket_kernel` writes for a row
 COLDEST = tl.constexpr(1e-30)  # lower temperatures count as this one, with which the largest logit always wins
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_token"])
 def draw_kernel(
     logits_ptr,
     slots_ptr,
@@ -50,6 +50,7 @@ def draw_kernel(
     sure_ptr,
     reach_ptr,
     V,
+    first_token,
     logits_stride,
     adjusted_stride,
     bias_ids_stride,
@@ -71,6 +72,9 @@ def draw_kernel(
 ):
     """Bound what every tile can give. Grid (R, J): programs that run together belong to many rows and do not wait for
     one counter.
+
+    A row's V logits are those of the tokens from `first_token` on, a multiple of 4. Ids that are written count from
+    there.
 
     Without RANDOM it writes best_RJ and best_id_RJ, a tile's largest logit. With RANDOM it writes best_RJ alone, a
     bound of the tile's noised logits, in bits (for greedy rows the largest logit).
@@ -97,8 +101,8 @@ def draw_kernel(
     if BIAS_WIDTH + STOP_WIDTH > 0 or PENALTY:
         x = adjusted(
             x,
-            token,
-            first,
+            token + first_token,
+            first + first_token,
             valid,
             slot,
             position,
@@ -141,7 +145,7 @@ def draw_kernel(
             tl.store(sure_ptr + place, tl.sum(tl.where(x > hi, amount, 0.0)))
     if RANDOM and wanted:
         seed = tl.load(seed_ptr + slot * int_stride)
-        x = x * bits_per_logit(temperature) - log2_below_groups(group_Q, position, seed, Q, APPROX)
+        x = x * bits_per_logit(temperature) - log2_below_groups(group_Q + first_token // 4, position, seed, Q, APPROX)
     best = tl.max(x)
     tl.store(best_ptr + place, best)
     if not RANDOM:

@@ -31,7 +31,7 @@ UNIT = tl.constexpr(274877906944.0)  # 2**38, the fixed-point mass of the likeli
 NOBODY = tl.constexpr(0x7FFFFFFF)  # in place of a token id, if there is none
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_token"])
 def finish_kernel(
     best_ptr,
     best_id_ptr,
@@ -51,6 +51,7 @@ def finish_kernel(
     token_ptr,
     V,
     J,
+    first_token,
     source_stride,
     int_stride,
     float_stride,
@@ -61,10 +62,15 @@ def finish_kernel(
     MANY: tl.constexpr,
     RANDOM: tl.constexpr,
     FILTER: tl.constexpr,
+    PART: tl.constexpr,
     APPROX: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write token_R. Grid (R,). source: the adjusted logits [R, V]. As float32 their low SHIFT bits are 0."""
+    """Write token_R. Grid (R,). source: the adjusted logits [R, V]. As float32 their low SHIFT bits are 0.
+
+    PART: they are those of the tokens from `first_token` on, and token is int32 [R, 2] with the bits of the token's
+    logit in its second column.
+    """
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, TILES)
     if PDL:
@@ -90,12 +96,19 @@ def finish_kernel(
         else:
             base = tl.max(best_J, axis=0)
             token = _winner(
-                best_J, j, base, row_ptr, V, temperature, position, seed, base, 0.0, 0, 0, SHIFT, TILE, False, APPROX
-            )
+                best_J, j, base, row_ptr, V, temperature, position, seed, base, 0.0, 0, 0, first_token // 4, SHIFT,
+                TILE, False, APPROX,
+            )  # fmt: skip
+        score = tl.load(row_ptr + tl.minimum(token, V - 1)).to(tl.float32)
     else:
+        score = tl.max(best_J, axis=0)
         id_J = tl.load(best_id_ptr + row * J + j, mask=j < J, other=NOBODY)
-        token = tl.min(tl.where(best_J == tl.max(best_J, axis=0), id_J, NOBODY), axis=0)
-    tl.store(token_ptr + row, tl.where(token < V, token, -1).to(tl.int64))
+        token = tl.min(tl.where(best_J == score, id_J, NOBODY), axis=0)
+    if PART:
+        tl.store(token_ptr + 2 * row, tl.where(token < V, token + first_token, -1))
+        tl.store(token_ptr + 2 * row + 1, score.to(tl.int32, bitcast=True))
+    else:
+        tl.store(token_ptr + row, tl.where(token < V, token, -1).to(tl.int64))
 
 
 @triton.jit
@@ -149,8 +162,8 @@ def _draw_filtered(
             )  # fmt: skip
     while not drawn:
         token = _winner(
-            bound_J, j, top * scale, row_ptr, V, temperature, position, seed, top, min_p, threshold, last, SHIFT, TILE,
-            True, APPROX,
+            bound_J, j, top * scale, row_ptr, V, temperature, position, seed, top, min_p, threshold, last, 0, SHIFT,
+            TILE, True, APPROX,
         )  # fmt: skip
         x = tl.load(row_ptr + tl.minimum(token, V - 1)).to(tl.float32)
         drawn = exact | (x > hi) | (token == NOBODY)
@@ -176,14 +189,15 @@ def _before(threshold, last, row_ptr, V, top, scale, SHIFT: tl.constexpr, T: tl.
 
 @triton.jit
 def _winner(
-    bound_J, j, base, row_ptr, V, temperature, position, seed, top, min_p, threshold, last, SHIFT: tl.constexpr,
-    TILE: tl.constexpr, FILTER: tl.constexpr, APPROX: tl.constexpr,
+    bound_J, j, base, row_ptr, V, temperature, position, seed, top, min_p, threshold, last, first_group,
+    SHIFT: tl.constexpr, TILE: tl.constexpr, FILTER: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     """Return the best noised token of all (with FILTER: of those above `threshold`, or equal to it and not past
     `last`).
 
     Tiles are looked at from the highest bound down, until none can hold a better token. As a rule that takes one tile
     or two. Values are bits beyond `base`, so noise counts however cold a row is. Bounds may be off by rounding.
+    The row's noise begins with that of the group `first_group`.
     """
     Q: tl.constexpr = TILE // 4
     scale = bits_per_logit(temperature)
@@ -200,7 +214,7 @@ def _winner(
         x_Q4 = tl.load(row_ptr + id_Q4, mask=id_Q4 < V, other=float("-inf")).to(tl.float32)
         value_Q4 = tl.fma(x_Q4, tl.zeros_like(x_Q4) + scale, tl.zeros_like(x_Q4) - base)
         if temperature > 0:
-            value_Q4 += gumbel_of_groups(group_Q, position, seed, Q, APPROX) * LOG2E
+            value_Q4 += gumbel_of_groups(group_Q + first_group, position, seed, Q, APPROX) * LOG2E
         if FILTER:
             key_Q4 = _key(x_Q4, SHIFT)
             stays_Q4 = (key_Q4 > threshold) | ((key_Q4 == threshold) & (id_Q4 <= last))

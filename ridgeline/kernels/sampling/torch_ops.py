@@ -21,13 +21,7 @@ def sample(
     features: Feature,
 ) -> Tensor:
     """Compute `op.sample_reference`, but only the steps that `features` names."""
-    if features & Feature.BIAS:
-        ids_RB = tables.bias_ids_SB[slots_R].clamp(min=0)  # unused entries add 0 to token 0
-        logits_RV = logits_RV.float().scatter_add(1, ids_RB, tables.bias_SB[slots_R])
-    if features & Feature.MIN_TOKENS:
-        logits_RV = _forbid_stops(logits_RV, tables, slots_R, position_R)
-    if features & Feature.PENALTY:
-        logits_RV = _penalize(logits_RV, tables, slots_R)
+    logits_RV = adjusted(logits_RV, tables, slots_R, position_R, features)
     best_R, greedy_R = logits_RV.max(-1)
     greedy_R = torch.where(best_R.isnan(), -1, greedy_R)
     if not features & Feature.RANDOM:
@@ -40,9 +34,23 @@ def sample(
     if features & Feature.FILTER:
         logits_RV = _filter(logits_RV, tables, slots_R)
     if features & Feature.TYPICAL:
-        logits_RV = _typical(logits_RV, tables.typical_p_S[slots_R][:, None])
+        logits_RV = typical(logits_RV, tables.typical_p_S[slots_R][:, None])
     noise_RV = gumbel(tables.seed_S[slots_R], position_R, logits_RV.shape[1])
     return torch.where(is_greedy_R, greedy_R, (logits_RV + noise_RV).argmax(-1))
+
+
+def adjusted(
+    logits_RV: Tensor, tables: SamplingTables, slots_R: Tensor, position_R: Tensor, features: Feature
+) -> Tensor:
+    """Return the logits with biases, without stops that come too early, and with penalties."""
+    if features & Feature.BIAS:
+        ids_RB = tables.bias_ids_SB[slots_R].clamp(min=0)  # unused entries add 0 to token 0
+        logits_RV = logits_RV.float().scatter_add(1, ids_RB, tables.bias_SB[slots_R])
+    if features & Feature.MIN_TOKENS:
+        logits_RV = _forbid_stops(logits_RV, tables, slots_R, position_R)
+    if features & Feature.PENALTY:
+        logits_RV = _penalize(logits_RV, tables, slots_R)
+    return logits_RV
 
 
 def _forbid_stops(logits_RV: Tensor, tables: SamplingTables, slots_R: Tensor, position_R: Tensor) -> Tensor:
@@ -78,7 +86,7 @@ def _filter(logits_RV: Tensor, tables: SamplingTables, slots_R: Tensor) -> Tenso
     return torch.full_like(logits_RV, -torch.inf).scatter(1, order_RV, ordered_RV.masked_fill(~stays_RV, -torch.inf))
 
 
-def _typical(logits_RV: Tensor, typical_p_R1: Tensor) -> Tensor:
+def typical(logits_RV: Tensor, typical_p_R1: Tensor) -> Tensor:
     """Return the logits of the tokens nearest to the mean logit (see typical.py), with -inf for the others."""
     probability_RV = logits_RV.softmax(-1)
     mean_R1 = torch.where(probability_RV > 0, probability_RV * logits_RV, 0).sum(-1, keepdim=True)

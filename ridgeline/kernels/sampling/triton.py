@@ -73,9 +73,13 @@ def sample(
     position_R: Tensor,
     features: Feature,
     config: Config | None = None,
+    part: int | None = None,
 ) -> Tensor:
     """Compute `op.sample_reference`, but only the steps that `features` names. Rows of logits and tables must be
-    contiguous."""
+    contiguous.
+
+    part: compute `parts.draw_part` of the tokens from there on, a multiple of 4.
+    """
     rows, vocab = logits_RV.shape
     random = bool(features & Feature.RANDOM)
     config = config or choose_config(rows, vocab, random)
@@ -83,6 +87,7 @@ def sample(
     tiles = triton.cdiv(vocab, config.tile)
     typical = random and bool(features & Feature.TYPICAL)
     filtered = random and bool(features & Feature.FILTER) and not typical
+    first = part or 0
     flags = _flags(tables, features)
     adjusts = any(flags.values())
     options = launch_options(device)
@@ -135,17 +140,20 @@ def sample(
     draw_kernel[(rows, tiles)](
         read_RV, slots_R, position_R, tables.temperature_S, tables.seed_S, *columns, source_RV,
         bracket_R8, count_R, candidates_RC, best_RJ, best_id_RJ, sure_RJ, reach_RJ,
-        vocab, read_RV.stride(0), source_RV.stride(0), *strides,
+        vocab, first, read_RV.stride(0), source_RV.stride(0), *strides,
         TILE=config.tile, CAPACITY=config.capacity, **flags, RANDOM=random, FILTER=filtered, APPROX=approximate,
         num_warps=config.warps, **options,
     )  # fmt: skip
-    token_R = torch.empty(rows, dtype=torch.int64, device=device)
+    if part is None:
+        token_R = torch.empty(rows, dtype=torch.int64, device=device)
+    else:
+        token_R = torch.empty(rows, 2, dtype=torch.int32, device=device)
     finish_kernel[(rows,)](
         best_RJ, best_id_RJ, sure_RJ, reach_RJ, bracket_R8, count_R, candidates_RC, source_RV,
         slots_R, position_R, tables.temperature_S, tables.top_p_S, tables.min_p_S, tables.top_k_S, tables.seed_S,
-        token_R, vocab, tiles, source_RV.stride(0), *strides[-2:],
+        token_R, vocab, tiles, first, source_RV.stride(0), *strides[-2:],
         TILES=triton.next_power_of_2(tiles), CAPACITY=config.capacity, SHIFT=ZERO_BITS[source_RV.dtype],
-        TILE=config.tile, MANY=config.many, RANDOM=random, FILTER=filtered, APPROX=approximate,
+        TILE=config.tile, MANY=config.many, RANDOM=random, FILTER=filtered, PART=part is not None, APPROX=approximate,
         num_warps=_row_warps(config, random, filtered), **options,
     )  # fmt: skip
     return token_R

@@ -1,0 +1,196 @@
+"""Ranks that divide the vocabulary draw and report what one device does that has all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ridgeline.core.plan import Feature
+from ridgeline.core.request import SamplingParams
+from ridgeline.core.token_bits import packed, part_of, unpacked
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.sampling import op, parts, scoring
+from ridgeline.kernels.sampling.philox import gumbel, gumbel_of
+from ridgeline.worker.vocabulary import Vocabulary
+from tests.engine.profiles import quick_settings
+from tests.kernels.sampling_tables import Row, sampling_of
+from tests.kernels.test_sampling import rows
+from tests.parallel.threads import ThreadAxis, on_ranks
+
+V = 50  # as the strategy `rows` has it
+OPS = Ops(Platform(device_type="cpu"))
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class Counted(ThreadAxis):
+    """An axis that notes how many numbers of a row it gathers at once."""
+
+    most = 0
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        self.most = max(self.most, x.shape[-1])
+        return super().all_gather(x)
+
+
+def part_of_scores(logits_RV: Tensor, vocabulary: Vocabulary) -> Tensor:
+    """A rank's scores, and what means nothing behind a short part."""
+    own_RU = logits_RV[:, vocabulary.first : vocabulary.first + vocabulary.count]
+    missing = vocabulary.each - vocabulary.count
+    return torch.nn.functional.pad(own_RU, (0, missing), value=torch.nan)
+
+
+def on_parts(size: int, work: Callable[[Vocabulary], Tensor], candidates: int = 128) -> Tensor:
+    """What every rank returns, which is the same."""
+    results = on_ranks(size, lambda axis: work(Vocabulary(V, axis, OPS, candidates)))
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=0, atol=0, equal_nan=True)
+    return results[0]
+
+
+def scores(count: int, seed: int, *, masked: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    logits_RV = 3 * torch.randn(count, V, generator=generator)
+    if masked:
+        logits_RV[torch.rand(count, V, generator=generator) >= 0.3] = -torch.inf
+        logits_RV[:, 7] = 1.0  # some token is always left
+    return logits_RV
+
+
+@quick_settings(100)
+@given(
+    batch=st.lists(rows, min_size=1, max_size=6),
+    seed=st.integers(0, 2**30),
+    masked=st.booleans(),
+    ranks=st.integers(2, 4),
+    candidates=st.sampled_from([1, 2, 5, 12, 128]),
+)
+def test_ranks_draw_the_tokens_of_one_device(batch, seed: int, masked: bool, ranks: int, candidates: int) -> None:
+    logits_RV = scores(len(batch), seed, masked=masked)
+    sampling = sampling_of(batch, V)
+    wanted = op.sample_reference(logits_RV, *sampling)
+
+    def draw(vocabulary: Vocabulary) -> Tensor:
+        return vocabulary.sample(part_of_scores(logits_RV, vocabulary), *sampling)
+
+    assert on_parts(ranks, draw, candidates).tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize(
+    ("row", "most"),
+    [
+        (SamplingParams(temperature=0), 2),
+        (SamplingParams(temperature=1.0, presence_penalty=1.0, logit_bias={3: 2.0}, min_tokens=3), 2),
+        (SamplingParams(temperature=1.0, top_k=5, top_p=0.9, min_p=0.1, typical_p=0.9), 22),
+        (SamplingParams(temperature=0.4, top_p=0.6), 22),
+        (SamplingParams(temperature=0.4, min_p=0.2), 22),
+        (SamplingParams(temperature=9.0, top_p=0.99), V // 2),  # no cut among ten candidates
+        (SamplingParams(temperature=1.0, top_k=11), V // 2),
+        (SamplingParams(temperature=1.0, typical_p=0.5), V // 2),
+    ],
+    ids=str,
+)
+def test_whole_rows_are_gathered_only_if_candidates_do_not_decide(row: SamplingParams, most: int) -> None:
+    """22: ten candidates with their ids, the largest logit and the mass."""
+    logits_RV, sampling = scores(1, 1), sampling_of([Row(row, seed=3)], V)
+
+    def draw(axis: ThreadAxis) -> int:
+        counted = Counted(axis.rank, axis.size, axis._barrier, axis._held)
+        vocabulary = Vocabulary(V, counted, OPS, 10)
+        token_R = vocabulary.sample(part_of_scores(logits_RV, vocabulary), *sampling)
+        assert token_R.tolist() == op.sample_reference(logits_RV, *sampling).tolist()
+        return counted.most
+
+    assert on_ranks(2, draw) == [most, most]
+
+
+def test_scores_that_are_no_numbers_give_no_token() -> None:
+    batch = [Row(SamplingParams(temperature=t, top_k=k)) for t, k in [(0.0, 0), (1.0, 0), (1.0, 4), (1.0, 0)]]
+    logits_RV, sampling = scores(4, 0), sampling_of(batch, V)
+    logits_RV[:3] = torch.nan
+    token_R = on_parts(3, lambda own: own.sample(part_of_scores(logits_RV, own), *sampling))
+    assert token_R.tolist() == op.sample_reference(logits_RV, *sampling).tolist()
+    assert token_R[:3].tolist() == [-1] * 3
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("num_top", [0, 3, 40])
+def test_ranks_report_the_logprobs_of_one_device(num_top: int, ranks: int) -> None:
+    """40: more than a rank has tokens."""
+    logits_RV, token_R = scores(9, 5), torch.arange(0, V, 6)
+    wanted = scoring.score(logits_RV, token_R, num_top)
+
+    def report(own: Vocabulary) -> Tensor:
+        got = own.score(part_of_scores(logits_RV, own), token_R, num_top)
+        assert got.rank_R.tolist() == wanted.rank_R.tolist()
+        assert got.top_ids_RL.tolist() == wanted.top_ids_RL.tolist()
+        torch.testing.assert_close(got.top_logprobs_RL, wanted.top_logprobs_RL, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(got.logprob_R, wanted.logprob_R, rtol=1e-5, atol=1e-5)
+        return got.logprob_R
+
+    on_parts(ranks, report)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_guide_as_one_device(ranks: int) -> None:
+    logits_RV = scores(5, 2)
+    row_F, negative_F, scale_F = torch.tensor([0, 3]), torch.tensor([1, 2]), torch.tensor([1.5, -0.5])
+    wanted = scoring.guide(logits_RV, row_F, negative_F, scale_F)
+
+    def guided(own: Vocabulary) -> Tensor:
+        return own.whole(own.guide(part_of_scores(logits_RV, own), row_F, negative_F, scale_F))
+
+    torch.testing.assert_close(on_parts(ranks, guided), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 32), (64, 40), (33, 50), (95, 7), (90, 32), (128, 4)])
+def test_the_bits_of_a_part_are_those_of_its_tokens(first: int, count: int) -> None:
+    members_V = np.random.default_rng(first).random(100) < 0.5
+    own = unpacked(part_of(packed(members_V), first, count), count)
+    beyond = np.zeros(200, np.bool_)
+    beyond[:100] = members_V
+    assert own.tolist() == beyond[first : first + count].tolist()
+
+
+def test_noise_is_that_of_the_token_wherever_it_is_drawn() -> None:
+    seed_R, position_R = torch.tensor([3, -(2**62)]), torch.tensor([9, 10])
+    whole_RV = gumbel(seed_R, position_R, V)
+    for first in range(9):
+        assert torch.equal(gumbel(seed_R, position_R, 20, first), whole_RV[:, first : first + 20])
+    token_RC = torch.tensor([[4, 49, 0], [17, 3, 22]])
+    assert torch.equal(gumbel_of(seed_R, position_R, token_RC), whole_RV.gather(1, token_RC))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@quick_settings(12)
+@given(batch=st.lists(rows, min_size=1, max_size=4), seed=st.integers(0, 2**30), masked=st.booleans())
+def test_the_kernels_draw_the_references_winners(device: str, batch, seed: int, masked: bool) -> None:
+    pytest.importorskip("triton")
+    logits_RV = scores(len(batch), seed, masked=masked).to(device)
+    sampling, drawn = sampling_of(batch, V, device), []
+    for name in ("reference", "triton"):
+        draw = parts.DRAW_PART.choose(Platform(device_type="cpu"), name)
+        best = parts.BEST_OF_PARTS.choose(Platform(device_type="cpu"), name)
+        pairs = [draw(logits_RV[:, first : first + 28], *sampling, first) for first in (0, 28)]
+        drawn.append(best(torch.stack(pairs, 1), *sampling))
+    unfiltered = sampling._replace(features=sampling.features & ~parts.UNUSED)
+    wanted = OPS.sample(logits_RV, *unfiltered)
+    assert drawn[0].tolist() == drawn[1].tolist() == wanted.tolist()
+
+
+def test_a_rank_without_a_number_leaves_the_draw_to_the_others() -> None:
+    pytest.importorskip("triton")
+    sampling = sampling_of([Row(SamplingParams(temperature=1.0))] * 3, V)
+    score_RN = torch.tensor([[1.0, 2.0], [-torch.inf, 0.5], [0.0, 0.0]])
+    token_RN = torch.tensor([[3, -1], [4, 30], [-1, -1]], dtype=torch.int32)
+    pairs_RN2 = torch.stack((token_RN, score_RN.view(torch.int32)), -1)
+    for name in ("reference", "triton"):
+        best = parts.BEST_OF_PARTS.choose(Platform(device_type="cpu"), name)
+        for features in (Feature.NONE, Feature.RANDOM):
+            assert best(pairs_RN2, *sampling[:-1], features).tolist() == [3, 30, -1]
