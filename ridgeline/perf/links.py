@@ -73,11 +73,11 @@ class Line(NamedTuple):
 
     def scaled(self, ranks: int) -> Line:
         """Return the line for another number of ranks: the bus bandwidth stays, and the latency grows with the steps of
-        a tree. A sum of ours takes one step whatever the number, in which all is sent to every other rank."""
+        a tree, where ranks do not all send to each other at once. A sum of ours sends all of it to every other rank."""
         if self.backend == "ours":
             steps, more = 1.0, (ranks - 1) / (self.ranks - 1)
         else:
-            steps = 1.0 if self.op == "send" else math.log2(ranks) / math.log2(self.ranks)
+            steps = 1.0 if self.op in ("send", "all_to_all") else math.log2(ranks) / math.log2(self.ranks)
             more = bus_factor(self.op, ranks) / bus_factor(self.op, self.ranks)
         return self._replace(
             ranks=ranks, alpha=self.alpha * steps, beta=self.beta * more, error=0.0, worst=0.0, points=0
