@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -44,6 +44,8 @@ class LLMConfig:
         ranks are processes too.
     enable_expert_parallel: these devices divide the experts of a mixture between them, and no expert's matrices.
     distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before they are given up.
+    rank_trace_dir: a folder for traces of steps that show which rank waited for which. Ranks then note when they come
+        to collectives and leave them, which takes some microseconds each.
     itl_target: the milliseconds that a step with prompts should take at most while requests decode, since these wait
         for it. 0 sets no bound. With None `ridgeline serve` derives it from model and device; offline, where nobody
         waits, there is none.
@@ -79,6 +81,7 @@ class LLMConfig:
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False
     distributed_timeout_seconds: float = 120.0
+    rank_trace_dir: str | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
     debug_checks: bool = False
 
@@ -114,6 +117,11 @@ class LLMConfig:
                 raise InvalidConfig(f"{name} must be at least 1, got {value!r}.")
         if self.block_size is not None and (self.block_size < 1 or self.block_size & (self.block_size - 1)):
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
+
+    @property
+    def several_devices(self) -> bool:
+        """Several devices divide the model between them."""
+        return any(getattr(self, each.name) > 1 for each in fields(self) if each.name.endswith("parallel_size"))
 
     def _check_types(self) -> None:
         for name in (

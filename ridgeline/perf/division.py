@@ -97,10 +97,10 @@ class Times:
 
 
 class Collective(NamedTuple):
-    """What ranks do together, `count` times in a step: an op of `perf.links`, its bytes and seconds each time."""
+    """What ranks do together, so many `times` in a step: an op of `perf.links`, its bytes and seconds each time."""
 
     op: str
-    count: int
+    times: int
     bytes: float
     seconds: float
 
@@ -242,7 +242,7 @@ class Divided:
         )
 
     def _sums(self, stage: Stage, shape: StepShape) -> float:
-        return sum(each.count * each.seconds for each in self.sums(stage, shape))
+        return sum(each.times * each.seconds for each in self.sums(stage, shape))
 
     def sums(self, stage: Stage, shape: StepShape) -> list[Collective]:
         """Return what tp ranks do together in a step of a stage: sums, and candidates of the rows that draw."""
@@ -257,7 +257,7 @@ class Divided:
         return found
 
     def _exchange(self, model: ModelSpec, shape: StepShape) -> float:
-        return sum(each.count * each.seconds for each in self.exchanges(model, shape))
+        return sum(each.times * each.seconds for each in self.exchanges(model, shape))
 
     def exchanges(self, model: ModelSpec, shape: StepShape) -> list[Collective]:
         """Return dispatch and combine: a row goes once to every other device that has an expert of it, and one back."""

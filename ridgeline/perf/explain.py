@@ -73,7 +73,7 @@ def explain_table(
         limit = seconds(op.cost, hardware, op_rate(op.name, hardware, p))
         merged.setdefault(fused.get(op.name, op.name), []).append((op.cost, limit, op.count))
     whole = sum(limit * count for calls in merged.values() for _, limit, count in calls)
-    whole += sum(each.count * each.seconds for each in collectives)
+    whole += sum(each.times * each.seconds for each in collectives)
     rows = []
     for name, calls in merged.items():
         count = sum(times for _, _, times in calls) // (name.count(JOINT) + 1)
@@ -97,16 +97,16 @@ def explain_table(
 
 
 def _sent(each: Collective, whole: float, one: float | None) -> ExplainRow:
-    limit = each.count * each.seconds
+    limit = each.times * each.seconds
     return ExplainRow(
         name=each.op,
-        count=each.count,
-        bytes=each.count * each.bytes,
+        count=each.times,
+        bytes=each.times * each.bytes,
         flops=0.0,
         bound="link",
         limit=limit,
         share=limit / whole,
-        measured=None if one is None else one * each.count,
+        measured=None if one is None else one * each.times,
     )
 
 
