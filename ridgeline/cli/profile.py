@@ -49,7 +49,7 @@ def profile(
     from ridgeline.worker.machine import hardware_of
 
     options: dict[str, Any] = {"device": device, "dtype": dtype, "load_format": load_format}
-    if LLMConfig(**ranks).several_devices:
+    if LLMConfig(**ranks).divided_by:
         if ncu:
             raise InvalidConfig("--ncu looks at one device; leave out what divides the model.")
         with LLM(model, **options, **ranks, rank_trace_dir=str(out), skip_tokenizer_init=not prompts) as llm:

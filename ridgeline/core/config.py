@@ -105,6 +105,8 @@ class LLMConfig:
             )
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise InvalidConfig(f"seed must fit into 64 bits, got {self.seed!r}.")
+        if self.rank_trace_dir is not None and len(self.divided_by) > 1:
+            raise InvalidConfig(f"rank_trace_dir follows one axis; set only one of {', '.join(self.divided_by)}.")
         for name in (
             "max_model_len",
             "max_num_seqs",
@@ -119,9 +121,10 @@ class LLMConfig:
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
 
     @property
-    def several_devices(self) -> bool:
-        """Several devices divide the model between them."""
-        return any(getattr(self, each.name) > 1 for each in fields(self) if each.name.endswith("parallel_size"))
+    def divided_by(self) -> list[str]:
+        """The settings by which several devices divide the model between them."""
+        sizes = [each.name for each in fields(self) if each.name.endswith("parallel_size")]
+        return [name for name in sizes if getattr(self, name) > 1]
 
     def _check_types(self) -> None:
         for name in (
@@ -148,6 +151,8 @@ class LLMConfig:
         ):
             if not isinstance(getattr(self, name), bool) and not (name == "cascade" and self.cascade is None):
                 raise InvalidConfig(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        if not isinstance(self.rank_trace_dir, str | None):
+            raise InvalidConfig(f"rank_trace_dir must be the name of a folder, got {self.rank_trace_dir!r}.")
         if self.itl_target is not None and not (_is_real(self.itl_target) and 0 <= self.itl_target < float("inf")):
             raise InvalidConfig(f"itl_target must be a number of milliseconds from 0, got {self.itl_target!r}.")
         for name in ("gpu_memory_utilization", "distributed_timeout_seconds"):

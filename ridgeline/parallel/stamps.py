@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,13 +20,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.parallel.axis import Axis
 
-# What a note may be of. A segment is a part of a step, the others are an axis' methods.
-KINDS = (
-    "segment", "all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send",
-    "receive",
+A = TypeVar("A")
+# What a note may be of. A segment is a part of a step, the others are methods of what ranks of an axis talk through.
+# In the first of them all ranks take part, in a receive one waits for another, and nobody waits to send.
+TOGETHER = (
+    "all_reduce", "all_reduce_norm", "all_gather", "gather_rows", "reduce_scatter", "all_to_all", "dispatch", "combine",
+    "exchanged", "stacked",
 )  # fmt: skip
+RECEIVED = ("receive", "hear")
+KINDS = ("segment", *TOGETHER, *RECEIVED, "send", "tell")
 SEGMENT = KINDS.index("segment")
 ROOM = 4096  # notes, of more collectives than a step of any model has
 
@@ -119,7 +122,7 @@ class DeviceStamps:
 class _Watched:
     """An axis that notes when its collectives begin and end, and is the axis itself in everything else."""
 
-    def __init__(self, axis: Axis, stamps: Stamps) -> None:
+    def __init__(self, axis: Any, stamps: Stamps) -> None:
         self._axis, self._stamps = axis, stamps
 
     def __getattr__(self, name: str) -> Any:
@@ -139,6 +142,6 @@ class _Watched:
         return noted
 
 
-def watched(axis: Axis, stamps: Stamps | None) -> Axis:
-    """Return the axis, which from now on notes when its collectives begin and end if there are stamps."""
-    return axis if stamps is None else cast("Axis", _Watched(axis, stamps))
+def watched(axis: A, stamps: Stamps) -> A:
+    """Return the axis, which from now on notes when its collectives begin and end."""
+    return cast("A", _Watched(axis, stamps))

@@ -26,11 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.rank_waits import RankWaits
-from ridgeline.parallel.stamps import KINDS, SEGMENT
+from ridgeline.parallel.stamps import KINDS, RECEIVED, SEGMENT, TOGETHER
 
 logger = logging.getLogger(__name__)
 
+COLLECTIVES, RECEIVES = (tuple(map(KINDS.index, names)) for names in (TOGETHER, RECEIVED))
 PERIOD = 0.1  # seconds between traces at least: writing one takes milliseconds
 KEPT = 64  # traces
 NEWEST = 128  # steps that shares are of
@@ -73,24 +75,32 @@ class StepWaits:
     events: of each rank, by its own clock, in the order of their ends.
     collectives: those of `events` that all ranks took part in; empty if ranks did not do the same.
     waited_RC: nanoseconds that a rank waited in each. last_C: the rank that came last.
+    received_R: nanoseconds that a rank waited for messages of others.
     """
 
     events: Sequence[Sequence[Event]]
     collectives: Sequence[Sequence[Event]]
     waited_RC: NDArray[np.int64]
     last_C: NDArray[np.int64]
+    received_R: NDArray[np.int64]
 
     @staticmethod
     def of(notes: Sequence[NDArray[np.int64]]) -> StepWaits:
         events = [events_of(notes_K2) for notes_K2 in notes]
-        collectives = [[event for event in own if event.kind != SEGMENT] for own in events]
+        collectives = [[event for event in own if event.kind in COLLECTIVES] for own in events]
         alike = {tuple((event.kind, event.nbytes) for event in own) for own in collectives}
         if len(alike) > 1:  # stages of a pipeline, or a step that one rank alone failed
             collectives = [[] for _ in events]
         stay_RC = np.array([[event.end - event.start for event in own] for own in collectives], np.int64)
         stay_RC = stay_RC.reshape(len(events), -1)
         waited_RC = stay_RC - stay_RC.min(0)
-        return StepWaits(events, collectives, waited_RC, stay_RC.argmin(0))
+        received = [sum(event.end - event.start for event in own if event.kind in RECEIVES) for own in events]
+        return StepWaits(events, collectives, waited_RC, stay_RC.argmin(0), np.array(received, np.int64))
+
+    @property
+    def waited_R(self) -> NDArray[np.float64]:
+        """The seconds that each rank waited."""
+        return (self.waited_RC.sum(1) + self.received_R) / 1e9
 
     @property
     def seconds(self) -> list[float]:
@@ -133,7 +143,7 @@ def trace(step: StepWaits, shifts: Sequence[int], facts: Mapping[str, Any]) -> d
         number = 0
         for event in own:
             arguments: dict[str, Any] = {}
-            if event.kind != SEGMENT and number < step.waited_RC.shape[1]:
+            if event.kind in COLLECTIVES and number < step.waited_RC.shape[1]:
                 last, waited = int(step.last_C[number]), int(step.waited_RC[rank, number])
                 arguments = {"bytes": event.nbytes, "last": f"rank {last}"}
                 number += 1
@@ -155,7 +165,10 @@ class Waits:
 
     def __init__(self, size: int, folder: Path) -> None:
         self._size, self._folder = size, folder
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidConfig(f"traces of ranks cannot be written to {folder} ({error}).") from error
         self.clocks = Clocks([0] * size)
         self._open: dict[int, dict[int, NDArray[np.int64]]] = {}
         self._steps, self._waited, self._caused = np.zeros(size), np.zeros(size), np.zeros(size)
@@ -190,7 +203,7 @@ class Waits:
         ]
 
     def _look(self, plan_id: int, step: StepWaits) -> None:
-        waited_R, seconds = step.waited_RC.sum(1) / 1e9, step.seconds
+        waited_R, seconds = step.waited_R, step.seconds
         caused = [step.caused(rank) for rank in range(self._size)]
         self._steps += seconds
         self._waited += waited_R

@@ -72,5 +72,5 @@ def test_a_profile_of_ranks_names_the_one_that_others_wait_for() -> None:
     text = waits_of([RankWaits(0, 1.0, 0.5, 0.125, 0.5), RankWaits(1, 1.0, 0.125, 0.5, 0.1)])
     assert "rank 1 was waited for the longest" in text
     assert "50.0%" in text
-    assert LLMConfig(tensor_parallel_size=2).several_devices
-    assert not LLMConfig().several_devices
+    assert LLMConfig(tensor_parallel_size=2).divided_by == ["tensor_parallel_size"]
+    assert LLMConfig().divided_by == []

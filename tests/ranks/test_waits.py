@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ import torch
 pytest.importorskip("msgspec")
 
 from ridgeline import LLM
+from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.parallel.stamps import KINDS, SEGMENT, DeviceStamps, HostStamps, watched, what
+from ridgeline.parallel.mesh import Mesh
+from ridgeline.parallel.stamps import KINDS, SEGMENT, DeviceStamps, HostStamps, what
 from ridgeline.ranks import member, waits
 from ridgeline.ranks.leader import Group
 from ridgeline.ranks.waits import Clocks, StepWaits, Waits, events_of, trace
@@ -74,6 +77,11 @@ def test_the_trace_and_the_figures_name_the_slow_rank(
 def test_one_device_has_nobody_to_wait_for(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="there is one"), LLM(tiny_model("llama"), rank_trace_dir=str(tmp_path)):
         pass
+    with pytest.raises(InvalidConfig, match="name of a folder"):
+        LLMConfig(rank_trace_dir=tmp_path)  # type: ignore[arg-type]
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidConfig, match="cannot be written"):
+        Waits(2, tmp_path / "file" / "folder")
 
 
 # ---- notes made up ---------------------------------------------------------------------------------------------------
@@ -102,6 +110,8 @@ def test_who_stays_shortest_came_last() -> None:
 def test_ranks_that_do_not_do_the_same_do_not_wait_for_each_other() -> None:
     stages = StepWaits.of([notes((SEGMENT, 0, 10), (SUM, 1, 2)), notes((SEGMENT, 0, 10), (GATHER, 1, 2))])
     assert stages.waited_RC.shape == (2, 0)
+    received = StepWaits.of([notes((SEGMENT, 0, 10)), notes((SEGMENT, 0, 10), (KINDS.index("receive"), 1, 7))])
+    assert received.waited_R.tolist() == [0, 6e-9], "who waits for a message waits, whoever sends it"
     assert [stages.caused(rank) for rank in range(2)] == [0, 0]
     assert len([e for e in trace(stages, [0, 0], {})["traceEvents"] if e["ph"] == "X"]) == 4
 
@@ -153,15 +163,18 @@ def test_a_watched_axis_is_the_axis() -> None:
             return value
 
     own, stamps = Doubles(), HostStamps()
-    assert watched(own, None) is own  # type: ignore[arg-type, comparison-overlap]
-    axis = watched(own, stamps)  # type: ignore[arg-type]
+    mesh = Mesh(tp=own)  # type: ignore[arg-type]
+    assert mesh.watched(None) is mesh
+    assert mesh.watched(stamps).stamps is stamps
+    assert Mesh().watched(stamps).tp is Mesh().tp, "one rank waits for nobody"
+    axis: Any = mesh.watched(stamps).tp
     assert (axis.rank, axis.size, axis.smallest(3)) == (0, 2, 3)
     for _ in range(2):
         assert axis.all_reduce(torch.ones(6)).tolist() == [2.0] * 6
     assert [(event.kind, event.nbytes) for event in events_of(stamps.take()())] == [(SUM, 24)] * 2
     assert len(stamps.take()()) == 0
     with pytest.raises(AttributeError):
-        axis.nothing  # type: ignore[attr-defined] # noqa: B018
+        axis.nothing  # noqa: B018
 
 
 def test_notes_of_a_device_come_in_order_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
