@@ -127,7 +127,7 @@ class Setup:
 
     @property
     def _part(self) -> ModelSpec:
-        """What one of our devices has to do, to which limits belong."""
+        """The part of one of our devices, to which limits belong."""
         ranks, whole = self.extra.get("tensor_parallel_size", 1), bool(self.extra.get("enable_expert_parallel"))
         return part_of(self.config.spec, ranks, whole_experts=whole)
 

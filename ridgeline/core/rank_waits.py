@@ -1,4 +1,4 @@
-"""How long the ranks of a divided model waited for each other."""
+"""The time that the ranks of a divided model waited for each other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class RankWaits(NamedTuple):
-    """What is known of a rank's waiting. Times are in seconds since the start.
+    """A rank's waiting. Times are in seconds since the start.
 
     steps: the time of steps.
     waited: in collectives, for ranks that came later.

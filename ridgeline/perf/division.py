@@ -37,7 +37,7 @@ CANDIDATE_BYTES = 8 * 64  # of a row's likeliest tokens on a rank: their scores 
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """How many devices lie along each axis. ep counts those that divide the experts: a multiple of tp, whose groups
+    """The number of devices along each axis. ep counts those that divide the experts: a multiple of tp, whose groups
     bring tokens of their own; or tp itself, and then no further devices."""
 
     tp: int = 1
@@ -97,7 +97,7 @@ class Times:
 
 
 class Collective(NamedTuple):
-    """What ranks do together, so many `times` in a step: an op of `perf.links`, its bytes and seconds each time."""
+    """An act of all ranks together, so many `times` in a step: an op of `perf.links`, its bytes and seconds each time."""
 
     op: str
     times: int

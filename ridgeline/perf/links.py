@@ -86,7 +86,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """What is known of the links between the devices of one host.
+    """The knowledge of the links between the devices of one host.
 
     source: where the lines come from, in words.
     """

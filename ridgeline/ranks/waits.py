@@ -1,4 +1,4 @@
-"""Which rank waited for which, from notes that all of them made (`parallel.stamps`).
+"""The verdict which rank waited for which, from notes that all of them made (`parallel.stamps`).
 
 Ranks leave a collective together, to within the time of a message, so who stays in it the shortest came last, and
 the others waited for it as much longer as they stayed. That needs no common clock. A trace does: clocks are compared

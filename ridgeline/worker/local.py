@@ -174,7 +174,8 @@ class LocalWorker:
     def now(self) -> int:
         """Return the time of the clock that notes are made by, in nanoseconds. No plan may be under way."""
         assert self._stamps is not None
-        return self._stamps.now()
+        with on_device(self._runner.device):
+            return self._stamps.now()
 
     def waits(self) -> list[RankWaits]:
         """Return nothing: a rank does not know for whom it waits; the leader does."""

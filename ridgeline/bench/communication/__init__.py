@@ -1,1 +1,1 @@
-"""What ranks of one host say to each other: latency and bandwidth of collectives, by every way there is."""
+"""Talk between the ranks of one host: latency and bandwidth of collectives, by every way there is."""

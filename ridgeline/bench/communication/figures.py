@@ -1,4 +1,4 @@
-"""What a measurement found: a figure for every op, way and size, lines through them, records."""
+"""The findings of a measurement: a figure for every op, way and size, lines through them, records."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _end_with_parent() -> None:
 
 
 class Agreement:
-    """What ranks tell each other beside the collectives that are measured, over sockets."""
+    """The side talk of ranks, beside the collectives that are measured, over sockets."""
 
     def __init__(self, size: int) -> None:
         self._size = size
