@@ -14,6 +14,7 @@ from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
+from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.request import SamplingParams
 from ridgeline.models.config import ModelConfig
 from ridgeline.offline.beam_rounds import run_rounds
@@ -196,6 +197,10 @@ class LLM:
             raise InvalidRequest(SHUT_DOWN)
         load = self.assembly.worker.expert_load()
         return np.zeros((0, 0), np.int64) if load is None else load.total_LE
+
+    def rank_waits(self) -> list[RankWaits]:
+        """Return which ranks waited for others, and for which others waited; empty without `rank_trace_dir`."""
+        return [] if self._is_shut_down else self.assembly.worker.waits()
 
     @property
     def last_run(self) -> Headroom:

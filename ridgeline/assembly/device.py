@@ -21,7 +21,7 @@ from ridgeline.worker.runner import Runner
 def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWorker, MemoryReport]:
     """Return the worker of one device, and what its memory holds. Raise InvalidConfig or ModelLoadError."""
     decoder, memory = _load(choices, progress)
-    return LocalWorker(_run_on(decoder, memory, choices, progress)), memory
+    return LocalWorker(_run_on(decoder, memory, choices, progress), choices.mesh.stamps), memory
 
 
 def _load(choices: Choices, progress: Progress | None) -> tuple[Decoder, MemoryReport]:

@@ -11,6 +11,7 @@ from ridgeline.defaults import device_of_rank
 from ridgeline.kernels.launch import on_device
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.processes import join
+from ridgeline.parallel.stamps import stamps_of
 from ridgeline.ranks.messages import Begin, Ready
 from ridgeline.ranks.rank import Progress
 from ridgeline.worker.local import LocalWorker
@@ -22,9 +23,10 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     config = LLMConfig(**begin.options)
     device = device_of_rank(config, begin.rank)
     with on_device(device):
+        stamps = stamps_of(device) if config.rank_trace_dir is not None else None
         ranks = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit)
         mesh = Mesh(tp=ranks, whole_experts=config.enable_expert_parallel)
-        choices = choose(config, device, mesh)
+        choices = choose(config, device, mesh.watched(stamps))
         worker, memory = device_worker(choices, progress)
     return worker, Ready(
         dtype=choices.dtype,

@@ -87,6 +87,8 @@ def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive
 
 
 def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None, interactive: bool) -> Assembly:
+    if config.rank_trace_dir is not None:
+        raise InvalidConfig("rank_trace_dir shows which rank waits for which, and there is one; leave it out.")
     choices = choose(config, device)
     worker, memory = device_worker(choices, progress)
     hardware, spec = hardware_of(device), choices.model.spec

@@ -20,6 +20,8 @@ from ridgeline.bench.results import Record, host_with
 from ridgeline.bench.runner import Job, Outcome, Where, run
 from ridgeline.bench.workloads import Size, uniform, workloads
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.sharding import part_of
 from ridgeline.defaults import choose_device
 from ridgeline.kernels.launch import on_device
 from ridgeline.models.config import ModelConfig
@@ -121,7 +123,13 @@ class Setup:
         gpu = outcome.records[0].machine.gpu
         hardware = hardware_named(gpu or device_name(torch.device("cpu")))
         forms = stored_forms(self.folder, self.config, files=not self.dummy)
-        return replace(outcome, records=with_limits(outcome.records, made, self.config.spec, hardware, forms))
+        return replace(outcome, records=with_limits(outcome.records, made, self._part, hardware, forms))
+
+    @property
+    def _part(self) -> ModelSpec:
+        """The part of one of our devices, to which limits belong."""
+        ranks, whole = self.extra.get("tensor_parallel_size", 1), bool(self.extra.get("enable_expert_parallel"))
+        return part_of(self.config.spec, ranks, whole_experts=whole)
 
 
 def kernels(*, op: str, dtype: str, device: str, real: bool | None, commit: str) -> tuple[list[Timing], list[Record]]:

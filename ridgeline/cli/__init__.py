@@ -13,6 +13,7 @@ from ridgeline.cli import (
     bench,
     calibrate,
     chat,
+    comm,
     compile,
     convert,
     eval,
@@ -47,6 +48,7 @@ app.command("convert")(convert.convert)
 app.command("quantize")(quantize.quantize)
 app.command("serve")(serve.serve)
 app.add_typer(bench.app, name="bench")
+app.add_typer(comm.app, name="comm")
 app.add_typer(eval.app, name="eval")
 app.add_typer(train.app, name="train")
 

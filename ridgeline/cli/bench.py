@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from ridgeline.cli.bench_serve import serve
-from ridgeline.cli.options import json_object
+from ridgeline.cli.options import json_object, with_ranks
 from ridgeline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -36,13 +36,23 @@ Only = Annotated[str, typer.Option(help="Workloads, separated by commas: W1, W2,
 RESULTS = Path("benchmarks/results/results.jsonl")
 
 
-def _setup(**given: Any) -> Setup:
+def _setup(*, extra: str, ranks: dict[str, Any], **given: Any) -> Setup:
     from ridgeline.bench.setup import Setup
 
-    return Setup(**{**given, "extra": json_object(given.get("extra", ""))})
+    return Setup(**given, extra={**ranks, **json_object(extra)})
+
+
+def _for(engine: str, ranks: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of several devices as an engine has them: vLLM's names are ours. Raise InvalidConfig for
+    another engine."""
+    if ranks and engine not in ("ridgeline", "vllm"):
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in ranks)
+        raise InvalidConfig(f"{engine} has other names for {options}; give them as --extra, or --peer-extra of a peer.")
+    return ranks
 
 
 @app.command()
+@with_ranks
 def throughput(
     model: Model = "",
     requests: Annotated[int, typer.Option(min=1, help="Requests, all at once.")] = 64,
@@ -56,14 +66,20 @@ def throughput(
     timeout: Timeout = 3600,
     out: Out = RESULTS,
     commit: Commit = "",
+    *,
+    ranks: dict[str, Any],
 ) -> None:
     """Measure the tokens per second of many requests of one length."""
-    setup = _setup(model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit)
+    setup = _setup(
+        model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit,
+        ranks=_for(engine, ranks),
+    )  # fmt: skip
     shape = {"count": requests, "input_len": input_len, "output_len": output_len}
     _finish(setup.throughput(engine, shape), out)
 
 
 @app.command()
+@with_ranks
 def latency(
     model: Model = "",
     requests: Annotated[int, typer.Option(min=1, help="Requests, one after the other.")] = 10,
@@ -77,14 +93,20 @@ def latency(
     timeout: Timeout = 3600,
     out: Out = RESULTS,
     commit: Commit = "",
+    *,
+    ranks: dict[str, Any],
 ) -> None:
     """Measure batch 1: time to first token and between tokens, as percentiles."""
-    setup = _setup(model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit)
+    setup = _setup(
+        model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit,
+        ranks=_for(engine, ranks),
+    )  # fmt: skip
     shape = {"requests": requests, "input_len": input_len, "output_len": output_len}
     _finish(setup.latency(engine, shape), out)
 
 
 @app.command()
+@with_ranks
 def startup(
     model: Model = "",
     repeats: Annotated[int, typer.Option(min=1, help="Processes started, one after the other.")] = 3,
@@ -96,13 +118,19 @@ def startup(
     timeout: Timeout = 600,
     out: Out = RESULTS,
     commit: Commit = "",
+    *,
+    ranks: dict[str, Any],
 ) -> None:
     """Measure the time from process start to a ready engine and to the first tokens."""
-    setup = _setup(model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit)
+    setup = _setup(
+        model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit,
+        ranks=_for(engine, ranks),
+    )  # fmt: skip
     _finish(setup.startup(engine, repeats), out)
 
 
 @app.command()
+@with_ranks
 def compare(
     model: Model = "",
     peer: Annotated[str, typer.Option(help="vllm, sglang, transformers, llama_cpp, or none to run us alone.")] = "vllm",
@@ -120,6 +148,8 @@ def compare(
     timeout: Timeout = 3600,
     out: Out = RESULTS,
     commit: Commit = "",
+    *,
+    ranks: dict[str, Any],
 ) -> None:
     """Run W1 … W5 on us and a peer in turn, each in its own process, beside the limit."""
     from ridgeline.bench.setup import Peer
@@ -127,10 +157,12 @@ def compare(
 
     setup = _setup(
         model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit,
-        scale=scale, max_model_len=max_model_len,
+        scale=scale, max_model_len=max_model_len, ranks=ranks,
     )  # fmt: skip
     names = tuple(name for name in only.split(",") if name)
-    other = Peer(name=peer, path=peer_path, python=peer_python, model=peer_model, extra=json_object(peer_extra))
+    own = json_object(peer_extra)
+    own = own if own or peer == "none" else _for(peer, ranks)
+    other = Peer(name=peer, path=peer_path, python=peer_python, model=peer_model, extra=own)
     sides, failed = [], False
     for outcome in setup.compare(names, other):  # written as soon as one side is done, because the other may still fail
         _save(outcome, out)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from ridgeline.cli.bench import Device, DType, Extra, Model
 from ridgeline.cli.eval_rounding import cache, quantization
-from ridgeline.cli.options import json_object
+from ridgeline.cli.options import json_object, with_ranks
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.request import MAX_LOGPROBS
@@ -44,6 +44,7 @@ Out = Annotated[Path | None, typer.Option(help="Append the figures to this resul
 
 
 @app.command()
+@with_ranks
 def perplexity(
     files: Files,
     model: Model = "",
@@ -54,9 +55,11 @@ def perplexity(
     extra: Extra = "",
     as_json: Json = False,
     out: Out = None,
+    *,
+    ranks: dict[str, Any],
 ) -> None:
     """Measure perplexity and bits per byte of texts, each and together, in windows that overlap."""
-    options = _llm_options(extra, model=model, dtype=dtype, device=device)
+    options = _llm_options(extra, model=model, dtype=dtype, device=device, **ranks)
     from ridgeline.bench.quality.documents import read_file  # torch takes seconds to import; usage errors need not wait
 
     texts = [read_file(path) for path in files]
@@ -95,6 +98,7 @@ def perplexity(
 
 
 @app.command()
+@with_ranks
 def harness(
     tasks: Annotated[str, typer.Option(help="Tasks of lm-evaluation-harness, separated by commas.")],
     model: Model = "",
@@ -107,10 +111,12 @@ def harness(
     extra: Extra = "",
     as_json: Json = False,
     out: Out = None,
+    *,
+    ranks: dict[str, Any],
 ) -> None:
     """Run tasks of lm-evaluation-harness, which comes with the extra `eval`."""
     names = [task.strip() for task in tasks.split(",") if task.strip()]
-    options = _llm_options(extra, model=model, dtype=dtype, device=device)
+    options = _llm_options(extra, model=model, dtype=dtype, device=device, **ranks)
     if not names:
         raise InvalidConfig("--tasks names no task.")
     if find_spec("lm_eval") is None:
@@ -130,6 +136,7 @@ def harness(
 
 
 @app.command()
+@with_ranks
 def compare(
     files: Files,
     candidate: Annotated[str, typer.Option(help="JSON object of arguments for our engine: the change to measure.")],
@@ -141,10 +148,12 @@ def compare(
     top: Annotated[int, typer.Option(min=1, max=MAX_LOGPROBS, help="Likeliest tokens compared one by one.")] = 20,
     as_json: Json = False,
     out: Annotated[Path, typer.Option(help="Append the figures to this result file.")] = QUALITY,
+    *,
+    ranks: dict[str, Any],
 ) -> None:
     """Measure what a change costs: perplexity of both, KL divergence per token (a lower bound), share of equal greedy
     tokens."""
-    sides = [_llm_options(text, model=model, device=device) for text in (baseline, candidate)]
+    sides = [_llm_options(text, model=model, device=device, **ranks) for text in (baseline, candidate)]
     from ridgeline.bench.quality.documents import read_file
 
     texts = [read_file(path) for path in files]
@@ -161,6 +170,7 @@ def compare(
 
 
 @app.command()
+@with_ranks
 def capacity(
     files: Files,
     model: Model = "",
@@ -173,9 +183,11 @@ def capacity(
     device: Device = "auto",
     extra: Extra = "",
     as_json: Json = False,
+    *,
+    ranks: dict[str, Any],
 ) -> None:
     """Measure what capacity-limited routing (GShard, Switch) would have dropped of a mixture's tokens. We drop none."""
-    options = _llm_options(extra, model=model, dtype=dtype, device=device)
+    options = _llm_options(extra, model=model, dtype=dtype, device=device, **ranks)
     if batch is not None:
         options["max_num_batched_tokens"] = batch
     from ridgeline.bench.quality.capacity import FACTORS, measure_capacity

@@ -10,11 +10,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_precision, short
+from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_links, read_precision, short
 from ridgeline.core.config import DTYPES
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.perf.division import Divided, Division
 from ridgeline.perf.explain import ExplainRow, explain_table, reached_experts, step_shape, with_reached
 
 
@@ -29,6 +30,8 @@ def explain(
         min=0,
         help="Experts of a layer that have tokens, if measured (default: as many as uniform routing reaches).",
     ),
+    tp: int = typer.Option(1, help="Devices that share each layer: shows the part of one of them."),
+    ep: int = typer.Option(1, help="Devices that divide the experts, as in `plan`."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16, fp8, int8 or int4."),
     kv_dtype: str = typer.Option(None, help="Type of the KV cache (default: the activations')."),
     datasheet: bool = typer.Option(False, "--datasheet", help="Use the maker's rates even if measured ones are known."),
@@ -40,12 +43,30 @@ def explain(
     config, hardware = read_config(model), read_hardware(gpu, datasheet)
     resolved = read_precision(dtype, model, config)
     shape = with_reached(config.spec, step_shape(batch, context, prefill), reached)
+    division, links = Division(tp=tp, ep=ep), read_links(hardware, datasheet)
+    divided = Divided(config.spec, division, hardware, links, resolved, kv_dtype or resolved.other_rate)
+    if measure and division.devices > 1:
+        raise InvalidConfig("--measure times the ops of one device; leave --tp and --ep out.")
     measured = _measure(config.spec, shape, device, resolved.name) if measure else None
-    rows = explain_table(config.spec, shape, hardware, measured, dtype=resolved, kv_dtype=kv_dtype)
+    (stage,) = divided.stages
+    sent = [*divided.sums(stage, shape), *divided.exchanges(stage.model, shape)]
+    rows = explain_table(
+        divided.part,
+        shape,
+        hardware,
+        measured,
+        dtype=resolved,
+        kv_dtype=kv_dtype,
+        collectives=sent,
+        groups=division.groups,
+    )
     if as_json:
-        print_json({"hardware": hardware.name, "rates": hardware.source, "dtype": resolved.name, "ops": _records(rows)})
+        told = {"hardware": hardware.name, "rates": hardware.source, "links": links.source, "dtype": resolved.name}
+        print_json({**told, "ops": _records(rows)})
         return
     print(basis(hardware, resolved))
+    if division.devices > 1:
+        print(f"one of {division.devices} devices ({division}); links {links.source}")
     for count, of in reached_experts(config.spec, shape):
         print(f"{count:.1f} of {of} experts in each layer have tokens ({'measured' if reached else 'uniform routing'})")
     Console().print(table(rows))

@@ -39,6 +39,7 @@ ENGINE_HELP = {
     "tensor_parallel_size": "Devices that divide every matrix between them.",
     "enable_expert_parallel": "Let these devices divide the experts between them, and no expert's matrices.",
     "distributed_timeout_seconds": "Seconds after which a step on several devices is given up.",
+    "rank_trace_dir": "Folder for traces of which rank waited for which (several devices; slower).",
     "seed": "Seed for requests that have none of their own.",
     "load_format": "auto, safetensors, or dummy (random weights).",
     "quantization": "Round plain weights when they are loaded: fp8, fp8-block, w8a8 (activations too), w4a16, or int8 "
@@ -48,6 +49,8 @@ ENGINE_HELP = {
     "cascade": "Let requests with a common beginning read its cached keys together (default: on a GPU).",
     "debug_checks": "Compare engine and device state at every step (slow).",
 }
+
+RANKS = tuple(name for name in ENGINE_HELP if "parallel" in name)  # settings that divide a model over devices
 
 SAMPLING_HELP = {
     "n": "Completions per prompt.",
@@ -96,6 +99,23 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [p for name, p in own.items() if name not in ("engine", "sampling")]
     parameters += [option(LLMConfig, name, text, "Engine") for name, text in ENGINE_HELP.items()]
     parameters += [option(SamplingParams, name, text, "Sampling", unset=True) for name, text in SAMPLING_HELP.items()]
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapped
+
+
+def with_ranks(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command(…, ranks: dict)` one option for each setting that divides a model over devices. `ranks` gets those
+    that the user set."""
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        ranks = {name: value for name in RANKS if (value := given.pop(name)) is not None}
+        command(**given, ranks=ranks)
+
+    own = inspect.signature(command, eval_str=True).parameters
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for name, p in own.items() if name != "ranks"]
+    parameters += [option(LLMConfig, name, ENGINE_HELP[name], "Several devices", unset=True) for name in RANKS]
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapped

@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_precision, short
+from ridgeline.cli.plan_divisions import show_divisions
+from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_links, read_precision, short
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.perf.footprint import active_parameters, parameters
 from ridgeline.perf.planner import Deployment, Plan, Point
@@ -20,8 +21,13 @@ from ridgeline.perf.planner import Deployment, Plan, Point
 def plan(
     model: str = typer.Argument(..., help="Folder, config.json or hub id."),
     gpu: str = typer.Option(..., "--gpu", help="Device, or several to compare: H200,A100."),
+    gpus: int = typer.Option(0, min=0, help="So many devices: compare all ways to divide the model over them."),
     tp: int = typer.Option(1, help="Devices that share each layer (tensor parallelism)."),
-    ep: int = typer.Option(1, help="Devices that divide the experts; each serves requests of its own."),
+    pp: int = typer.Option(1, help="Stages of layers (pipeline parallelism)."),
+    ep: int = typer.Option(
+        1, help="Devices that divide the experts: as many as --tp, or a multiple that brings requests of its own."
+    ),
+    cp: int = typer.Option(1, help="Devices that divide the cache and long prompts (context parallelism)."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16, fp8, int8 or int4."),
     kv_dtype: str = typer.Option(None, help="Type of the KV cache (default: the activations')."),
     input_tokens: int = typer.Option(1024, "--input", help="Tokens of a prompt."),
@@ -36,25 +42,32 @@ def plan(
 ) -> None:
     """Plan a deployment: what fits, how fast it can be, what it costs. Times are the hardware's limit."""
     config = read_config(model)
-    plans = [
-        Plan(
-            Deployment(
-                model=config.spec,
-                hardware=read_hardware(name, datasheet),
-                input=input_tokens,
-                output=output_tokens,
-                tp=tp,
-                ep=ep,
-                dtype=read_precision(dtype, model, config),
-                kv_dtype=kv_dtype,
-                utilization=utilization,
-                slo_ttft=None if slo_ttft is None else slo_ttft / 1e3,
-                slo_itl=None if slo_itl is None else slo_itl / 1e3,
-                price_per_hour=price_per_hour,
-            )
+    if gpus and (tp, pp, ep, cp) != (1, 1, 1, 1):
+        raise InvalidConfig("--gpus compares all divisions; leave --tp, --pp, --ep and --cp out, or --gpus.")
+    deployments = [
+        Deployment(
+            model=config.spec,
+            hardware=hardware,
+            input=input_tokens,
+            output=output_tokens,
+            tp=tp,
+            pp=pp,
+            ep=ep,
+            cp=cp,
+            links=read_links(hardware, datasheet),
+            dtype=read_precision(dtype, model, config),
+            kv_dtype=kv_dtype,
+            utilization=utilization,
+            slo_ttft=None if slo_ttft is None else slo_ttft / 1e3,
+            slo_itl=None if slo_itl is None else slo_itl / 1e3,
+            price_per_hour=price_per_hour,
         )
-        for name in gpu.split(",")
+        for hardware in (read_hardware(name, datasheet) for name in gpu.split(","))
     ]
+    if gpus:
+        show_divisions(deployments, gpus, as_json=as_json, plot=plot)
+        return
+    plans = [Plan(deployment) for deployment in deployments]
     if as_json:
         print_json([record(one) for one in plans])
     else:
@@ -69,8 +82,9 @@ def record(one: Plan) -> dict[str, Any]:
     return {
         "hardware": one.deployment.hardware.name,
         "rates": one.deployment.hardware.source,
-        "tp": one.deployment.tp,
-        "ep": one.deployment.ep,
+        **vars(one.deployment.division),
+        "devices": one.deployment.devices,
+        "links": one.links.source,
         "parameters": parameters(one.deployment.model).total,
         "active_parameters": active_parameters(one.deployment.model),
         "exchanged_bytes_per_token": 2 * one.exchanged,
@@ -105,19 +119,21 @@ def _print(one: Plan) -> None:
             f"the layers' products become compute-bound at {one.crossover} tokens a step; "
             f"chunks of at least {one.chunk} tokens{_chunk_limit(one)}"
         )
-    if d.ep > 1:
+    if d.devices > 1:
+        print(f"{d.division}; links {one.links.source}")
+    if d.division.groups > 1:
         print(_exchange(one))
     _print_points(one.points(), one.best)
 
 
 def _exchange(one: Plan) -> str:
     """Say what dispatch and combine move between the devices that divide the experts."""
-    link, batch = one.deployment.hardware.interconnect, one.best.batch if one.best else 1
+    batch = one.best.batch if one.best else 1
     step = batch * one.exchanged
     return (
         f"each token is sent to its experts with {short(one.exchanged, 'B')} and comes back with as many; in a step of "
-        f"{batch} requests a device sends {short(step, 'B')} and gets {short(step, 'B')} back, "
-        f"{2e3 * step / link:.3g} ms at {short(link, 'B/s')}"
+        f"{batch} requests a device sends {short(step, 'B')} and gets {short(step, 'B')} back, which takes "
+        f"{1e3 * one.point(batch).decode.ep:.3g} ms"
     )
 
 
@@ -131,12 +147,22 @@ def _chunk_limit(one: Plan) -> str:
 
 def _print_points(points: Sequence[Point], best: Point | None) -> None:
     found = Table()
-    for name in ("batch", "TTFT ms", "step ms", "ITL ms", "output tok/s", "per million"):
+    sent = any(p.decode.total > p.decode.compute for p in points)
+    for name in (
+        "batch",
+        "TTFT ms",
+        "step ms",
+        *(["sent ms"] if sent else []),
+        "ITL ms",
+        "output tok/s",
+        "per million",
+    ):
         found.add_column(name, justify="right")
     for p in points:
         cost = "" if p.cost_per_million is None else f"{p.cost_per_million:.3g}"
         marked = f"> {p.batch}" if p == best else str(p.batch)
-        found.add_row(marked, *(f"{t * 1e3:.2f}" for t in (p.ttft, p.step, p.itl)), f"{p.tokens_per_second:,.0f}", cost)
+        times = [p.ttft, p.step, *([p.step - p.decode.compute] if sent else []), p.itl]
+        found.add_row(marked, *(f"{t * 1e3:.2f}" for t in times), f"{p.tokens_per_second:,.0f}", cost)
     Console().print(found)
     print("> largest batch that fits and meets the SLOs" if best else "no batch meets the SLOs")
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ridgeline.cli.options import with_ranks
+from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.request import SamplingParams
 
 if TYPE_CHECKING:
     from ridgeline.llm import LLM
 
 
+@with_ranks
 def profile(
     model: str = typer.Argument(..., help="Model folder or hub id; '' is the embedded model."),
     prompts: list[str] = typer.Argument(None, metavar="[PROMPT]...", help="Texts to complete; else random tokens."),
@@ -28,8 +33,10 @@ def profile(
     load_format: str = typer.Option("auto", help="auto, safetensors, or dummy (random weights)."),
     ncu: bool = typer.Option(False, "--ncu", help="Also run Nsight Compute on one decode step's kernels."),
     ncu_kernels: int = typer.Option(20, help="Kernels Nsight Compute looks at."),
+    *,
+    ranks: dict[str, Any],
 ) -> None:
-    """Run a workload under the profilers and write what they saw."""
+    """Run a workload under the profilers and write what they saw. On several devices: which rank waited for which."""
     for name, value in (("batch", batch), ("input", input_tokens), ("output", output_tokens)):
         if value < 1:
             raise InvalidConfig(f"--{name} is {value}; it must be at least 1.")
@@ -42,6 +49,16 @@ def profile(
     from ridgeline.worker.machine import hardware_of
 
     options: dict[str, Any] = {"device": device, "dtype": dtype, "load_format": load_format}
+    if LLMConfig(**ranks).divided_by:
+        if ncu:
+            raise InvalidConfig("--ncu looks at one device; leave out what divides the model.")
+        with LLM(model, **options, **ranks, rank_trace_dir=str(out), skip_tokenizer_init=not prompts) as llm:
+            _workload(llm, prompts or [], batch, input_tokens, output_tokens)()
+            text = waits_of(llm.rank_waits())
+        (out / "summary.txt").write_text(text)
+        print(text, end="")
+        print(f"written to {out}: summary.txt, step-*.json and longest-*.json (Perfetto shows them)", file=sys.stderr)
+        return
     with LLM(model, **options, skip_tokenizer_init=not prompts, enable_prefix_caching=False) as llm:
         assembly = llm.assembly
         work = _workload(llm, prompts or [], batch, input_tokens, output_tokens)
@@ -56,6 +73,18 @@ def profile(
     (out / "summary.txt").write_text(text)
     print(text, end="")
     print(f"written to {out}: summary.txt, trace.json, flame.svg, stacks.txt, memory.json", file=sys.stderr)
+
+
+def waits_of(ranks: Sequence[RankWaits]) -> str:
+    """Return a table of which ranks waited, and for which others waited."""
+    lines = ["rank   steps ms   waited ms   of it   others waited for it ms"]
+    lines += [
+        f"{each.rank:4} {1e3 * each.steps:10.1f} {1e3 * each.waited:11.1f} {each.waited / (each.steps or 1.0):7.1%} "
+        f"{1e3 * each.caused:25.1f}"
+        for each in ranks
+    ]
+    last = max(ranks, key=lambda each: each.caused)
+    return "\n".join([*lines, f"rank {last.rank} was waited for the longest", ""])
 
 
 def _workload(llm: LLM, prompts: list[str], batch: int, inputs: int, outputs: int) -> Any:

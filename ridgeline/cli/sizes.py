@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.perf import calibration
 from ridgeline.perf.hardware import Hardware, find
 from ridgeline.perf.held import held_precision
+from ridgeline.perf.links import Links, assumed, load_links
 from ridgeline.perf.precision import Precision, precision
 from ridgeline.weights.folder import shipped_model
 from ridgeline.weights.formats.gguf_file import is_gguf
@@ -62,11 +64,32 @@ def read_hardware(gpu: str, datasheet: bool) -> Hardware:
         return hardware
     if hardware.name == "CPU":
         return _this_cpu() or hardware
-    for name in (hardware.name, *hardware.aliases):
-        for device in (name, f"NVIDIA {name}", f"AMD Instinct {name}"):
-            if (found := calibration.load(device)) is not None:
-                return hardware.with_calibration(found)
+    for device in _driver_names(hardware):
+        if (found := calibration.load(device)) is not None:
+            return hardware.with_calibration(found)
     return hardware.attained()
+
+
+def read_links(hardware: Hardware, datasheet: bool) -> Links:
+    """Return how long collectives take: as this user measured it (`ridgeline comm bench --keep`), else as assumed."""
+    guess = assumed(hardware)
+    if not datasheet:
+        for device in _driver_names(hardware):
+            if (found := load_links(device)) is not None:
+                return found.over(guess)
+    return guess
+
+
+def _driver_names(hardware: Hardware) -> Iterator[str]:
+    """Yield the names under which drivers may know a device. A CPU's are this machine's."""
+    if hardware.name == "CPU":
+        from ridgeline.defaults import choose_device  # as below
+        from ridgeline.worker.machine import device_name
+
+        yield device_name(choose_device("cpu"))
+        return
+    for name in (hardware.name, *hardware.aliases):
+        yield from (name, f"NVIDIA {name}", f"AMD Instinct {name}")
 
 
 def _this_cpu() -> Hardware | None:

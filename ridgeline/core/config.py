@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -44,6 +44,8 @@ class LLMConfig:
         ranks are processes too.
     enable_expert_parallel: these devices divide the experts of a mixture between them, and no expert's matrices.
     distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before they are given up.
+    rank_trace_dir: a folder for traces of steps that show which rank waited for which. Ranks then note when they come
+        to collectives and leave them, which takes some microseconds each.
     itl_target: the milliseconds that a step with prompts should take at most while requests decode, since these wait
         for it. 0 sets no bound. With None `ridgeline serve` derives it from model and device; offline, where nobody
         waits, there is none.
@@ -79,6 +81,7 @@ class LLMConfig:
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False
     distributed_timeout_seconds: float = 120.0
+    rank_trace_dir: str | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
     debug_checks: bool = False
 
@@ -102,6 +105,8 @@ class LLMConfig:
             )
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise InvalidConfig(f"seed must fit into 64 bits, got {self.seed!r}.")
+        if self.rank_trace_dir is not None and len(self.divided_by) > 1:
+            raise InvalidConfig(f"rank_trace_dir follows one axis; set only one of {', '.join(self.divided_by)}.")
         for name in (
             "max_model_len",
             "max_num_seqs",
@@ -114,6 +119,12 @@ class LLMConfig:
                 raise InvalidConfig(f"{name} must be at least 1, got {value!r}.")
         if self.block_size is not None and (self.block_size < 1 or self.block_size & (self.block_size - 1)):
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
+
+    @property
+    def divided_by(self) -> list[str]:
+        """The settings by which several devices divide the model between them."""
+        sizes = [each.name for each in fields(self) if each.name.endswith("parallel_size")]
+        return [name for name in sizes if getattr(self, name) > 1]
 
     def _check_types(self) -> None:
         for name in (
@@ -140,6 +151,8 @@ class LLMConfig:
         ):
             if not isinstance(getattr(self, name), bool) and not (name == "cascade" and self.cascade is None):
                 raise InvalidConfig(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        if not isinstance(self.rank_trace_dir, str | None):
+            raise InvalidConfig(f"rank_trace_dir must be the name of a folder, got {self.rank_trace_dir!r}.")
         if self.itl_target is not None and not (_is_real(self.itl_target) and 0 <= self.itl_target < float("inf")):
             raise InvalidConfig(f"itl_target must be a number of milliseconds from 0, got {self.itl_target!r}.")
         for name in ("gpu_memory_utilization", "distributed_timeout_seconds"):

@@ -223,6 +223,7 @@ class StepResult:
         end), from the params' `scored_from` on.
     elapsed: the seconds that the device spent on the segments.
     experts: what the experts of a mixture got until then, where the worker looked.
+    stamps: when a rank came to the step's collectives and left them, where somebody asked (`parallel.stamps`), int64.
     error: the plan failed with this message.
     out_of_memory: it failed because the device had too little memory.
     device_lost: it failed because the device has stopped working. No later plan will run either.
@@ -237,6 +238,7 @@ class StepResult:
     prompt_logprobs: Mapping[int, StepLogprobs] = field(default_factory=dict)
     elapsed: float = 0.0
     experts: ExpertLoad | None = None
+    stamps: np.ndarray | None = None
     error: str | None = None
     out_of_memory: bool = False
     device_lost: bool = False

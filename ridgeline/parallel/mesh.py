@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.sharding import part_of
 from ridgeline.parallel.axis import ALONE, Axis
+from ridgeline.parallel.stamps import Stamps, watched
 
 
 @dataclass(frozen=True)
@@ -15,10 +16,20 @@ class Mesh:
 
     tp: the ranks that divide every matrix (`core.sharding`).
     whole_experts: they divide the experts of a mixture between them, and no expert's matrices.
+    stamps: where this rank notes when it comes to collectives; None: nobody asked.
     """
 
     tp: Axis = ALONE
     whole_experts: bool = False
+    stamps: Stamps | None = None
+
+    def watched(self, stamps: Stamps | None) -> Mesh:
+        """Return the mesh, whose ranks note from now on when they come to collectives, if there are stamps."""
+        if stamps is None:
+            return self
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        axes = {name: watched(axis, stamps) for name, axis in own.items() if getattr(axis, "size", 1) > 1}
+        return replace(self, stamps=stamps, **axes)
 
     def part_of(self, model: ModelSpec) -> ModelSpec:
         """Return what a rank computes of a model. Raise InvalidConfig if it cannot be divided so."""

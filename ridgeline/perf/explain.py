@@ -11,6 +11,7 @@ from ridgeline.core.cost import Cost, StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.perf.division import Collective
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.parts import Reach
 from ridgeline.perf.precision import Precision, precision
@@ -23,7 +24,7 @@ JOINT = " + "  # between the names of ops that run as one
 class ExplainRow:
     """All calls of one op in a step.
 
-    bound: "memory" or "compute".
+    bound: "memory", "compute" or, for what devices send each other, "link".
     limit: the least time, in seconds.
     share: the op's share of the step's limit.
     measured: the measured time in seconds; None: not known.
@@ -56,18 +57,23 @@ def explain_table(
     *,
     dtype: str | Precision = "bfloat16",
     kv_dtype: str | None = None,
+    collectives: Sequence[Collective] = (),
+    groups: int = 1,
 ) -> list[ExplainRow]:
     """Return one row per op name, in order, then their "total". measured: op name → seconds of one call.
+
+    collectives: what devices that divide the model send each other. groups: `Division.groups`.
 
     Ops that run fused (and are measured under their joined names) make one row, whose limit is what the parts need. The
     total has a measured time only if every op has one.
     """
     p, merged = precision(dtype), dict[str, list[tuple[Cost, float, int]]]()
     fused = {part: joint for joint in measured or () for part in joint.split(JOINT)}
-    for op in step_ops(model, shape, dtype=dtype, kv_dtype=kv_dtype):
+    for op in step_ops(model, shape, dtype=dtype, kv_dtype=kv_dtype, expert_devices=groups):
         limit = seconds(op.cost, hardware, op_rate(op.name, hardware, p))
         merged.setdefault(fused.get(op.name, op.name), []).append((op.cost, limit, op.count))
     whole = sum(limit * count for calls in merged.values() for _, limit, count in calls)
+    whole += sum(each.times * each.seconds for each in collectives)
     rows = []
     for name, calls in merged.items():
         count = sum(times for _, _, times in calls) // (name.count(JOINT) + 1)
@@ -86,19 +92,34 @@ def explain_table(
                 measured=None if one is None else one * count,
             )
         )
+    rows += [_sent(each, whole, (measured or {}).get(each.op)) for each in collectives]
     return [*rows, _total(rows, whole)]
+
+
+def _sent(each: Collective, whole: float, one: float | None) -> ExplainRow:
+    limit = each.times * each.seconds
+    return ExplainRow(
+        name=each.op,
+        count=each.times,
+        bytes=each.times * each.bytes,
+        flops=0.0,
+        bound="link",
+        limit=limit,
+        share=limit / whole,
+        measured=None if one is None else one * each.times,
+    )
 
 
 def _total(rows: Sequence[ExplainRow], whole: float) -> ExplainRow:
     cost = _sum([Cost(row.bytes, row.flops) for row in rows])
-    by_memory = sum(row.limit for row in rows if row.bound == "memory")
+    bounds = {name: sum(row.limit for row in rows if row.bound == name) for name in ("memory", "compute", "link")}
     times = [row.measured for row in rows if row.measured is not None]
     return ExplainRow(
         name="total",
         count=sum(row.count for row in rows),
         bytes=cost.bytes,
         flops=cost.flops,
-        bound="memory" if 2 * by_memory >= whole else "compute",
+        bound=max(bounds, key=lambda name: bounds[name]),
         limit=whole,
         share=1.0,
         measured=sum(times) if len(times) == len(rows) else None,

@@ -36,7 +36,8 @@ class Reach(NamedTuple):
     """The reach of a step's tokens: it tells how many of a device's experts have some.
 
     share: `StepShape.reach`.
-    devices: so many devices share the experts, and each brings as many tokens.
+    devices: so many devices, or groups of them that act as one, bring as many tokens each. They have equal parts of the
+        experts, unless the spec says how many a device holds.
     """
 
     share: float = 1.0
@@ -44,8 +45,15 @@ class Reach(NamedTuple):
 
     def experts(self, tokens: float, spec: ExpertsSpec) -> float:
         """Return how many of a device's experts have tokens, if each device brings so many."""
-        how, devices = spec.routing, self.devices
-        return touched(devices * tokens, how.experts, how.top_k, self.share) / devices
+        how = spec.routing
+        return touched(self.devices * tokens, how.experts, how.top_k, self.share) * self._held(spec)
+
+    def used(self, spec: ExpertsSpec) -> float:
+        """Return how many pairs a device computes for each token that it brings."""
+        return spec.routing.top_k * self.devices * self._held(spec)
+
+    def _held(self, spec: ExpertsSpec) -> float:
+        return 1 / self.devices if spec.held is None else spec.held / spec.routing.experts
 
 
 # Each is called with (spec, step, its tokens, precision, the cache's dtype if it is not the layer's own)
@@ -139,19 +147,19 @@ def experts(
         yield from mlp(spec.shared, width, None, tokens, p, of="shared.")
     if spec.shared_gate:
         yield "shared_gate", product_cost("shared_gate", products["shared_gate"], tokens, p)
-    yield from grouped(spec, width, tokens, p, reach.experts(tokens, spec))
+    yield from grouped(spec, width, tokens, p, reach.experts(tokens, spec), reach.used(spec))
 
 
-def grouped(spec: ExpertsSpec, width: int, tokens: int, p: Precision, reached: float) -> Iterator[Priced]:
-    """Yield the experts' two products, if so many experts have tokens."""
-    size, how = spec.intermediate_size, spec.routing
+def grouped(spec: ExpertsSpec, width: int, tokens: int, p: Precision, reached: float, used: float) -> Iterator[Priced]:
+    """Yield the experts' two products, if so many experts have tokens, and each token so many pairs."""
+    size = spec.intermediate_size
     yield (
         "grouped_gate_up",
         grouped_gate_up_cost(
             tokens,
             width,
             size,
-            used=how.top_k,
+            used=used,
             reached=reached,
             kind=spec.activation,
             itemsize=p.item,
@@ -165,7 +173,7 @@ def grouped(spec: ExpertsSpec, width: int, tokens: int, p: Precision, reached: f
             tokens,
             size,
             width,
-            used=how.top_k,
+            used=used,
             reached=reached,
             itemsize=p.item,
             weight_itemsize=p.weight_of("grouped_down"),

@@ -13,25 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.sharding import check_experts, part_of
+from ridgeline.perf.division import Divided, Division, Times
 from ridgeline.perf.experts import exchanged_bytes
-from ridgeline.perf.footprint import (
-    check_shape,
-    expert_bytes,
-    expert_parameters,
-    kv_bytes,
-    kv_bytes_per_token,
-    step_bytes_per_token,
-    weight_bytes,
-)
+from ridgeline.perf.footprint import check_shape, expert_parameters, step_bytes_per_token
 from ridgeline.perf.hardware import Hardware
+from ridgeline.perf.links import Links, assumed
 from ridgeline.perf.precision import Precision, precision
-from ridgeline.perf.roofline import PRODUCTS, Roofline, op_rate, step_ops
+from ridgeline.perf.roofline import PRODUCTS, op_rate, step_ops
 
 LARGEST_STEP = 1 << 16  # tokens; a device whose products stay memory-bound beyond that is reported as such
 
@@ -41,8 +32,8 @@ class Deployment:
     """The deployment to plan.
 
     input, output: tokens of a request's prompt and output.
-    tp: how many devices share each layer.
-    ep: how many devices divide the experts among them. Each serves requests of its own and holds the rest of the model.
+    tp, pp, ep, cp: how many devices lie along each axis (`perf.division`).
+    links: how long collectives take (default: what is assumed of the hardware's).
     utilization: the share of the memory to use.
     slo_ttft, slo_itl: bounds on the time to the first token and between tokens, in seconds.
     """
@@ -52,7 +43,10 @@ class Deployment:
     input: int
     output: int
     tp: int = 1
+    pp: int = 1
     ep: int = 1
+    cp: int = 1
+    links: Links | None = None
     dtype: str | Precision = "bfloat16"
     kv_dtype: str | None = None
     block_size: int = 16
@@ -62,10 +56,8 @@ class Deployment:
     price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
-        check_shape(input=self.input, output=self.output, tp=self.tp, ep=self.ep, block_size=self.block_size)
-        if self.tp > 1 and self.ep > 1:
-            raise InvalidConfig(f"tp {self.tp} and ep {self.ep} cannot be planned together; leave one of them at 1.")
-        check_experts(self.model, self.ep)
+        check_shape(input=self.input, output=self.output, block_size=self.block_size)
+        self.division.part_of(self.model)
         if not 0 < self.utilization <= 1:
             raise InvalidConfig(f"utilization must be above 0 and at most 1, got {self.utilization!r}.")
         for name in ("slo_ttft", "slo_itl", "price_per_hour"):
@@ -78,16 +70,20 @@ class Deployment:
         return self.input + self.output
 
     @property
+    def division(self) -> Division:
+        return Division(tp=self.tp, pp=self.pp, ep=self.ep, cp=self.cp)
+
+    @property
     def devices(self) -> int:
-        return self.tp * self.ep
+        return self.division.devices
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The figures at `batch` requests (with ep on each device).
+    """The figures at `batch` requests (with ep, of each group of devices that brings tokens of its own).
 
     ttft: seconds to the first token.
-    step: seconds of a decode step.
+    step: seconds from token to token while nothing but decode steps run, and `decode` their parts.
     itl: average seconds between tokens, with the other requests' prefills between them.
     tokens_per_second: output tokens of all requests per second.
     cost_per_million: the price of a million output tokens (None: no price was given).
@@ -96,6 +92,7 @@ class Point:
     batch: int
     ttft: float
     step: float
+    decode: Times
     itl: float
     tokens_per_second: float
     cost_per_million: float | None
@@ -108,30 +105,41 @@ class Plan:
         d = self.deployment = deployment
         self.precision = precision(d.dtype)
         self.kv_dtype = d.kv_dtype or self.precision.other_rate
-        self.part = part_of(d.model, d.tp)
-        self._cost = Roofline(self.part, d.hardware, d.dtype, self.kv_dtype, d.ep)
-        elsewhere = expert_bytes(self.part, self.precision) * (d.ep - 1) / d.ep
-        self.weights = weight_bytes(self.part, self.precision) - elsewhere
+        self.links = d.links or assumed(d.hardware)
+        self.divided = Divided(d.model, d.division, d.hardware, self.links, self.precision, self.kv_dtype)
+        self.part = self.divided.part
         self.activations = self._activations()
-        self.kv_per_token = kv_bytes_per_token(self.part, self.kv_dtype)
-        self.kv_per_request = kv_bytes(
-            self.part, d.context, self.kv_dtype, block_size=d.block_size, max_chunk=self.crossover or d.input
-        )
-        self.kv_budget = d.hardware.memory * d.utilization - self.weights - self.activations
-        self.max_requests = int(max(0.0, self.kv_budget) // self.kv_per_request)
+        self.stage = min(range(d.pp), key=self._room)  # the one with room for the fewest requests
+        self.weights = self.divided.weights[self.stage]
+        self.kv_per_token = self.divided.kv_per_token(self.stage)
+        self.kv_per_request = self._kv_per_request(self.stage)
+        self.kv_budget = self._kv_budget(self.stage)
+        self.max_requests = self._room(self.stage)
         if not self.max_requests:
-            more = "--tp or --ep" if expert_parameters(d.model) else "--tp"
+            more = "--tp, --pp or --ep" if expert_parameters(d.model) else "--tp or --pp"
             raise InvalidConfig(
                 f"on {d.devices} x {d.hardware.name} {max(0.0, self.kv_budget) / 1e9:.1f} GB per device remain for the "
                 f"KV cache after {self.weights / 1e9:.1f} GB of weights, and one request of {d.context} tokens needs "
                 f"{self.kv_per_request / 1e9:.2f} GB; raise {more}, or use a smaller --dtype or --kv-dtype."
             )
 
+    def _room(self, stage: int) -> int:
+        return int(max(0.0, self._kv_budget(stage)) // self._kv_per_request(stage))
+
+    def _kv_budget(self, stage: int) -> float:
+        d = self.deployment
+        return d.hardware.memory * d.utilization - self.divided.weights[stage] - self.activations
+
+    def _kv_per_request(self, stage: int) -> float:
+        d, chunk = self.deployment, self.crossover or self.deployment.input
+        return self.divided.kv_per_request(stage, d.context, block_size=d.block_size, max_chunk=chunk)
+
     @property
     def exchanged(self) -> float:
         """The bytes that a token makes its device send to experts on other devices in one forward pass (dispatch). As
         many come back (combine)."""
-        return exchanged_bytes(self.deployment.model, self.deployment.ep, self.precision.item)
+        devices = self.deployment.ep if self.deployment.division.groups > 1 else 1
+        return exchanged_bytes(self.deployment.model, devices, self.precision.item)
 
     @property
     def blocks(self) -> int:
@@ -172,6 +180,11 @@ class Plan:
         batch = self.max_requests if first_bad is None else first_bad - 1
         return self.point(batch) if batch else None
 
+    @cached_property
+    def prompt(self) -> Times:
+        """The time of a prompt that runs alone."""
+        return self.divided.prompt(self.deployment.input, self.chunk)
+
     def meets(self, point: Point) -> bool:
         d = self.deployment
         return (d.slo_ttft is None or point.ttft <= d.slo_ttft) and (d.slo_itl is None or point.itl <= d.slo_itl)
@@ -184,17 +197,18 @@ class Plan:
     def point(self, batch: int) -> Point:
         """Return the figures of one batch. A request arrives during a decode step, waits for it, and then its prompt
         runs alone."""
-        d = self.deployment
-        step = self._seconds(StepShape(np.ones(batch), np.full(batch, d.input + d.output // 2), batch))
-        prefill = self._seconds(StepShape([d.input], [d.input], 1))
-        cycle = batch * prefill + (d.output - 1) * step
-        rate = d.ep * batch * d.output / cycle
+        d, divided = self.deployment, self.divided
+        decode = divided.decode(batch, d.input + d.output // 2)
+        step, prefill, busy = decode.total, self.prompt.total, divided.busy(d.input)
+        cycle = batch * busy + (d.output - 1) * step
+        rate = d.division.groups * batch * d.output / cycle
         cost = None if d.price_per_hour is None else d.price_per_hour * d.devices / 3600 / rate * 1e6
-        others = (batch - 1) * prefill
+        others = (batch - 1) * busy
         return Point(
             batch=batch,
             ttft=prefill + (step if batch > 1 else 0.0),
             step=step,
+            decode=decode,
             itl=step + others / max(1, d.output - 1),
             tokens_per_second=rate,
             cost_per_million=cost,
@@ -203,21 +217,13 @@ class Plan:
     def _mixed(self, batch: int, chunk: int) -> float:
         d = self.deployment
         context = [d.input + d.output // 2] * batch
-        return self._seconds(StepShape([1] * batch + [chunk], [*context, max(chunk, d.input)], batch))
-
-    def _seconds(self, shape: StepShape) -> float:
-        """Return the roofline of one device's part, plus what it sends and nothing hides: with tp two all-reduces per
-        layer, with ep the rows of tokens to their experts and back."""
-        d, tokens = self.deployment, float(np.sum(shape.num_tokens_R))
-        message = tokens * d.model.hidden_size * self.precision.item
-        ring = 2 * (d.tp - 1) / d.tp * message / d.hardware.interconnect
-        exchange = 2 * tokens * self.exchanged / d.hardware.interconnect
-        return self._cost.step_limit(shape) + 2 * len(d.model.layers) * ring + exchange
+        return self.divided.step(StepShape([1] * batch + [chunk], [*context, max(chunk, d.input)], batch)).total
 
     def _products_compute_bound(self, tokens: int) -> bool:
         d = self.deployment
         shape = StepShape([tokens], [tokens], 1)
-        ops = step_ops(self.part, shape, dtype=d.dtype, kv_dtype=self.kv_dtype, expert_devices=d.ep)
+        groups = d.division.groups
+        ops = step_ops(self.part, shape, dtype=d.dtype, kv_dtype=self.kv_dtype, expert_devices=groups)
         products = [op for op in ops if op.name in PRODUCTS]
         reading = sum(op.count * op.cost.bytes for op in products) / d.hardware.bandwidth
         return reading < sum(op.count * op.cost.flops / op_rate(op.name, d.hardware, self.precision) for op in products)

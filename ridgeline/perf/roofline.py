@@ -44,7 +44,7 @@ def step_ops(
 
     dtype: a `Precision` or its name.
     kv_dtype: the cache's dtype (default: the layers' own).
-    expert_devices: so many devices run such a step each, and every one of them has a part of the experts.
+    expert_devices: so many devices run such a step each, and every one of them has a part of the experts (`Reach`).
     """
     p = precision(dtype)
     tokens, width, reach = int(np.sum(shape.num_tokens_R)), model.hidden_size, Reach(shape.reach, expert_devices)
@@ -155,7 +155,7 @@ class Roofline:
         feed_forwards = Counter(layer.feed_forward for layer in model.layers)
         self._expert_devices = expert_devices
         self._experts = [
-            _Experts(spec, times, model.hidden_size, hardware, p)
+            _Experts(spec, times, model.hidden_size, hardware, p, Reach(devices=expert_devices).used(spec))
             for spec, times in feed_forwards.items()
             if isinstance(spec, ExpertsSpec)
         ]
@@ -206,7 +206,9 @@ class _Lines:
 class _Experts:
     """The two products of equal mixtures: a · (experts reached) + b · tokens bytes and c · tokens FLOPs each."""
 
-    def __init__(self, spec: ExpertsSpec, times: int, width: int, hardware: Hardware, p: Precision) -> None:
+    def __init__(
+        self, spec: ExpertsSpec, times: int, width: int, hardware: Hardware, p: Precision, used: float
+    ) -> None:
         self._spec = spec
         self._ops = [
             (
@@ -214,7 +216,9 @@ class _Experts:
                 times * none.bytes / hardware.bandwidth,
                 times * none.flops / op_rate(name, hardware, p),
             )
-            for (name, none), (_, one) in zip(*(grouped(spec, width, 1, p, reached) for reached in (0, 1)), strict=True)
+            for (name, none), (_, one) in zip(
+                *(grouped(spec, width, 1, p, reached, used) for reached in (0, 1)), strict=True
+            )
         ]
 
     def seconds(self, tokens: float, reach: Reach) -> float:

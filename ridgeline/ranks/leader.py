@@ -24,6 +24,7 @@ from ridgeline.core import errors
 from ridgeline.core.errors import DeviceLost, ModelLoadError, RidgelineError
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import StepPlan, StepResult
+from ridgeline.core.rank_waits import RankWaits
 from ridgeline.ranks.channel import Closed
 from ridgeline.ranks.member import Member, Progress
 from ridgeline.ranks.messages import (
@@ -39,6 +40,7 @@ from ridgeline.ranks.messages import (
     encode,
     sent_masks,
 )
+from ridgeline.ranks.waits import Clocks, Waits
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ SILENCE = 20.0  # seconds without a sign of life after which a rank is taken to 
 START = 120.0  # seconds that the first one may take: a rank imports torch before it, maybe from a slow disk
 FAREWELL = 10.0  # seconds that ranks have to end by themselves
 AGREEMENT = 5.0  # seconds that other ranks have to fail a plan that one has failed
+CLOCK_ROUNDS = 9  # questions of the ranks' time, of which the quickest counts
 LOOK = 0.25  # seconds between looks at what is overdue
 
 
@@ -67,12 +70,16 @@ class Group:
         self._listener: Callable[[ExpertLoad], None] | None = None
         self._folder = TemporaryDirectory(prefix="ridgeline-ranks-", ignore_cleanup_errors=True)
         self._members: list[Member] = []
+        trace_dir = options.get("rank_trace_dir")
+        self._waits = Waits(size, Path(trace_dir)) if trace_dir is not None else None
         meeting = str(Path(self._folder.name) / "meeting")
         try:
             for rank in range(size):
                 self._members.append(Member(rank, size))
                 self._members[-1].channel.send(encode(Begin(rank, size, meeting, limit, dict(options))))
             self._wait_until_ready(progress)
+            if self._waits is not None:
+                self._waits.clocks = self._compare_clocks()
         except BaseException:
             self._end()
             raise
@@ -103,6 +110,7 @@ class Group:
             self._wait_for(lambda: all(member.has_done(plan_id) for member in others), since)
         if self._lost is None:
             result = first.results.popleft()
+            self._note(first.rank, result)
             self._compare(result, others)
             self._moved = time.monotonic()
         if self._lost is not None:
@@ -127,6 +135,10 @@ class Group:
     def saturations(self) -> int:
         """Return how many activations static scales cut off so far, on all ranks."""
         return sum(decode_as(int, value) for value in self._ask("saturations"))
+
+    def waits(self) -> list[RankWaits]:
+        """Return which ranks waited, and for which others waited. Nothing is known without `rank_trace_dir`."""
+        return self._waits.ranks() if self._waits is not None else []
 
     def forget_expert_load(self) -> None:
         """Count from here on. No plan may be under way."""
@@ -225,11 +237,24 @@ class Group:
         for member in others:
             while member.results and member.results[0].plan_id <= result.plan_id:
                 other = member.results.popleft()
+                self._note(member.rank, other)
                 same_plan = other.plan_id == result.plan_id
                 expected = (result.error is not None, result.dropped) if same_plan else (False, False)
                 if (other.error is not None, other.dropped) != expected:
                     self._lose(f"rank {member.rank} alone failed or did not fail: {other.error or result.error}")
                     return
+
+    def _note(self, rank: int, result: StepResult) -> None:
+        if self._waits is not None:
+            self._waits.note(rank, result.plan_id, result.stamps)
+
+    def _compare_clocks(self) -> Clocks:
+        rounds = []
+        for _ in range(CLOCK_ROUNDS):
+            before = time.monotonic_ns()
+            answers = [decode_as(int, value) for value in self._ask("now")]
+            rounds.append((before, answers, time.monotonic_ns()))
+        return Clocks.of(rounds)
 
     # ---- the end ----------------------------------------------------------------------------------------------
 

@@ -177,7 +177,7 @@ class Rank:
 def _outline(result: StepResult) -> StepResult:
     """Return what the leader must know of the ranks whose results equal the first one's."""
     told = StepResult(result.plan_id, elapsed=result.elapsed, error=result.error, dropped=result.dropped)
-    return replace(told, out_of_memory=result.out_of_memory, device_lost=result.device_lost)
+    return replace(told, out_of_memory=result.out_of_memory, device_lost=result.device_lost, stamps=result.stamps)
 
 
 class _Throttled:

@@ -207,6 +207,15 @@ class ExpertFigures(Message, frozen=True):
     reached: list[int]
 
 
+class RankFigures(Message, frozen=True):
+    """`core.rank_waits.RankWaits`."""
+
+    rank: int
+    waited: float
+    caused: float
+    share: float
+
+
 class Stats(Message, frozen=True, tag="stats"):
     """The engine's figures: gauges as they are now, counters and histograms since the engine started.
 
@@ -230,6 +239,7 @@ class Stats(Message, frozen=True, tag="stats"):
     gpus: list[Gpu]
     experts: ExpertFigures | None = None
     saturations: int = 0
+    ranks: list[RankFigures] = []
 
 
 FromFace = Hello | Submit | Cancel | Ask | Look

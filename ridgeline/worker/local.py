@@ -20,9 +20,11 @@ import torch
 from ridgeline.core.errors import DeviceLost
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
+from ridgeline.core.rank_waits import RankWaits
 from ridgeline.kernels.fp8_gemm.saturation import total_saturations
 from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
+from ridgeline.parallel.stamps import Stamps
 from ridgeline.worker.runner import Forwarded, Runner, Sampled
 from ridgeline.worker.stopwatch import Stopwatch
 from ridgeline.worker.upload import Download
@@ -82,15 +84,19 @@ class Expected:
             logprobs=_arrived(self._logprobs) if self._logprobs else None,
             prompt_logprobs={row: _arrived(scores) for row, scores in self._prompts.items()},
             elapsed=watch.seconds(),
+            stamps=watch.notes(),
         )
 
 
 class LocalWorker:
     """A `core.plan.Worker`. It answers a plan that failed with the plan's error, and drops later plans until one
-    resets."""
+    resets.
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    stamps: notes that this rank makes in every step, where somebody asked.
+    """
+
+    def __init__(self, runner: Runner, stamps: Stamps | None = None) -> None:
+        self._runner, self._stamps = runner, stamps
         self._pending: deque[Ticket] = deque()
         self._waiting_for_masks: dict[int, Ticket] = {}
         self._failed_plan: int | None = None
@@ -106,7 +112,7 @@ class LocalWorker:
         return self._runner
 
     def submit(self, plan: StepPlan) -> None:
-        ticket = Ticket(plan, Stopwatch(self._runner.device))
+        ticket = Ticket(plan, Stopwatch(self._runner.device, self._stamps))
         self._pending.append(ticket)
         if plan.rows.features & Feature.MASK:
             self._waiting_for_masks[plan.id] = ticket
@@ -164,6 +170,16 @@ class LocalWorker:
                 why = str(error).partition("\n")[0]
                 raise DeviceLost(f"the device does no work any more ({why}); start a new process.") from error
             raise
+
+    def now(self) -> int:
+        """Return the time of the clock that notes are made by, in nanoseconds. No plan may be under way."""
+        assert self._stamps is not None
+        with on_device(self._runner.device):
+            return self._stamps.now()
+
+    def waits(self) -> list[RankWaits]:
+        """Return nothing: a rank does not know for whom it waits; the leader does."""
+        return []
 
     def forget_expert_load(self) -> None:
         """Count from here on. No plan may be under way."""

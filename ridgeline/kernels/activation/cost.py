@@ -13,7 +13,7 @@ from ridgeline.core.cost import Cost
 FLOPS = {"silu": 4, "gelu": 5, "gelu_tanh": 8, "swiglu_clamped": 8}
 
 
-def activation_cost(tokens: int, width: int, *, kind: str, itemsize: float, gated: bool = False) -> Cost:
+def activation_cost(tokens: float, width: int, *, kind: str, itemsize: float, gated: bool = False) -> Cost:
     """Count [T, F] as read and written. The gated op reads [T, 2F], writes [T, F] and multiplies once more."""
     elements = tokens * width
     return Cost(itemsize * elements * (3 if gated else 2), float(elements * (FLOPS[kind] + gated)))

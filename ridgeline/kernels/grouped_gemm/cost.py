@@ -25,7 +25,7 @@ def grouped_gate_up_cost(
     width: int,
     inner: int,
     *,
-    used: int,
+    used: float,
     reached: float,
     kind: str,
     itemsize: float,
@@ -34,7 +34,7 @@ def grouped_gate_up_cost(
 ) -> Cost:
     """Count the two matrices of each reached expert and each token's row as read once, and [P, F] as written once.
 
-    reached: how many experts have tokens.
+    used: how many pairs a token makes. reached: how many experts have tokens.
     """
     pairs = tokens * used
     stored = reached * 2 * inner * ((weight_itemsize or itemsize) * width + itemsize * bias)
@@ -48,7 +48,7 @@ def grouped_down_cost(
     inner: int,
     width: int,
     *,
-    used: int,
+    used: float,
     reached: float,
     itemsize: float,
     weight_itemsize: float | None = None,
@@ -57,7 +57,7 @@ def grouped_down_cost(
 ) -> Cost:
     """Count the matrix of each reached expert and [P, F] as read once, and each token's row as written once.
 
-    reached: how many experts have tokens.
+    used: how many pairs a token makes. reached: how many experts have tokens.
     add: a row for each token is read and added.
     """
     pairs = tokens * used

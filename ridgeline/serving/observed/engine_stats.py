@@ -13,10 +13,11 @@ import numpy as np
 from ridgeline.core.cost import Headroom
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import RowKind, StepPlan
+from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.request import Preemption, Request, RequestStats
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.serving.observed.histograms import BOUNDS
-from ridgeline.transport.messages import Distribution, ExpertFigures, Gpu, Stats, StepFigures
+from ridgeline.transport.messages import Distribution, ExpertFigures, Gpu, RankFigures, Stats, StepFigures
 
 KEPT_STEPS = 1024  # the most shapes of steps in one `Stats`
 KEPT_MARKS = 100_000  # steps to look back for the device's work while a request ran
@@ -128,6 +129,7 @@ class EngineStats:
         experts: ExpertLoad | None = None,
         kv_saturated: int = 0,
         saturations: int = 0,
+        waits: Sequence[RankWaits] = (),
     ) -> Stats:
         cache = scheduler.cache
         others = {
@@ -154,6 +156,7 @@ class EngineStats:
             gpus=gpus,
             experts=None if experts is None else _figures(experts),
             saturations=saturations,
+            ranks=[RankFigures(each.rank, each.waited, each.caused, each.share) for each in waits],
         )
 
 

@@ -108,6 +108,7 @@ def families(snapshot: Snapshot) -> list[Metric]:
         *_server(snapshot),
         *_engine(snapshot),
         *_experts(snapshot),
+        *_ranks(snapshot),
         *_histograms(snapshot),
         *_device(snapshot),
     ]
@@ -214,6 +215,25 @@ def _experts(snapshot: Snapshot) -> Iterable[Metric]:
     )
     dropped.add_metric(snapshot.labels, 0)
     yield dropped
+
+
+def _ranks(snapshot: Snapshot) -> Iterable[Metric]:
+    """Yield what only ranks that are traced (`rank_trace_dir`) show."""
+    told = snapshot.stats.ranks if snapshot.stats is not None else []
+    if not told:
+        return
+    labels = (*ENGINE, "rank")
+    shares = [([*snapshot.labels, str(each.rank)], each.share) for each in told]
+    text = f"Share of the newest {NEWEST_STEPS} steps in which a rank waited for others in collectives, 0 to 1."
+    yield _gauge("ridgeline:rank_wait_share", text, labels, shares)
+    for name, text, read in (
+        ("rank_wait_seconds", "Time a rank waited for others in collectives.", lambda each: each.waited),
+        ("rank_waited_for_seconds", "Time others waited for this rank.", lambda each: each.caused),
+    ):
+        made = CounterMetricFamily(f"ridgeline:{name}", text, labels=labels)
+        for each in told:
+            made.add_metric([*snapshot.labels, str(each.rank)], read(each))
+        yield made
 
 
 def _histograms(snapshot: Snapshot) -> Iterable[Metric]:

@@ -23,7 +23,7 @@ from ridgeline.serving.http.operator import page_of_metrics, snapshot
 from ridgeline.serving.observed import metrics
 from ridgeline.serving.observed.expert_figures import MOST_SERIES, metric_lines
 from ridgeline.serving.observed.histograms import BOUNDS
-from ridgeline.transport.messages import ExpertFigures, Gpu, Stats, StepFigures
+from ridgeline.transport.messages import ExpertFigures, Gpu, RankFigures, Stats, StepFigures
 from tests.api.conftest import write_tokenizer
 from tests.serving.conftest import MODEL, PATIENCE, open_api_server, start_engine, stop_engine, until_idle
 
@@ -229,6 +229,7 @@ def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
     )
     step = StepFigures(at=1.0, seconds=0.002, limit=0.001, decode_rows=1, prefill_rows=0, tokens=1)
     known = {"gpus": [gpu], "recent": [step] * 3, "experts": told([[3, 1], [2, 2]]), "saturations": 5}
+    known["ranks"] = [RankFigures(rank, 0.5 + rank, 1.5 - rank, 0.25) for rank in range(2)]
     return snapshot(api, Stats(**{**fields, **known}))
 
 
@@ -315,6 +316,11 @@ def test_names_types_and_labels_are_those_of_the_golden_file(socket: Path) -> No
         name, rest = line.split(" ", 1)
         assert rest == golden[name] or rest.endswith("{}"), f"{line}, and the golden file has {golden[name]}"
     assert value(parsed(full), "ridgeline:headroom") == pytest.approx(0.5)
+    waited, caused = "ridgeline:rank_wait_seconds", "ridgeline:rank_waited_for_seconds"
+    assert value(parsed(full), waited, f"{waited}_total", rank="1") == 1.5
+    assert value(parsed(full), caused, f"{caused}_total", rank="1") == 0.5
+    assert value(parsed(full), "ridgeline:rank_wait_share", rank="0") == 0.25
+    assert "rank_wait" not in real, "one device waits for nobody"
     saturated = "ridgeline:saturated_activations"
     assert value(parsed(full), saturated, f"{saturated}_total") == 5
     assert value(parsed(real), saturated, f"{saturated}_total") == 0

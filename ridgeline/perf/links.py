@@ -1,0 +1,225 @@
+"""The time of collectives: a line over bytes for each, fitted to measurements, or assumed where nobody has measured.
+
+A message of n bytes takes α + β n (Hockney, Parallel Computing 20(3), 1994). Bytes are counted as nccl-tests do:
+
+| op | bytes | bus bandwidth ÷ (bytes ÷ seconds), for R ranks |
+|---|---|---|
+| all_reduce | of the tensor that each rank has | 2 (R - 1) / R |
+| all_gather | of what each rank gets in all | (R - 1) / R |
+| reduce_scatter | of what each rank brings | (R - 1) / R |
+| all_to_all | of what each rank brings | (R - 1) / R |
+| send | of one message | 1 |
+
+Legend:
+    P  measured points
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.perf.calibration import path_for
+from ridgeline.perf.hardware import Hardware
+
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+ENGINES = ("ours", "nccl", "gloo")  # the ways that the engine's ranks go; others are measured beside them
+NOISE = 0.05  # relative residuals beyond it count less (Huber); about what repeated measurements differ by
+ROUNDS = 50
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """Return by how much an op's bus bandwidth exceeds its bytes ÷ seconds."""
+    share = (ranks - 1) / ranks
+    if op == "all_reduce":
+        return 2 * share
+    return 1.0 if op == "send" else share
+
+
+class Line(NamedTuple):
+    """The seconds of an op over `ranks` ranks: alpha + beta · bytes.
+
+    backend: what was measured, such as "nccl". largest: the most bytes of a message that it serves.
+    error: the median relative difference of the measured points from the line. worst: the largest one.
+    points: how many there are; 0 for a line that is assumed.
+    """
+
+    op: str
+    backend: str
+    ranks: int
+    alpha: float
+    beta: float
+    largest: float = math.inf
+    error: float = 0.0
+    worst: float = 0.0
+    points: int = 0
+
+    def seconds(self, nbytes: float) -> float:
+        return self.alpha + self.beta * nbytes
+
+    @property
+    def bus(self) -> float:
+        """The bus bandwidth, in B/s, that a large message comes near to."""
+        return bus_factor(self.op, self.ranks) / self.beta if self.beta else math.inf
+
+    def scaled(self, ranks: int) -> Line:
+        """Return the line for another number of ranks: the bus bandwidth stays, and the latency grows with the steps of
+        a tree, where ranks do not all send to each other at once. A sum of ours sends all of it to every other rank."""
+        if self.backend == "ours":
+            steps, more = 1.0, (ranks - 1) / (self.ranks - 1)
+        else:
+            steps = 1.0 if self.op in ("send", "all_to_all") else math.log2(ranks) / math.log2(self.ranks)
+            more = bus_factor(self.op, ranks) / bus_factor(self.op, self.ranks)
+        return self._replace(
+            ranks=ranks, alpha=self.alpha * steps, beta=self.beta * more, error=0.0, worst=0.0, points=0
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """The knowledge of the links between the devices of one host.
+
+    source: where the lines come from, in words.
+    """
+
+    device: str
+    lines: tuple[Line, ...]
+    source: str
+    date: str = ""
+    torch: str = ""
+    driver: str = ""
+    link: str = ""
+
+    def seconds(self, op: str, ranks: int, nbytes: float) -> float:
+        """Return the time of an op by the fastest of the engine's ways; 0 for a single rank."""
+        if ranks == 1:
+            return 0.0
+        lines = self.of(op, ranks)
+        within = [line for line in lines if nbytes <= line.largest]
+        found = within or [max(lines, key=lambda line: line.largest)]
+        return min(line.seconds(nbytes) for line in found)
+
+    def of(self, op: str, ranks: int) -> list[Line]:
+        """Return the lines of an op: those of so many ranks, else those of the nearest number, scaled."""
+        lines = [line for line in self.lines if line.op == op and line.backend in ENGINES]
+        if not lines:
+            raise InvalidConfig(f"nothing is known of {op} on {self.device}; measure it with `ridgeline comm bench`.")
+        nearest = min({line.ranks for line in lines}, key=lambda known: (abs(known - ranks), known))
+        return [line if line.ranks == ranks else line.scaled(ranks) for line in lines if line.ranks == nearest]
+
+    def over(self, other: Links) -> Links:
+        """Return these lines, and those of the other for ops that these lack."""
+        own = {line.op for line in self.lines if line.backend in ENGINES}
+        return replace(self, lines=(*self.lines, *(line for line in other.lines if line.op not in own)))
+
+
+def fit(op: str, backend: str, ranks: int, points: Iterable[tuple[float, float]]) -> Line:
+    """Return the line that is nearest to points (bytes, seconds), by relative differences, so that small messages count
+    as much as large ones. Single points far off, by whatever disturbed them, count little (Huber, Annals of
+    Mathematical Statistics 35(1), 1964). Neither alpha nor beta is below 0."""
+    found = sorted(points)
+    if len(found) < 2:
+        raise InvalidConfig(f"a line through {op} by {backend} needs at least two sizes; give more --sizes.")
+    bytes_P, seconds_P = np.array(found).T
+    weight_P = np.ones_like(seconds_P)
+    for _ in range(ROUNDS):
+        alpha, beta = _line(bytes_P, seconds_P, weight_P)
+        off_P = np.abs((alpha + beta * bytes_P) / seconds_P - 1)
+        weight_P = NOISE / np.maximum(off_P, NOISE)
+    return Line(op, backend, ranks, alpha, beta, found[-1][0], float(np.median(off_P)), float(off_P.max()), len(found))
+
+
+def _line(bytes_P: NDArray[Any], seconds_P: NDArray[Any], weight_P: NDArray[Any]) -> tuple[float, float]:
+    """Return alpha and beta of the least weighted sum of squares of relative differences."""
+    root_P = np.sqrt(weight_P)
+    sides_P2 = np.stack([root_P / seconds_P, root_P * bytes_P / seconds_P], 1)
+    scale_2 = np.linalg.norm(sides_P2, axis=0)
+    alpha, beta = np.linalg.lstsq(sides_P2 / scale_2, root_P, rcond=None)[0] / scale_2
+    if alpha >= 0 and beta >= 0:
+        return float(alpha), float(beta)
+    only = 1 if alpha < 0 else 0  # the best line within the bounds lies on the one that was left
+    value = float(sides_P2[:, only] @ root_P / scale_2[only] ** 2)
+    return (0.0, value) if only else (value, 0.0)
+
+
+# ---- what is assumed until it is measured ---------------------------------------------------------------------------
+
+NVLINK = 150e9  # B/s; links that are slower are PCIe or a network
+
+
+def assumed(hardware: Hardware) -> Links:
+    """Return lines for a device whose links nobody measured here.
+
+    Of NVLink (18 links of two H200s) one figure is measured: NCCL's sum of 8 KiB in a graph takes 17 µs (2026-11-20,
+    torch 2.11.0, docs/parallel.md). That ours takes 4 µs, that other collectives of NCCL take as long as its sum, and
+    that 80 % of the link's rate is reached are assumptions. Figures for PCIe and CPUs are rounder guesses yet.
+    """
+    rate, both = hardware.interconnect, 2
+    if hardware.name == "CPU":
+        lines = [_known(op, "gloo", both, 150e-6, 0.2 * rate) for op in OPS]
+    elif rate < NVLINK:
+        lines = [_known(op, "nccl", both, 25e-6, 0.6 * rate) for op in OPS]
+    else:
+        lines = [_known(op, "nccl", both, 10e-6 if op == "send" else 17e-6, 0.8 * rate) for op in OPS]
+        # each word carries its message's number beside the data, so twice the bytes go once over the link
+        lines.append(Line("all_reduce", "ours", both, 4e-6, 2 / (0.8 * rate), largest=256 * 1024))
+    return Links(device=hardware.name, lines=tuple(lines), source="assumed, not measured")
+
+
+def _known(op: str, backend: str, ranks: int, alpha: float, bus: float) -> Line:
+    return Line(op, backend, ranks, alpha, bus_factor(op, ranks) / bus)
+
+
+# ---- the store: one file per device, beside its calibration ---------------------------------------------------------
+
+
+def links_path(device: str, folder: Path | None = None) -> Path:
+    """Return the file of a device's lines, whether it exists or not."""
+    return path_for(f"{device} links", folder)
+
+
+def save_links(links: Links, folder: Path | None = None) -> Path:
+    """Keep the lines, beside those of other ops, backends and numbers of ranks, and return their file."""
+    path = links_path(links.device, folder)
+    before = read_links(path).lines if path.exists() else ()
+    new = {line[:3] for line in links.lines}
+    lines = [*(line for line in before if line[:3] not in new), *links.lines]
+    record = {name: getattr(links, name) for name in ("device", "source", "date", "torch", "driver", "link")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(f".{os.getpid()}.tmp")
+    scratch.write_text(json.dumps({**record, "lines": [line._asdict() for line in lines]}, indent=1) + "\n")
+    scratch.replace(path)
+    return path
+
+
+def load_links(device: str, folder: Path | None = None) -> Links | None:
+    """Return what was measured of a device's links, or None."""
+    path = links_path(device, folder)
+    return read_links(path) if path.exists() else None
+
+
+def read_links(path: Path) -> Links:
+    """Return the lines in a file. Raise InvalidConfig if it is damaged."""
+    try:
+        record = json.loads(path.read_text())
+        lines = tuple(Line(**line) for line in record.pop("lines"))
+        _check(lines)
+        return Links(lines=lines, **record)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidConfig(f"{path} is damaged ({error}); delete it and run `ridgeline comm bench --keep`.") from error
+
+
+def _check(lines: Sequence[Line]) -> None:
+    for line in lines:
+        numbers = (line.alpha, line.beta, line.largest)
+        if line.op not in OPS or line.ranks < 2 or not all(0 <= number < math.inf for number in numbers):
+            raise ValueError(f"{line} is no line")
