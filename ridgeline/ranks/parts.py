@@ -47,10 +47,11 @@ class Cut:
 
 
 class Dealer:
-    """Takes plans apart for so many stages, and numbers the parts."""
+    """Takes plans apart for so many stages, and numbers the parts. No chunk is cut into pieces of fewer tokens than
+    least_piece."""
 
-    def __init__(self, stages: int) -> None:
-        self._stages = stages
+    def __init__(self, stages: int, least_piece: int = LEAST_PIECE) -> None:
+        self._stages, self._least = stages, least_piece
         self._newest = 0  # part
         self._drawn_S = np.full(64, -1, np.int64)  # the newest part that draws a token of the slot
         self._dealt: tuple[Rows, list[tuple[Cut, Rows]]] | None = None  # of the newest plan without chunks
@@ -72,7 +73,7 @@ class Dealer:
         rows = plan.rows
         if self._dealt is not None and self._dealt[0] is rows:
             return self._dealt[1]
-        found = [(cut, _rows_of(rows, cut)) for cut in cuts(rows, self._stages)]
+        found = [(cut, _rows_of(rows, cut)) for cut in cuts(rows, self._stages, self._least)]
         if not plan.spans:
             self._dealt = rows, found
         return found
@@ -106,13 +107,13 @@ class Dealer:
         return int(self._drawn_S[touched].max(initial=-1))
 
 
-def cuts(rows: Rows, stages: int) -> list[Cut]:
+def cuts(rows: Rows, stages: int, least_piece: int) -> list[Cut]:
     """Deal the rows out to at most so many parts of about equally many tokens."""
     chunks_R = rows.kinds_R == RowKind.CHUNK
     decoding = _beside_each_other(rows, np.flatnonzero(~chunks_R))
     shares = _equal(decoding, stages, rows.guided)
     given = [int(rows.num_tokens_R[share].sum()) for share in shares]
-    pieces = _pieces(rows, np.flatnonzero(chunks_R), given)
+    pieces = _pieces(rows, np.flatnonzero(chunks_R), given, least_piece)
     found = []
     for share, chunk in zip(shares, pieces, strict=True):
         decoding_R = np.sort(np.array(share, np.intp))
@@ -150,19 +151,21 @@ def _equal(ordered: list[int], parts: int, guided: tuple[Guided, ...]) -> list[l
     return shares
 
 
-def _pieces(rows: Rows, chunks: np.ndarray, given: list[int]) -> list[list[tuple[int, int, int]]]:
+def _pieces(
+    rows: Rows, chunks: np.ndarray, given: list[int], least_piece: int
+) -> list[list[tuple[int, int, int]]]:
     """Deal chunks out in their order: (row, first token, end) by part. given: tokens that the parts have already."""
     target = -(-(sum(given) + int(rows.num_tokens_R[chunks].sum())) // len(given))
     room = [max(0, target - tokens) for tokens in given]
     found: list[list[tuple[int, int, int]]] = [[] for _ in given]
     part = 0
-    for atom in _atoms(rows, chunks.tolist()):
+    for atom in _atoms(rows, chunks.tolist())[::-1]:
         start, end = 0, int(rows.num_tokens_R[atom].sum())
         whole = len(atom) > 1 or bool(rows.features & Feature.MASK)  # a later piece would not wait for the masks
         while start < end:
             count, last = end - start, part == len(given) - 1
             if not last and count > room[part]:
-                if not whole and min(room[part], count - room[part]) >= LEAST_PIECE:
+                if not whole and min(room[part], count - room[part]) >= least_piece:
                     count = room[part]
                 elif 2 * room[part] < count:  # most of it is beyond this part's share
                     part += 1
@@ -189,17 +192,19 @@ def _atoms(rows: Rows, chunks: list[int]) -> list[list[int]]:
 def _rows_of(rows: Rows, cut: Cut) -> Rows:
     index = {row: own for own, row in enumerate(cut.rows_R.tolist())}
     counts_R = (cut.ends_R - cut.starts_R).astype(rows.num_tokens_R.dtype)
-    ends_R = cut.ends_R == rows.num_tokens_R[cut.rows_R]
+    ends_R, kinds_R = cut.ends_R == rows.num_tokens_R[cut.rows_R], rows.kinds_R[cut.rows_R]
+    # One chunk may read what another writes, and rows of one token each are written and read in any order
+    single = counts_R.max() == 1 and np.count_nonzero(kinds_R == RowKind.CHUNK) < 2
     groups = ((np.array([index[row] for row in group.rows.tolist() if row in index]), group.tokens)
               for group in rows.prefixes)  # fmt: skip
     return replace(
         rows,
         slots_R=rows.slots_R[cut.rows_R],
         generations_R=rows.generations_R[cut.rows_R],
-        kinds_R=rows.kinds_R[cut.rows_R],
+        kinds_R=kinds_R,
         num_tokens_R=counts_R,
         num_logits_R=np.where(ends_R, rows.num_logits_R[cut.rows_R], 0).astype(rows.num_logits_R.dtype),
-        tokens_each=rows.tokens_each or int(counts_R.max() == 1),
+        tokens_each=rows.tokens_each or int(single),
         prefixes=tuple(PrefixGroup(own_R, tokens) for own_R, tokens in groups if len(own_R) > 1),
         guided=tuple(
             Guided(index[row], index[negative], scale)
