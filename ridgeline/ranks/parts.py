@@ -159,7 +159,7 @@ def _pieces(
     room = [max(0, target - tokens) for tokens in given]
     found: list[list[tuple[int, int, int]]] = [[] for _ in given]
     part = 0
-    for atom in _atoms(rows, chunks.tolist())[::-1]:
+    for atom in _atoms(rows, chunks.tolist()):
         start, end = 0, int(rows.num_tokens_R[atom].sum())
         whole = len(atom) > 1 or bool(rows.features & Feature.MASK)  # a later piece would not wait for the masks
         while start < end:
