@@ -12,6 +12,7 @@ from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.stages import of_stage
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.defaults import check_max_model_len, choose_dtype, choose_kernels, choose_limits
 from ridgeline.kernels.launch import num_multiprocessors
@@ -39,7 +40,7 @@ class Choices:
 
     part: what this rank computes of the model; all of it if there is one rank.
     why: the reason for the dtype.
-    forms: the matrices that keep the form of the files.
+    forms: the matrices that keep the form of the files, of this rank's stage.
     longest: the context that memory has room for, as far as that is known before the weights are there.
     captured: decode steps run as CUDA graphs.
     """
@@ -75,7 +76,7 @@ class Choices:
             longest=longest,
             max_seqs=self.max_seqs,
             max_chunk=self.max_tokens,
-            ranks=self.mesh.tp.size if self.device.type == "cpu" else 1,
+            ranks=self.mesh.size if self.device.type == "cpu" else 1,
         )
 
     @property
@@ -109,17 +110,17 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     weights.check(platform)
     files = config.load_format != "dummy"
     model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
-    part = mesh.part_of(model.spec)
+    part, own = mesh.part_of(model.spec), mesh.stage_of(model.spec)
     dtype, why = choose_dtype(config.dtype, model.dtype, device)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     overrides = choose_kernels(config, device)
     ops = Ops(platform, overrides)
     if method_name(folder) is None and not is_gguf(folder):
-        check_weights_fit(model.spec, device, dtype=dtype, positions=1, ranks=mesh.tp.size)
+        check_weights_fit(own, device, dtype=dtype, positions=1, ranks=mesh.tp.size)
     if files:
         check_files(folder, model)
-    forms = _kept(stored_forms(folder, model, files=files), config, folder, ops)
-    check_weights_fit(model.spec, device, dtype=dtype, positions=1, forms=forms.values(), ranks=mesh.tp.size)
+    forms = of_stage(_kept(stored_forms(folder, model, files=files), config, folder, ops), own)
+    check_weights_fit(own, device, dtype=dtype, positions=1, forms=forms.values(), ranks=mesh.tp.size)
     max_seqs, max_tokens = choose_limits(config, device)
     cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
     choices = Choices(
@@ -143,9 +144,9 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         captured=on_gpu(platform) and not config.enforce_eager,
     )
     item = weights.weight_bytes or DTYPE_BYTES[dtype]
-    least = weight_bytes(model.spec, dtype_bytes=item, positions=1, forms=forms.values()) // mesh.tp.size
+    least = weight_bytes(own, dtype_bytes=item, positions=1, forms=forms.values()) // mesh.tp.size
     longest = choices.memory(weights=least, loaded=False, longest=wanted_len).max_model_len
-    check_weights_fit(model.spec, device, dtype=dtype, positions=longest, forms=forms.values(), ranks=mesh.tp.size)
+    check_weights_fit(own, device, dtype=dtype, positions=longest, forms=forms.values(), ranks=mesh.tp.size)
     return replace(choices, longest=longest)
 
 

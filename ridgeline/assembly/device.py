@@ -9,7 +9,7 @@ import torch
 from ridgeline.assembly.choices import Choices
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
-from ridgeline.parallel.axis import Axis
+from ridgeline.parallel.mesh import Mesh
 from ridgeline.quantization.held import keeping
 from ridgeline.weights.loader import Progress, load_weights
 from ridgeline.worker.compilers import Compilers, processes_needed
@@ -43,10 +43,10 @@ def _load(choices: Choices, progress: Progress | None) -> tuple[Decoder, MemoryR
         decoder.prepare()
         memory = choices.memory(weights=decoder.weight_bytes, loaded=True, longest=choices.longest)
         compilers.try_to_finish(progress)
-    return decoder, _agreed(memory, choices.mesh.tp)
+    return decoder, _agreed(memory, choices.mesh)
 
 
-def _agreed(memory: MemoryReport, ranks: Axis) -> MemoryReport:
+def _agreed(memory: MemoryReport, ranks: Mesh) -> MemoryReport:
     """Return the report with the cache that every rank has room for: one plan names blocks of all of them."""
     if ranks.size == 1:
         return memory

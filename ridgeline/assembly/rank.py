@@ -9,13 +9,22 @@ from ridgeline.assembly.device import device_worker
 from ridgeline.core.config import LLMConfig
 from ridgeline.defaults import device_of_rank
 from ridgeline.kernels.launch import on_device
+from ridgeline.parallel.lines import connect
 from ridgeline.parallel.mesh import Mesh
-from ridgeline.parallel.processes import join
+from ridgeline.parallel.processes import ProcessAxis, join
 from ridgeline.parallel.stamps import stamps_of
 from ridgeline.ranks.messages import Begin, Ready
 from ridgeline.ranks.rank import Progress
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import device_name
+
+
+def _mesh(config: LLMConfig, ranks: ProcessAxis, limit: float) -> Mesh:
+    whole_experts = config.enable_expert_parallel
+    if config.pipeline_parallel_size == 1:
+        return Mesh(tp=ranks, whole_experts=whole_experts)
+    pipe, tp = connect(ranks, config.pipeline_parallel_size, limit)
+    return Mesh(tp=tp, whole_experts=whole_experts, pp=pipe, layers=config.pipeline_layer_partition)
 
 
 def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker, Ready]:
@@ -25,7 +34,7 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     with on_device(device):
         stamps = stamps_of(device) if config.rank_trace_dir is not None else None
         ranks = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit)
-        mesh = Mesh(tp=ranks, whole_experts=config.enable_expert_parallel)
+        mesh = _mesh(config, ranks, begin.limit)
         choices = choose(config, device, mesh.watched(stamps))
         worker, memory = device_worker(choices, progress)
     return worker, Ready(

@@ -15,11 +15,12 @@ from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig, LLMConfig
-from ridgeline.core.cost import CostModel
+from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.plan import Worker
 from ridgeline.core.sharding import part_of
+from ridgeline.core.stages import deal, stage_of
 from ridgeline.defaults import choose_device, choose_itl_target, device_of_rank
 from ridgeline.engine.engine import Engine
 from ridgeline.kernels.launch import on_device
@@ -61,7 +62,10 @@ class Assembly:
     def local(self) -> LocalWorker:
         """The worker, for callers that look into it. Raise InvalidConfig if it is in other processes."""
         if not isinstance(self.worker, LocalWorker):
-            raise InvalidConfig("this looks into the worker, which several ranks are; leave tensor_parallel_size out.")
+            raise InvalidConfig(
+                "this looks into the worker, which several ranks are; leave tensor_parallel_size and "
+                "pipeline_parallel_size out."
+            )
         return self.worker
 
 
@@ -74,7 +78,7 @@ def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive
     worker's are left: were there more threads than cores, each would go to sleep after every loop instead of looking
     out for the next (libgomp's rule), which makes a step of a small model 10 to 20 % longer.
     """
-    if config.tensor_parallel_size > 1:
+    if config.tensor_parallel_size * config.pipeline_parallel_size > 1:
         return _assemble_group(config, progress, interactive)
     device = choose_device(config.device)
     if device.type != "cpu":
@@ -115,18 +119,23 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
 def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: bool) -> Assembly:
     """Start the ranks, which load the model, and wire an engine to them. This process holds no part of it."""
     if find_spec("msgspec") is None:
-        raise InvalidConfig("tensor_parallel_size needs the package msgspec; pip install 'ridgeline[serve]'.")
+        raise InvalidConfig("several ranks need the package msgspec; pip install 'ridgeline[serve]'.")
     from ridgeline.ranks.leader import Group  # here, because it needs that package
 
-    size, device = config.tensor_parallel_size, device_of_rank(config, 0)
+    stages, device = config.pipeline_parallel_size, device_of_rank(config, 0)
+    size = config.tensor_parallel_size * stages
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     files = config.load_format != "dummy"
     model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
-    part = part_of(model.spec, size, whole_experts=config.enable_expert_parallel)
-    group = Group(_sent(config, folder), size, config.distributed_timeout_seconds, progress)
+    part = part_of(model.spec, config.tensor_parallel_size, whole_experts=config.enable_expert_parallel)
+    counts = deal(model.spec, stages, config.pipeline_layer_partition) if stages > 1 else ()
+    group = Group(_sent(config, folder), size, config.distributed_timeout_seconds, progress, stages=stages)
     facts = group.facts
     layout = CacheLayout(
-        groups=part.cache_groups, block_size=facts.block_size, dtype=facts.dtype, num_pages=facts.num_pages
+        groups=stage_of(part, 0, counts or (1,)).cache_groups,
+        block_size=facts.block_size,
+        dtype=facts.dtype,
+        num_pages=facts.num_pages,
     )
     memory = MemoryReport(
         weights=facts.weights,
@@ -137,7 +146,7 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
         max_chunk=facts.max_tokens,
     )
     hardware, exact = hardware_named(facts.device_name, device), precision(facts.dtype)
-    cost_model = Roofline(part, hardware, exact) if hardware is not None else None
+    cost_model = Shared(Roofline(part, hardware, exact), stages) if hardware is not None else None
     wiring = Wiring(memory, model.spec.vocab_size, facts.max_seqs, facts.cascade, cost_model, interactive)
     engine = _engine(config, group, wiring)
     if facts.captured:
@@ -160,6 +169,16 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
 def _sent(config: LLMConfig, folder: Path) -> dict[str, Any]:
     """Return the settings as the ranks get them: all read the folder that was found once."""
     return {**asdict(config), "model": str(folder), "revision": None, "kernels": dict(config.kernels)}
+
+
+class Shared(NamedTuple):
+    """The cost of steps that the stages of a pipeline share equally, all of them at work."""
+
+    whole: CostModel
+    stages: int
+
+    def step_limit(self, shape: StepShape) -> float:
+        return self.whole.step_limit(shape) / self.stages
 
 
 class Wiring(NamedTuple):

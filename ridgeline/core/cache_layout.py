@@ -34,10 +34,20 @@ ALIGNMENT = 256  # where units are unlike, each begins at a multiple of so many 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheGroup:
-    """Layers that share one spec and hence one block table."""
+    """Layers that share one spec and hence one block table.
+
+    spare: how many more layers there is memory for. Stages of a pipeline share block ids, so each has room for as many
+        layers as the stage that has most.
+    """
 
     spec: StateSpec
     layers: tuple[int, ...]
+    spare: int = 0
+
+    @property
+    def depth(self) -> int:
+        """How many layers there is memory for."""
+        return len(self.layers) + self.spare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +108,7 @@ class CacheLayout:
 
     @cached_property
     def slabs_per_page(self) -> int:
-        return math.lcm(*(len(group.layers) for group in self.groups))
+        return math.lcm(*(group.depth for group in self.groups))
 
     @cached_property
     def page_bytes(self) -> int:
@@ -106,12 +116,12 @@ class CacheLayout:
 
     def blocks_per_page(self, group: int) -> int:
         """Return the number of this group's blocks that one page holds."""
-        return self.slabs_per_page // len(self.groups[group].layers) * self.units_per_slab[group]
+        return self.slabs_per_page // self.groups[group].depth * self.units_per_slab[group]
 
     def block_id(self, group: int, page: int, index: int) -> int:
         """Return the id of block `index` of `page` as `group` sees it (see the picture at the top of the module)."""
         slab, unit = divmod(index, self.units_per_slab[group])
-        first = (slab * len(self.groups[group].layers) * self.num_pages + page) * self.ids_per_slab[group]
+        first = (slab * self.groups[group].depth * self.num_pages + page) * self.ids_per_slab[group]
         return first + unit * (self.unit_bytes[group] // self.step_bytes[group])
 
     def page_of(self, group: int, block_id: int) -> int:

@@ -42,6 +42,9 @@ class LLMConfig:
         but not with deterministic.
     tensor_parallel_size: how many devices divide every matrix between them; each is a process of its own. On a CPU the
         ranks are processes too.
+    pipeline_parallel_size: into how many stages the layers are divided. A step's rows pass through the stages in parts,
+        so that all of them work at once. Every stage has tensor_parallel_size devices.
+    pipeline_layer_partition: how many layers each stage has, as "10,12,10"; by default stages take equally long.
     enable_expert_parallel: these devices divide the experts of a mixture between them, and no expert's matrices.
     distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before they are given up.
     rank_trace_dir: a folder for traces of steps that show which rank waited for which. Ranks then note when they come
@@ -79,6 +82,8 @@ class LLMConfig:
     quantization: str | None = None
     itl_target: float | None = None
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    pipeline_layer_partition: str | None = None
     enable_expert_parallel: bool = False
     distributed_timeout_seconds: float = 120.0
     rank_trace_dir: str | None = None
@@ -113,6 +118,7 @@ class LLMConfig:
             "max_num_batched_tokens",
             "kv_cache_memory",
             "tensor_parallel_size",
+            "pipeline_parallel_size",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -135,9 +141,10 @@ class LLMConfig:
             "block_size",
             "seed",
             "tensor_parallel_size",
+            "pipeline_parallel_size",
         ):
             value = getattr(self, name)
-            optional = name not in ("seed", "tensor_parallel_size")
+            optional = name not in ("seed", "tensor_parallel_size", "pipeline_parallel_size")
             if not (isinstance(value, int) and not isinstance(value, bool)) and not (optional and value is None):
                 raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
         for name in (

@@ -229,6 +229,22 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageSpec:
+    """The place of some consecutive layers in a model whose layers are divided between the stages of a pipeline.
+
+    start: the number of the first of them in the model.
+    first: tokens are embedded here. Other stages get the output of the stage before.
+    last: tokens are scored here.
+    depths: every kind of state in the model, with the most layers of it that a stage has.
+    """
+
+    start: int
+    first: bool
+    last: bool
+    depths: tuple[tuple[StateSpec, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """Everything that decides the shape of the computation.
 
@@ -240,6 +256,7 @@ class ModelSpec:
     logits_multiplier: multiplies the scores.
     logits_softcap: bounds the scores after that: x becomes cap · tanh(x / cap).
     unused: beginnings of the names of tensors that checkpoints hold and this network does not use.
+    stage: the place of these layers in a pipeline; None: they are all of the model's.
     """
 
     architecture: str
@@ -255,10 +272,26 @@ class ModelSpec:
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
     unused: tuple[str, ...] = ()
+    stage: StageSpec | None = None
+
+    @property
+    def embeds(self) -> bool:
+        """True if tokens are embedded here."""
+        return self.stage is None or self.stage.first
+
+    @property
+    def scores(self) -> bool:
+        """True if tokens are scored here."""
+        return self.stage is None or self.stage.last
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        return group_layers([layer.mixer.state for layer in self.layers])
+        groups = group_layers([layer.mixer.state for layer in self.layers])
+        if self.stage is None:
+            return groups
+        own = {group.spec: group.layers for group in groups}
+        found = ((spec, own.get(spec, ()), depth) for spec, depth in self.stage.depths)
+        return tuple(CacheGroup(spec=spec, layers=layers, spare=depth - len(layers)) for spec, layers, depth in found)
 
     def with_kv_format(self, wanted: KVFormat) -> ModelSpec:
         """Return the model with its keys and values cached in this format. Layers for which the checkpoint brings

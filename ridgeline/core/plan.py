@@ -172,6 +172,7 @@ class StepPlan:
     copies: no block is both a source and a target, or a target twice. The same holds for memory that two groups share.
     expected: for debug checks, the full form of the slot of every row whose length is known for certain (all rows but
         those that verify); otherwise None.
+    after: on a stage of a pipeline, the newest plan whose tokens this plan needs (`ranks/parts.py`).
     """
 
     id: int
@@ -182,6 +183,7 @@ class StepPlan:
     copies: tuple[CopyBlocks, ...] = ()
     reset: bool = False
     expected: Mapping[int, Assign] | None = None
+    after: int = -1
 
     @property
     def num_tokens(self) -> int:

@@ -118,7 +118,8 @@ class Decoder(nn.Module):
     mesh: the ranks between which the model is divided (default: this one has all of it).
 
     `whole` is the model's spec, and `spec` that of this rank's part, but with the whole vocabulary, all of which the
-    ranks together score.
+    ranks together score. A stage of a pipeline lacks the modules that other stages have: the embedding, or the final
+    norm and the output layer.
 
     To change the dtype, build with another `dtype`. `.to(dtype)` would round the float32 rotary table.
     """
@@ -144,13 +145,16 @@ class Decoder(nn.Module):
         self.whole = spec
         self.spec = spec = replace(part, vocab_size=spec.vocab_size)
         self.ops, self.mesh, self.tp = ops, mesh, mesh.tp
-        waits = not (spec.embed_norm or spec.learned_positions)  # the first layer's norm can make the table's sum
-        self.embed = Embedding(part.vocab_size, width, build, Deferred(mesh.tp) if waits else mesh.tp)
+        # The first layer's norm can make the table's sum
+        waits = spec.embeds and not (spec.embed_norm or spec.learned_positions)
         # Rounded to the dtype, as in training
         self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()
-        self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
-        self.position_embed = Embedding(spec.learned_positions, width, build) if spec.learned_positions else None
-        self._parts = TokenParts(mesh.tp) if waits and all(divides_tokens(layer) for layer in spec.layers) else None
+        if spec.embeds:
+            self.embed = Embedding(part.vocab_size, width, build, Deferred(mesh.tp) if waits else mesh.tp)
+            self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
+            self.position_embed = Embedding(spec.learned_positions, width, build) if spec.learned_positions else None
+        divided = waits and spec.scores and all(divides_tokens(layer) for layer in spec.layers)
+        self._parts = TokenParts(mesh.tp) if divided else None
         sums: Axis = self._parts or mesh.tp
         pending = sums if waits else ALONE
         self.layers = nn.ModuleList()
@@ -159,6 +163,9 @@ class Decoder(nn.Module):
                 Layer(layer, width, replace(build.within(f"layers.{index}"), pending=pending, sums=sums))
             )
             pending = sums if leaves_sums(layer) else ALONE
+        self._left = pending
+        if not spec.scores:
+            return
         self.final_norm = Norm(spec.final_norm, width, build)
         tied = self.embed.weight if spec.tie_word_embeddings else None
         self.unembed = Linear(width, (part.vocab_size,), False, build.within("unembed"), tied=tied, pending=pending)
@@ -177,15 +184,25 @@ class Decoder(nn.Module):
         prepared = (module.prepared_bytes for module in self.modules() if isinstance(module, (Linear, ExpertStack)))
         return sum(p.nbytes for p in self.parameters()) + sum(prepared)
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, states: LayerStates) -> Hidden:
-        """Return the last layer's output, not yet added to its residual: [T, M] each."""
-        x_TM = self.embedded(token_ids_T, positions_T)
+    def forward(
+        self, token_ids_T: Tensor, positions_T: Tensor, states: LayerStates, before_TM: Tensor | None = None
+    ) -> Hidden:
+        """Return the last layer's output, not yet added to its residual: [T, M] each.
+
+        before_TM: what the stage before has handed on.
+        """
+        x_TM = self.embedded(token_ids_T, positions_T) if before_TM is None else before_TM
         residual_TM: Tensor | None = None
         for index, layer in enumerate(self.layers):
             x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index], states.live_T)
         if self._parts is not None and residual_TM is not None:
             residual_TM = self._parts.whole(residual_TM, len(x_TM))
         return Hidden(x_TM, residual_TM)
+
+    def handed_on(self, hidden: Hidden) -> Tensor:
+        """Return what the next stage gets: the sum over ranks with its residual."""
+        x_TM = self._left.all_reduce(hidden.x_TM)
+        return x_TM if hidden.residual_TM is None else x_TM + hidden.residual_TM
 
     def embedded(self, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
         """Return the input of the first layer: [T, M]."""

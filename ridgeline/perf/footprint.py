@@ -32,8 +32,9 @@ class Parameters(NamedTuple):
 
 
 def parameters(model: ModelSpec) -> Parameters:
-    """Count every parameter once; tied embeddings count under `embed`."""
-    width, products, vectors = model.hidden_size, 0, _norm(model.final_norm, model.hidden_size)
+    """Count every parameter once; tied embeddings count under `embed`. A stage of a pipeline has only the tables that
+    it needs."""
+    width, products, vectors = model.hidden_size, 0, model.scores * _norm(model.final_norm, model.hidden_size)
     for layer in model.layers:
         for product in layer.products(width).values():
             products += product.copies * product.inputs * product.outputs
@@ -42,13 +43,13 @@ def parameters(model: ModelSpec) -> Parameters:
         vectors += sum(_norm(norm, norm_width) for norm, norm_width in layer.mixer.norms)
         vectors += _single(layer, width)
         vectors += _routing_vectors(layer.feed_forward)
-    if model.embed_norm is not None:
+    if model.embed_norm is not None and model.embeds:
         vectors += _norm(model.embed_norm, width)
     table = model.vocab_size * width
     return Parameters(
         products=products,
-        unembed=0 if model.tie_word_embeddings else table,
-        embed=table + model.learned_positions * width,
+        unembed=0 if model.tie_word_embeddings or not model.scores else table,
+        embed=(table + model.learned_positions * width) * model.embeds,
         vectors=vectors,
     )
 

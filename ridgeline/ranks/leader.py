@@ -1,4 +1,5 @@
-"""The leader: a worker that hands every plan to all ranks, and returns the first rank's results.
+"""The leader: a worker that hands every plan to all ranks, and returns one rank's results. Where stages of a pipeline
+divide the layers it hands it out in parts (`parts.py`).
 
 Ranks compute in step, so a rank that is gone, hangs, or alone fails a plan makes the others wait for ever. The group is
 then lost as a whole: its processes are killed, and every plan is answered with `device_lost`, which ends the engine's
@@ -13,9 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,6 +29,7 @@ from ridgeline.core.plan import StepPlan, StepResult
 from ridgeline.core.rank_waits import RankWaits
 from ridgeline.ranks.channel import Closed
 from ridgeline.ranks.member import Member, Progress
+from ridgeline.ranks.merging import merged, of_parts, of_stages
 from ridgeline.ranks.messages import (
     Ask,
     Begin,
@@ -34,12 +37,14 @@ from ridgeline.ranks.messages import (
     Mistake,
     PlanSender,
     Ready,
+    Settle,
     Stop,
     Watch,
     decode_as,
     encode,
     sent_masks,
 )
+from ridgeline.ranks.parts import Dealer, Part, masks_of
 from ridgeline.ranks.waits import Clocks, Waits
 
 logger = logging.getLogger(__name__)
@@ -52,21 +57,46 @@ CLOCK_ROUNDS = 9  # questions of the ranks' time, of which the quickest counts
 LOOK = 0.25  # seconds between looks at what is overdue
 
 
+class Submitted(NamedTuple):
+    """A plan on its way. when: it was submitted."""
+
+    plan: StepPlan
+    when: float
+    parts: list[Part]
+
+
+class Looks:
+    """The loads of experts that came with the results of one plan's parts, by stage."""
+
+    def __init__(self, stages: int) -> None:
+        self.by_stage: list[list[ExpertLoad]] = [[] for _ in range(stages)]
+
+    def note(self, stage: int, result: StepResult) -> None:
+        """Take the load of a stage's experts, if the result brought one."""
+        if result.experts is not None:
+            self.by_stage[stage].append(result.experts)
+
+
 class Group:
     """A `core.plan.Worker` whose work is divided between processes.
 
-    options: arguments of `LLMConfig`, for every rank. limit: seconds that a step may take.
+    options: arguments of `LLMConfig`, for every rank. limit: seconds that a step may take. stages: of a pipeline; the
+        ranks of each have consecutive numbers.
 
     Raise what the ranks raise while they load: InvalidConfig or ModelLoadError.
     """
 
-    def __init__(self, options: Mapping[str, Any], size: int, limit: float, progress: Progress | None) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], size: int, limit: float, progress: Progress | None, *, stages: int = 1
+    ) -> None:
         self._limit = limit
         self._lost: str | None = None
         self._plans = PlanSender()
-        self._pending: deque[tuple[int, float]] = deque()  # a plan, and when it was submitted
+        self._dealer, self._each = Dealer(stages), size // stages  # ranks of a stage
+        self._pending: deque[Submitted] = deque()
         self._moved = 0.0  # when a plan was last collected, or got its masks
         self._load: ExpertLoad | None = None
+        self._loads: list[ExpertLoad | None] = [None] * stages  # the newest of each stage
         self._listener: Callable[[ExpertLoad], None] | None = None
         self._folder = TemporaryDirectory(prefix="ridgeline-ranks-", ignore_cleanup_errors=True)
         self._members: list[Member] = []
@@ -76,7 +106,7 @@ class Group:
         try:
             for rank in range(size):
                 self._members.append(Member(rank, size))
-                self._members[-1].channel.send(encode(Begin(rank, size, meeting, limit, dict(options))))
+                self._members[-1].channel.send(encode(Begin(rank, size, meeting, limit, dict(options), self._speaker)))
             self._wait_until_ready(progress)
             if self._waits is not None:
                 self._waits.clocks = self._compare_clocks()
@@ -94,39 +124,72 @@ class Group:
     # ---- what a worker does -----------------------------------------------------------------------------------
 
     def submit(self, plan: StepPlan) -> None:
-        self._pending.append((plan.id, time.monotonic()))
-        self._tell(self._plans.message(plan))
+        parts = self._dealer.parts(plan)
+        self._pending.append(Submitted(plan, time.monotonic(), parts))
+        for number, part in enumerate(parts):
+            self._tell(self._plans.message(part.plan, number))
 
     def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
-        self._tell(sent_masks(plan_id, masks))
+        submitted = next(each for each in self._pending if each.plan.id == plan_id)
+        for part in submitted.parts:
+            self._tell(sent_masks(part.plan.id, masks_of(part, masks)))
         self._moved = time.monotonic()
 
     def collect(self) -> StepResult:
-        plan_id, submitted = self._pending.popleft()
+        plan, submitted, parts = self._pending.popleft()
+        results, looks = [], Looks(len(self._loads))
+        for part in parts:
+            result = self._outcome_of(part.plan.id, submitted, looks)
+            if result is None:
+                return StepResult(plan.id, error=self._lost, device_lost=True)
+            results.append(result)
+        if len(self._loads) > 1 and not self._pending:
+            self._tell(Settle(parts[-1].plan.id))
+        return self._with_load(merged(plan, parts, results), looks)
+
+    def _outcome_of(self, plan_id: int, submitted: float, looks: Looks) -> StepResult | None:
+        """Wait for the outcome of a part of a plan. None: the group is lost."""
         since = max(submitted, self._moved)  # it may have waited behind another plan, or for its masks
-        first, *others = self._members
+        first = self._members[self._speaker]
+        others = [member for member in self._members if member is not first]
         self._wait_for(lambda: bool(first.results), since)
-        if self._lost is None and (first.results[0].error is not None or first.results[0].dropped):
+        failed = self._lost is None and (first.results[0].error is not None or first.results[0].dropped)
+        if failed or (self._listener is not None and len(self._loads) > 1):
             self._wait_for(lambda: all(member.has_done(plan_id) for member in others), since)
-        if self._lost is None:
-            result = first.results.popleft()
-            self._note(first.rank, result)
-            self._compare(result, others)
-            self._moved = time.monotonic()
         if self._lost is not None:
-            return StepResult(plan_id, error=self._lost, device_lost=True)
-        if result.experts is not None:
-            self._load = result.experts
-            if self._listener is not None:
-                self._listener(self._load)
-        return result
+            return None
+        result = first.results.popleft()
+        looks.note(self._speaker // self._each, result)
+        self._note(first.rank, result)
+        self._compare(result, others, looks)
+        self._moved = time.monotonic()
+        return None if self._lost is not None else result
+
+    def _with_load(self, result: StepResult, looks: Looks) -> StepResult:
+        """Return the result with the load of all stages' experts, where some stage looked."""
+        for stage, loads in enumerate(looks.by_stage):
+            if loads:
+                self._loads[stage] = of_parts(loads)
+        if not any(looks.by_stage):
+            return result
+        self._load = of_stages(self._loads)
+        if self._listener is not None and self._load is not None:
+            self._listener(self._load)
+        return replace(result, experts=self._load)
 
     def expert_load(self) -> ExpertLoad | None:
-        """Return what `LocalWorker.expert_load` does. All ranks route the same tokens, so the first one's counts are
-        those of the group."""
+        """Return what `LocalWorker.expert_load` does. All ranks of a stage route the same tokens, so the first one's
+        counts are those of the stage."""
         if not self._pending:
-            self._load = decode_as(ExpertLoad | None, self._ask("expert_load")[0])
+            answers = self._ask("expert_load")[:: self._each]
+            self._loads = [decode_as(ExpertLoad | None, answer) for answer in answers]
+            self._load = of_stages(self._loads)
         return self._load
+
+    @property
+    def _speaker(self) -> int:
+        """The rank whose results are those of all: the first one of the last stage."""
+        return self._each * (len(self._loads) - 1)
 
     def kv_saturated(self) -> int:
         """Return how many numbers were beyond what a checkpoint's scales let the KV cache hold, on all ranks."""
@@ -143,7 +206,7 @@ class Group:
     def forget_expert_load(self) -> None:
         """Count from here on. No plan may be under way."""
         self._ask("forget_expert_load")
-        self._load = None
+        self._load, self._loads = None, [None] * len(self._loads)
 
     @contextmanager
     def watching_experts(self, listener: Callable[[ExpertLoad], None]) -> Iterator[None]:
@@ -232,12 +295,14 @@ class Group:
             if (silence := time.monotonic() - member.heard) > (SILENCE if member.speaks else START):
                 self._lose(f"rank {member.rank} has given no sign of life for {silence:.0f} s")
 
-    def _compare(self, result: StepResult, others: Sequence[Member]) -> None:
+    def _compare(self, result: StepResult, others: Sequence[Member], looks: Looks) -> None:
         """Lose the group if another rank's outcome of this plan, or of an earlier one, is not the first one's."""
         for member in others:
             while member.results and member.results[0].plan_id <= result.plan_id:
                 other = member.results.popleft()
                 self._note(member.rank, other)
+                if member.rank % self._each == 0:
+                    looks.note(member.rank // self._each, other)
                 same_plan = other.plan_id == result.plan_id
                 expected = (result.error is not None, result.dropped) if same_plan else (False, False)
                 if (other.error is not None, other.dropped) != expected:

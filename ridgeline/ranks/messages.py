@@ -39,7 +39,8 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 class Begin(Message, frozen=True, tag="begin"):
     """The first message: which rank this is, where ranks meet, and what to assemble.
 
-    options: arguments of `LLMConfig`. limit: seconds after which a collective gives up.
+    options: arguments of `LLMConfig`. limit: seconds after which a collective gives up. speaker: the rank whose results
+        are those of all.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class Begin(Message, frozen=True, tag="begin"):
     meeting: str
     limit: float
     options: dict[str, Any]
+    speaker: int = 0
 
 
 class Assigned(Message, frozen=True, tag="assign"):
@@ -77,9 +79,10 @@ class SentRows(Message, frozen=True):
 
 
 class SentPlan(Message, frozen=True, tag="plan"):
-    """`core.plan.StepPlan`. rows: None means those of the plan before."""
+    """`core.plan.StepPlan`. rows: None means those of the plan before that was the same part of its step."""
 
     id: int
+    part: int
     rows: SentRows | None
     kv_bound: np.ndarray
     spans: tuple[Span, ...]
@@ -87,6 +90,7 @@ class SentPlan(Message, frozen=True, tag="plan"):
     copies: tuple[CopyBlocks, ...]
     reset: bool
     expected: dict[int, Assign] | None
+    after: int
 
 
 class SentMasks(Message, frozen=True, tag="masks"):
@@ -104,6 +108,12 @@ class Watch(Message, frozen=True, tag="watch"):
     """Look at the experts' tallies with every plan from now on, or no longer."""
 
     on: bool
+
+
+class Settle(Message, frozen=True, tag="settle"):
+    """All plans up to this one are done, and none follows for now: stages of a pipeline take in their tokens."""
+
+    plan_id: int
 
 
 class Stop(Message, frozen=True, tag="stop"):
@@ -153,7 +163,7 @@ class Alive(Message, frozen=True, tag="alive"):
 
 
 class Done(Message, frozen=True, tag="done"):
-    """A plan's outcome: from rank 0 all of it, from others whether it failed."""
+    """A plan's outcome: from the rank that speaks for all the whole of it, from others whether it failed."""
 
     result: StepResult
 
@@ -165,7 +175,7 @@ class Answer(Message, frozen=True, tag="answer"):
     error: str | None = None
 
 
-FromLeader = Begin | SentPlan | SentMasks | Ask | Watch | Stop
+FromLeader = Begin | SentPlan | SentMasks | Ask | Watch | Settle | Stop
 FromRank = Loading | Ready | Mistake | Alive | Done | Answer
 
 
@@ -198,28 +208,38 @@ class PlanSender:
     """Turns plans into messages, and remembers whose rows were sent."""
 
     def __init__(self) -> None:
-        self._rows: Rows | None = None
+        self._rows: dict[int, Rows] = {}  # by part of a step
 
-    def message(self, plan: StepPlan) -> SentPlan:
-        rows = None if plan.rows is self._rows else _sent_rows(plan.rows)
-        self._rows = plan.rows
+    def message(self, plan: StepPlan, part: int = 0) -> SentPlan:
+        rows = None if plan.rows is self._rows.get(part) else _sent_rows(plan.rows)
+        self._rows[part] = plan.rows
         expected = None if plan.expected is None else {slot: _sent_form(form) for slot, form in plan.expected.items()}
         deltas = tuple(map(_sent_delta, plan.deltas))
-        return SentPlan(plan.id, rows, plan.kv_bound_R, plan.spans, deltas, plan.copies, plan.reset, expected)
+        return SentPlan(
+            plan.id, part, rows, plan.kv_bound_R, plan.spans, deltas, plan.copies, plan.reset, expected, plan.after
+        )
 
 
 class PlanReceiver:
     """Turns messages back into plans."""
 
     def __init__(self) -> None:
-        self._rows: Rows | None = None
+        self._rows: dict[int, Rows] = {}  # by part of a step
 
     def plan(self, sent: SentPlan) -> StepPlan:
         if sent.rows is not None:
-            self._rows = _rows(sent.rows)
-        assert self._rows is not None
-        deltas = tuple(each.delta for each in sent.deltas)
-        return StepPlan(sent.id, self._rows, sent.kv_bound, sent.spans, deltas, sent.copies, sent.reset, sent.expected)
+            self._rows[sent.part] = _rows(sent.rows)
+        return StepPlan(
+            id=sent.id,
+            rows=self._rows[sent.part],
+            kv_bound_R=sent.kv_bound,
+            spans=sent.spans,
+            deltas=tuple(each.delta for each in sent.deltas),
+            copies=sent.copies,
+            reset=sent.reset,
+            expected=sent.expected,
+            after=sent.after,
+        )
 
 
 def _sent_rows(rows: Rows) -> SentRows:

@@ -29,6 +29,7 @@ from ridgeline.ranks.messages import (
     Ask,
     Begin,
     Done,
+    FromLeader,
     FromRank,
     Loading,
     Mistake,
@@ -36,6 +37,7 @@ from ridgeline.ranks.messages import (
     Ready,
     SentMasks,
     SentPlan,
+    Settle,
     Stop,
     Watch,
     decode_from_leader,
@@ -74,7 +76,7 @@ def run(descriptor: int, assemble: Assemble) -> None:
         leader.send(Mistake(type(error).__name__ if known else "", str(error) or type(error).__name__))
         return
     leader.send(ready)
-    Rank(worker, leader, first=begin.rank == 0).serve()
+    Rank(worker, leader, speaks=begin.rank == begin.speaker).serve()
 
 
 class Leader:
@@ -93,7 +95,7 @@ class Leader:
         except Closed:
             self._end()
 
-    def receive(self) -> Begin | SentPlan | SentMasks | Ask | Watch | Stop:
+    def receive(self) -> FromLeader:
         try:
             frame = self._channel.receive(None)
         except Closed:
@@ -112,8 +114,8 @@ class Leader:
 class Rank:
     """A worker that does what a leader says."""
 
-    def __init__(self, worker: LocalWorker, leader: Leader, *, first: bool) -> None:
-        self._worker, self._leader, self._first = worker, leader, first
+    def __init__(self, worker: LocalWorker, leader: Leader, *, speaks: bool) -> None:
+        self._worker, self._leader, self._speaks = worker, leader, speaks
         self._plans = PlanReceiver()
         self._submitted: SimpleQueue[threading.Event | None] = SimpleQueue()  # set once all of the plan was launched
         self._masked: dict[int, threading.Event] = {}
@@ -131,7 +133,7 @@ class Rank:
         collector.join()
         self._worker.shutdown()
 
-    def _take(self, message: Begin | SentPlan | SentMasks | Ask | Watch | Stop) -> None:
+    def _take(self, message: FromLeader) -> None:
         match message:
             case SentPlan():
                 self._submit(message)
@@ -139,6 +141,8 @@ class Rank:
                 masks = {row: np.array(bits) for row, bits in message.masks.items()}  # writable, as torch wants them
                 self._worker.provide_masks(message.plan_id, masks)
                 self._masked.pop(message.plan_id).set()
+            case Settle(plan_id):
+                self._worker.settle(plan_id)
             case Ask():
                 self._leader.send(self._answer(message.method))
             case Watch(on=True):
@@ -162,7 +166,7 @@ class Rank:
             while (launched := self._submitted.get()) is not None:
                 launched.wait()
                 result = self._worker.collect()
-                self._leader.send(Done(result if self._first else _outline(result)))
+                self._leader.send(Done(result if self._speaks else _outline(result)))
         except BaseException:  # without this thread the leader would wait for ever
             logger.exception("a rank cannot go on")
             os._exit(BROKEN)
@@ -175,9 +179,10 @@ class Rank:
 
 
 def _outline(result: StepResult) -> StepResult:
-    """Return what the leader must know of the ranks whose results equal the first one's."""
+    """Return what the leader must know of the ranks that do not speak for all."""
     told = StepResult(result.plan_id, elapsed=result.elapsed, error=result.error, dropped=result.dropped)
-    return replace(told, out_of_memory=result.out_of_memory, device_lost=result.device_lost, stamps=result.stamps)
+    told = replace(told, experts=result.experts, stamps=result.stamps)
+    return replace(told, out_of_memory=result.out_of_memory, device_lost=result.device_lost)
 
 
 class _Throttled:

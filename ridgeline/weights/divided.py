@@ -83,10 +83,10 @@ def _some(stored: StoredTensor, first: int, count: int) -> StoredTensor:
 
 
 def whole_decoder(decoder: Decoder) -> Decoder:
-    """Return the whole model whose part a rank's decoder is, with weights in the same forms, on a device that allocates
-    nothing. Where ranks divide the experts it has those of a rank."""
+    """Return the whole model whose part a rank's decoder is (or the whole stage of it), with weights in the same forms,
+    on a device that allocates nothing. Where ranks divide the experts it has those of a rank."""
     modules = {name: each for name, each in decoder.named_modules() if isinstance(each, Linear | ExpertStack)}
-    mesh, spec = decoder.mesh, decoder.whole
+    mesh, spec = decoder.mesh, decoder.mesh.stage_of(decoder.whole)
     return Decoder(
         with_experts_of_a_rank(spec, mesh.tp.size) if mesh.whole_experts else spec,
         decoder.ops,

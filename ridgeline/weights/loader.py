@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.kv_format import KVFormat
 from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
+from ridgeline.core.stages import weights_of_stage
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
@@ -151,7 +152,8 @@ def load_weights(
     """Fill every parameter of `decoder` from `folder`, or with random numbers if load_format is "dummy". Quantized
     weights keep the form of the files in modules whose scheme says so; elsewhere they become plain numbers.
 
-    Where several ranks divide the model, each fills its part, and reads no more of plain tensors than that.
+    Where several ranks divide the model, each fills its part, and reads no more of plain tensors than that. A stage of
+    a pipeline reads its own layers.
 
     `progress` is called with what is being done and the fraction that is done. Raise ModelLoadError, before any
     parameter is touched, if files are missing or damaged, or hold other tensors than the config promises.
@@ -162,7 +164,8 @@ def load_weights(
     with open_checkpoint(folder) as stored:
         weights = as_stored(weight_map, stored, folder, decoder.whole)
         method, tp = folder_method(folder), decoder.tp
-        plain = empty_decoder(decoder.whole) if method or tp.size > 1 else decoder
+        own = tp.size == 1 and decoder.spec.stage is None
+        plain = decoder if own and not method else empty_decoder(decoder.whole)
         views, pieces = checkpoint_views(plain, weights), pieces_of(plain, weights, method, stored)
         check_checkpoint(plain, views, stored, folder, pieces)
         check_kv_scales(plain, weights, stored)
@@ -170,6 +173,7 @@ def load_weights(
             _tell_of_unused(stored)
         shapes = {name: view.shape for name, view in views.items()}
         numbers = widened(weights, shapes, pieces, stored)
+        weights = weights_of_stage(weights, decoder.spec)
         if tp.size == 1:
             targets = [(place.tensor, place.read) for place in _places(decoder, weights, pieces, stored, numbers)]
         else:
@@ -271,6 +275,7 @@ def fill_dummy(decoder: Decoder, seed: int) -> None:
     to 0, and the rest to normal(0, DUMMY_STD). Equal seeds on equal devices give equal numbers; of what ranks divide
     between them each has others."""
     generators: dict[tuple[torch.device, bool], torch.Generator] = {}
+    seed += decoder.mesh.pp.rank  # so that stages do not repeat each other
     parts, seed_of_part = _divided_modules(decoder), (seed + SEED_STEP * (1 + decoder.tp.rank)) % (1 << 63)
 
     def generator_of(module: str, device: torch.device) -> torch.Generator:
@@ -296,7 +301,8 @@ def _divided_modules(decoder: Decoder) -> set[str]:
     """Return the modules of which a rank holds a part."""
     if decoder.tp.size == 1:
         return set()
-    whole, part = (empty_decoder(spec) for spec in (decoder.whole, decoder.mesh.part_of(decoder.whole)))
+    mesh, spec = decoder.mesh, decoder.whole
+    whole, part = (empty_decoder(each) for each in (mesh.stage_of(spec), mesh.part_of(spec)))
     own = dict(part.named_parameters())
     return {name.rpartition(".")[0] for name, each in whole.named_parameters() if each.shape != own[name].shape}
 

@@ -52,12 +52,13 @@ class Graph:
         graphs are replayed once: a graph's first launch takes longer than later ones, and now the host captures the
         next graph meanwhile."""
         segments, inputs = self._segments, self.inputs
+        captured = CAPTURED_FEATURES if segments.decoder.spec.scores else ()
         scores = segments.forward(inputs)
-        for features in CAPTURED_FEATURES:
+        for features in captured:
             segments.sample(inputs, scores, features)
         del scores
         scores = _record(self._forward, pool, partial(segments.forward, inputs))
-        for features in CAPTURED_FEATURES:
+        for features in captured:
             graph = torch.cuda.CUDAGraph()
             outcome = _record(graph, pool, partial(segments.sample, inputs, scores, features))
             self._samples[features] = graph, Outcome(borrowed(outcome.packed))
@@ -158,6 +159,8 @@ class Graphs:
         for rows in {1, self._max_rows}:
             inputs = self._segments.inputs(self._buckets.uncaptured(rows, self._max_tokens), self._device)
             scores = self._segments.forward(inputs)
+            if not self._segments.decoder.spec.scores:
+                continue
             for features in CAPTURED_FEATURES:
                 self._segments.sample(inputs, scores, features)
             self._segments.mask(scores, Masks.none(scores.logits_RU))
@@ -243,6 +246,8 @@ def _borrowed_scores(scores: Scores) -> Scores:
 def borrowed(tensor: Tensor) -> Tensor:
     """Return a view of the same memory that does not own it: a graph's outputs stay readable, and other graphs may
     reuse the memory."""
+    if not tensor.nbytes:
+        return tensor
     if not tensor.is_contiguous():
         raise ValueError(f"only packed memory can be borrowed; the tensor's strides are {tensor.stride()}.")
     flat = torch.as_tensor(_Memory(tensor.data_ptr(), tensor.nbytes), device=tensor.device)

@@ -47,7 +47,7 @@ class Ticket:
     plan: StepPlan
     watch: Stopwatch
     forwarded: Forwarded | None = None
-    outcome: Expected | None = None
+    outcome: Expected | HandedOn | None = None
     error: str | None = None
     out_of_memory: bool = False
     device_lost: bool = False
@@ -63,10 +63,7 @@ class Expected:
         self._sampled = sampled
         self._logprobs = _download(sampled.logprobs) if sampled.logprobs else None
         self._prompts = {row: _download(scores) for row, scores in sampled.forwarded.prompt_logprobs.items()}
-        self._done: torch.cuda.Event | None = None
-        if sampled.outcome.packed.is_cuda:
-            self._done = torch.cuda.Event()
-            self._done.record()
+        self._done = _mark(sampled.outcome.packed.device)
 
     def result(self, runner: Runner, watch: Stopwatch) -> StepResult:
         """Wait for the outcome and return it. Raises whatever error the device reports."""
@@ -86,6 +83,19 @@ class Expected:
             elapsed=watch.seconds(),
             stamps=watch.notes(),
         )
+
+
+class HandedOn:
+    """The end of a step on a stage of a pipeline that is not the last: it has no tokens to tell."""
+
+    def __init__(self, plan: StepPlan, device: torch.device) -> None:
+        self._plan, self._done = plan, _mark(device)
+
+    def result(self, runner: Runner, watch: Stopwatch) -> StepResult:
+        """Wait for the step and return what there is to know. Raises whatever error the device reports."""
+        if self._done is not None:
+            self._done.synchronize()
+        return StepResult(self._plan.id, elapsed=watch.seconds())
 
 
 class LocalWorker:
@@ -114,13 +124,19 @@ class LocalWorker:
     def submit(self, plan: StepPlan) -> None:
         ticket = Ticket(plan, Stopwatch(self._runner.device, self._stamps))
         self._pending.append(ticket)
-        if plan.rows.features & Feature.MASK:
+        if self._waits(plan):
             self._waiting_for_masks[plan.id] = ticket
         ticket.launched = self._run(self._start, ticket)
 
     def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+        if not self._runner.draws:
+            return
         ticket = self._waiting_for_masks.pop(plan_id)
         ticket.launched = self._run(self._guard, ticket, self._sample, ticket, masks)
+
+    def settle(self, plan_id: int) -> None:
+        """Let a stage of a pipeline take the tokens of all plans up to this one, which is done, into its slots."""
+        self._run(self._runner.relay.settle, plan_id)
 
     def collect(self) -> StepResult:
         ticket = self._pending.popleft()
@@ -214,19 +230,25 @@ class LocalWorker:
     def _start(self, ticket: Ticket) -> None:
         if ticket.plan.reset:
             self._failed_plan = None
-        self._guard(ticket, self._forward if ticket.plan.rows.features & Feature.MASK else self._both, ticket)
+        self._guard(ticket, self._forward if self._waits(ticket.plan) else self._both, ticket)
+
+    def _waits(self, plan: StepPlan) -> bool:
+        """Return True if the plan's tokens are drawn here, once masks have come."""
+        return bool(plan.rows.features & Feature.MASK) and self._runner.draws
 
     def _both(self, ticket: Ticket) -> None:
         self._look(ticket)
         with ticket.watch:  # around both segments, since on CUDA every mark costs some microseconds
-            sampled = self._runner.sample(self._runner.forward(ticket.plan), {})
+            forwarded = self._runner.forward(ticket.plan)
+            sampled = self._runner.sample(forwarded, {}) if self._runner.draws else None
         self._look(ticket)
-        ticket.outcome = Expected(sampled)
+        ticket.outcome = HandedOn(ticket.plan, self._runner.device) if sampled is None else Expected(sampled)
 
     def _forward(self, ticket: Ticket) -> None:
         self._look(ticket)
         with ticket.watch:
-            ticket.forwarded = self._runner.forward(ticket.plan)
+            forwarded = self._runner.forward(ticket.plan)
+            ticket.forwarded = forwarded if self._runner.pipe.size == 1 else forwarded.kept()  # others may come first
         self._look(ticket)
 
     def _look(self, ticket: Ticket) -> None:
@@ -285,6 +307,15 @@ def _lost(error: Exception, device: torch.device) -> bool:
     except Exception:
         return True
     return False
+
+
+def _mark(device: torch.device) -> torch.cuda.Event | None:
+    """Return an event behind all that is queued on a GPU."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event
 
 
 def _download(scores: DeviceLogprobs) -> Download:

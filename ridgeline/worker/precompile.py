@@ -109,6 +109,8 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
         for shape, cascade in shapes:
             inputs = runner.segments.inputs(shape, meta, cascade=cascade)
             scores = runner.segments.forward(inputs)
+            if not kernels.spec.scores:
+                continue
             for features in CAPTURED_FEATURES:
                 runner.segments.sample(inputs, scores, features)
             runner.segments.mask(scores, Masks.none(scores.logits_RU))

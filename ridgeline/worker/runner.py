@@ -28,8 +28,9 @@ from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import DeviceInputs, Shape
 from ridgeline.worker.mailbox import Letter
 from ridgeline.worker.masks import Masks
+from ridgeline.worker.relay import KeptRows, Relay
 from ridgeline.worker.saturation import Saturation
-from ridgeline.worker.segments import HostLengths, Outcome, Scores, Segments
+from ridgeline.worker.segments import HostLengths, Outcome, SampledRows, Scores, Segments
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.tallies import Tallies
 from ridgeline.worker.upload import upload
@@ -43,10 +44,23 @@ class Forwarded:
     """The output of the forward segment, which the sample segment takes."""
 
     plan: StepPlan
-    inputs: DeviceInputs
+    inputs: SampledRows
     scores: Scores
     graph: Graph | None
     prompt_logprobs: dict[int, DeviceLogprobs]
+
+    @property
+    def rows(self) -> KeptRows:
+        """What the rows need to advance; a copy, if a graph's next step would overwrite it."""
+        inputs, scores = self.inputs, self.scores
+        kept = KeptRows(inputs.slots_R, inputs.samples_R, scores.kv_len_R, scores.active_R)
+        return kept.copied(len(self.plan.rows))
+
+    def kept(self) -> Forwarded:
+        """Return the same in memory of its own, which a step in the same graph does not overwrite."""
+        rows, logits_RU = self.rows, self.scores.logits_RU[: len(self.plan.rows)].clone()
+        scores = replace(self.scores, active_R=rows.active_R, kv_len_R=rows.kv_len_R, logits_RU=logits_RU)
+        return replace(self, inputs=rows, scores=scores, graph=None)
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,8 @@ class Runner:
         self.slots = Slots(num_slots, len(layout.groups), columns, decoder.spec.vocab_size, self.device)
         self.segments = Segments(decoder, ops, layout, self.slots)
         self.tallies, self.saturation = Tallies(decoder), Saturation(decoder)
+        self.pipe = decoder.mesh.pp
+        self.relay = Relay(self.pipe, self.slots, ops)
         self._cascade = cascade
         self._graphs: Graphs | None = None
         self._inputs: DeviceInputs | None = None
@@ -90,22 +106,40 @@ class Runner:
     def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None) -> None:
         """Capture graphs for steps of up to `max_rows` rows and `max_tokens` tokens (the largest steps are not
         captured). CUDA only."""
+        self.segments.before(max_tokens)
         self._graphs = Graphs(self.segments, self.device, max_rows, max_tokens, cascade=self._cascade)
         self._graphs.capture(progress)
         self.segments.mailbox.restart()
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
-        """Apply the plan's deltas, run the network, and score the rows."""
+        """Apply the plan's deltas, run the network, and score the rows. On a stage of a pipeline that is not the last,
+        hand the hidden states on instead."""
+        self.relay.settle(plan.after)
         self.prepare(plan)
         graph = self._graphs.find(plan) if self._graphs is not None else None
         if graph is not None:
             graph.inputs.load(plan)
-            inputs, scores = graph.inputs, graph.forward()
+            inputs = graph.inputs
         else:
             inputs = self.inputs(plan)
+        if self.pipe.rank > 0:  # all that may be wrong with a plan was found by now, on all stages
+            self.pipe.receive(self.segments.before(plan.num_tokens))
+        if graph is not None:
+            scores = graph.forward()
+        else:
             scores = self.segments.forward(inputs, HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R))
-        return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden))
+        if self.draws:
+            return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden))
+        forwarded, x_TM = Forwarded(plan, inputs, scores, graph, {}), scores.hidden.x_TM[: plan.num_tokens]
+        self.pipe.send(x_TM if graph is None else x_TM.clone())
+        self.relay.expect(plan, forwarded.rows)
+        return forwarded
+
+    @property
+    def draws(self) -> bool:
+        """True unless a later stage of a pipeline draws the tokens."""
+        return self.decoder.spec.scores
 
     def prepare(self, plan: StepPlan) -> None:
         """Bring the slots and the blocks to the state that the plan starts from."""
@@ -144,6 +178,8 @@ class Runner:
         outcome = forwarded.graph.sample(features) if forwarded.graph is not None and guides is None else None
         if outcome is None:
             outcome = self.segments.sample(forwarded.inputs, scores, features, guides)
+        if self.pipe.size > 1 and plan.rows.num_logits_R.any():
+            self.pipe.tell(outcome.token_R[: len(plan.rows)].clone())
         letter = self.segments.mailbox.expect(outcome.packed)
         logprobs = None
         if features & Feature.LOGPROBS:

@@ -16,6 +16,7 @@ Legend:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -53,8 +54,8 @@ class Scores:
 
     active_R: True for rows that the device has not stopped.
     kv_len_R: tokens cached after the step (1 for stopped rows, so that their attention stays defined).
-    logits_RU: the scores of every row's last token.
-    hidden: the hidden state of all tokens, from which prompts are scored.
+    logits_RU: the scores of every row's last token; none on a stage of a pipeline that is not the last.
+    hidden: the hidden state of all tokens, from which prompts are scored, or which the next stage gets.
     """
 
     active_R: Tensor
@@ -87,6 +88,17 @@ class Outcome:
         return self.packed[4 * (len(self.packed) // 5) :].view(torch.int8)
 
 
+class SampledRows(Protocol):
+    """The rows of a step, as its sample segment needs them (`DeviceInputs`)."""
+
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def slots_R(self) -> Tensor: ...
+    @property
+    def samples_R(self) -> Tensor: ...
+
+
 class Segments:
     """The model, its cache and the slots, as two functions of a step's inputs."""
 
@@ -98,6 +110,7 @@ class Segments:
         self.vocabulary = Vocabulary(decoder.spec.vocab_size, decoder.tp, ops)
         self._block_size = layout.block_size
         self.states = States(layout, decoder.spec, parameter.dtype, parameter.device, ops)
+        self._before_TM = torch.zeros(0, decoder.spec.hidden_size, dtype=parameter.dtype, device=parameter.device)
         self.mailbox = Mailbox(Outcome.size(slots.dummy), ops, parameter.device)
 
     def inputs(
@@ -136,9 +149,40 @@ class Segments:
             kv_bound_R=lengths.kv_bound_R if lengths else None,
         )
         self.states.begin(rows, slots.block_tables_ASC.unbind(), places_AT.unbind(), live_T)
-        hidden = self.decoder(token_ids_T, positions_T, self.states)
+        before_TM = None if self.decoder.spec.embeds else self.before(inputs.num_tokens)
+        hidden = self.decoder(token_ids_T, positions_T, self.states, before_TM)
+        if not self.decoder.spec.scores:
+            self._lengthen(inputs, kv_len_R, active_R)
+            x_TM = self.decoder.handed_on(hidden)
+            return Scores(active_R, kv_len_R, x_TM.new_empty(0), Hidden(x_TM, None))
         last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
         return Scores(active_R, kv_len_R, self.decoder.own_logits(last), hidden)
+
+    def before(self, tokens: int) -> Tensor:
+        """Return the memory for what the stage before hands on of so many tokens: always the same, once it has been
+        asked for the most. [T, M]"""
+        if tokens > len(self._before_TM):
+            self._before_TM = self._before_TM.new_zeros(tokens, self._before_TM.shape[1])
+        return self._before_TM[:tokens]
+
+    def _lengthen(self, inputs: DeviceInputs, kv_len_R: Tensor, active_R: Tensor) -> None:
+        """Let the slots know how far their caches reach now. Their tokens come later (`worker/relay.py`)."""
+        slots, outcome = self.slots, Outcome.empty(inputs.num_rows, inputs.slots_R.device)
+        self._ops.step_advance(
+            inputs.slots_R,  # any numbers, since no row samples
+            torch.zeros_like(active_R),
+            inputs.slots_R,
+            kv_len_R,
+            active_R,
+            slots.sampling.stop_ids_SE,
+            slots.max_len_S,
+            slots.kv_len_S,
+            slots.last_token_S,
+            slots.stopped_S,
+            None,
+            outcome.token_R,
+            outcome.finish_R,
+        )
 
     def _at(self, hidden: Hidden, index_R: Tensor) -> Hidden:
         """Return rows as `Hidden.at` does, by launches that need not wait for each other."""
@@ -151,7 +195,7 @@ class Segments:
 
     def sample(
         self,
-        inputs: DeviceInputs,
+        inputs: SampledRows,
         scores: Scores,
         features: Feature,
         guides: Guides | None = None,

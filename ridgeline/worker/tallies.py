@@ -26,7 +26,8 @@ class Tallies:
     """The tallies of a network's mixtures, by layer."""
 
     def __init__(self, decoder: Decoder) -> None:
-        parts = {index: layer.feed_forward for index, layer in enumerate(decoder.layers)}
+        start = 0 if decoder.spec.stage is None else decoder.spec.stage.start
+        parts = {index: layer.feed_forward for index, layer in enumerate(decoder.layers, start)}
         mixtures = {index: part for index, part in parts.items() if isinstance(part, Experts)}
         self.layers = tuple(mixtures)
         self.specs = [mixture.spec for mixture in mixtures.values()]

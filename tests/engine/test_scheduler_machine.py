@@ -96,11 +96,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         if each == 1:
             self.scheduler.running.prefixes = PrefixGroups(self.layout, max_num_seqs, min_saved=1)
         self.distrusted: set[str] = set()
-        self.worker = IdealWorker(self.layout, lazy=lazy)
+        self.worker = self.make_worker(lazy)
         self.worker.script = lambda seed, turn, bound: (7 * seed + turn * (turn + 3)) % 11 % (bound + 1)
         self.expected: dict[str, Expected] = {}
         self.ended: list[str] = []
         self.scheduler.on_finish = lambda request, stats: self.ended.append(request.id)
+
+    def make_worker(self, lazy: bool) -> IdealWorker:
+        return IdealWorker(self.layout, lazy=lazy)
 
     # ---- what callers do --------------------------------------------------------------------------------------
 

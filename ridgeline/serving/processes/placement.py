@@ -20,7 +20,8 @@ def environments(config: ServeConfig) -> list[Mapping[str, str]]:
     A process sees its own GPUs only, and numbers them from 0. NVML still tells their figures, because it is asked by
     what does not change, their UUIDs.
     """
-    replicas, ranks = config.data_parallel_size, int(str(config.engine.get("tensor_parallel_size") or 1))
+    sizes = [int(str(config.engine.get(name) or 1)) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+    replicas, ranks = config.data_parallel_size, sizes[0] * sizes[1]
     if replicas == 1:
         return [os.environ]
     device = str(config.engine.get("device") or "auto")
@@ -33,7 +34,8 @@ def environments(config: ServeConfig) -> list[Mapping[str, str]]:
     if count == 0:
         raise InvalidConfig(f"device {device} was asked for, but torch sees no GPU; use cpu.")
     if ranks > count:
-        raise InvalidConfig(f"tensor_parallel_size is {ranks}, and torch sees {count} GPUs; lower it to {count}.")
+        said = "tensor_parallel_size" if sizes[1] == 1 else "pipeline_parallel_size times tensor_parallel_size"
+        raise InvalidConfig(f"{said} is {ranks}, and torch sees {count} GPUs; lower it to {count}.")
     if replicas * ranks > count:
         each = f" of {ranks} GPUs each" if ranks > 1 else ""
         raise InvalidConfig(

@@ -48,6 +48,8 @@ class StateMemory:
         """Copy blocks onto others, in every layer of their group."""
         for group, sources, targets in copies:
             layers = range(len(self.layout.groups[group].layers))
+            if not layers:
+                continue
             places = [
                 [block + layer * self.layout.layer_step(group) for layer in layers for block in ids]
                 for ids in (sources, targets)

@@ -65,7 +65,8 @@ class PagedKV:
         self._ways = [Scheduled.of(model.layers[layer].attention) for layer in own.layers]
         heads, tokens, width = spec.num_kv_heads, memory.layout.block_size, spec.head_dim
         self._dtype, kept = dtype, torch_type(spec.format, dtype)
-        self._wide = _memory_for_wide(memory, spec, dtype, ops) if spec.format.quantized else None
+        widens = spec.format.quantized and own.layers
+        self._wide = _memory_for_wide(memory, spec, dtype, ops) if widens else None
         self.views: list[tuple[Tensor, Tensor]] = []  # by layer: keys and values, [N, G, P, D]
         self.scales: list[KVScales | None] = []  # by layer: those that lie behind levels
         by_token = ops.platform.device_type == "cpu"
@@ -81,7 +82,7 @@ class PagedKV:
                 self.scales[-1] = KVScales(pairs_NGP2=pairs.transpose(1, 2) if by_token else pairs)
 
         # The keys that hopper.py would read: it converts none
-        plain = self.views[0][0] if kept == dtype else None
+        plain = self.views[0][0] if self.views and kept == dtype else None
         self._for_hopper = plain if self._wide is None else self._wide[0]
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:

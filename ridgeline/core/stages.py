@@ -1,0 +1,126 @@
+"""The stages of a pipeline: each computes some consecutive layers of a model, and hands its output to the next one.
+
+The first stage embeds tokens, the last one scores them. A step takes as long as its slowest stage, so layers are dealt
+out by the bytes of their weights, with which time grows; the output layer counts like a layer of its bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import TypeVar
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.model_spec import LayerSpec, ModelSpec, StageSpec, WeightMap
+
+T = TypeVar("T")
+
+HEAD = ("unembed", "final_norm")  # the decoder's modules behind its layers
+
+
+def check_stages(model: ModelSpec, stages: int) -> None:
+    """Raise InvalidConfig if the model cannot be divided into so many stages."""
+    if stages > len(model.layers):
+        raise InvalidConfig(
+            f"pipeline_parallel_size is {stages}, and the model has {len(model.layers)} layers; each stage needs one."
+        )
+    if any(layer.mixer.state.exact for layer in model.layers):
+        raise InvalidConfig(
+            "stages of a pipeline cut prompts anywhere, and the model has layers whose state holds one number of "
+            "tokens only; use tensor_parallel_size."
+        )
+
+
+def deal(model: ModelSpec, stages: int, wanted: str | None = None) -> tuple[int, ...]:
+    """Return how many layers each stage has, so that the slowest is as fast as can be.
+
+    wanted: a user's own numbers, as "10,12,10". Raises InvalidConfig if they, or so many stages, do not fit the model.
+    """
+    check_stages(model, stages)
+    if wanted is not None:
+        return _wanted(model, stages, wanted)
+    weights = {layer: _weight(layer, model.hidden_size) for layer in dict.fromkeys(model.layers)}
+    ends = [0, *accumulate(weights[layer] for layer in model.layers)]
+    ends[-1] += model.vocab_size * model.hidden_size
+    # best[s][n]: the least (weight of the slowest, sum of squares) of s stages with the first n layers, and where the
+    # last of these stages begins. The sum of squares makes the others equal too.
+    worst = (ends[-1] + 1, 0)
+    best: list[list[tuple[tuple[int, int], int]]] = [[((0, 0), 0)] + [(worst, 0)] * len(model.layers)]
+    for _ in range(stages):
+        row = [(worst, 0)]
+        for end in range(1, len(ends)):
+            options = []
+            for start in range(end):
+                (slowest, squares), _ = best[-1][start]
+                own = ends[end] - ends[start]
+                options.append(((max(slowest, own), squares + own * own), start))
+            row.append(min(options))
+        best.append(row)
+    counts, end = [], len(model.layers)
+    for stage in range(stages, 0, -1):
+        start = best[stage][end][1]
+        counts.append(end - start)
+        end = start
+    return tuple(reversed(counts))
+
+
+def _wanted(model: ModelSpec, stages: int, wanted: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(int(part) for part in wanted.split(","))
+    except ValueError:
+        raise InvalidConfig(f'pipeline_layer_partition is {wanted!r}; give numbers of layers, as "10,12,10".') from None
+    if len(counts) != stages or min(counts) < 1 or sum(counts) != len(model.layers):
+        raise InvalidConfig(
+            f"pipeline_layer_partition is {wanted!r}; it must name {stages} stages of at least one layer, "
+            f"{len(model.layers)} layers in all."
+        )
+    return counts
+
+
+def _weight(layer: LayerSpec, width: int) -> int:
+    return sum(product.copies * product.inputs * product.outputs for product in layer.products(width).values())
+
+
+def stage_of(model: ModelSpec, stage: int, counts: Sequence[int]) -> ModelSpec:
+    """Return what one stage computes, where stages have so many layers each. Where two stages share the table of tied
+    embeddings, each has its own copy."""
+    if len(counts) == 1:
+        return model
+    starts = [0, *accumulate(counts)]
+    first, last = stage == 0, stage == len(counts) - 1
+    by_stage = [Counter(layer.mixer.state for layer in model.layers[start:end]) for start, end in pairwise(starts)]
+    depths = tuple((group.spec, max(each[group.spec] for each in by_stage)) for group in model.cache_groups)
+    return replace(
+        model,
+        layers=model.layers[starts[stage] : starts[stage + 1]],
+        tie_word_embeddings=False,
+        stage=StageSpec(start=starts[stage], first=first, last=last, depths=depths),
+    )
+
+
+def of_stage(named: Mapping[str, T], spec: ModelSpec) -> dict[str, T]:
+    """Return what belongs to a stage's modules or parameters, by the stage's own names, from a mapping by those of the
+    whole model."""
+    if spec.stage is None:
+        return dict(named)
+    found = {}
+    for name, value in named.items():
+        part, _, rest = name.partition(".")
+        if part == "layers":
+            number, _, inner = rest.partition(".")
+            index = int(number) - spec.stage.start
+            if 0 <= index < len(spec.layers):
+                found[f"layers.{index}.{inner}"] = value
+        elif spec.stage.last if part in HEAD else spec.stage.first:
+            found[name] = value
+    return found
+
+
+def weights_of_stage(weights: WeightMap, spec: ModelSpec) -> WeightMap:
+    """Return the part of a model's weight map that one of its stages loads."""
+    if spec.stage is None:
+        return weights
+    tied = {} if "unembed.weight" in weights else {"unembed.weight": weights["embed.weight"]}
+    return of_stage({**weights, **tied}, spec)

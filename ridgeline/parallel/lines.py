@@ -1,0 +1,104 @@
+"""The pipe of a rank that is a process: torch.distributed carries what stages say to each other."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ridgeline.parallel.axis import ALONE, Axis
+from ridgeline.parallel.processes import ProcessAxis
+
+
+class Line:
+    """One direction between two processes, with a group of its own. So what waits for its receiver there holds up no
+    other line: NCCL runs the messages of one group in order."""
+
+    def __init__(self, source: int, target: int, group: Any, kept: int) -> None:
+        self._source, self._target, self._group, self._kept = source, target, group, kept
+        self._on_the_way: deque[tuple[Any, Tensor]] = deque()
+
+    def send(self, x: Tensor) -> None:
+        x = x.contiguous()
+        self._on_the_way.append((dist.isend(x, self._target, group=self._group), x))
+        if len(self._on_the_way) > self._kept:  # it was received long ago
+            self._on_the_way.popleft()[0].wait()
+
+    def receive(self, into: Tensor) -> None:
+        work = dist.irecv(into, self._source, group=self._group)
+        assert work is not None
+        work.wait()
+
+
+class ProcessPipe:
+    """The pipe of a process.
+
+    peers: the processes that hold the same part of each stage, in the order of stages; this one is `peers[rank]`.
+    lines: the group of each line between two of them. axis: all processes, for what they agree on.
+    """
+
+    def __init__(self, rank: int, peers: Sequence[int], lines: dict[tuple[int, int], Any], axis: Axis) -> None:
+        self.rank, self.size, self._axis = rank, len(peers), axis
+        kept = 2 * self.size  # parts of the plans in flight
+
+        def line(source: int, target: int) -> Line:
+            return Line(peers[source], peers[target], lines[peers[source], peers[target]], kept)
+
+        last = self.size - 1
+        self._before = line(rank - 1, rank) if rank > 0 else None
+        self._behind = line(rank, rank + 1) if rank < last else None
+        self._back = [line(last, stage) for stage in range(last)] if rank == last else [line(last, rank)]
+
+    def receive(self, into_TM: Tensor) -> None:
+        assert self._before is not None
+        self._before.receive(into_TM)
+
+    def send(self, x_TM: Tensor) -> None:
+        assert self._behind is not None
+        self._behind.send(x_TM)
+
+    def hear(self, into_R: Tensor) -> None:
+        self._back[0].receive(into_R)
+
+    def tell(self, token_R: Tensor) -> None:
+        for line in self._back:
+            line.send(token_R)
+
+    def smallest(self, value: int) -> int:
+        return self._axis.smallest(value)
+
+
+def line_pairs(peers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the lines between processes of consecutive stages, and those from the last one back to all others."""
+    forward = list(itertools.pairwise(peers))
+    return forward + [(peers[-1], peer) for peer in peers[:-1]]
+
+
+def connect(axis: ProcessAxis, stages: int, limit: float) -> tuple[ProcessPipe, Axis]:
+    """Return this process's pipe, and its axis over the ranks of its stage. Every process calls it once.
+
+    axis: the axis over all processes. Those of a stage have consecutive numbers.
+    limit: seconds after which a message or a collective is given up.
+    """
+    made = partial(dist.new_group, timeout=timedelta(seconds=limit))
+    each = axis.size // stages
+    stage, part = divmod(axis.rank, each)
+    lines: dict[tuple[int, int], Any] = {}
+    for other in range(each):  # all processes make all groups in the same order
+        peers = [other + each * number for number in range(stages)]
+        for source, target in line_pairs(peers):
+            lines[source, target] = made([source, target])
+    tp: Axis = ALONE
+    for number in range(stages if each > 1 else 0):
+        members = list(range(number * each, (number + 1) * each))
+        group = made(members)
+        if number == stage:
+            tp = axis.among(ProcessAxis, members, group)
+    peers = [part + each * number for number in range(stages)]
+    return ProcessPipe(stage, peers, lines, axis), tp

@@ -1,0 +1,65 @@
+"""The stages of a pipeline, as one rank of a stage sees them: hidden states go from stage to stage, and the tokens that
+the last stage draws go back to all others.
+
+Legend:
+    T  tokens of a plan
+    M  model width
+    R  rows of a plan
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Pipe(Protocol):
+    """A rank's place among the stages. Neighbours exchange the same plans' tensors in the same order. On a GPU nothing
+    waits but the stream.
+
+    rank: the stage's number. size: how many stages there are.
+    """
+
+    rank: int
+    size: int
+
+    def receive(self, into_TM: Tensor) -> None:
+        """Take the hidden states of the stage before."""
+
+    def send(self, x_TM: Tensor) -> None:
+        """Give hidden states to the next stage. Nobody may write to x afterwards."""
+
+    def hear(self, into_R: Tensor) -> None:
+        """Take the tokens that the last stage has drawn for a plan."""
+
+    def tell(self, token_R: Tensor) -> None:
+        """Tell all other stages the tokens that this one, the last, has drawn. Nobody may write to them afterwards."""
+
+    def smallest(self, value: int) -> int:
+        """Return the smallest value that a stage has."""
+
+
+class Whole:
+    """The pipe of a rank that has all layers, and nobody to talk to."""
+
+    rank = 0
+    size = 1
+
+    def receive(self, into_TM: Tensor) -> None:
+        raise AssertionError("the only stage has none before it")
+
+    def send(self, x_TM: Tensor) -> None:
+        raise AssertionError("the only stage has none behind it")
+
+    def hear(self, into_R: Tensor) -> None:
+        raise AssertionError("the only stage draws all tokens itself")
+
+    def tell(self, token_R: Tensor) -> None:
+        pass
+
+    def smallest(self, value: int) -> int:
+        return value
+
+
+WHOLE = Whole()

@@ -1,0 +1,80 @@
+"""The tokens that a pipeline's last stage draws, on their way into the slots of another stage.
+
+Every stage keeps all slots, and advances them by the same tokens with the same op, so slots are alike everywhere. How
+far a row's cache reaches is known without its token, so that is noted when the row has run: a prompt's next part can
+follow at once. The token is waited for only before a plan that needs it (`StepPlan.after`).
+
+Legend:
+    R  rows of the step
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.plan import StepPlan
+from ridgeline.kernels.ops import Ops
+from ridgeline.parallel.pipe import Pipe
+from ridgeline.worker.segments import Outcome
+from ridgeline.worker.slots import Slots
+
+
+class KeptRows(NamedTuple):
+    """What a step's rows need to advance their slots (`kernels.step.op`), kept while later steps run."""
+
+    slots_R: Tensor
+    samples_R: Tensor
+    kv_len_R: Tensor
+    active_R: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.slots_R)
+
+    def copied(self, rows: int) -> KeptRows:
+        """Return so many first rows in memory of their own: a graph's is overwritten."""
+        return KeptRows(*(tensor[:rows].clone() for tensor in self))
+
+
+class Relay:
+    """The steps of a stage whose tokens it has not heard yet, oldest first."""
+
+    def __init__(self, pipe: Pipe, slots: Slots, ops: Ops) -> None:
+        self._pipe, self._slots, self._ops = pipe, slots, ops
+        self._unheard: deque[tuple[int, KeptRows]] = deque()  # ids of plans and their rows
+
+    def expect(self, plan: StepPlan, rows: KeptRows) -> None:
+        """Note a step that has run."""
+        if plan.rows.num_logits_R.any():
+            self._unheard.append((plan.id, rows))
+
+    @torch.inference_mode()
+    def settle(self, plan_id: int) -> None:
+        """Take the tokens of all steps up to this one into the slots."""
+        while self._unheard and self._unheard[0][0] <= plan_id:
+            _, rows = self._unheard.popleft()
+            self._advance(rows)
+
+    def _advance(self, rows: KeptRows) -> None:
+        slots, outcome = self._slots, Outcome.empty(rows.num_rows, rows.slots_R.device)
+        token_R = torch.empty(rows.num_rows, dtype=torch.int32, device=rows.slots_R.device)
+        self._pipe.hear(token_R)
+        self._ops.step_advance(
+            token_R,
+            rows.samples_R,
+            rows.slots_R,
+            rows.kv_len_R,
+            rows.active_R & rows.samples_R,  # others may have run on meanwhile
+            slots.sampling.stop_ids_SE,
+            slots.max_len_S,
+            slots.kv_len_S,
+            slots.last_token_S,
+            slots.stopped_S,
+            None,  # only the last stage weighs tokens by how often they came
+            outcome.token_R,
+            outcome.finish_R,
+        )
