@@ -102,8 +102,6 @@ class Dealer:
             touched += [delta.slot for delta in plan.deltas if isinstance(delta, Assign)]
         if (missing := max(touched, default=0) + 1 - len(self._drawn_S)) > 0:
             self._drawn_S = np.append(self._drawn_S, np.full(missing, -1, np.int64))
-        if plan.reset and first:
-            return self._newest - 1
         return int(self._drawn_S[touched].max(initial=-1))
 
 
@@ -151,9 +149,7 @@ def _equal(ordered: list[int], parts: int, guided: tuple[Guided, ...]) -> list[l
     return shares
 
 
-def _pieces(
-    rows: Rows, chunks: np.ndarray, given: list[int], least_piece: int
-) -> list[list[tuple[int, int, int]]]:
+def _pieces(rows: Rows, chunks: np.ndarray, given: list[int], least_piece: int) -> list[list[tuple[int, int, int]]]:
     """Deal chunks out in their order: (row, first token, end) by part. given: tokens that the parts have already."""
     target = -(-(sum(given) + int(rows.num_tokens_R[chunks].sum())) // len(given))
     room = [max(0, target - tokens) for tokens in given]
