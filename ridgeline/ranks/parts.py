@@ -102,8 +102,6 @@ class Dealer:
             touched += [delta.slot for delta in plan.deltas if isinstance(delta, Assign)]
         if (missing := max(touched, default=0) + 1 - len(self._drawn_S)) > 0:
             self._drawn_S = np.append(self._drawn_S, np.full(missing, -1, np.int64))
-        if plan.reset and first:
-            return self._newest - 1
         return int(self._drawn_S[touched].max(initial=-1))
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.plan import StepPlan, StepResult
 from ridgeline.ranks.merging import merged
@@ -35,7 +33,7 @@ class FirstStage(Stage):
 
     def __init__(self, layout: CacheLayout) -> None:
         super().__init__(layout)
-        self._unheard: list[tuple[StepPlan, StepResult]] = []
+        self._unheard: list[tuple[StepPlan, StepResult, dict[int, int]]] = []  # with lengths by row
 
     def execute(self, part: StepPlan, told: StepResult) -> None:
         """Run a part whose outcome the last stage will tell."""
@@ -53,13 +51,15 @@ class FirstStage(Stage):
             slot.kv_len = kv_len
             if part.rows.num_logits_R[row]:
                 slot.last_token = -1
-        self._unheard.append((part, told))
+        ran = [row for row in step.chances if part.rows.num_logits_R[row]]
+        self._unheard.append((part, told, {row: step.chances[row][0][1] for row in ran}))
 
-    def _hear(self, part: StepPlan, told: StepResult) -> None:
-        for row in np.flatnonzero(part.rows.num_logits_R).tolist():
+    def _hear(self, part: StepPlan, told: StepResult, lengths: Mapping[int, int]) -> None:
+        for row, kv_len in lengths.items():
             slot = self.slots.get(int(part.rows.slots_R[row]))
-            if slot is not None and not slot.stopped:  # as a device does it: whoever has the slot now
-                slot.last_token, slot.stopped = int(told.tokens_RK[row, 0]), bool(told.finish_R[row])
+            if slot is not None:  # as a device does it: whoever has the slot now
+                slot.kv_len, slot.last_token = kv_len, int(told.tokens_RK[row, 0])
+                slot.stopped = bool(told.finish_R[row])
 
 
 class IdealPipeline(Stage):

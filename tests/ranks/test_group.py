@@ -144,8 +144,7 @@ def test_a_rank_that_stands_still_is_noticed(two: Rig, monkeypatch: pytest.Monke
 
 def wrong_plan(group: Group, number: int) -> StepPlan:
     """A plan for a slot that nobody holds, with the newest plan's other rows."""
-    rows = group._plans._rows
-    assert rows is not None
+    rows = group._plans._rows[0]
     generations_R = rows.generations_R + 1
     return StepPlan(number, replace(rows, generations_R=generations_R), np.ones(len(rows), np.int64))
 
@@ -165,9 +164,9 @@ def test_a_plan_that_all_ranks_refuse_fails_alone(two: Rig) -> None:
 def test_a_rank_that_fails_alone_ends_the_group(two: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader, "AGREEMENT", 0.5)
     group = begun(two)
-    last = group._pending[-1][0]
+    last = group._pending[-1].plan.id
     message = group._plans.message(wrong_plan(group, last))
-    group._plans._rows = None  # rank 0 has not seen these rows
+    group._plans._rows.clear()  # rank 0 has not seen these rows
     group._members[1].channel.send(leader.encode(message))
     since = time.monotonic()
     with pytest.raises(DeviceLost, match="rank 1 alone failed"):
