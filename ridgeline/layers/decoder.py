@@ -150,7 +150,8 @@ class Decoder(nn.Module):
         self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()
         self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
         self.position_embed = Embedding(spec.learned_positions, width, build) if spec.learned_positions else None
-        self._parts = TokenParts(mesh.tp) if waits and all(divides_tokens(layer) for layer in spec.layers) else None
+        divides = mesh.tp.size > 1 and waits and all(divides_tokens(layer) for layer in spec.layers)
+        self._parts = TokenParts(mesh.tp) if divides else None
         sums: Axis = self._parts or mesh.tp
         pending = sums if waits else ALONE
         self.layers = nn.ModuleList()
