@@ -153,8 +153,8 @@ class Decoder(nn.Module):
             self.embed = Embedding(part.vocab_size, width, build, Deferred(mesh.tp) if waits else mesh.tp)
             self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
             self.position_embed = Embedding(spec.learned_positions, width, build) if spec.learned_positions else None
-        divided = waits and spec.scores and all(divides_tokens(layer) for layer in spec.layers)
-        self._parts = TokenParts(mesh.tp) if divided else None
+        divides = mesh.tp.size > 1 and waits and spec.scores and all(map(divides_tokens, spec.layers))
+        self._parts = TokenParts(mesh.tp) if divides else None
         sums: Axis = self._parts or mesh.tp
         pending = sums if waits else ALONE
         self.layers = nn.ModuleList()

@@ -111,7 +111,8 @@ class Linear(nn.Module):
             y_TI = s_TI = x_TI if residual_TI is None else x_TI + residual_TI
         else:
             y_TI, s_TI = norm(x_TI, residual_TI)
-        return self._gated(self(y_TI), gate), s_TI
+        y_TO = self(y_TI)
+        return (self.ops.gated_activation(y_TO, gate) if gate else y_TO), s_TI
 
     def normed_for(
         self, then: Linear, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str
@@ -131,10 +132,11 @@ class Linear(nn.Module):
         """Compute `normed` of an x that is still to be added up over ranks."""
         if isinstance(self.pending, TokenParts) and norm is not None and self.pending.divides(x_TI, residual_TI):
             pieces = self.pending.pieces(x_TI, residual_TI, norm.weight, norm.eps, self.ops)
-            both = [(self._gated(self(n_TI), gate), s_TI) for n_TI, s_TI in pieces]
+            both = [(self._gated(n_TI, gate), s_TI) for n_TI, s_TI in pieces]
             return torch.cat([y_TO for y_TO, _ in both]), torch.cat([s_TI for _, s_TI in both])
         n_TI, s_TI = summed_norm(self.pending, self.ops, norm, x_TI, residual_TI)
-        return self._gated(self(n_TI), gate), s_TI
+        return self._gated(n_TI, gate), s_TI
 
-    def _gated(self, y_TO: Tensor, gate: str | None) -> Tensor:
+    def _gated(self, n_TI: Tensor, gate: str | None) -> Tensor:
+        y_TO = self(n_TI)
         return self.ops.gated_activation(y_TO, gate) if gate else y_TO

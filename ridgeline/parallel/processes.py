@@ -70,7 +70,11 @@ class ProcessAxis:
     def all_gather(self, x: Tensor) -> Tensor:
         if self._sums is not None and self._sums.fits_gather(x):
             return self._sums.all_gather(x)
-        return torch.cat(self._all(x), -1)
+        if not x.is_cuda:
+            return torch.cat(self._all(x), -1)
+        parts = x.new_empty(self.size, *x.shape)
+        dist.all_gather_into_tensor(parts, x.contiguous())
+        return parts.movedim(0, -2).flatten(-2)
 
     def reduce_scatter(self, x_TM: Tensor) -> Tensor:
         if x_TM.is_cuda:

@@ -1,4 +1,4 @@
-"""Which way a sum over the GPUs of a machine takes, by its bytes: the one place that knows.
+"""The choice of the way that a sum over the GPUs of a machine takes, by its bytes: the one place that knows.
 
 words     triton.py: bytes doubled, no flag. For small sums, and for the numbers that ranks tell each other of a row.
 direct    direct.py: rows and a flag.

@@ -12,6 +12,8 @@ from ridgeline.core.plan import Feature
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.kernels.sampling.philox import gumbel
 
+ADJUSTING = Feature.BIAS | Feature.MIN_TOKENS | Feature.PENALTY
+
 
 def sample(
     logits_RV: Tensor,
@@ -21,7 +23,8 @@ def sample(
     features: Feature,
 ) -> Tensor:
     """Compute `op.sample_reference`, but only the steps that `features` names."""
-    logits_RV = adjusted(logits_RV, tables, slots_R, position_R, features)
+    if features & ADJUSTING:
+        logits_RV = adjusted(logits_RV, tables, slots_R, position_R, features)
     best_R, greedy_R = logits_RV.max(-1)
     greedy_R = torch.where(best_R.isnan(), -1, greedy_R)
     if not features & Feature.RANDOM:
