@@ -67,7 +67,7 @@ class PeerSums:
 
     def _way_of_rows(self, x_TM: Tensor) -> choose.Way:
         has = self.memory is not None and direct.fits_rows(x_TM, self.memory.size)
-        return choose.way(x_TM.nbytes, words=triton.fits_rows(x_TM), direct=has)
+        return choose.way(x_TM.nbytes, words=triton.fits_rows(x_TM), direct=has, norm=True)
 
     @property
     def _memory(self) -> Memory:

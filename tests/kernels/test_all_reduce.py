@@ -166,4 +166,5 @@ def test_a_sums_size_chooses_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "DIRECT_BYTES", 4 << 20)
     sizes = (8 << 10, 256 << 10, (256 << 10) + 1, 4 << 20, (4 << 20) + 1)
     assert [choose.way(n, words=True, direct=True) for n in sizes] == ["words"] * 2 + ["direct"] * 2 + ["library"]
+    assert [choose.way(n, words=True, direct=True, norm=True) for n in sizes[1:4]] == ["words", "words", "direct"]
     assert [choose.way(n, words=False, direct=False) for n in sizes] == ["library"] * 5

@@ -28,8 +28,8 @@ from ridgeline.kernels.all_reduce.peers import PROGRAMS, WORDS, Peers
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.launch import INTERPRETED, launch_options
 
-EACH = 512  # words of a program, where it need not have a whole row
-LARGEST = 4 * EACH * PROGRAMS  # bytes that one launch can add up
+LEAST, MOST = 128, 512  # words of a program, where it need not have a whole row: a thread waits for its words in turn
+LARGEST = 4 * MOST * PROGRAMS  # bytes that one launch can add up
 
 
 def fits(x: Tensor) -> bool:
@@ -49,22 +49,28 @@ def fits_rows(x_TM: Tensor) -> bool:
     return halves and tokens <= PROGRAMS and width % 2 == 0 and triton.next_power_of_2(width // 2) <= WORDS
 
 
-def all_reduce(x: Tensor, peers: Peers) -> Tensor:
-    """Return the sum of all ranks' tensors, which have the same shape."""
+def words_each(words: int, least: int = LEAST) -> int:
+    """Return how many of so many words a program takes: as few as give all programs work, but `least`."""
+    return max(least, triton.next_power_of_2(triton.cdiv(words, PROGRAMS)))
+
+
+def all_reduce(x: Tensor, peers: Peers, least: int = LEAST) -> Tensor:
+    """Return the sum of all ranks' tensors, which have the same shape. least: words of a program, for tuning."""
     x = x.contiguous()
     y, words = torch.empty_like(x), x.nbytes // 4
-    sum_kernel[(triton.cdiv(words, EACH),)](
+    wide = words_each(words, least)
+    sum_kernel[(triton.cdiv(words, wide),)](
         x.view(-1).view(torch.int32), y.view(-1).view(torch.int32), peers.base_R, peers.epoch_P, words,
-        RANK=peers.rank, SIZE=peers.size, W=EACH, CAPACITY=WORDS, PROGRAMS=PROGRAMS,
+        RANK=peers.rank, SIZE=peers.size, W=wide, CAPACITY=WORDS, PROGRAMS=PROGRAMS,
         BF16=x.dtype == torch.bfloat16, ASM=not INTERPRETED, num_warps=4, **launch_options(x.device),
     )  # fmt: skip
     return y
 
 
 def all_reduce_norm(
-    x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, peers: Peers
+    x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, peers: Peers, warps: int = 16
 ) -> tuple[Tensor, Tensor]:
-    """Return what the op `rms_norm` does with the sum of all ranks' x."""
+    """Return what the op `rms_norm` does with the sum of all ranks' x. warps: of a program, for tuning."""
     x_TM = x_TM.contiguous()
     (tokens, width), y_TM, s_TM = x_TM.shape, torch.empty_like(x_TM), torch.empty_like(x_TM)
     residual = x_TM if residual_TM is None else residual_TM
@@ -72,7 +78,7 @@ def all_reduce_norm(
         x_TM.view(torch.int32), residual, weight_M, y_TM, s_TM, peers.base_R, peers.epoch_P, residual.stride(0), eps,
         M=width, RANK=peers.rank, SIZE=peers.size, W=triton.next_power_of_2(width // 2), CAPACITY=WORDS,
         PROGRAMS=PROGRAMS, BF16=x_TM.dtype == torch.bfloat16, RESIDUAL=residual_TM is not None, ASM=not INTERPRETED,
-        num_warps=16, **launch_options(x_TM.device),
+        num_warps=warps, **launch_options(x_TM.device),
     )  # fmt: skip
     return y_TM, s_TM
 
@@ -82,9 +88,10 @@ def all_gather(x: Tensor, peers: Peers) -> Tensor:
     x = x.contiguous()
     y = x.new_empty(*x.shape[:-1], peers.size * x.shape[-1])
     words, each = x.nbytes // 4, x.shape[-1] * x.element_size() // 4
-    gather_kernel[(triton.cdiv(words, EACH),)](
+    wide = words_each(words)
+    gather_kernel[(triton.cdiv(words, wide),)](
         x.view(-1).view(torch.int32), y.view(-1).view(torch.int32), peers.base_R, peers.epoch_P, words, each,
-        RANK=peers.rank, SIZE=peers.size, W=EACH, CAPACITY=WORDS, PROGRAMS=PROGRAMS, ASM=not INTERPRETED, num_warps=4,
+        RANK=peers.rank, SIZE=peers.size, W=wide, CAPACITY=WORDS, PROGRAMS=PROGRAMS, ASM=not INTERPRETED, num_warps=4,
         **launch_options(x.device),
     )  # fmt: skip
     return y
@@ -292,7 +299,7 @@ def _aot() -> tuple[AotKernel, ...]:
         AotKernel(
             sum_kernel,
             {"x_ptr": "*i32", "y_ptr": "*i32", **common, "words": "i32:16"},
-            {**constants, "W": EACH},
+            {**constants, "W": LEAST},
             num_warps=4,
             hot=True,
             archs=("sm_90",),
@@ -300,7 +307,7 @@ def _aot() -> tuple[AotKernel, ...]:
         AotKernel(
             gather_kernel,
             {"x_ptr": "*i32", "y_ptr": "*i32", **common, "words": "i32", "each": "i32"},
-            {name: value for name, value in constants.items() if name != "BF16"} | {"W": EACH},
+            {name: value for name, value in constants.items() if name != "BF16"} | {"W": LEAST},
             num_warps=4,
             hot=True,
             archs=("sm_90",),
