@@ -154,14 +154,16 @@ def _line(bytes_P: NDArray[Any], seconds_P: NDArray[Any], weight_P: NDArray[Any]
 # ---- what is assumed until it is measured ---------------------------------------------------------------------------
 
 NVLINK = 150e9  # B/s; links that are slower are PCIe or a network
+OURS_ALPHA, OURS_BETA = 3.1e-6, 9.2e-11  # seconds, and seconds a byte
 
 
 def assumed(hardware: Hardware) -> Links:
     """Return lines for a device whose links nobody measured here.
 
-    Of NVLink (18 links of two H200s) one figure is measured: NCCL's sum of 8 KiB in a graph takes 17 µs (2026-11-20,
-    torch 2.11.0, docs/parallel.md). That ours takes 4 µs, that other collectives of NCCL take as long as its sum, and
-    that 80 % of the link's rate is reached are assumptions. Figures for PCIe and CPUs are rounder guesses yet.
+    Of NVLink (18 links of two H200s) small sums in graphs are measured (2026-11-22, docs/log.md): ours of 8 to 64 KiB
+    take 4.0, 3.9, 6.2 and 9.2 µs, from which its line comes (median difference 3 %), and NCCL's take 11 to 15. That
+    other collectives of NCCL take as long as its sum, and that it reaches 80 % of the link's rate, are assumptions.
+    Figures for PCIe and CPUs are rounder guesses yet.
     """
     rate, both = hardware.interconnect, 2
     if hardware.name == "CPU":
@@ -169,10 +171,9 @@ def assumed(hardware: Hardware) -> Links:
     elif rate < NVLINK:
         lines = [_known(op, "nccl", both, 25e-6, 0.6 * rate) for op in OPS]
     else:
-        lines = [_known(op, "nccl", both, 10e-6 if op == "send" else 17e-6, 0.8 * rate) for op in OPS]
-        # each word carries its message's number beside the data, so twice the bytes go once over the link
-        lines.append(Line("all_reduce", "ours", both, 4e-6, 2 / (0.8 * rate), largest=256 * 1024))
-    return Links(device=hardware.name, lines=tuple(lines), source="assumed, not measured")
+        lines = [_known(op, "nccl", both, 10e-6 if op == "send" else 13e-6, 0.8 * rate) for op in OPS]
+        lines.append(Line("all_reduce", "ours", both, OURS_ALPHA, OURS_BETA, largest=256 * 1024))
+    return Links(device=hardware.name, lines=tuple(lines), source="assumed, not measured here")
 
 
 def _known(op: str, backend: str, ranks: int, alpha: float, bus: float) -> Line:
