@@ -130,24 +130,24 @@ def fit(op: str, backend: str, ranks: int, points: Iterable[tuple[float, float]]
     if len(found) < 2:
         raise InvalidConfig(f"a line through {op} by {backend} needs at least two sizes; give more --sizes.")
     bytes_P, seconds_P = np.array(found).T
-    weight_P = np.ones_like(seconds_P)
+    weight_P, scale_P = np.ones_like(seconds_P), seconds_P
     for _ in range(ROUNDS):
-        alpha, beta = _line(bytes_P, seconds_P, weight_P)
-        off_P = np.abs((alpha + beta * bytes_P) / seconds_P - 1)
-        weight_P = NOISE / np.maximum(off_P, NOISE)
+        alpha, beta = _line(bytes_P, seconds_P, np.sqrt(weight_P) / scale_P)
+        scale_P = alpha + beta * bytes_P  # differences are relative to the line, not to points that may be far off
+        weight_P = NOISE / np.maximum(np.abs(np.log(scale_P / seconds_P)), NOISE)
+    off_P = np.abs(scale_P / seconds_P - 1)
     return Line(op, backend, ranks, alpha, beta, found[-1][0], float(np.median(off_P)), float(off_P.max()), len(found))
 
 
 def _line(bytes_P: NDArray[Any], seconds_P: NDArray[Any], weight_P: NDArray[Any]) -> tuple[float, float]:
-    """Return alpha and beta of the least weighted sum of squares of relative differences."""
-    root_P = np.sqrt(weight_P)
-    sides_P2 = np.stack([root_P / seconds_P, root_P * bytes_P / seconds_P], 1)
+    """Return alpha and beta of the least sum of squares of weighted differences."""
+    sides_P2, right_P = np.stack([weight_P, weight_P * bytes_P], 1), weight_P * seconds_P
     scale_2 = np.linalg.norm(sides_P2, axis=0)
-    alpha, beta = np.linalg.lstsq(sides_P2 / scale_2, root_P, rcond=None)[0] / scale_2
+    alpha, beta = np.linalg.lstsq(sides_P2 / scale_2, right_P, rcond=None)[0] / scale_2
     if alpha >= 0 and beta >= 0:
         return float(alpha), float(beta)
     only = 1 if alpha < 0 else 0  # the best line within the bounds lies on the one that was left
-    value = float(sides_P2[:, only] @ root_P / scale_2[only] ** 2)
+    value = float(sides_P2[:, only] @ right_P / scale_2[only] ** 2)
     return (0.0, value) if only else (value, 0.0)
 
 
@@ -161,7 +161,7 @@ def assumed(hardware: Hardware) -> Links:
     """Return lines for a device whose links nobody measured here.
 
     Of NVLink (18 links of two H200s) small sums in graphs are measured (2026-11-22, docs/log.md): ours of 8 to 64 KiB
-    take 4.0, 3.9, 6.2 and 9.2 µs, from which its line comes (median difference 3 %), and NCCL's take 11 to 15. That
+    take 4.0, 3.9, 6.2 and 9.2 µs, from which its line comes (median difference 2 %), and NCCL's take 11 to 15. That
     other collectives of NCCL take as long as its sum, and that it reaches 80 % of the link's rate, are assumptions.
     Figures for PCIe and CPUs are rounder guesses yet.
     """
