@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,25 +21,38 @@ if TYPE_CHECKING:
 LOADING = timedelta(hours=2)  # ranks that die meanwhile are noticed otherwise
 
 logger = logging.getLogger(__name__)
+A = TypeVar("A", bound="ProcessAxis")
 
 
 class ProcessAxis:
-    """An axis over all processes of the group that `join` made.
+    """An axis over all processes of the group that `join` made, or over some of them.
 
     Sums are made in the order of the ranks, in float32, and rounded once: so they are the same on every rank, and an
     element's does not depend on the tensor around it. Large ones on GPUs are NCCL's, where rings begin the sum of an
     element at a rank that follows from the element's place; with two ranks that is the same sum.
+
+    members, group: the numbers of the processes among all, and torch's group of them. None: all processes.
     """
 
-    def __init__(self, rank: int, size: int, device: torch.device, store: Any) -> None:
-        self.rank, self.size, self._store, self._asked = rank, size, store, 0
-        self._sums = _peer_sums(rank, size, device) if device.type == "cuda" else None
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        store: Any,
+        members: Sequence[int] | None = None,
+        group: Any = None,
+    ) -> None:
+        self.rank, self.size, self._device, self._store, self._asked = rank, size, device, store, 0
+        self._members, self._group = list(members or range(size)), group
+        alone = device.type != "cuda" or members is not None  # peers of a part of the processes are not written yet
+        self._sums = None if alone else _peer_sums(rank, size, device)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self._sums is not None and self._sums.fits(x):
             return self._sums.all_reduce(x)
         if x.is_cuda:
-            dist.all_reduce(x)
+            dist.all_reduce(x, group=self._group)
             return x
         parts = self._all(x)
         total = parts[0].float()
@@ -59,16 +73,21 @@ class ProcessAxis:
     def smallest(self, value: int) -> int:
         # Not by a collective: ranks come here when they have loaded, which may take one much longer than others
         self._asked += 1
-        self._store.set(f"smallest {self._asked} {self.rank}", str(value))
-        names = [f"smallest {self._asked} {rank}" for rank in range(self.size)]
+        question = f"smallest {self._members} {self._asked}"
+        self._store.set(f"{question} {self.rank}", str(value))
+        names = [f"{question} {rank}" for rank in range(self.size)]
         self._store.wait(names, LOADING)
         return min(int(self._store.get(name)) for name in names)
 
     def _all(self, x: Tensor) -> list[Tensor]:
         mine = x.contiguous()
         parts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(parts, mine)
+        dist.all_gather(parts, mine, group=self._group)
         return parts
+
+    def among(self, kind: type[A], members: Sequence[int], group: Any) -> A:
+        """Return this process's axis over some processes, of which it is one."""
+        return kind(members.index(self.rank), len(members), self._device, self._store, members, group)
 
 
 def _peer_sums(rank: int, size: int, device: torch.device) -> PeerSums | None:

@@ -63,6 +63,7 @@ class Runner:
     """The model, its state and its graphs on one device.
 
     cascade: in decode steps attention lets rows of a prefix group read their common blocks together.
+    divide_from: as in `Segments`.
     """
 
     def __init__(
@@ -74,13 +75,14 @@ class Runner:
         num_slots: int,
         max_model_len: int,
         cascade: bool = False,
+        divide_from: int | None = None,
     ) -> None:
         self.decoder = decoder
         self.device = next(decoder.parameters()).device
         # A multiple of 16, for which Triton specializes kernels: so every length runs the same kernels
         columns = -(-max_model_len // (16 * layout.block_size)) * 16
         self.slots = Slots(num_slots, len(layout.groups), columns, decoder.spec.vocab_size, self.device)
-        self.segments = Segments(decoder, ops, layout, self.slots)
+        self.segments = Segments(decoder, ops, layout, self.slots, divide_from)
         self.tallies, self.saturation = Tallies(decoder), Saturation(decoder)
         self._cascade = cascade
         self._graphs: Graphs | None = None
@@ -104,7 +106,9 @@ class Runner:
             inputs, scores = graph.inputs, graph.forward()
         else:
             inputs = self.inputs(plan)
-            scores = self.segments.forward(inputs, HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R))
+            scored = bool(plan.rows.features & Feature.PROMPT_LOGPROBS)
+            lengths = HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R, scored)
+            scores = self.segments.forward(inputs, lengths)
         return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden))
 
     def prepare(self, plan: StepPlan) -> None:

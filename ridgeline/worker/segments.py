@@ -29,6 +29,7 @@ from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import DeviceInputs, Shape
 from ridgeline.worker.mailbox import Mailbox
 from ridgeline.worker.masks import Masks
+from ridgeline.worker.share import Share
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.state.states import DeviceRows, States
 
@@ -40,10 +41,14 @@ SAMPLING = (  # the features that the sampling op handles
 @dataclass(frozen=True)
 class HostLengths:
     """The lengths of a step's rows as far as the host knows them, for ops that size their work on the host. Inside a
-    graph there are none."""
+    graph there are none.
+
+    scored: prompts are scored, for which all tokens must be here.
+    """
 
     num_tokens_R: np.ndarray
     kv_bound_R: np.ndarray
+    scored: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Scores:
     active_R: True for rows that the device has not stopped.
     kv_len_R: tokens cached after the step (1 for stopped rows, so that their attention stays defined).
     logits_RV: the scores of every row's last token.
-    hidden: the hidden state of all tokens, from which prompts are scored.
+    hidden: the hidden state of all tokens that were run here, from which prompts are scored.
     """
 
     active_R: Tensor
@@ -87,15 +92,21 @@ class Outcome:
 
 
 class Segments:
-    """The model, its cache and the slots, as two functions of a step's inputs."""
+    """The model, its cache and the slots, as two functions of a step's inputs.
 
-    def __init__(self, decoder: Decoder, ops: Ops, layout: CacheLayout, slots: Slots) -> None:
+    divide_from: the tokens of a step from which on the ranks of `mesh.cp` divide them.
+    """
+
+    def __init__(
+        self, decoder: Decoder, ops: Ops, layout: CacheLayout, slots: Slots, divide_from: int | None = None
+    ) -> None:
         parameter = next(decoder.parameters())
         self.decoder = decoder
         self.slots = slots
         self._ops = ops
         self._block_size = layout.block_size
-        self.states = States(layout, decoder.spec, parameter.dtype, parameter.device, ops)
+        self._ring, self._divide_from = decoder.mesh.cp, divide_from
+        self.states = States(layout, decoder.spec, parameter.dtype, parameter.device, ops, self._ring)
         self.mailbox = Mailbox(Outcome.size(slots.dummy), ops, parameter.device)
 
     def inputs(
@@ -111,7 +122,7 @@ class Segments:
 
     def forward(self, inputs: DeviceInputs, lengths: HostLengths | None = None) -> Scores:
         """Run the network and score every row's last token."""
-        slots = self.slots
+        slots, share = self.slots, self._share(inputs, lengths)
         token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T = self._ops.step_inputs(
             inputs.slots_R,
             inputs.start_R1,
@@ -132,11 +143,27 @@ class Segments:
             prefix_4R=inputs.prefix_4R,
             num_tokens_R=lengths.num_tokens_R if lengths else None,
             kv_bound_R=lengths.kv_bound_R if lengths else None,
+            share=share,
         )
+        if share is not None:
+            mine_t = share.mine_t
+            token_ids_T, positions_T, live_T = token_ids_T[mine_t], positions_T[mine_t], live_T[mine_t]
+            places_AT = places_AT[:, mine_t]
         self.states.begin(rows, slots.block_tables_ASC.unbind(), places_AT.unbind(), live_T)
         hidden = self.decoder(token_ids_T, positions_T, self.states)
-        last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
+        if share is not None:
+            last = share.last(hidden, inputs.num_rows)
+        else:
+            last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
         return Scores(active_R, kv_len_R, self.decoder.logits(last), hidden)
+
+    def _share(self, inputs: DeviceInputs, lengths: HostLengths | None) -> Share | None:
+        """Return this rank's share of a step whose tokens are worth dividing, else None."""
+        if self._divide_from is None or lengths is None or lengths.scored:
+            return None
+        if int(lengths.num_tokens_R.sum()) < self._divide_from:
+            return None
+        return Share(self._ring, lengths.num_tokens_R, lengths.kv_bound_R, inputs.slots_R.device)
 
     def _at(self, hidden: Hidden, index_R: Tensor) -> Hidden:
         """Return rows as `Hidden.at` does, by launches that need not wait for each other."""

@@ -75,8 +75,11 @@ def paged_attention(
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
     scales: KVScales | None = None,
+    lse_TH: Tensor | None = None,
 ) -> Tensor:
     """Compute `op.paged_attention_reference`. Returns a contiguous [T, H, D].
+
+    lse_TH: float32, where the natural logarithms of the softmax's sums are written, of rows that see any key.
 
     Block sizes are powers of two, both caches have the same strides, and elements of a head are contiguous. Cells that
     no query sees may hold NaN.
@@ -96,7 +99,7 @@ def paged_attention(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             window=window,
-            cache_NGPD=k_cache_NGPD if softcap is None and slopes_H is None else None,
+            cache_NGPD=k_cache_NGPD if softcap is None and slopes_H is None and lse_TH is None else None,
             head_bytes=head_dim * q_THD.element_size(),
         )
     elif schedule.window != window:
@@ -116,16 +119,20 @@ def paged_attention(
         "SINKS": sinks_H is not None,
         "SOFTCAP": softcap is not None,
         "ALIBI": slopes_H is not None,
+        "LSE": lse_TH is not None,
         "KV": cache.KV,
         **launch_options(q_THD.device),
     }
-    per_head = sinks_H if sinks_H is not None else schedule.counts_2, slopes_H  # any pointer will do: it is not read
+    any_pointer = schedule.counts_2  # where none is read or written
+    per_head = any_pointer if sinks_H is None else sinks_H, slopes_H, any_pointer if lse_TH is None else lse_TH
     counts_R = batch.num_tokens_R  # if the host knows them, it skips launches that would have nothing to do
     if not schedule.fixed and (counts_R is None or (counts_R <= schedule.few).any()):
         _decode(schedule, tensors, per_head, numbers, shared)
     if counts_R is not None and not (counts_R > schedule.few).any():
         return out_THD
     if schedule.hopper is not None:
+        if lse_TH is not None:
+            raise ValueError("paged attention: make schedules without cache_NGPD for sums of softmaxes")
         if softcap is not None or slopes_H is not None:
             raise ValueError("paged attention: make schedules without cache_NGPD for layers with softcap or slopes")
         from ridgeline.kernels.attention.hopper import prefill_attention
@@ -160,7 +167,7 @@ def _widened(batch: RaggedBatch, schedule: Schedule, cache: KernelCache, block_s
 
 
 def _decode(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple, shared: dict[str, Any]) -> None:
-    q_THD, (sinks, slopes_H) = tensors[0], per_head
+    q_THD, (sinks, slopes_H, lse) = tensors[0], per_head
     config = decode_config(q_THD.shape[2], tensors[1].element_size() if shared["KV"] is None else 1)
     group, kv_heads, heads = shared["GROUP"], shared["NUM_KV_HEADS"], triton.next_power_of_2(shared["GROUP"])
     parts = len(schedule.items_I8) * kv_heads * schedule.few * group
@@ -174,9 +181,11 @@ def _decode(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple,
         schedule.arrivals,
         torch.empty(parts, q_THD.shape[2], dtype=torch.float32, device=q_THD.device),
         torch.empty(parts, dtype=torch.float32, device=q_THD.device),
-        *per_head,
+        sinks,
+        slopes_H,
         cascade.items_I3 if cascade else sinks,
         *shared_parts,
+        lse,
         *numbers,
         FEW=schedule.few,
         QUERIES=max(config.queries, triton.next_power_of_2(schedule.few * group)),
@@ -219,7 +228,7 @@ def _attend_to_shared(
         QUERIES=cascade.queries,
         TILE=config.tile,
         **shared_options(cascade.queries, q_THD.shape[2]),
-        **{name: value for name, value in shared.items() if name not in ("WINDOW", "SINKS")},
+        **{name: value for name, value in shared.items() if name not in ("WINDOW", "SINKS", "LSE")},
     )
     return part_values, part_lse
 
@@ -252,7 +261,7 @@ def _aot(
     """Return the entry of one kernel for 64 heads of `dim`, eight of which share a key head."""
     tables, parts = ("table_ptr", "items_ptr", "tiles_ptr", "counts_ptr", "arrivals_ptr"), ("parts_ptr", "part_lse_ptr")
     kinds = dict.fromkeys(tables, "*i32") | dict.fromkeys(parts, "*fp32")
-    absent = ["sinks_ptr", "slopes_ptr", *(name for name in kernel.arg_names if name.startswith("shared_"))]
+    absent = ["sinks_ptr", "slopes_ptr", "lse_ptr", *(name for name in kernel.arg_names if name.startswith("shared_"))]
     scales = [name for name in kernel.arg_names if "scale_" in name]
     absent += [] if kv else scales
     pointers = [name for name in kernel.arg_names if name.endswith("_ptr") and name not in absent]
@@ -264,7 +273,7 @@ def _aot(
         signature |= {"stride_scale_block": "i32:16", "stride_scale_head": "i32:16"}
     constants |= {
         "NUM_KV_HEADS": 8, "GROUP": 8, "HEAD_DIM": dim, "DIM": dim, "BLOCK_SIZE": 64, "TILE": config.tile,
-        "WINDOW": False, "SINKS": False, "SOFTCAP": False, "ALIBI": False, "KV": kv,
+        "WINDOW": False, "SINKS": False, "SOFTCAP": False, "ALIBI": False, "LSE": False, "KV": kv,
         **({"stride_scale_token": 1} if kv else {}),
         **{name: None for name in absent if name in kernel.arg_names},
     }  # fmt: skip

@@ -53,6 +53,7 @@ def decode_kernel(
     shared_items_ptr,
     shared_parts_ptr,
     shared_lse_ptr,
+    lse_ptr,
     scale,
     softcap,
     window,
@@ -80,6 +81,7 @@ def decode_kernel(
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     CASCADE: tl.constexpr,
+    LSE: tl.constexpr,
     KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -88,6 +90,7 @@ def decode_kernel(
     parts [items, G, FEW, GROUP, HEAD_DIM], part_lse [items, G, FEW, GROUP]: float32, the parts of rows that have
         several.
     shared_items, shared_parts, shared_lse: `Cascade.items_I3`, and the results of `shared_kernel`.
+    lse: with LSE, float32 [T, H], the natural logarithms of the softmax's sums.
     QUERIES, DIM, HEADS: FEW · GROUP, HEAD_DIM and GROUP, rounded up to powers of two.
     PARTS: how many parts to add up at once.
     KV: the format of the cache's levels, of which two are a word; None for a cache of plain numbers.
@@ -177,6 +180,9 @@ def decode_kernel(
     out_M = (token_M * NUM_KV_HEADS * GROUP + head_M) * HEAD_DIM
     if num_parts + num_shared == 1:
         tl.store(out_ptr + out_M[None, :] + d_D[:, None], acc_DM.to(out_ptr.dtype.element_ty), mask=stored_DM)
+        if LSE:
+            lse_M = (first_token + token_M).to(tl.int64) * (NUM_KV_HEADS * GROUP) + head_M
+            tl.store(lse_ptr + lse_M, (max_M + tl.log2(sum_M)) / LOG2E, mask=real_M)
     else:
         part_M = (item.to(tl.int64) * NUM_KV_HEADS + g) * (FEW * GROUP) + m_M
         tl.store(parts_ptr + part_M[None, :] * HEAD_DIM + d_D[:, None], acc_DM, mask=stored_DM)
@@ -226,6 +232,9 @@ def decode_kernel(
                 out_ED = out_ptr + (token * NUM_KV_HEADS + g) * (GROUP * HEAD_DIM) + j_E1 * HEAD_DIM + d_1D
                 stored_ED = (j_E1 < GROUP) & (d_1D < HEAD_DIM)
                 tl.store(out_ED, acc_ED.to(out_ptr.dtype.element_ty), mask=stored_ED)
+                if LSE:
+                    lse_E1 = (first_token + token).to(tl.int64) * (NUM_KV_HEADS * GROUP) + g * GROUP + j_E1
+                    tl.store(lse_ptr + lse_E1, (max_E1 + tl.log2(sum_E1)) / LOG2E, mask=j_E1 < GROUP)
 
 
 @triton.jit
