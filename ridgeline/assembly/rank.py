@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ridgeline.assembly.choices import choose
@@ -10,6 +11,7 @@ from ridgeline.core.config import LLMConfig
 from ridgeline.defaults import device_of_rank
 from ridgeline.kernels.launch import on_device
 from ridgeline.parallel.mesh import Mesh
+from ridgeline.parallel.process_ring import grid
 from ridgeline.parallel.processes import join
 from ridgeline.ranks.messages import Begin, Ready
 from ridgeline.ranks.rank import Progress
@@ -24,6 +26,9 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     with on_device(device):
         ranks = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit)
         mesh = Mesh(tp=ranks, whole_experts=config.enable_expert_parallel)
+        if config.prefill_context_parallel_size > 1:
+            tp, cp = grid(ranks, config.tensor_parallel_size)
+            mesh = replace(mesh, tp=tp, cp=cp)
         choices = choose(config, device, mesh)
         worker, memory = device_worker(choices, progress)
     return worker, Ready(

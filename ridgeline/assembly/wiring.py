@@ -61,7 +61,7 @@ class Assembly:
     def local(self) -> LocalWorker:
         """The worker, for callers that look into it. Raise InvalidConfig if it is in other processes."""
         if not isinstance(self.worker, LocalWorker):
-            raise InvalidConfig("this looks into the worker, which several ranks are; leave tensor_parallel_size out.")
+            raise InvalidConfig("this looks into the worker, which several ranks are; run it on one device.")
         return self.worker
 
 
@@ -74,7 +74,7 @@ def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive
     worker's are left: were there more threads than cores, each would go to sleep after every loop instead of looking
     out for the next (libgomp's rule), which makes a step of a small model 10 to 20 % longer.
     """
-    if config.tensor_parallel_size > 1:
+    if config.ranks > 1:
         return _assemble_group(config, progress, interactive)
     device = choose_device(config.device)
     if device.type != "cpu":
@@ -113,18 +113,22 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
 def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: bool) -> Assembly:
     """Start the ranks, which load the model, and wire an engine to them. This process holds no part of it."""
     if find_spec("msgspec") is None:
-        raise InvalidConfig("tensor_parallel_size needs the package msgspec; pip install 'ridgeline[serve]'.")
+        raise InvalidConfig("several ranks need the package msgspec; pip install 'ridgeline[serve]'.")
     from ridgeline.ranks.leader import Group  # here, because it needs that package
 
-    size, device = config.tensor_parallel_size, device_of_rank(config, 0)
+    size, device = config.ranks, device_of_rank(config, 0)
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     files = config.load_format != "dummy"
     model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
-    part = part_of(model.spec, size, whole_experts=config.enable_expert_parallel)
+    part = part_of(model.spec, config.tensor_parallel_size, whole_experts=config.enable_expert_parallel)
     group = Group(_sent(config, folder), size, config.distributed_timeout_seconds, progress)
     facts = group.facts
     layout = CacheLayout(
-        groups=part.cache_groups, block_size=facts.block_size, dtype=facts.dtype, num_pages=facts.num_pages
+        groups=part.cache_groups,
+        block_size=facts.block_size,
+        dtype=facts.dtype,
+        num_pages=facts.num_pages,
+        ranks=config.prefill_context_parallel_size,
     )
     memory = MemoryReport(
         weights=facts.weights,

@@ -37,6 +37,8 @@ ENGINE_HELP = {
     "scheduling_policy": "fcfs or priority.",
     "itl_target": "Milliseconds that a step with prompts may take while requests decode (0: no limit).",
     "tensor_parallel_size": "Devices that divide every matrix between them.",
+    "prefill_context_parallel_size": "Devices that divide the cached tokens, and long prompts, between them.",
+    "prefill_context_parallel_threshold": "Tokens of a step from which on they divide these (default: by the model).",
     "enable_expert_parallel": "Let these devices divide the experts between them, and no expert's matrices.",
     "distributed_timeout_seconds": "Seconds after which a step on several devices is given up.",
     "seed": "Seed for requests that have none of their own.",
@@ -72,7 +74,11 @@ SAMPLING_HELP = {
 
 CLI_DEFAULTS: Mapping[str, Any] = {"max_tokens": 256}
 
-ALIASES = {"data_parallel_size": ("-dp",), "tensor_parallel_size": ("-tp",)}  # as vLLM has them
+ALIASES = {  # as vLLM has them
+    "data_parallel_size": ("-dp",),
+    "tensor_parallel_size": ("-tp",),
+    "prefill_context_parallel_size": ("-pcp",),
+}
 
 SAMPLING_NAMES = {"seed": "sampling_seed"}  # both objects have a field named seed
 

@@ -42,6 +42,10 @@ class LLMConfig:
         but not with deterministic.
     tensor_parallel_size: how many devices divide every matrix between them; each is a process of its own. On a CPU the
         ranks are processes too.
+    prefill_context_parallel_size: how many devices (or groups of `tensor_parallel_size`) divide the cached tokens, and the
+        tokens of long prompts, between them. Each holds the same weights.
+    prefill_context_parallel_threshold: the tokens of a step from which on they are divided. The default follows from
+        model and device; shorter steps every device runs by itself.
     enable_expert_parallel: these devices divide the experts of a mixture between them, and no expert's matrices.
     distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before they are given up.
     itl_target: the milliseconds that a step with prompts should take at most while requests decode, since these wait
@@ -77,6 +81,8 @@ class LLMConfig:
     quantization: str | None = None
     itl_target: float | None = None
     tensor_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
+    prefill_context_parallel_threshold: int | None = None
     enable_expert_parallel: bool = False
     distributed_timeout_seconds: float = 120.0
     kernels: Mapping[str, str] = field(default_factory=dict)
@@ -100,6 +106,7 @@ class LLMConfig:
                 f"distributed_timeout_seconds must be above 0 and at most {LONGEST_TIMEOUT:,}, got "
                 f"{self.distributed_timeout_seconds!r}."
             )
+        self._check_context()
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise InvalidConfig(f"seed must fit into 64 bits, got {self.seed!r}.")
         for name in (
@@ -108,12 +115,40 @@ class LLMConfig:
             "max_num_batched_tokens",
             "kv_cache_memory",
             "tensor_parallel_size",
+            "prefill_context_parallel_size",
+            "prefill_context_parallel_threshold",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {value!r}.")
         if self.block_size is not None and (self.block_size < 1 or self.block_size & (self.block_size - 1)):
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
+
+    def _check_context(self) -> None:
+        """Refuse what does not go together with a cache that ranks divide."""
+        if self.prefill_context_parallel_size == 1:
+            return
+        refused = {
+            "deterministic": (self.deterministic, "the division of a step depends on what runs beside a request"),
+            "cascade": (self.cascade, "no rank has all keys of a common beginning"),
+            "kv_cache_dtype": (kv_format(self.kv_cache_dtype).quantized, "levels do not travel between ranks yet"),
+        }
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            raise InvalidConfig(
+                "enable_expert_parallel divides experts between the ranks of tensor_parallel_size, which is 1; raise it, "
+                "or leave enable_expert_parallel out."
+            )
+        for name, (is_set, why) in refused.items():
+            if is_set:
+                raise InvalidConfig(
+                    f"{name}={getattr(self, name)!r} and prefill_context_parallel_size="
+                    f"{self.prefill_context_parallel_size} do not go together: {why}; leave one of them out."
+                )
+
+    @property
+    def ranks(self) -> int:
+        """How many devices run the model, each with a process of its own if there are several."""
+        return self.tensor_parallel_size * self.prefill_context_parallel_size
 
     def _check_types(self) -> None:
         for name in (
@@ -124,9 +159,11 @@ class LLMConfig:
             "block_size",
             "seed",
             "tensor_parallel_size",
+            "prefill_context_parallel_size",
+            "prefill_context_parallel_threshold",
         ):
             value = getattr(self, name)
-            optional = name not in ("seed", "tensor_parallel_size")
+            optional = name not in ("seed", "tensor_parallel_size", "prefill_context_parallel_size")
             if not (isinstance(value, int) and not isinstance(value, bool)) and not (optional and value is None):
                 raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
         for name in (

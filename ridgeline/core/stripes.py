@@ -22,4 +22,4 @@ def held(length: N, rank: int, ranks: int) -> N:
     >>> [held(5, rank, 3) for rank in range(3)]
     [2, 2, 1]
     """
-    return (length + (ranks - 1 - rank)) // ranks  # type: ignore[operator,no-any-return]
+    return (length + (ranks - 1 - rank)) // ranks  # type: ignore[operator,return-value]

@@ -25,6 +25,7 @@ from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.plan import Feature, StepPlan
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, Hidden
+from ridgeline.layers.experts import Experts
 from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import DeviceInputs, Shape
 from ridgeline.worker.mailbox import Mailbox
@@ -107,6 +108,7 @@ class Segments:
         self._block_size = layout.block_size
         self._ring, self._divide_from = decoder.mesh.cp, divide_from
         self.states = States(layout, decoder.spec, parameter.dtype, parameter.device, ops, self._ring)
+        self._tallies = [module.tally_E for module in decoder.modules() if isinstance(module, Experts)]
         self.mailbox = Mailbox(Outcome.size(slots.dummy), ops, parameter.device)
 
     def inputs(
@@ -150,10 +152,12 @@ class Segments:
             token_ids_T, positions_T, live_T = token_ids_T[mine_t], positions_T[mine_t], live_T[mine_t]
             places_AT = places_AT[:, mine_t]
         self.states.begin(rows, slots.block_tables_ASC.unbind(), places_AT.unbind(), live_T)
-        hidden = self.decoder(token_ids_T, positions_T, self.states)
         if share is not None:
+            with share.counting(self._tallies):
+                hidden = self.decoder(token_ids_T, positions_T, self.states)
             last = share.last(hidden, inputs.num_rows)
         else:
+            hidden = self.decoder(token_ids_T, positions_T, self.states)
             last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
         return Scores(active_R, kv_len_R, self.decoder.logits(last), hidden)
 
@@ -163,7 +167,8 @@ class Segments:
             return None
         if int(lengths.num_tokens_R.sum()) < self._divide_from:
             return None
-        return Share(self._ring, lengths.num_tokens_R, lengths.kv_bound_R, inputs.slots_R.device)
+        share = Share(self._ring, lengths.num_tokens_R, lengths.kv_bound_R, inputs.slots_R.device)
+        return share if share.count_N.all() else None
 
     def _at(self, hidden: Hidden, index_R: Tensor) -> Hidden:
         """Return rows as `Hidden.at` does, by launches that need not wait for each other."""

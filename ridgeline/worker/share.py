@@ -14,6 +14,8 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 import numpy as np
@@ -60,6 +62,17 @@ class Share:
         own_R = (self.end_R - 1) % self.ranks == self.rank
         index_R = np.where(own_R, np.cumsum(self.count_NR[self.rank]) - 1, 0)
         return upload(index_R, self.mine_t.device), upload(own_R, self.mine_t.device)
+
+    @contextmanager
+    def counting(self, tallies: Sequence[Tensor]) -> Iterator[None]:
+        """Let experts' tallies count the tokens of all ranks, as they do in steps that nobody divides."""
+        before = [tally_E.clone() for tally_E in tallies]
+        yield
+        if tallies:
+            own = torch.cat([after_E - before_E for after_E, before_E in zip(tallies, before, strict=True)])
+            others = self._ring.stacked(own).sum(0) - own
+            for tally_E, added_E in zip(tallies, others.split([len(tally_E) for tally_E in tallies]), strict=True):
+                tally_E += added_E
 
     def last(self, hidden: Hidden, rows: int) -> Hidden:
         """Return what the layers made of every row's last token, from whichever rank ran it. There may be more rows

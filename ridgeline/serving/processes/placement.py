@@ -20,7 +20,9 @@ def environments(config: ServeConfig) -> list[Mapping[str, str]]:
     A process sees its own GPUs only, and numbers them from 0. NVML still tells their figures, because it is asked by
     what does not change, their UUIDs.
     """
-    replicas, ranks = config.data_parallel_size, int(str(config.engine.get("tensor_parallel_size") or 1))
+    replicas, ranks = config.data_parallel_size, 1
+    for name in ("tensor_parallel_size", "prefill_context_parallel_size"):
+        ranks *= int(str(config.engine.get(name) or 1))
     if replicas == 1:
         return [os.environ]
     device = str(config.engine.get("device") or "auto")

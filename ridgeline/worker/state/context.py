@@ -20,6 +20,7 @@ from ridgeline.worker.state.states import DeviceRows
 
 # The most bytes of one layer's keys and values, of all ranks, that are brought together. Beyond them queries travel.
 BROUGHT_BYTES = 1 << 30
+BROUGHT_COPIES = 4  # of a rank's part of them at once: what it has, sends, receives, and puts in order
 LARGEST_BLOCK = 256  # tokens; the kernels take no larger ones
 
 
