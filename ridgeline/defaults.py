@@ -113,7 +113,9 @@ def check_divided(model: ModelSpec, device: torch.device, ranks: int) -> None:
         if not isinstance(spec, KVSpec):
             raise InvalidConfig(f"{asked} divides keys and values, and the model has {spec.kind} states; leave it out.")
         if spec.format.quantized:
-            raise InvalidConfig(f"{asked} and a cache of 8 bits do not go together yet; set kv_cache_dtype to bfloat16.")
+            raise InvalidConfig(
+                f"{asked} and a cache of 8 bits do not go together yet; set kv_cache_dtype to bfloat16."
+            )
         if spec.window is not None and device.type == "cuda":
             raise InvalidConfig(f"{asked} does not divide windows of attention on a GPU yet; use tensor_parallel_size.")
 

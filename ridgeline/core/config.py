@@ -42,8 +42,8 @@ class LLMConfig:
         but not with deterministic.
     tensor_parallel_size: how many devices divide every matrix between them; each is a process of its own. On a CPU the
         ranks are processes too.
-    prefill_context_parallel_size: how many devices (or groups of `tensor_parallel_size`) divide the cached tokens, and the
-        tokens of long prompts, between them. Each holds the same weights.
+    prefill_context_parallel_size: how many devices (or groups of `tensor_parallel_size`) divide the cached tokens, and
+        the tokens of long prompts, between them. Each holds the same weights.
     prefill_context_parallel_threshold: the tokens of a step from which on they are divided. The default follows from
         model and device; shorter steps every device runs by itself.
     enable_expert_parallel: these devices divide the experts of a mixture between them, and no expert's matrices.
@@ -135,8 +135,8 @@ class LLMConfig:
         }
         if self.enable_expert_parallel and self.tensor_parallel_size == 1:
             raise InvalidConfig(
-                "enable_expert_parallel divides experts between the ranks of tensor_parallel_size, which is 1; raise it, "
-                "or leave enable_expert_parallel out."
+                "enable_expert_parallel divides experts between the ranks of tensor_parallel_size, which is 1; raise "
+                "that, or leave enable_expert_parallel out."
             )
         for name, (is_set, why) in refused.items():
             if is_set:

@@ -72,9 +72,7 @@ def seconds_between(model: ModelSpec, ranks: int, tokens: int, link: Link, items
     return seconds
 
 
-def pays_from(
-    model: ModelSpec, ranks: int, step_limit: Callable[[StepShape], float], link: Link, itemsize: int
-) -> int:
+def pays_from(model: ModelSpec, ranks: int, step_limit: Callable[[StepShape], float], link: Link, itemsize: int) -> int:
     """Return the shortest prompt that ranks compute sooner together than each by itself, or MOST."""
 
     def pays(tokens: int) -> bool:

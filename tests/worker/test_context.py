@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ridgeline.core.stripes import held
 from ridgeline.kernels.attention.op import CASES, Case, RaggedBatch, make_case, options_of
-from ridgeline.kernels.attention.partial import partial_attention
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.worker.share import Share
@@ -98,13 +97,3 @@ def test_ranks_hold_what_is_dealt_to_them(ranks: int) -> None:
         for length in range(-12, 23):
             own = [p for p in range(min(length, 0), max(length, 0)) if p % ranks == rank]
             assert held(length, rank, ranks) == (len(own) if length >= 0 else -len(own))
-
-
-def test_a_query_that_sees_nothing_has_no_part_in_a_sum() -> None:
-    """The first query of a rank sees nothing of ranks behind it."""
-    q_THD, k, v, batch = make_case(Case(rows=((3, 2),)), torch.float32, CPU)
-    out_THD, lse_TH = partial_attention(q_THD, k * torch.nan, v * torch.nan, replace(batch, kv_len_R=torch.tensor([0])), scale=1.0)
-    assert (lse_TH == -torch.inf).all()
-    _, lse_TH = partial_attention(q_THD, k, v, batch, scale=1.0)
-    assert (lse_TH[0] == -torch.inf).all()
-    assert lse_TH[1:].isfinite().all()

@@ -259,9 +259,17 @@ def _aot(
     archs: tuple[str, ...] = ONE_OF_EACH, **constants: Any,
 ) -> AotKernel:  # fmt: skip
     """Return the entry of one kernel for 64 heads of `dim`, eight of which share a key head."""
-    tables, parts = ("table_ptr", "items_ptr", "tiles_ptr", "counts_ptr", "arrivals_ptr"), ("parts_ptr", "part_lse_ptr")
+    tables, parts = (
+        ("table_ptr", "items_ptr", "tiles_ptr", "counts_ptr", "arrivals_ptr"),
+        ("parts_ptr", "part_lse_ptr", "lse_ptr"),
+    )
     kinds = dict.fromkeys(tables, "*i32") | dict.fromkeys(parts, "*fp32")
-    absent = ["sinks_ptr", "slopes_ptr", "lse_ptr", *(name for name in kernel.arg_names if name.startswith("shared_"))]
+    absent = [
+        "sinks_ptr",
+        "slopes_ptr",
+        *([] if constants.get("LSE") else ["lse_ptr"]),
+        *(name for name in kernel.arg_names if name.startswith("shared_")),
+    ]
     scales = [name for name in kernel.arg_names if "scale_" in name]
     absent += [] if kv else scales
     pointers = [name for name in kernel.arg_names if name.endswith("_ptr") and name not in absent]
@@ -271,9 +279,10 @@ def _aot(
     if kv:
         signature |= {"k_ptr": "*i16", "v_ptr": "*i16", "scale_ptr": "*i32"}
         signature |= {"stride_scale_block": "i32:16", "stride_scale_head": "i32:16"}
-    constants |= {
+    constants = {
+        "LSE": False, **constants,
         "NUM_KV_HEADS": 8, "GROUP": 8, "HEAD_DIM": dim, "DIM": dim, "BLOCK_SIZE": 64, "TILE": config.tile,
-        "WINDOW": False, "SINKS": False, "SOFTCAP": False, "ALIBI": False, "LSE": False, "KV": kv,
+        "WINDOW": False, "SINKS": False, "SOFTCAP": False, "ALIBI": False, "KV": kv,
         **({"stride_scale_token": 1} if kv else {}),
         **{name: None for name in absent if name in kernel.arg_names},
     }  # fmt: skip
@@ -294,4 +303,8 @@ AOT = (
     _aot_decode(Config(64, num_warps=4, num_stages=2), "e4m3", 16, ("gfx942",)),
     _aot(prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 128, "e4m3", QUERIES=128, FIXED=False),
     _aot(prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 64, "int8", QUERIES=128, FIXED=False),
+    _aot(prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 128, QUERIES=128, FIXED=False, LSE=True),
+    _aot(
+        decode_kernel, decode_config(128, 2), "MMA", 128, QUERIES=16, FEW=2, HEADS=8, PARTS=8, CASCADE=False, LSE=True
+    ),
 )

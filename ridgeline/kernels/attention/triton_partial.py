@@ -1,4 +1,4 @@
-"""Attention to a part of the keys in Triton: the kernels of triton.py, which also write the logarithms of their sums."""
+"""Attention to a part of the keys in Triton, by the kernels of triton.py: they can write the softmaxes' sums too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Paged keys and values whose tokens ranks divide between them (`core.stripes`). Legend as in paged.py and rounds.py."""
+"""Paged keys and values whose tokens ranks divide between them (`core.stripes`).
+
+Legend as in paged.py and rounds.py.
+"""
 
 from __future__ import annotations
 

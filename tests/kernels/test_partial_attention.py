@@ -1,0 +1,68 @@
+"""Attention to a part of the keys, and the sums by which parts are added up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ridgeline.kernels.attention.op import CASES, WIDE_CASES, Case, make_case, options_of
+from ridgeline.kernels.attention.partial import PARTIAL_ATTENTION, merged, partial_attention
+from ridgeline.kernels.op import Platform
+from tests.kernels.test_attention import DEVICES, dense, tolerance
+from tests.kernels.unseen import spoiled
+
+PLAIN = [replace(case, sinks=False) for case in (*CASES, *WIDE_CASES[2:3], *WIDE_CASES[6:7]) if case.window is None]
+# A row's first queries may see nothing of a rank's keys, and the whole row too
+BEHIND = (
+    Case(rows=((3, 2), (1, 0), (1, 5), (2, 1)), num_heads=8),
+    Case(rows=((70, 69), (1, 40), (33, 90), (1, 0)), alibi=True),
+    Case(rows=((1, 400), (1, 0), (1, 33)), num_heads=8, num_kv_heads=1, softcap=3.0),
+)
+
+
+def taken(case: Case, name: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    q_THD, *caches, batch = make_case(case, torch.float32, torch.device(device))
+    options = {k: v for k, v in options_of(case, torch.float32, torch.device(device)).items() if k != "window"}
+    attend = PARTIAL_ATTENTION.choose(Platform.of(torch.device(device)), name)
+    return attend(q_THD, *spoiled(case, caches, batch), batch, **options)
+
+
+@pytest.mark.parametrize("case", PLAIN[:7], ids=str)
+def test_the_reference_is_attention_to_these_keys(case: Case) -> None:
+    """And one sink more, of which the sum tells how much it takes."""
+    out_THD, lse_TH = taken(case, "reference", "cpu")
+    sinks_H = torch.linspace(-1, 3, case.num_heads)
+    assert (out_THD.double() - dense(case, torch.float32)).abs().max() <= tolerance(torch.float32)
+    together = merged(out_THD[None], lse_TH[None], sinks_H)
+    share_TH = torch.sigmoid(lse_TH - sinks_H)
+    assert torch.allclose(together, out_THD * share_TH[..., None], atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", [*PLAIN, *BEHIND], ids=str)
+def test_triton_equals_the_reference(case: Case, device: str) -> None:
+    out_THD, lse_TH = taken(case, "triton", device)
+    expected_THD, expected_TH = (x.to(device) for x in taken(case, "reference", "cpu"))
+    sees_TH = expected_TH > -torch.inf
+    assert torch.equal(lse_TH > -torch.inf, sees_TH)
+    assert not sees_TH.all() or case not in BEHIND
+    assert (lse_TH - expected_TH)[sees_TH].abs().max() <= 1e-5 * (1 + expected_TH[sees_TH].abs().max())
+    assert (out_THD - expected_THD)[sees_TH].abs().max() <= tolerance(torch.float32)
+
+
+def test_queries_that_see_nothing_at_all_get_zeros_and_what_is_no_number_stays_none() -> None:
+    lse_NTH = torch.tensor([[[-torch.inf], [0.0]], [[-torch.inf], [torch.nan]]])
+    out_TH1 = merged(torch.full((2, 2, 1, 1), torch.nan), lse_NTH)
+    assert out_TH1[0].item() == 0
+    assert out_TH1[1].isnan()
+
+
+def test_a_window_begins_where_the_row_says() -> None:
+    """Each further query sees one key less; with a window of all of them it is attention with that window."""
+    case = Case(rows=((5, 40), (1, 33)), window=12)
+    q_THD, k, v, batch = make_case(case, torch.float32, torch.device("cpu"))
+    first_R = torch.tensor([length - new - case.window + 1 for new, length in case.rows])
+    out_THD, _ = partial_attention(q_THD, k, v, batch, scale=case.head_dim**-0.5, first_R=first_R)
+    assert (out_THD.double() - dense(case, torch.float32)).abs().max() <= tolerance(torch.float32)
