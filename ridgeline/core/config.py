@@ -147,7 +147,7 @@ class LLMConfig:
 
     @property
     def ranks(self) -> int:
-        """How many devices run the model, each with a process of its own if there are several."""
+        """The processes of one engine, each on a device."""
         return self.tensor_parallel_size * self.prefill_context_parallel_size
 
     def _check_types(self) -> None:

@@ -1,4 +1,4 @@
-"""What context parallelism costs: bytes between ranks, balance, and from how many tokens on a prompt is worth dividing.
+"""The cost of context parallelism: bytes between ranks, balance, and the shortest prompt that is worth dividing.
 
 Every rank does 1 / N of the work of a divided step. In exchange ranks wait for bytes of each other in every layer:
 

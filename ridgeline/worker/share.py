@@ -53,7 +53,7 @@ class Share:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens this rank runs."""
+        """The number of tokens that this rank runs."""
         return int(self.count_N[self.rank])
 
     @cached_property

@@ -1,4 +1,4 @@
-"""How ranks that divide the cached tokens attend together. There are four ways; all of them give what one device gives.
+"""Four ways in which ranks that divide the cached tokens attend together. All of them give what one device gives.
 
 Together    every rank has all queries. Each attends to its own keys, and all add up all parts.
 Keys        a rank has its own queries. Keys and values go around, while each rank attends to those at hand (ring
@@ -43,7 +43,7 @@ from ridgeline.worker.upload import upload
 
 
 class Softmax(NamedTuple):
-    """What a layer's attention does with its scores; see `paged_attention`."""
+    """A layer's treatment of its scores; see `paged_attention`."""
 
     scale: float
     softcap: float | None = None
@@ -67,7 +67,7 @@ class Round(Protocol):
 
 @dataclass(frozen=True)
 class Around:
-    """What the rounds of a group of layers are made of.
+    """The things that all rounds of a group of layers are made of.
 
     window: as in `paged_attention`.
     """
