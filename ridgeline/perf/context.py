@@ -31,8 +31,9 @@ class Link(NamedTuple):
     bandwidth: float
 
 
-# Until there is a measurement: half of NVLink's rate on an H200 and a launch with its wait; gloo over loopback.
-LINKS = {"cuda": Link(30e-6, 200e9), "cpu": Link(300e-6, 1e9)}
+# Until there is a measurement: half of NVLink's rate on an H200, and NCCL with the launches around it, since a divided
+# step is no captured graph; gloo over loopback.
+LINKS = {"cuda": Link(100e-6, 200e9), "cpu": Link(300e-6, 1e9)}
 
 
 class Attended(NamedTuple):

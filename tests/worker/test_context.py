@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +14,14 @@ from ridgeline.core.stripes import held
 from ridgeline.kernels.attention.op import CASES, Case, RaggedBatch, make_case, options_of
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
+from ridgeline.perf.context import Attended, moved
 from ridgeline.worker.share import Share
 from ridgeline.worker.state.rounds import Around, Blocks, Cached, Heads, Keys, Queries, Round, Softmax, Together
 from ridgeline.worker.state.states import DeviceRows
 from tests.kernels.test_attention import dense
 from tests.kernels.unseen import forgotten, spoiled
-from tests.parallel.threads import ThreadAxis, on_ranks
+from tests.parallel import threads
+from tests.parallel.threads import Here, ThreadAxis, on_ranks
 
 OPS = Ops(Platform(device_type="cpu"))
 CPU = torch.device("cpu")
@@ -89,6 +92,32 @@ def test_ranks_together_attend_as_one_device(way: str, ranks: int) -> None:
         error = (attended(way, ranks, case).double() - dense(case, torch.float32)).abs().max().item()
         assert error <= (1e-5 if way == "heads" else 1e-12), case
     assert tried or ranks == 3
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("way", ["keys", "queries", "heads"])
+def test_ranks_receive_the_bytes_by_which_ways_are_chosen(
+    way: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[int] = []
+
+    class Counting(ThreadAxis):
+        def exchanged(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+            got = super().exchanged(parts, shapes)
+            received.append(sum(part.nbytes for rank, part in enumerate(got) if rank != self.rank))
+            return got
+
+        def passed_on(self, x: Tensor) -> Here:
+            got = super().passed_on(x)
+            received.append(got.wait().nbytes)
+            return got
+
+    monkeypatch.setattr(threads, "ThreadAxis", Counting)
+    case = Case(rows=((64, 128),), num_heads=8, num_kv_heads=4, head_dim=64, block_size=8 * ranks)
+    attended(way, ranks, case)
+    itemsize = 4 if way == "heads" else 8
+    layer = Attended(64, 128, case.num_heads, case.num_kv_heads, case.head_dim, itemsize)
+    assert sum(received) / ranks == pytest.approx(moved(way, ranks, layer), rel=0.02)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
