@@ -92,10 +92,10 @@ class Pairs(Ops):
         return torch.zeros_like(q_THD)
 
 
-def made(form: str, around: Around, share: Share, rows: DeviceRows, table_SC: Tensor, cached: Cached) -> Round:
+def made(form: str, around: Around, share: Share, rows: DeviceRows, table_SC: Tensor) -> Round:
     blocks = Blocks(share, rows.slots_R, table_SC, HELD, None)
     if form == "heads":
-        return Heads(around, share, blocks, cached.k_NGPD, scheduled=True)
+        return Heads(around, share, blocks)
     return Keys(around, share, blocks) if form == "keys" else Queries(around, share, rows, table_SC)
 
 
@@ -114,10 +114,10 @@ def one_step(form: str, rank: int, ranks: int, start: int, end: int) -> tuple[fl
         num_tokens=end - start,
         tokens_each=0,
     )
-    around = Around(ring, ops, HEADS, KV_HEADS, None)
+    around = Around(ring, ops, HEADS, None, cached.k_NGPD)
     q_THD = torch.zeros(share.num_tokens, HEADS, NARROW, dtype=torch.bfloat16)
     position_T = torch.arange(start, end)[share.mine_t]
-    made(form, around, share, rows, table_SC, cached).attend(q_THD, position_T, cached, Softmax(1.0))
+    made(form, around, share, rows, table_SC).attend(q_THD, position_T, cached, Softmax(1.0))
     return ops.pairs, ring.received
 
 

@@ -9,6 +9,7 @@ import torch
 
 from ridgeline.kernels.attention.op import CASES, WIDE_CASES, Case, make_case, options_of
 from ridgeline.kernels.attention.partial import PARTIAL_ATTENTION, merged, partial_attention
+from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.op import Platform
 from tests.kernels.test_attention import DEVICES, dense, tolerance
 from tests.kernels.unseen import spoiled
@@ -50,6 +51,29 @@ def test_triton_equals_the_reference(case: Case, device: str) -> None:
     assert not sees_TH.all() or case not in BEHIND
     assert (lse_TH - expected_TH)[sees_TH].abs().max() <= 1e-5 * (1 + expected_TH[sees_TH].abs().max())
     assert (out_THD - expected_THD)[sees_TH].abs().max() <= tolerance(torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_hopper_kernel_tells_the_sums_too(head_dim: int) -> None:
+    """Of long rows beside short ones, one of which sees nothing with its first query."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the kernel is written for Hopper")
+    rows = ((700, 699), (1, 300), (300, 2500), (2, 1), (129, 129))
+    case = Case(rows=rows, num_heads=8, num_kv_heads=2, head_dim=head_dim, block_size=64)
+    q_THD, k, v, batch = make_case(case, torch.bfloat16, torch.device("cuda"))
+    made = make_schedule(
+        batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=len(q_THD), tokens_each=0, num_heads=8,
+        num_kv_heads=2, cache_NGPD=k,
+    )  # fmt: skip
+    assert made.hopper is not None
+    attend = PARTIAL_ATTENTION.choose(Platform.of(torch.device("cuda")), "triton")
+    out_THD, lse_TH = attend(q_THD, k, v, replace(batch, schedule=made), scale=0.1)
+    expected_THD, expected_TH = partial_attention(q_THD, k, v, batch, scale=0.1)
+    sees_TH = expected_TH > -torch.inf
+    assert torch.equal(lse_TH > -torch.inf, sees_TH)
+    assert (lse_TH - expected_TH)[sees_TH].abs().max() <= 1e-3
+    assert (out_THD - expected_THD)[sees_TH].abs().max() <= tolerance(torch.bfloat16)
 
 
 def test_queries_that_see_nothing_at_all_get_zeros_and_what_is_no_number_stays_none() -> None:

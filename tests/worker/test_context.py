@@ -45,8 +45,8 @@ def attended(way: str, ranks: int, case: Case) -> Tensor:
     def rank(axis: ThreadAxis) -> tuple[Tensor, Tensor]:
         own = Cached(*(cache[:, :, axis.rank :: ranks].to(wide) for cache in caches))
         share = None if way == "together" else Share(axis, new_R, end_R, CPU)
-        around = Around(axis, OPS, case.num_heads, case.num_kv_heads, case.window)
-        made = round_of(way, around, case, batch, share, own)
+        around = Around(axis, OPS, case.num_heads, case.window, own.k_NGPD)
+        made = round_of(way, around, case, batch, share)
         mine_t = torch.arange(len(q_THD)) if share is None else share.mine_t
         return mine_t, made.attend(q_THD[mine_t].to(wide), position_T[mine_t], own, softmax)
 
@@ -60,7 +60,7 @@ def attended(way: str, ranks: int, case: Case) -> Tensor:
     return out_THD
 
 
-def round_of(way: str, around: Around, case: Case, batch: RaggedBatch, share: Share | None, own: Cached) -> Round:
+def round_of(way: str, around: Around, case: Case, batch: RaggedBatch, share: Share | None) -> Round:
     rows = DeviceRows(
         slots_R=batch.slots_R,
         start_R1=batch.start_R1,
@@ -76,7 +76,7 @@ def round_of(way: str, around: Around, case: Case, batch: RaggedBatch, share: Sh
         return Keys(around, share, blocks)
     if way == "queries":
         return Queries(around, share, rows, batch.block_table_SC)
-    return Heads(around, share, blocks, own.k_NGPD, scheduled=True)
+    return Heads(around, share, blocks)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])

@@ -99,7 +99,7 @@ def paged_attention(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             window=window,
-            cache_NGPD=k_cache_NGPD if softcap is None and slopes_H is None and lse_TH is None else None,
+            cache_NGPD=k_cache_NGPD if softcap is None and slopes_H is None else None,
             head_bytes=head_dim * q_THD.element_size(),
         )
     elif schedule.window != window:
@@ -131,8 +131,6 @@ def paged_attention(
     if counts_R is not None and not (counts_R > schedule.few).any():
         return out_THD
     if schedule.hopper is not None:
-        if lse_TH is not None:
-            raise ValueError("paged attention: make schedules without cache_NGPD for sums of softmaxes")
         if softcap is not None or slopes_H is not None:
             raise ValueError("paged attention: make schedules without cache_NGPD for layers with softcap or slopes")
         from ridgeline.kernels.attention.hopper import prefill_attention
@@ -142,7 +140,7 @@ def paged_attention(
             keys_values, (widened, fits) = batch.wide, _widened(batch, schedule, cache, block_size)
         prefill_attention(
             q_THD, *keys_values, widened, schedule.hopper,
-            scale=scale, out_THD=out_THD, window=window, sinks_H=sinks_H,
+            scale=scale, out_THD=out_THD, window=window, sinks_H=sinks_H, lse_TH=lse_TH,
         )  # fmt: skip
         if fits:
             return out_THD

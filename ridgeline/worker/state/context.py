@@ -62,13 +62,13 @@ class ContextKV(PagedKV):
 
     def _round(self, way: Scheduled, rows: DeviceRows, blocks: Blocks | None, table_SC: Tensor) -> Round:
         spec, share = self._spec, rows.share
-        around = Around(self._ring, self.ops, way.num_heads, spec.num_kv_heads, spec.window)
+        plain = not (way.capped or way.alibi)
+        around = Around(self._ring, self.ops, way.num_heads, spec.window, self.views[0][0], plain)
         if share is None or blocks is None:
             return Together(around, rows, table_SC)
         match self.form(way, share, blocks):
             case "heads":
-                scheduled = not (way.capped or way.alibi)
-                return Heads(around, share, blocks, self.views[0][0], scheduled=scheduled)
+                return Heads(around, share, blocks)
             case "keys":
                 return Keys(around, share, blocks)
             case _:
@@ -76,19 +76,15 @@ class ContextKV(PagedKV):
 
     def form(self, way: Scheduled, share: Share, blocks: Blocks) -> str:
         """Return how the step's ranks attend together. All of them come to the same, from the same lengths."""
-        spec, ranks = self._spec, share.ranks
+        ranks = share.ranks
         _, kv_heads, held_tokens, head_dim = self.views[0][0].shape
         keys = len(blocks.id_B) * held_tokens * ranks
         layer = Attended(len(share.order_T), keys, way.num_heads, kv_heads, head_dim, self._dtype.itemsize)
         possible = set(self._forms)
         if 2 * keys * prod((kv_heads, head_dim)) * self._dtype.itemsize > BROUGHT_BYTES:
             possible = {"queries"}
-        if self.ops.platform.device_type == "cuda":
-            # The fastest kernel for long rows on Hopper tells no sums of softmaxes, so only whole rows can have it
-            block = held_tokens * ranks
-            takes = block <= LARGEST_BLOCK and block & (block - 1) == 0
-            if "heads" in possible and takes and spec.num_kv_heads % ranks == 0:
-                return "heads"
+        block = held_tokens * ranks
+        if block > LARGEST_BLOCK or block & (block - 1):
             possible -= {"heads"}
         return cheapest(ranks, layer, possible or {"queries"})
 

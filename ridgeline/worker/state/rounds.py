@@ -70,13 +70,16 @@ class Around:
     """The things that all rounds of a group of layers are made of.
 
     window: as in `paged_attention`.
+    cache_NGPD: one layer's keys on this rank.
+    plain: scores are neither capped nor lowered by distance.
     """
 
     ring: Ring
     ops: Ops
     num_heads: int
-    num_kv_heads: int
     window: int | None
+    cache_NGPD: Tensor
+    plain: bool = True
 
     def part(
         self, q_THD: Tensor, positions_T: Tensor, holder: int, cached: Cached, piece: Piece, softmax: Softmax
@@ -100,11 +103,23 @@ class Around:
             lse_TH = lse_TH - slopes_H * ((positions_T - holder) % ranks)[:, None]
         return out_THD, lse_TH
 
-    def schedule(self, rows: Rows, num_tokens: int, tokens_each: int = 0) -> Schedule | None:
+    def schedule(self, rows: Rows, num_tokens: int, each: int = 0, *, ranks: int = 1) -> Schedule | None:
+        """Return the schedule of a batch. ranks: it has 1 / ranks of the heads, and blocks that are so many times as
+        long, since it has all ranks' keys."""
+        _, kv_heads, held_tokens, head_dim = self.cache_NGPD.shape
+        like = self.cache_NGPD.new_empty(1, kv_heads // ranks, held_tokens * ranks, head_dim)
         return self.ops.attention_schedule(
-            rows.start_R1, rows.kv_len_R, rows.slots_R, num_tokens=num_tokens, tokens_each=tokens_each,
-            num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, window=None,
-        )  # fmt: skip
+            rows.start_R1,
+            rows.kv_len_R,
+            rows.slots_R,
+            num_tokens=num_tokens,
+            tokens_each=each,
+            num_heads=self.num_heads // ranks,
+            num_kv_heads=kv_heads // ranks,
+            window=self.window if ranks > 1 else None,
+            cache_NGPD=like if self.plain else None,
+            head_bytes=head_dim * like.element_size(),
+        )
 
 
 class Rows(NamedTuple):
@@ -133,11 +148,11 @@ def pack(out_THD: Tensor, lse_TH: Tensor) -> Tensor:
     return torch.cat((out_THD, lse_TH[..., None].contiguous().view(out_THD.dtype)), -1)
 
 
-def unpack(parts: Sequence[Tensor], head_dim: int) -> tuple[Tensor, Tensor]:
+def unpack(parts: Tensor | Sequence[Tensor], head_dim: int) -> tuple[Tensor, Tensor]:
     """Return the parts' outputs [N, T, H, D] and logarithms [N, T, H]."""
-    packed = torch.stack(list(parts))
+    packed = parts if isinstance(parts, Tensor) else torch.stack(list(parts))
     wide = torch.promote_types(packed.dtype, torch.float32)
-    return packed[..., :head_dim], packed[..., head_dim:].contiguous().view(wide)[..., 0]
+    return packed[..., :head_dim], packed[..., head_dim:].view(wide)[..., 0]
 
 
 class Together:
@@ -161,7 +176,7 @@ class Together:
         if self._order_T is not None:
             q_THD, positions_T = q_THD[self._order_T], positions_T[self._order_T]
         part = self._around.part(q_THD, positions_T, ring.rank, cached, self._piece, softmax)
-        out_THD = merged(*unpack(list(ring.stacked(pack(*part))), q_THD.shape[2]), softmax.sinks_H)
+        out_THD = merged(*unpack(ring.stacked(pack(*part)), q_THD.shape[2]), softmax.sinks_H)
         return out_THD if self._order_T is None else out_THD[self._back_T]
 
 
@@ -206,7 +221,8 @@ class Blocks:
         column_B = np.arange(count_R.sum()) - np.repeat(begin_R - first_R, count_R)
         device = slots_R.device
         self.id_B = table_SC[slots_R[upload(row_B, device)].long(), upload(column_B, device)].long()
-        table_RC = begin_R[:, None] + np.arange(max(1, count_R.max(initial=0)))
+        columns = -(-int(count_R.max(initial=1)) // 16) * 16  # a multiple that kernels are compiled for
+        table_RC = begin_R[:, None] + np.arange(columns)
         self.table_RC = upload(np.minimum(table_RC, max(0, len(row_B) - 1)).astype(np.int32), device)
         self.slots_R = torch.arange(len(count_R), dtype=torch.int32, device=device)
         self.lowest_R = first_R * held_tokens
@@ -276,7 +292,7 @@ class Queries:
 class Heads:
     """Every rank attends for some heads, with the queries and the keys of all tokens in their order."""
 
-    def __init__(self, around: Around, share: Share, blocks: Blocks, cache_NGPD: Tensor, *, scheduled: bool) -> None:
+    def __init__(self, around: Around, share: Share, blocks: Blocks) -> None:
         self._around, self._share, self._blocks = around, share, blocks
         ring, device = around.ring, blocks.id_B.device
         self._counts = share.count_N.tolist()
@@ -288,13 +304,7 @@ class Heads:
             upload(np.append(0, np.cumsum(share.num_tokens_R)), device),
             upload(kv_len_R, device),
         )
-        _, kv_heads, held_tokens, head_dim = cache_NGPD.shape
-        like = cache_NGPD.new_empty(1, kv_heads // ring.size, held_tokens * ring.size, head_dim)
-        schedule = around.ops.attention_schedule(
-            rows.start_R1, rows.kv_len_R, rows.slots_R, num_tokens=len(share.order_T), tokens_each=0,
-            num_heads=around.num_heads // ring.size, num_kv_heads=kv_heads // ring.size, window=around.window,
-            cache_NGPD=like if scheduled else None, alibi=not scheduled,
-        )  # fmt: skip
+        schedule = around.schedule(rows, len(share.order_T), ranks=ring.size)
         self._batch = RaggedBatch(
             **rows._asdict(), block_table_SC=blocks.table_RC, tokens_each=0, num_tokens_R=share.num_tokens_R,
             kv_bound_R=kv_len_R, schedule=schedule,
