@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ridgeline.kernels.attention.op import CASES, WIDE_CASES, Case, make_case, options_of
-from ridgeline.kernels.attention.partial import PARTIAL_ATTENTION, merged, partial_attention
+from ridgeline.kernels.attention.partial import MERGE_ATTENTION, PARTIAL_ATTENTION, merge_attention, partial_attention
 from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.op import Platform
 from tests.kernels.test_attention import DEVICES, dense, tolerance
@@ -36,7 +36,7 @@ def test_the_reference_is_attention_to_these_keys(case: Case) -> None:
     out_THD, lse_TH = taken(case, "reference", "cpu")
     sinks_H = torch.linspace(-1, 3, case.num_heads)
     assert (out_THD.double() - dense(case, torch.float32)).abs().max() <= tolerance(torch.float32)
-    together = merged(out_THD[None], lse_TH[None], sinks_H)
+    together = merge_attention(out_THD[None], lse_TH[None], sinks_H)
     share_TH = torch.sigmoid(lse_TH - sinks_H)
     assert torch.allclose(together, out_THD * share_TH[..., None], atol=1e-6)
 
@@ -76,11 +76,32 @@ def test_the_hopper_kernel_tells_the_sums_too(head_dim: int) -> None:
     assert (out_THD - expected_THD)[sees_TH].abs().max() <= tolerance(torch.bfloat16)
 
 
-def test_queries_that_see_nothing_at_all_get_zeros_and_what_is_no_number_stays_none() -> None:
-    lse_NTH = torch.tensor([[[-torch.inf], [0.0]], [[-torch.inf], [torch.nan]]])
-    out_TH1 = merged(torch.full((2, 2, 1, 1), torch.nan), lse_NTH)
-    assert out_TH1[0].item() == 0
-    assert out_TH1[1].isnan()
+@pytest.mark.parametrize("name", ["reference", "triton"])
+def test_queries_that_see_nothing_at_all_get_zeros_and_what_is_no_number_stays_none(name: str) -> None:
+    merge = MERGE_ATTENTION.choose(Platform(device_type="cpu"), name)
+    lse_NTH = torch.tensor([[[-torch.inf], [0.0], [1.0]], [[-torch.inf], [torch.nan], [-torch.inf]]])
+    out_NTHD = torch.full((2, 3, 1, 4), torch.nan)
+    out_NTHD[0, 2] = 3
+    out_THD = merge(out_NTHD, lse_NTH)
+    assert (out_THD[0] == 0).all()
+    assert out_THD[1].isnan().all()
+    assert (out_THD[2] == 3).all(), "an undefined output without a part in the sum"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("parts", "heads", "width"), [(2, 32, 128), (8, 3, 80), (3, 5, 16)])
+def test_triton_merges_as_the_reference(parts: int, heads: int, width: int, sinks: bool, device: str) -> None:
+    """Parts as they lie in one message, logarithms behind the heads."""
+    packed = torch.randn(parts, 7, heads, width + 1)
+    out_NTHD, lse_NTH = packed[..., :width], 5 * packed[..., width]
+    lse_NTH[torch.rand(lse_NTH.shape) < 0.3] = -torch.inf
+    sinks_H = torch.randn(heads) if sinks else None
+    want = merge_attention(out_NTHD.double(), lse_NTH.double(), None if sinks_H is None else sinks_H.double())
+    merge = MERGE_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
+    moved = packed.to(device)
+    got = merge(moved[..., :width], lse_NTH.to(device), None if sinks_H is None else sinks_H.to(device))
+    assert (got.cpu().double() - want).abs().max() <= tolerance(torch.float32)
 
 
 def test_a_window_begins_where_the_row_says() -> None:

@@ -72,10 +72,11 @@ def partial_attention(
     return out_THD, lse_TH
 
 
-def merged(out_NTHD: Tensor, lse_NTH: Tensor, sinks_H: Tensor | None = None) -> Tensor:
-    """Return the attention to all parts of the keys, from that to each of them: [T, H, D]. Queries that see nothing get
-    zeros.
+def merge_attention(out_NTHD: Tensor, lse_NTH: Tensor, sinks_H: Tensor | None = None) -> Tensor:
+    """Return the attention to all parts of the keys, from that to each of them: [T, H, D], contiguous. Queries that see
+    nothing get zeros.
 
+    out_NTHD, lse_NTH: what `partial_attention` returns, with any strides but a head's.
     sinks_H: as in `paged_attention`.
     """
     all_NTH = lse_NTH
@@ -91,4 +92,9 @@ PARTIAL_ATTENTION = Op(
     "partial_attention",
     partial_attention,
     (Implementation("triton", "ridgeline.kernels.attention.triton_partial:partial_attention", on_gpu),),
+)
+MERGE_ATTENTION = Op(
+    "merge_attention",
+    merge_attention,
+    (Implementation("triton", "ridgeline.kernels.attention.triton_partial:merge_attention", on_gpu),),
 )

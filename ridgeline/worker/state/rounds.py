@@ -34,7 +34,6 @@ from torch import Tensor
 
 from ridgeline.core.stripes import held
 from ridgeline.kernels.attention.op import RaggedBatch, Schedule
-from ridgeline.kernels.attention.partial import merged
 from ridgeline.kernels.ops import Ops
 from ridgeline.parallel.ring import Ring
 from ridgeline.worker.share import Share
@@ -176,7 +175,8 @@ class Together:
         if self._order_T is not None:
             q_THD, positions_T = q_THD[self._order_T], positions_T[self._order_T]
         part = self._around.part(q_THD, positions_T, ring.rank, cached, self._piece, softmax)
-        out_THD = merged(*unpack(ring.stacked(pack(*part)), q_THD.shape[2]), softmax.sinks_H)
+        parts = unpack(ring.stacked(pack(*part)), q_THD.shape[2])
+        out_THD = self._around.ops.merge_attention(*parts, softmax.sinks_H)
         return out_THD if self._order_T is None else out_THD[self._back_T]
 
 
@@ -257,7 +257,7 @@ class Keys:
             parts.append(self._around.part(q_THD, positions_T, holder, near, self._pieces[holder], softmax))
             at_hand = passing.wait() if passing is not None else at_hand
         outs, lses = zip(*parts, strict=True)
-        return merged(torch.stack(outs), torch.stack(lses), softmax.sinks_H)
+        return self._around.ops.merge_attention(torch.stack(outs), torch.stack(lses), softmax.sinks_H)
 
 
 class Queries:
@@ -286,7 +286,7 @@ class Queries:
             asked_T = torch.cat(ring.exchanged([positions_T] * ring.size, [(count,) for count in self._counts]))
         answers = pack(*self._around.part(visitors_THD, asked_T, ring.rank, cached, self._piece, softmax))
         parts = ring.exchanged(answers.split(self._counts), [(len(q_THD), *answers.shape[1:])] * ring.size)
-        return merged(*unpack(parts, q_THD.shape[2]), softmax.sinks_H)
+        return self._around.ops.merge_attention(*unpack(parts, q_THD.shape[2]), softmax.sinks_H)
 
 
 class Heads:
