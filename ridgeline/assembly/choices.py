@@ -14,7 +14,7 @@ from ridgeline.core.kv_format import kv_format
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.stages import of_stage
 from ridgeline.core.state_spec import DTYPE_BYTES
-from ridgeline.defaults import check_max_model_len, choose_dtype, choose_kernels, choose_limits
+from ridgeline.defaults import check_divided, check_max_model_len, choose_dtype, choose_kernels, choose_limits
 from ridgeline.kernels.launch import num_multiprocessors
 from ridgeline.kernels.op import Platform, on_gpu
 from ridgeline.kernels.ops import Ops
@@ -77,6 +77,7 @@ class Choices:
             max_seqs=self.max_seqs,
             max_chunk=self.max_tokens,
             ranks=self.mesh.size if self.device.type == "cpu" else 1,
+            token_ranks=self.mesh.cp.size,
         )
 
     @property
@@ -111,6 +112,8 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     files = config.load_format != "dummy"
     model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
     part, own = mesh.part_of(model.spec), mesh.stage_of(model.spec)
+    if mesh.cp.size > 1:
+        check_divided(model.spec, device, mesh.cp.size)
     dtype, why = choose_dtype(config.dtype, model.dtype, device)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     overrides = choose_kernels(config, device)
@@ -123,6 +126,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     check_weights_fit(own, device, dtype=dtype, positions=1, forms=forms.values(), ranks=mesh.tp.size)
     max_seqs, max_tokens = choose_limits(config, device)
     cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
+    cascade = cascade and mesh.cp.size == 1
     choices = Choices(
         config=config,
         device=device,

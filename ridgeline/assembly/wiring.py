@@ -62,10 +62,7 @@ class Assembly:
     def local(self) -> LocalWorker:
         """The worker, for callers that look into it. Raise InvalidConfig if it is in other processes."""
         if not isinstance(self.worker, LocalWorker):
-            raise InvalidConfig(
-                "this looks into the worker, which several ranks are; leave tensor_parallel_size and "
-                "pipeline_parallel_size out."
-            )
+            raise InvalidConfig("this looks into the worker, which several ranks are; run it on one device.")
         return self.worker
 
 
@@ -78,7 +75,7 @@ def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive
     worker's are left: were there more threads than cores, each would go to sleep after every loop instead of looking
     out for the next (libgomp's rule), which makes a step of a small model 10 to 20 % longer.
     """
-    if config.tensor_parallel_size * config.pipeline_parallel_size > 1:
+    if config.ranks > 1:
         return _assemble_group(config, progress, interactive)
     device = choose_device(config.device)
     if device.type != "cpu":
@@ -91,8 +88,6 @@ def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive
 
 
 def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None, interactive: bool) -> Assembly:
-    if config.rank_trace_dir is not None:
-        raise InvalidConfig("rank_trace_dir shows which rank waits for which, and there is one; leave it out.")
     choices = choose(config, device)
     worker, memory = device_worker(choices, progress)
     hardware, spec = hardware_of(device), choices.model.spec
@@ -122,8 +117,7 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
         raise InvalidConfig("several ranks need the package msgspec; pip install 'ridgeline[serve]'.")
     from ridgeline.ranks.leader import Group  # here, because it needs that package
 
-    stages, device = config.pipeline_parallel_size, device_of_rank(config, 0)
-    size = config.tensor_parallel_size * stages
+    size, stages, device = config.ranks, config.pipeline_parallel_size, device_of_rank(config, 0)
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     files = config.load_format != "dummy"
     model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
@@ -136,6 +130,7 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
         block_size=facts.block_size,
         dtype=facts.dtype,
         num_pages=facts.num_pages,
+        ranks=config.prefill_context_parallel_size,
     )
     memory = MemoryReport(
         weights=facts.weights,

@@ -9,6 +9,7 @@ from ridgeline.core.sharding import part_of
 from ridgeline.core.stages import deal, stage_of
 from ridgeline.parallel.axis import ALONE, Axis
 from ridgeline.parallel.pipe import WHOLE, Pipe
+from ridgeline.parallel.ring import SOLO, Ring
 from ridgeline.parallel.stamps import Stamps, watched
 
 
@@ -19,6 +20,8 @@ class Mesh:
     tp: the ranks that divide every matrix (`core.sharding`).
     whole_experts: they divide the experts of a mixture between them, and no expert's matrices.
     pp: the stages of a pipeline. layers: how many each has, as a user wants it (`core.stages`).
+    cp: the ranks that divide the cached tokens, and those of long prompts (`core.stripes`). Each has all of the model,
+        or the same part by tp.
     stamps: where this rank notes when it comes to collectives; None: nobody asked.
     """
 
@@ -26,6 +29,7 @@ class Mesh:
     whole_experts: bool = False
     pp: Pipe = WHOLE
     layers: str | None = None
+    cp: Ring = SOLO
     stamps: Stamps | None = None
 
     def watched(self, stamps: Stamps | None) -> Mesh:
@@ -47,9 +51,9 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """How many ranks divide the model."""
-        return self.tp.size * self.pp.size
+        """The number of ranks that divide the model."""
+        return self.tp.size * self.pp.size * self.cp.size
 
     def smallest(self, value: int) -> int:
         """Return the smallest value that a rank has, of all that compute a plan together."""
-        return self.pp.smallest(self.tp.smallest(value))
+        return self.cp.smallest(self.pp.smallest(self.tp.smallest(value)))

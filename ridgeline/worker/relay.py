@@ -24,7 +24,7 @@ from ridgeline.worker.slots import Slots
 
 
 class KeptRows(NamedTuple):
-    """What a step's rows need to advance their slots (`kernels.step.op`), kept while later steps run."""
+    """All by which a step's rows advance their slots (`kernels.step.op`), kept while later steps run."""
 
     slots_R: Tensor
     samples_R: Tensor

@@ -51,7 +51,7 @@ class Forwarded:
 
     @property
     def rows(self) -> KeptRows:
-        """What the rows need to advance; a copy, if a graph's next step would overwrite it."""
+        """All by which the rows advance; a copy, if a graph's next step would overwrite it."""
         inputs, scores = self.inputs, self.scores
         kept = KeptRows(inputs.slots_R, inputs.samples_R, scores.kv_len_R, scores.active_R)
         return kept.copied(len(self.plan.rows))
@@ -77,6 +77,7 @@ class Runner:
     """The model, its state and its graphs on one device.
 
     cascade: in decode steps attention lets rows of a prefix group read their common blocks together.
+    divide_from: as in `Segments`.
     """
 
     def __init__(
@@ -88,13 +89,14 @@ class Runner:
         num_slots: int,
         max_model_len: int,
         cascade: bool = False,
+        divide_from: int | None = None,
     ) -> None:
         self.decoder = decoder
         self.device = next(decoder.parameters()).device
         # A multiple of 16, for which Triton specializes kernels: so every length runs the same kernels
         columns = -(-max_model_len // (16 * layout.block_size)) * 16
         self.slots = Slots(num_slots, len(layout.groups), columns, decoder.spec.vocab_size, self.device)
-        self.segments = Segments(decoder, ops, layout, self.slots)
+        self.segments = Segments(decoder, ops, layout, self.slots, divide_from)
         self.tallies, self.saturation = Tallies(decoder), Saturation(decoder)
         self.pipe = decoder.mesh.pp
         self.relay = Relay(self.pipe, self.slots, ops)
@@ -128,7 +130,8 @@ class Runner:
         if graph is not None:
             scores = graph.forward()
         else:
-            scores = self.segments.forward(inputs, HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R))
+            scored = bool(plan.rows.features & Feature.PROMPT_LOGPROBS)
+            scores = self.segments.forward(inputs, HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R, scored))
         if self.draws:
             return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden))
         forwarded, x_TM = Forwarded(plan, inputs, scores, graph, {}), scores.hidden.x_TM[: plan.num_tokens]
