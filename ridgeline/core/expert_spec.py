@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -49,6 +50,8 @@ class ExpertsSpec:
     shared: an MLP that every token runs.
     shared_gate: the shared expert's output is multiplied by the sigmoid of one more product (Qwen2-MoE).
     held: of how many experts a rank holds the matrices, if ranks divide the experts; None: of all.
+    placed: the experts of each rank, `held` each, where some have copies on several ranks; None: each rank has the next
+        `held` experts.
     own_norms: the layer's norm is that of the shared expert alone. Router and experts have norms of their own, of which
         the router's multiplies by M^-0.5 too, and experts and shared expert each have one for what they add (Gemma 4).
     """
@@ -61,6 +64,7 @@ class ExpertsSpec:
     shared: MLPSpec | None = None
     shared_gate: bool = False
     held: int | None = None
+    placed: tuple[tuple[int, ...], ...] | None = None
     own_norms: NormSpec | None = None
 
     @property
@@ -73,6 +77,12 @@ class ExpertsSpec:
     def stacked(self) -> int:
         """The experts whose matrices lie here."""
         return self.routing.experts if self.held is None else self.held
+
+    def experts_of(self, rank: int) -> Sequence[int]:
+        """Return the experts whose matrices a rank holds, in the order in which they lie there."""
+        if self.placed is not None:
+            return self.placed[rank]
+        return range(self.stacked * rank, self.stacked * (rank + 1))
 
     def products(self, width: int) -> Products:
         routing, size = self.routing, self.intermediate_size

@@ -173,6 +173,12 @@ class Decoder(nn.Module):
             x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index], states.live_T)
         return Hidden(x_TM, residual_TM)
 
+    def lend_experts(self) -> None:
+        """Take part in a step of ranks that have tokens of their own, as one that has none."""
+        for layer in self.layers:
+            if isinstance(layer.feed_forward, Experts):
+                layer.feed_forward.lend()
+
     def embedded(self, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
         """Return the input of the first layer: [T, M]."""
         x_TM = self.embed(token_ids_T)

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import NormSpec
-from ridgeline.kernels.route.op import Router, Routes, to_some
+from ridgeline.kernels.route.op import Router, Routes, to_some, without_waiting
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import feed_forward
 from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.parallel.axis import ALONE, Deferred
+from ridgeline.parallel.exchange import Exchange
 from ridgeline.quantization.experts import ExpertWeights, StackedWeights, held_experts, prepare_experts
 from ridgeline.quantization.held import Filling, empty
 
@@ -117,6 +118,7 @@ class Experts(nn.Module):
         self.gate_up = ExpertStack(spec.stacked, width, both, spec.bias, build.within("gate_up"))
         self.down = ExpertStack(spec.stacked, spec.intermediate_size, (width,), spec.bias, build.within("down"))
         self.tp, self.sums, self.pending = build.mesh.tp, build.sums, build.pending
+        self.exchange = build.mesh.exchange
         apart = replace(build.within("shared"), pending=ALONE)
         if not spec.own_norms:  # its results are added to the experts', and all of that over the ranks
             apart = replace(apart, sums=Deferred(build.sums))
@@ -133,8 +135,7 @@ class Experts(nn.Module):
         if self.norms is not None:
             return self._side_by_side(self.norms, norm, x_TM, residual_TM, live_T)
         n_TM, s_TM, routes = self.route(norm, x_TM, residual_TM, live_T)
-        h_PF = self.gate_up.matrices.gate_up(n_TM, self.gate_up.bias, routes, self.spec.activation)
-        y_TM = self.down.matrices.down(h_PF, self.down.bias, routes, self._shared(n_TM))
+        y_TM = self._sum(n_TM, routes, self._shared(n_TM))
         return (y_TM if self.sums.size == 1 else self.sums.all_reduce(y_TM)), s_TM
 
     def route(
@@ -155,9 +156,35 @@ class Experts(nn.Module):
     ) -> tuple[Tensor, Tensor, Routes]:
         router = Router(self.router, self.router_bias, self.correction, self.expert_scale, self.spec.routing)
         n_TM, s_TM, routes = self.ops.route(x_TM, residual_TM, weight_M, eps, router, live_T, self.tally_E)
-        if self.spec.held is not None:
+        if self.spec.held is not None and self.exchange is None:
             routes = to_some(routes, self.spec.held * self.tp.rank, self.spec.held)
         return n_TM, s_TM, routes
+
+    def _sum(self, n_TM: Tensor, routes: Routes, add_TM: Tensor | None) -> Tensor:
+        """Return the weighted sum over the tokens' experts, plus `add_TM`: of this rank's experts where all ranks have
+        all tokens, of all ranks' where each has its own."""
+        if self.exchange is not None:
+            return self._exchanged(self.exchange, n_TM, routes.expert_TK, routes.weight_TK, add_TM)
+        h_PF = self.gate_up.matrices.gate_up(n_TM, self.gate_up.bias, routes, self.spec.activation)
+        return self.down.matrices.down(h_PF, self.down.bias, routes, add_TM)
+
+    def _exchanged(
+        self, exchange: Exchange, n_TM: Tensor, expert_TK: Tensor, weight_TK: Tensor, add_TM: Tensor | None
+    ) -> Tensor:
+        """Send tokens to the ranks of their experts, compute those that came, and return the sums that came back."""
+        held = self.spec.stacked
+        arrived = exchange.dispatch(n_TM, expert_TK, weight_TK, held)
+        own = without_waiting(arrived.expert_NK, arrived.weight_NK, held)
+        h_PF = self.gate_up.matrices.gate_up(arrived.x_NM, self.gate_up.bias, own, self.spec.activation)
+        return exchange.combine(self.down.matrices.down(h_PF, self.down.bias, own, None), arrived, add_TM)
+
+    def lend(self) -> None:
+        """Compute what other ranks' tokens want of this rank's experts, in a step in which it has no tokens itself."""
+        assert self.exchange is not None
+        used, router_EM = self.spec.routing.top_k, self.router
+        expert_TK = torch.empty(0, used, dtype=torch.int32, device=router_EM.device)
+        nothing_TM, weight_TK = router_EM.new_empty(0, router_EM.shape[1]), expert_TK.float()
+        self._exchanged(self.exchange, nothing_TM, expert_TK, weight_TK, None)
 
     def _side_by_side(
         self, norms: OwnNorms, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None
@@ -165,8 +192,7 @@ class Experts(nn.Module):
         assert self.shared is not None
         y_TM, s_TM = self.shared(norm, x_TM, residual_TM)
         _, _, routes = self._routes(s_TM, None, norms.router_weight(), norms.router_norm.eps, live_T)
-        h_PF = self.gate_up.matrices.gate_up(norms.pre_norm(s_TM)[0], self.gate_up.bias, routes, self.spec.activation)
-        z_TM = self.down.matrices.down(h_PF, self.down.bias, routes, None)
+        z_TM = self._sum(norms.pre_norm(s_TM)[0], routes, None)
         return norms.shared_norm(y_TM)[0] + norms.post_norm(self.sums.all_reduce(z_TM))[0], s_TM
 
     def prepare(self) -> None:

@@ -161,8 +161,8 @@ def load_weights(
         return
     with open_checkpoint(folder) as stored:
         weights = as_stored(weight_map, stored, folder, decoder.whole)
-        method, tp = folder_method(folder), decoder.tp
-        plain = empty_decoder(decoder.whole) if method or tp.size > 1 else decoder
+        method, divides = folder_method(folder), max(decoder.tp.size, decoder.mesh.of_experts.size) > 1
+        plain = empty_decoder(decoder.whole) if method or divides else decoder
         views, pieces = checkpoint_views(plain, weights), pieces_of(plain, weights, method, stored)
         check_checkpoint(plain, views, stored, folder, pieces)
         check_kv_scales(plain, weights, stored)
@@ -170,7 +170,7 @@ def load_weights(
             _tell_of_unused(stored)
         shapes = {name: view.shape for name, view in views.items()}
         numbers = widened(weights, shapes, pieces, stored)
-        if tp.size == 1:
+        if not divides:
             targets = [(place.tensor, place.read) for place in _places(decoder, weights, pieces, stored, numbers)]
         else:
             targets = _divided_targets(decoder, weights, pieces, stored, method, numbers)
@@ -271,7 +271,7 @@ def fill_dummy(decoder: Decoder, seed: int) -> None:
     to 0, and the rest to normal(0, DUMMY_STD). Equal seeds on equal devices give equal numbers; of what ranks divide
     between them each has others."""
     generators: dict[tuple[torch.device, bool], torch.Generator] = {}
-    parts, seed_of_part = _divided_modules(decoder), (seed + SEED_STEP * (1 + decoder.tp.rank)) % (1 << 63)
+    parts, seed_of_part = _divided_modules(decoder), (seed + SEED_STEP * (1 + decoder.mesh.of_experts.rank)) % (1 << 63)
 
     def generator_of(module: str, device: torch.device) -> torch.Generator:
         own = module in parts
@@ -294,7 +294,7 @@ def fill_dummy(decoder: Decoder, seed: int) -> None:
 
 def _divided_modules(decoder: Decoder) -> set[str]:
     """Return the modules of which a rank holds a part."""
-    if decoder.tp.size == 1:
+    if decoder.mesh.of_experts.size == 1:
         return set()
     whole, part = (empty_decoder(spec) for spec in (decoder.whole, decoder.mesh.part_of(decoder.whole)))
     own = dict(part.named_parameters())
