@@ -51,13 +51,14 @@ def choose_device(wanted: str) -> torch.device:
 
 def device_of_rank(config: LLMConfig, rank: int) -> torch.device:
     """Return the device of one of the ranks that divide a model. Raise InvalidConfig if there are too few."""
-    device, ranks = choose_device(config.device), config.tensor_parallel_size
+    device, ranks = choose_device(config.device), config.ranks
+    name = "tensor_parallel_size" if config.data_parallel_size == 1 else "data_parallel_size"
     if device.type == "cpu":
         return device
     if ":" in str(device):
-        raise InvalidConfig(f"device {config.device} is one GPU, and tensor_parallel_size is {ranks}; use device cuda.")
+        raise InvalidConfig(f"device {config.device} is one GPU, and {name} is {ranks}; use device cuda.")
     if ranks > (gpus := torch.cuda.device_count()):
-        raise InvalidConfig(f"tensor_parallel_size is {ranks}, and torch sees {gpus} GPUs; lower it to {gpus}.")
+        raise InvalidConfig(f"{name} is {ranks}, and torch sees {gpus} GPUs; lower it to {gpus}.")
     return torch.device(device.type, rank)
 
 

@@ -75,7 +75,7 @@ class Choices:
             longest=longest,
             max_seqs=self.max_seqs,
             max_chunk=self.max_tokens,
-            ranks=self.mesh.tp.size if self.device.type == "cpu" else 1,
+            ranks=self.mesh.of_experts.size if self.device.type == "cpu" else 1,
         )
 
     @property
@@ -109,17 +109,23 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     weights.check(platform)
     files = config.load_format != "dummy"
     model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
+    if mesh.exchange is not None and on_gpu(platform) and not config.enforce_eager:
+        raise InvalidConfig(
+            "ranks with requests of their own (data_parallel_size) run without graphs; set enforce_eager."
+        )
     part = mesh.part_of(model.spec)
+    # What ranks hold that divide the experts alone, or all of what ranks of tensor parallelism divide
+    weighed, ranks = (model.spec, mesh.tp.size) if mesh.exchange is None else (part, 1)
     dtype, why = choose_dtype(config.dtype, model.dtype, device)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     overrides = choose_kernels(config, device)
     ops = Ops(platform, overrides)
     if method_name(folder) is None and not is_gguf(folder):
-        check_weights_fit(model.spec, device, dtype=dtype, positions=1, ranks=mesh.tp.size)
+        check_weights_fit(weighed, device, dtype=dtype, positions=1, ranks=ranks)
     if files:
         check_files(folder, model)
     forms = _kept(stored_forms(folder, model, files=files), config, folder, ops)
-    check_weights_fit(model.spec, device, dtype=dtype, positions=1, forms=forms.values(), ranks=mesh.tp.size)
+    check_weights_fit(weighed, device, dtype=dtype, positions=1, forms=forms.values(), ranks=ranks)
     max_seqs, max_tokens = choose_limits(config, device)
     cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
     choices = Choices(
@@ -143,9 +149,9 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         captured=on_gpu(platform) and not config.enforce_eager,
     )
     item = weights.weight_bytes or DTYPE_BYTES[dtype]
-    least = weight_bytes(model.spec, dtype_bytes=item, positions=1, forms=forms.values()) // mesh.tp.size
+    least = weight_bytes(weighed, dtype_bytes=item, positions=1, forms=forms.values()) // ranks
     longest = choices.memory(weights=least, loaded=False, longest=wanted_len).max_model_len
-    check_weights_fit(model.spec, device, dtype=dtype, positions=longest, forms=forms.values(), ranks=mesh.tp.size)
+    check_weights_fit(weighed, device, dtype=dtype, positions=longest, forms=forms.values(), ranks=ranks)
     return replace(choices, longest=longest)
 
 

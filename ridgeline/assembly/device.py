@@ -10,6 +10,7 @@ from ridgeline.assembly.choices import Choices
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
 from ridgeline.parallel.axis import Axis
+from ridgeline.parallel.exchange import Exchange
 from ridgeline.quantization.held import keeping
 from ridgeline.weights.loader import Progress, load_weights
 from ridgeline.worker.compilers import Compilers, processes_needed
@@ -43,10 +44,10 @@ def _load(choices: Choices, progress: Progress | None) -> tuple[Decoder, MemoryR
         decoder.prepare()
         memory = choices.memory(weights=decoder.weight_bytes, loaded=True, longest=choices.longest)
         compilers.try_to_finish(progress)
-    return decoder, _agreed(memory, choices.mesh.tp)
+    return decoder, _agreed(memory, choices.mesh.of_experts)
 
 
-def _agreed(memory: MemoryReport, ranks: Axis) -> MemoryReport:
+def _agreed(memory: MemoryReport, ranks: Axis | Exchange) -> MemoryReport:
     """Return the report with the cache that every rank has room for: one plan names blocks of all of them."""
     if ranks.size == 1:
         return memory

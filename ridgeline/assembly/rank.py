@@ -9,6 +9,7 @@ from ridgeline.assembly.device import device_worker
 from ridgeline.core.config import LLMConfig
 from ridgeline.defaults import device_of_rank
 from ridgeline.kernels.launch import on_device
+from ridgeline.parallel.exchange import SwapExchange
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.processes import join
 from ridgeline.ranks.messages import Begin, Ready
@@ -23,7 +24,10 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     device = device_of_rank(config, begin.rank)
     with on_device(device):
         ranks = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit)
-        mesh = Mesh(tp=ranks, whole_experts=config.enable_expert_parallel)
+        if begin.apart:
+            mesh = Mesh(exchange=SwapExchange(ranks), whole_experts=True)
+        else:
+            mesh = Mesh(tp=ranks, whole_experts=config.enable_expert_parallel)
         choices = choose(config, device, mesh)
         worker, memory = device_worker(choices, progress)
     return worker, Ready(

@@ -19,9 +19,10 @@ from ridgeline.core.cost import CostModel
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.plan import Worker
-from ridgeline.core.sharding import part_of
+from ridgeline.core.sharding import part_of, with_experts_of_a_rank
 from ridgeline.defaults import choose_device, choose_itl_target, device_of_rank
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.side_by_side import Engines
 from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
@@ -74,7 +75,7 @@ def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive
     worker's are left: were there more threads than cores, each would go to sleep after every loop instead of looking
     out for the next (libgomp's rule), which makes a step of a small model 10 to 20 % longer.
     """
-    if config.tensor_parallel_size > 1:
+    if config.ranks > 1:
         return _assemble_group(config, progress, interactive)
     device = choose_device(config.device)
     if device.type != "cpu":
@@ -113,15 +114,19 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
 def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: bool) -> Assembly:
     """Start the ranks, which load the model, and wire an engine to them. This process holds no part of it."""
     if find_spec("msgspec") is None:
-        raise InvalidConfig("tensor_parallel_size needs the package msgspec; pip install 'ridgeline[serve]'.")
-    from ridgeline.ranks.leader import Group  # here, because it needs that package
+        raise InvalidConfig("several ranks need the package msgspec; pip install 'ridgeline[serve]'.")
+    from ridgeline.ranks.apart import Apart  # here, because these need that package
+    from ridgeline.ranks.leader import Group
 
-    size, device = config.tensor_parallel_size, device_of_rank(config, 0)
+    size, device, apart = config.ranks, device_of_rank(config, 0), config.data_parallel_size > 1
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     files = config.load_format != "dummy"
     model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
-    part = part_of(model.spec, size, whole_experts=config.enable_expert_parallel)
-    group = Group(_sent(config, folder), size, config.distributed_timeout_seconds, progress)
+    if apart:
+        part = with_experts_of_a_rank(model.spec, size)
+    else:
+        part = part_of(model.spec, size, whole_experts=config.enable_expert_parallel)
+    group = (Apart if apart else Group)(_sent(config, folder), size, config.distributed_timeout_seconds, progress)
     facts = group.facts
     layout = CacheLayout(
         groups=part.cache_groups, block_size=facts.block_size, dtype=facts.dtype, num_pages=facts.num_pages
@@ -135,9 +140,12 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
         max_chunk=facts.max_tokens,
     )
     hardware, exact = hardware_named(facts.device_name, device), precision(facts.dtype)
-    cost_model = Roofline(part, hardware, exact) if hardware is not None else None
+    cost_model = Roofline(part, hardware, exact, expert_devices=size if apart else 1) if hardware is not None else None
     wiring = Wiring(memory, model.spec.vocab_size, facts.max_seqs, facts.cascade, cost_model, interactive)
-    engine = _engine(config, group, wiring)
+    if isinstance(group, Apart):
+        engine: Engine = Engines([_engine(config, seat, wiring) for seat in group.seats], group)
+    else:
+        engine = _engine(config, group, wiring)
     if facts.captured:
         engine.rehearse()
         group.forget_expert_load()

@@ -43,6 +43,8 @@ class LLMConfig:
     tensor_parallel_size: how many devices divide every matrix between them; each is a process of its own. On a CPU the
         ranks are processes too.
     enable_expert_parallel: these devices divide the experts of a mixture between them, and no expert's matrices.
+    data_parallel_size: with enable_expert_parallel, how many ranks have requests and a cache of their own, and divide
+        the experts alone between them (data-parallel attention).
     distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before they are given up.
     itl_target: the milliseconds that a step with prompts should take at most while requests decode, since these wait
         for it. 0 sets no bound. With None `ridgeline serve` derives it from model and device; offline, where nobody
@@ -78,6 +80,7 @@ class LLMConfig:
     itl_target: float | None = None
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    data_parallel_size: int = 1
     distributed_timeout_seconds: float = 120.0
     kernels: Mapping[str, str] = field(default_factory=dict)
     debug_checks: bool = False
@@ -108,12 +111,29 @@ class LLMConfig:
             "max_num_batched_tokens",
             "kv_cache_memory",
             "tensor_parallel_size",
+            "data_parallel_size",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {value!r}.")
         if self.block_size is not None and (self.block_size < 1 or self.block_size & (self.block_size - 1)):
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
+
+        if self.data_parallel_size > 1 and not self.enable_expert_parallel:
+            raise InvalidConfig(
+                f"data_parallel_size is {self.data_parallel_size}: without enable_expert_parallel these are engines "
+                "side by side, which `ridgeline serve --data-parallel-size` starts."
+            )
+        if self.data_parallel_size > 1 and self.tensor_parallel_size > 1:
+            raise InvalidConfig(
+                f"data_parallel_size {self.data_parallel_size} with expert parallelism and tensor_parallel_size "
+                f"{self.tensor_parallel_size} do not go together yet; set one of them to 1."
+            )
+
+    @property
+    def ranks(self) -> int:
+        """The processes of one engine, each on a device."""
+        return self.tensor_parallel_size * self.data_parallel_size
 
     def _check_types(self) -> None:
         for name in (
@@ -124,9 +144,10 @@ class LLMConfig:
             "block_size",
             "seed",
             "tensor_parallel_size",
+            "data_parallel_size",
         ):
             value = getattr(self, name)
-            optional = name not in ("seed", "tensor_parallel_size")
+            optional = name not in ("seed", "tensor_parallel_size", "data_parallel_size")
             if not (isinstance(value, int) and not isinstance(value, bool)) and not (optional and value is None):
                 raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
         for name in (

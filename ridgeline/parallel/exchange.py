@@ -26,7 +26,7 @@ from torch import Tensor
 
 
 class Arrived(NamedTuple):
-    """What one rank is to compute.
+    """The work of one rank.
 
     x_NM: the tokens. Rows of places without a token for this rank are undefined.
     expert_NK: int32, the number of each choice among this rank's experts, or `held` if the expert is another rank's.
@@ -52,6 +52,9 @@ class Exchange(Protocol):
     size: int
     capacity: int
 
+    def smallest(self, value: int) -> int:
+        """Return the smallest value that a rank has."""
+
     def dispatch(self, x_TM: Tensor, expert_TK: Tensor, weight_TK: Tensor, held: int) -> Arrived:
         """Send this rank's tokens to their experts, and return what came from all ranks, this one included.
 
@@ -72,6 +75,9 @@ class Swaps(Protocol):
     rank: int
     size: int
 
+    def smallest(self, value: int) -> int:
+        """Return the smallest value that a rank has."""
+
     def all_to_all(self, x: Tensor) -> Tensor:
         """Send entry r of the first dimension to rank r. Return a tensor whose entry r came from rank r."""
 
@@ -81,6 +87,9 @@ class SwapExchange:
 
     def __init__(self, ranks: Swaps, capacity: int = 0) -> None:
         self.rank, self.size, self.capacity, self._ranks = ranks.rank, ranks.size, capacity, ranks
+
+    def smallest(self, value: int) -> int:
+        return self._ranks.smallest(value)
 
     def dispatch(self, x_TM: Tensor, expert_TK: Tensor, weight_TK: Tensor, held: int) -> Arrived:
         (tokens, width), used = x_TM.shape, expert_TK.shape[1]

@@ -46,6 +46,11 @@ class Begin(Message, frozen=True, tag="begin"):
     limit: float
     options: dict[str, Any]
 
+    @property
+    def apart(self) -> bool:
+        """True if every rank has plans of its own."""
+        return int(self.options.get("data_parallel_size", 1)) > 1
+
 
 class Assigned(Message, frozen=True, tag="assign"):
     delta: Assign
@@ -85,6 +90,14 @@ class SentPlan(Message, frozen=True, tag="plan"):
     copies: tuple[CopyBlocks, ...]
     reset: bool
     expected: dict[int, Assign] | None
+
+
+class Round(Message, frozen=True, tag="round"):
+    """The step of a rank that has tokens of its own. plan: None if it only lends its experts. capacity: the most tokens
+    that a rank has in this step."""
+
+    capacity: int
+    plan: SentPlan | None
 
 
 class SentMasks(Message, frozen=True, tag="masks"):
@@ -163,7 +176,7 @@ class Answer(Message, frozen=True, tag="answer"):
     error: str | None = None
 
 
-FromLeader = Begin | SentPlan | SentMasks | Ask | Watch | Stop
+FromLeader = Begin | SentPlan | Round | SentMasks | Ask | Watch | Stop
 FromRank = Loading | Ready | Mistake | Alive | Done | Answer
 
 

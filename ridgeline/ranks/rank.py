@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from ridgeline.ranks.messages import (
     Mistake,
     PlanReceiver,
     Ready,
+    Round,
     SentMasks,
     SentPlan,
     Stop,
@@ -74,7 +76,7 @@ def run(descriptor: int, assemble: Assemble) -> None:
         leader.send(Mistake(type(error).__name__ if known else "", str(error) or type(error).__name__))
         return
     leader.send(ready)
-    Rank(worker, leader, first=begin.rank == 0).serve()
+    Rank(worker, leader, first=begin.rank == 0 or begin.apart).serve()
 
 
 class Leader:
@@ -93,7 +95,7 @@ class Leader:
         except Closed:
             self._end()
 
-    def receive(self) -> Begin | SentPlan | SentMasks | Ask | Watch | Stop:
+    def receive(self) -> Begin | SentPlan | Round | SentMasks | Ask | Watch | Stop:
         try:
             frame = self._channel.receive(None)
         except Closed:
@@ -110,7 +112,7 @@ class Leader:
 
 
 class Rank:
-    """A worker that does what a leader says."""
+    """A worker that does what a leader says. first: the leader wants all of its results."""
 
     def __init__(self, worker: LocalWorker, leader: Leader, *, first: bool) -> None:
         self._worker, self._leader, self._first = worker, leader, first
@@ -131,10 +133,16 @@ class Rank:
         collector.join()
         self._worker.shutdown()
 
-    def _take(self, message: Begin | SentPlan | SentMasks | Ask | Watch | Stop) -> None:
+    def _take(self, message: Begin | SentPlan | Round | SentMasks | Ask | Watch | Stop) -> None:
         match message:
             case SentPlan():
                 self._submit(message)
+            case Round(capacity, plan):
+                self._worker.expect_tokens(capacity)
+                if plan is not None:
+                    self._submit(plan)
+                elif (lent := self._worker.lend_experts()) is not None:
+                    lent.add_done_callback(_end_if_failed)
             case SentMasks():
                 masks = {row: np.array(bits) for row, bits in message.masks.items()}  # writable, as torch wants them
                 self._worker.provide_masks(message.plan_id, masks)
@@ -172,6 +180,13 @@ class Rank:
             return Answer(encode(getattr(self._worker, method)()))
         except DeviceLost as error:
             return Answer(b"", str(error))
+
+
+def _end_if_failed(work: Future) -> None:
+    """End the process if it could not do its part of a step, for which others wait."""
+    if (error := work.exception()) is not None:
+        logger.error("a rank cannot lend its experts", exc_info=error)
+        os._exit(BROKEN)
 
 
 def _outline(result: StepResult) -> StepResult:

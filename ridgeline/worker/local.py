@@ -138,6 +138,14 @@ class LocalWorker:
             dropped=ticket.dropped,
         )
 
+    def expect_tokens(self, capacity: int) -> None:
+        """Let the next step exchange tokens with other ranks that have at most so many each."""
+        self._run(self._runner.expect_tokens, capacity)
+
+    def lend_experts(self) -> Future | None:
+        """Take part in a step of other ranks, in which this one has no tokens."""
+        return self._run(self._runner.lend_experts)
+
     def expert_load(self) -> ExpertLoad | None:
         """Return what the experts of a mixture got so far, or None for a model without experts. While plans are under
         way the counts are those of the newest look, so that nobody waits. Raise DeviceLost if the device is lost."""

@@ -107,6 +107,16 @@ class Runner:
             scores = self.segments.forward(inputs, HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R))
         return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden))
 
+    def expect_tokens(self, capacity: int) -> None:
+        """Let the next step exchange tokens with other ranks that have at most so many each."""
+        assert self.decoder.mesh.exchange is not None
+        self.decoder.mesh.exchange.capacity = capacity
+
+    @torch.inference_mode()
+    def lend_experts(self) -> None:
+        """Take part in a step of other ranks, in which this one has no tokens."""
+        self.decoder.lend_experts()
+
     def prepare(self, plan: StepPlan) -> None:
         """Bring the slots and the blocks to the state that the plan starts from."""
         if plan.reset:

@@ -129,21 +129,21 @@ class EngineStats:
         kv_saturated: int = 0,
         saturations: int = 0,
     ) -> Stats:
-        cache = scheduler.cache
+        figures = scheduler.figures()
         others = {
-            "prefix_cache_queries": cache.queried_tokens,
-            "prefix_cache_hits": cache.hit_tokens,
-            "preemptions": scheduler.preemptions.total(),
+            "prefix_cache_queries": figures.queried_tokens,
+            "prefix_cache_hits": figures.hit_tokens,
+            "preemptions": figures.preemptions.total(),
             "kv_cache_saturated": kv_saturated,
         }
-        reasons = {f"preemptions: {reason}": scheduler.preemptions[reason] for reason in Preemption}
+        reasons = {f"preemptions: {reason}": figures.preemptions[reason] for reason in Preemption}
         return Stats(
             at=time.monotonic(),
             started=self._started,
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            pages_used=cache.pool.num_pages - cache.pool.free_pages,
-            num_pages=cache.pool.num_pages,
+            running=figures.running,
+            waiting=figures.waiting,
+            pages_used=figures.pages_used,
+            num_pages=figures.num_pages,
             steps=self._steps,
             step_seconds=headroom.elapsed,
             limit_seconds=headroom.limit,
