@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
 from ridgeline.core.config import LLMConfig
-from ridgeline.defaults import device_of_rank
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.defaults import choose_limits, device_of_rank
 from ridgeline.kernels.launch import on_device
-from ridgeline.parallel.exchange import SwapExchange
+from ridgeline.parallel.exchange import Exchange, SwapExchange
 from ridgeline.parallel.mesh import Mesh
-from ridgeline.parallel.processes import join
+from ridgeline.parallel.processes import ProcessAxis, join
 from ridgeline.ranks.messages import Begin, Ready
 from ridgeline.ranks.rank import Progress
+from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.loader import read_model_config, resolve_model
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import device_name
 
@@ -25,7 +31,7 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     with on_device(device):
         ranks = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit)
         if begin.apart:
-            mesh = Mesh(exchange=SwapExchange(ranks), whole_experts=True)
+            mesh = Mesh(exchange=_exchange(config, ranks, device), whole_experts=True)
         else:
             mesh = Mesh(tp=ranks, whole_experts=config.enable_expert_parallel)
         choices = choose(config, device, mesh)
@@ -45,3 +51,22 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
         cascade=choices.cascade,
         captured=choices.captured,
     )
+
+
+def _exchange(config: LLMConfig, ranks: ProcessAxis, device: torch.device) -> Exchange:
+    """Return the way in which tokens reach the ranks of their experts. Raise InvalidConfig."""
+    if config.all2all_backend == "distributed":
+        return SwapExchange(ranks)
+    if device.type != "cuda":
+        raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
+    from ridgeline.parallel.peer_exchange import PeerExchange  # here, because it needs Triton and a build for GPUs
+
+    spec = read_model_config(resolve_model(config.model or EMBEDDED_MODEL, config.revision)).spec
+    used = max(layer.feed_forward.routing.top_k for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec))
+    _, most = choose_limits(config, device)
+    try:
+        return PeerExchange(ranks, device, most=most, width=spec.hidden_size, used=used, itemsize=4)
+    except RuntimeError as error:
+        raise InvalidConfig(
+            f"GPUs cannot write to each other ({error}); set all2all_backend to distributed."
+        ) from error

@@ -45,6 +45,8 @@ class LLMConfig:
     enable_expert_parallel: these devices divide the experts of a mixture between them, and no expert's matrices.
     data_parallel_size: with enable_expert_parallel, how many ranks have requests and a cache of their own, and divide
         the experts alone between them (data-parallel attention).
+    all2all_backend: how tokens reach the ranks of their experts with data_parallel_size: "distributed" (NCCL or gloo),
+        or "peer" (GPUs write into each other's memory).
     distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before they are given up.
     itl_target: the milliseconds that a step with prompts should take at most while requests decode, since these wait
         for it. 0 sets no bound. With None `ridgeline serve` derives it from model and device; offline, where nobody
@@ -81,6 +83,7 @@ class LLMConfig:
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False
     data_parallel_size: int = 1
+    all2all_backend: Literal["distributed", "peer"] = "distributed"
     distributed_timeout_seconds: float = 120.0
     kernels: Mapping[str, str] = field(default_factory=dict)
     debug_checks: bool = False
@@ -119,6 +122,10 @@ class LLMConfig:
         if self.block_size is not None and (self.block_size < 1 or self.block_size & (self.block_size - 1)):
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
 
+        if self.all2all_backend not in ("distributed", "peer"):
+            raise InvalidConfig(f"unknown all2all_backend {self.all2all_backend!r}; use distributed or peer.")
+        if self.all2all_backend == "peer" and self.data_parallel_size == 1:
+            raise InvalidConfig("all2all_backend is for ranks with tokens of their own; set data_parallel_size too.")
         if self.data_parallel_size > 1 and not self.enable_expert_parallel:
             raise InvalidConfig(
                 f"data_parallel_size is {self.data_parallel_size}: without enable_expert_parallel these are engines "

@@ -93,7 +93,7 @@ class SwapExchange:
 
     def dispatch(self, x_TM: Tensor, expert_TK: Tensor, weight_TK: Tensor, held: int) -> Arrived:
         (tokens, width), used = x_TM.shape, expert_TK.shape[1]
-        _check(tokens, self.capacity)
+        check_tokens(tokens, self.capacity)
         first_R = held * torch.arange(self.size, dtype=torch.int32, device=x_TM.device)
         expert_RTK = expert_TK.int() - first_R[:, None, None]
         expert_RTK = torch.where((expert_RTK >= 0) & (expert_RTK < held), expert_RTK, held)
@@ -124,6 +124,7 @@ class SwapExchange:
         return (y_TM if add_TM is None else y_TM + add_TM.float()).to(y_NM.dtype)
 
 
-def _check(tokens: int, capacity: int) -> None:
+def check_tokens(tokens: int, capacity: int) -> None:
+    """Raise ValueError for more tokens than an exchange has places for."""
     if tokens > capacity:
         raise ValueError(f"{tokens} tokens are more than the exchange's capacity of {capacity}")

@@ -99,6 +99,8 @@ def test_what_cannot_be_is_one_sentence(mixture: Path, tiny_model: Callable[[str
     assert "serve --data-parallel-size" in refused(mixture, data_parallel_size=2)
     both = {"data_parallel_size": 2, "enable_expert_parallel": True}
     assert "do not go together" in refused(mixture, tensor_parallel_size=2, **both)
+    assert "for GPUs" in refused(mixture, all2all_backend="peer", **both)
+    assert "set data_parallel_size" in refused(mixture, all2all_backend="peer")
     assert "the model has none" in refused(tiny_model("llama"), **both)
     assert "does not divide" in refused(mixture, data_parallel_size=3, enable_expert_parallel=True)
 
