@@ -8,9 +8,11 @@ import torch
 
 from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
+from ridgeline.assembly.placement import placement_of
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.core.model_spec import ModelSpec
 from ridgeline.defaults import choose_limits, device_of_rank
 from ridgeline.kernels.launch import on_device
 from ridgeline.parallel.exchange import Exchange, SwapExchange
@@ -30,10 +32,13 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     device = device_of_rank(config, begin.rank)
     with on_device(device):
         ranks = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit)
+        spec = read_model_config(resolve_model(config.model or EMBEDDED_MODEL, config.revision)).spec
+        placement = placement_of(config, spec)
         if begin.apart:
-            mesh = Mesh(exchange=_exchange(config, ranks, device), whole_experts=True)
+            exchange = _exchange(config, spec, ranks, device)
+            mesh = Mesh(exchange=exchange, whole_experts=True, placement=placement)
         else:
-            mesh = Mesh(tp=ranks, whole_experts=config.enable_expert_parallel)
+            mesh = Mesh(tp=ranks, whole_experts=config.enable_expert_parallel, placement=placement)
         choices = choose(config, device, mesh)
         worker, memory = device_worker(choices, progress)
     return worker, Ready(
@@ -53,7 +58,7 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     )
 
 
-def _exchange(config: LLMConfig, ranks: ProcessAxis, device: torch.device) -> Exchange:
+def _exchange(config: LLMConfig, spec: ModelSpec, ranks: ProcessAxis, device: torch.device) -> Exchange:
     """Return the way in which tokens reach the ranks of their experts. Raise InvalidConfig."""
     if config.all2all_backend == "distributed":
         return SwapExchange(ranks)
@@ -61,7 +66,6 @@ def _exchange(config: LLMConfig, ranks: ProcessAxis, device: torch.device) -> Ex
         raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
     from ridgeline.parallel.peer_exchange import PeerExchange  # here, because it needs Triton and a build for GPUs
 
-    spec = read_model_config(resolve_model(config.model or EMBEDDED_MODEL, config.revision)).spec
     used = max(layer.feed_forward.routing.top_k for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec))
     _, most = choose_limits(config, device)
     try:

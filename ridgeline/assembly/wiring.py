@@ -13,6 +13,7 @@ import torch
 
 from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
+from ridgeline.assembly.placement import placement_of
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig, LLMConfig
 from ridgeline.core.cost import CostModel
@@ -122,10 +123,11 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     files = config.load_format != "dummy"
     model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
+    placement = placement_of(config, model.spec)
     if apart:
-        part = with_experts_of_a_rank(model.spec, size)
+        part = with_experts_of_a_rank(model.spec, size, placement)
     else:
-        part = part_of(model.spec, size, whole_experts=config.enable_expert_parallel)
+        part = part_of(model.spec, size, whole_experts=config.enable_expert_parallel, placement=placement)
     group = (Apart if apart else Group)(_sent(config, folder), size, config.distributed_timeout_seconds, progress)
     facts = group.facts
     layout = CacheLayout(
@@ -165,7 +167,9 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
 
 def _sent(config: LLMConfig, folder: Path) -> dict[str, Any]:
     """Return the settings as the ranks get them: all read the folder that was found once."""
-    return {**asdict(config), "model": str(folder), "revision": None, "kernels": dict(config.kernels)}
+    location = None if config.init_expert_location is None else str(config.init_expert_location)
+    changed = {"model": str(folder), "revision": None, "init_expert_location": location}
+    return {**asdict(config), **changed, "kernels": dict(config.kernels)}
 
 
 class Wiring(NamedTuple):

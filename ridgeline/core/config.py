@@ -47,6 +47,9 @@ class LLMConfig:
         the experts alone between them (data-parallel attention).
     all2all_backend: how tokens reach the ranks of their experts with data_parallel_size: "distributed" (NCCL or gloo),
         or "peer" (GPUs write into each other's memory).
+    num_redundant_experts: so many further copies of experts lie on the ranks that divide them, of those with most
+        tokens.
+    init_expert_location: a file with the tokens that every expert got in some run, by which experts are placed.
     distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before they are given up.
     itl_target: the milliseconds that a step with prompts should take at most while requests decode, since these wait
         for it. 0 sets no bound. With None `ridgeline serve` derives it from model and device; offline, where nobody
@@ -84,6 +87,8 @@ class LLMConfig:
     enable_expert_parallel: bool = False
     data_parallel_size: int = 1
     all2all_backend: Literal["distributed", "peer"] = "distributed"
+    num_redundant_experts: int = 0
+    init_expert_location: str | Path | None = None
     distributed_timeout_seconds: float = 120.0
     kernels: Mapping[str, str] = field(default_factory=dict)
     debug_checks: bool = False
@@ -122,6 +127,14 @@ class LLMConfig:
         if self.block_size is not None and (self.block_size < 1 or self.block_size & (self.block_size - 1)):
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
 
+        if self.num_redundant_experts < 0:
+            raise InvalidConfig(f"num_redundant_experts must not be negative, got {self.num_redundant_experts!r}.")
+        placed = self.num_redundant_experts or self.init_expert_location is not None
+        if placed and not (self.enable_expert_parallel and self.ranks > 1):
+            raise InvalidConfig(
+                "num_redundant_experts and init_expert_location place experts on ranks; set enable_expert_parallel and "
+                "tensor_parallel_size (or data_parallel_size) too."
+            )
         if self.all2all_backend not in ("distributed", "peer"):
             raise InvalidConfig(f"unknown all2all_backend {self.all2all_backend!r}; use distributed or peer.")
         if self.all2all_backend == "peer" and self.data_parallel_size == 1:
@@ -152,9 +165,10 @@ class LLMConfig:
             "seed",
             "tensor_parallel_size",
             "data_parallel_size",
+            "num_redundant_experts",
         ):
             value = getattr(self, name)
-            optional = name not in ("seed", "tensor_parallel_size", "data_parallel_size")
+            optional = name not in ("seed", "tensor_parallel_size", "data_parallel_size", "num_redundant_experts")
             if not (isinstance(value, int) and not isinstance(value, bool)) and not (optional and value is None):
                 raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
         for name in (

@@ -34,8 +34,7 @@ def part_of(model: ModelSpec, tp: int, *, whole_experts: bool = False, placement
 
 def with_experts_of_a_rank(model: ModelSpec, ranks: int, placement: Placement | None = None) -> ModelSpec:
     """Return the model with as many experts in each mixture as one of so many ranks holds. Raises InvalidConfig."""
-    if placement is None:
-        check_experts(model, ranks)
+    check_experts(model, 1 if placement else ranks)
     placed = iter(placement or ())
     return replace(model, layers=tuple(_with_some_experts(layer, ranks, placed) for layer in model.layers))
 

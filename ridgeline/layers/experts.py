@@ -96,6 +96,38 @@ class OwnNorms(nn.Module):
         return weight_M.float() * len(weight_M) ** -0.5 if self.scaled_M is None else self.scaled_M
 
 
+class Copies(nn.Module):
+    """The slots of experts that lie on several ranks: slot s of rank r has the number r · slots + s.
+
+    Legend:
+        J  copies of the expert that has most
+    """
+
+    slot_EJ: Tensor
+    count_E: Tensor
+
+    def __init__(self, placed: Sequence[Sequence[int]], experts: int, device: torch.device) -> None:
+        super().__init__()
+        slots: list[list[int]] = [[] for _ in range(experts)]
+        for number, expert in enumerate(expert for each in placed for expert in each):
+            slots[expert].append(number)
+        most, none = max(map(len, slots)), sum(map(len, slots))
+        rows = [[*each, *[none] * (most - len(each))] for each in slots] + [[none] * most]  # the last is of no expert
+        slot_EJ = torch.tensor(rows, dtype=torch.int32, device=device)
+        self.register_buffer("slot_EJ", slot_EJ, persistent=False)
+        counts = [*map(len, slots), 1]
+        self.register_buffer("count_E", torch.tensor(counts, dtype=torch.int32, device=device), persistent=False)
+
+    def chosen(self, expert_TK: Tensor, n_TM: Tensor) -> Tensor:
+        """Return the slots of the tokens' experts. A token's bits choose among copies, so that its sum, whose order
+        follows from the ranks, does not depend on the tokens beside it."""
+        bits_T8 = n_TM[:, :8].contiguous().view(torch.int16 if n_TM.element_size() == 2 else torch.int32)
+        number_T1 = bits_T8.long().sum(1, keepdim=True)
+        expert_TK = expert_TK.long()
+        copy_TK = (number_T1 + expert_TK) % self.count_E[expert_TK]
+        return self.slot_EJ[expert_TK, copy_TK]
+
+
 class Experts(nn.Module):
     """The feed-forward of an `ExpertsSpec`.
 
@@ -125,6 +157,7 @@ class Experts(nn.Module):
         self.shared = feed_forward(spec.shared, width, apart) if spec.shared else None
         self.shared_gate = Linear(width, (1,), False, build.within("shared_gate")) if spec.shared_gate else None
         self.norms = OwnNorms(spec.own_norms, width, build) if spec.own_norms else None
+        self.copies = Copies(spec.placed, how.experts, build.device) if spec.placed else None
         tally_E = torch.zeros(how.experts, dtype=torch.int64, device=build.device)
         self.register_buffer("tally_E", tally_E, persistent=False)
 
@@ -156,6 +189,8 @@ class Experts(nn.Module):
     ) -> tuple[Tensor, Tensor, Routes]:
         router = Router(self.router, self.router_bias, self.correction, self.expert_scale, self.spec.routing)
         n_TM, s_TM, routes = self.ops.route(x_TM, residual_TM, weight_M, eps, router, live_T, self.tally_E)
+        if self.copies is not None:
+            routes = routes._replace(expert_TK=self.copies.chosen(routes.expert_TK, n_TM))
         if self.spec.held is not None and self.exchange is None:
             routes = to_some(routes, self.spec.held * self.tp.rank, self.spec.held)
         return n_TM, s_TM, routes
