@@ -10,8 +10,10 @@ import torch
 
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.sharding import with_cached_experts
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.defaults import check_max_model_len, choose_dtype, choose_kernels, choose_limits
 from ridgeline.kernels.launch import num_multiprocessors
@@ -116,10 +118,17 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     part = mesh.part_of(model.spec)
     # What ranks hold that divide the experts alone, or all of what ranks of tensor parallelism divide
     weighed, ranks = (model.spec, mesh.tp.size) if mesh.exchange is None else (part, 1)
+    if config.moe_expert_cache_size:
+        _check_offload(config, model, platform)
+        weighed = with_cached_experts(model.spec, config.moe_expert_cache_size) if on_gpu(platform) else model.spec
     dtype, why = choose_dtype(config.dtype, model.dtype, device)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     overrides = choose_kernels(config, device)
     ops = Ops(platform, overrides)
+    if config.moe_expert_cache_size and (method_name(folder) is not None or is_gguf(folder)):
+        raise InvalidConfig(
+            "moe_expert_cache_size copies plain weights, and this checkpoint is quantized; leave it out."
+        )
     if method_name(folder) is None and not is_gguf(folder):
         check_weights_fit(weighed, device, dtype=dtype, positions=1, ranks=ranks)
     if files:
@@ -180,3 +189,16 @@ def _kept(forms: Forms, config: LLMConfig, folder: Path, ops: Ops) -> Forms:
         for name, form in forms.items()
         if (wanted or runs_well(form, ops)) and (form.copies == 1 or keeps_stacks(ops, form.helds))
     }
+
+
+def _check_offload(config: LLMConfig, model: ModelConfig, platform: Platform) -> None:
+    """Raise InvalidConfig if the model's experts cannot wait in the host's memory."""
+    mixtures = [layer.feed_forward for layer in model.spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
+    if not mixtures:
+        raise InvalidConfig("moe_expert_cache_size is for mixtures of experts, and the model is none; leave it out.")
+    if any(mixture.own_norms is not None for mixture in mixtures):
+        raise InvalidConfig(
+            "moe_expert_cache_size does not go with experts that have norms of their own; leave it out."
+        )
+    if on_gpu(platform) and not config.enforce_eager:
+        raise InvalidConfig("moe_expert_cache_size looks at routes on the host, which no graph can; set enforce_eager.")

@@ -14,6 +14,9 @@ LONGEST_TIMEOUT = 1_000_000_000  # seconds; torch takes no more than some thousa
 
 DTYPES = ("float32", "bfloat16", "float16")
 
+# Settings that are whole numbers and never None
+WHOLE = ("tensor_parallel_size", "data_parallel_size", "num_redundant_experts", "moe_expert_cache_size")
+
 # Tokens per cache block by default. Kernels read larger blocks faster (docs/log.md: pages of 64 gain about 10 % over
 # pages of 16 in prefill). Smaller blocks match prefixes and bound requests more finely.
 DEFAULT_BLOCK_SIZE = {"cuda": 64, "cpu": 16}
@@ -47,6 +50,8 @@ class LLMConfig:
         the experts alone between them (data-parallel attention).
     all2all_backend: how tokens reach the ranks of their experts with data_parallel_size: "distributed" (NCCL or gloo),
         or "peer" (GPUs write into each other's memory).
+    moe_expert_cache_size: of how many experts of a layer the device holds the matrices; those of all lie in the host's
+        memory. 0: all are on the device.
     num_redundant_experts: so many further copies of experts lie on the ranks that divide them, of those with most
         tokens.
     init_expert_location: a file with the tokens that every expert got in some run, by which experts are placed.
@@ -87,6 +92,7 @@ class LLMConfig:
     enable_expert_parallel: bool = False
     data_parallel_size: int = 1
     all2all_backend: Literal["distributed", "peer"] = "distributed"
+    moe_expert_cache_size: int = 0
     num_redundant_experts: int = 0
     init_expert_location: str | Path | None = None
     distributed_timeout_seconds: float = 120.0
@@ -127,8 +133,18 @@ class LLMConfig:
         if self.block_size is not None and (self.block_size < 1 or self.block_size & (self.block_size - 1)):
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
 
-        if self.num_redundant_experts < 0:
-            raise InvalidConfig(f"num_redundant_experts must not be negative, got {self.num_redundant_experts!r}.")
+        for name in ("num_redundant_experts", "moe_expert_cache_size"):
+            if getattr(self, name) < 0:
+                raise InvalidConfig(f"{name} must not be negative, got {getattr(self, name)!r}.")
+        if self.moe_expert_cache_size and self.ranks > 1:
+            raise InvalidConfig(
+                "moe_expert_cache_size is for one device, and the model is divided over several; leave one of them out."
+            )
+        if self.moe_expert_cache_size and self.quantization is not None:
+            raise InvalidConfig(
+                f"moe_expert_cache_size copies plain weights, and quantization is {self.quantization!r}; leave one of "
+                "them out."
+            )
         placed = self.num_redundant_experts or self.init_expert_location is not None
         if placed and not (self.enable_expert_parallel and self.ranks > 1):
             raise InvalidConfig(
@@ -163,12 +179,10 @@ class LLMConfig:
             "kv_cache_memory",
             "block_size",
             "seed",
-            "tensor_parallel_size",
-            "data_parallel_size",
-            "num_redundant_experts",
+            *WHOLE,
         ):
             value = getattr(self, name)
-            optional = name not in ("seed", "tensor_parallel_size", "data_parallel_size", "num_redundant_experts")
+            optional = name not in ("seed", *WHOLE)
             if not (isinstance(value, int) and not isinstance(value, bool)) and not (optional and value is None):
                 raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
         for name in (

@@ -48,6 +48,18 @@ def _with_some_experts(layer: LayerSpec, ranks: int, placed: Iterator[tuple[tupl
     return replace(layer, feed_forward=replace(spec, held=held, placed=own))
 
 
+def with_cached_experts(model: ModelSpec, slots: int) -> ModelSpec:
+    """Return the model with as many experts in each mixture as a device holds that has so many slots."""
+
+    def part(layer: LayerSpec) -> LayerSpec:
+        spec = layer.feed_forward
+        if not isinstance(spec, ExpertsSpec):
+            return layer
+        return replace(layer, feed_forward=replace(spec, held=min(slots, spec.routing.experts)))
+
+    return replace(model, layers=tuple(map(part, model.layers)))
+
+
 def check_experts(model: ModelSpec, ep: int) -> None:
     """Raise InvalidConfig if `ep` ranks cannot divide the experts of every mixture equally."""
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertsSpec)]

@@ -9,6 +9,7 @@ Legend:
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers import kinds
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding
+from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
@@ -108,6 +110,7 @@ class Decoder(nn.Module):
     rotary_rows: rows of the table of angles, if memory holds fewer tokens than that.
     scheme_of: the scheme of a linear map's weight, by the map's name (default: plain).
     mesh: the ranks between which the model is divided (default: this one has all of it).
+    expert_cache: of how many experts of a layer the device holds the matrices (default: of all).
 
     `whole` is the model's spec, and `spec` that of this rank's part, but with the whole vocabulary, all of which the
     ranks together score.
@@ -126,12 +129,13 @@ class Decoder(nn.Module):
         rotary_rows: int | None = None,
         scheme_of: SchemeOf = everywhere(scheme(None)),
         mesh: Mesh | None = None,
+        expert_cache: int = 0,
     ) -> None:
         super().__init__()
         mesh = mesh or Mesh()
         part = mesh.part_of(spec)
         positions = max_positions or spec.max_position_embeddings
-        build = Build(ops, dtype, device, scheme_of, positions, rotary_rows, mesh=mesh)
+        build = Build(ops, dtype, device, scheme_of, positions, rotary_rows, mesh=mesh, expert_cache=expert_cache)
         width = spec.hidden_size
         self.whole = spec
         self.spec = spec = replace(part, vocab_size=spec.vocab_size)
@@ -147,6 +151,11 @@ class Decoder(nn.Module):
         for index, layer in enumerate(spec.layers):
             self.layers.append(Layer(layer, width, replace(build.within(f"layers.{index}"), pending=pending)))
             pending = mesh.tp if leaves_sums(layer) else ALONE
+        mixtures: list[tuple[nn.Module, Norm | None]]
+        mixtures = [(each.feed_forward, each.feed_forward_norm) for each in self.layers]  # type: ignore[misc]
+        cached = [(part, norm) for part, norm in mixtures if isinstance(part, Experts) and part.slots]
+        for (mixture, _), following in pairwise(cached):
+            mixture.following = (following,)
         self.final_norm = Norm(spec.final_norm, width, build)
         tied = self.embed.weight if spec.tie_word_embeddings else None
         self.unembed = Linear(width, (part.vocab_size,), False, build.within("unembed"), tied=tied, pending=pending)
@@ -160,10 +169,17 @@ class Decoder(nn.Module):
                 module.prepare()
 
     @property
+    def expert_caches(self) -> list[ExpertCache]:
+        """The caches of layers whose experts lie in the host's memory."""
+        parts = (layer.feed_forward for layer in self.layers)
+        return [part.cache for part in parts if isinstance(part, Experts) and part.cache is not None]
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the parameters, including those in another form."""
-        prepared = (module.prepared_bytes for module in self.modules() if isinstance(module, (Linear, ExpertStack)))
-        return sum(p.nbytes for p in self.parameters()) + sum(prepared)
+        modules = [module for module in self.modules() if isinstance(module, (Linear, ExpertStack))]
+        held = sum(module.prepared_bytes for module in modules) + sum(cache.nbytes for cache in self.expert_caches)
+        return sum(p.nbytes for p in self.parameters() if p.device == self.final_norm.weight.device) + held
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, states: LayerStates) -> Hidden:
         """Return the last layer's output, not yet added to its residual: [T, M] each."""

@@ -23,6 +23,7 @@ from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import NormSpec
 from ridgeline.kernels.route.op import Router, Routes, to_some, without_waiting
 from ridgeline.layers.build import Build
+from ridgeline.layers.expert_cache import ExpertCache, wanted
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import feed_forward
 from ridgeline.layers.norm import Norm, summed_norm
@@ -39,29 +40,32 @@ class ExpertStack(nn.Module):
     weight: the parameter that is loaded and trained. It is None once another form has taken its place.
     fillings: the tensors that are loaded instead, if the scheme keeps the form of the files.
     matrices: the form that multiplies; it is set by `prepare` if there are such tensors.
+    on_host: the weight stays in the host's memory, as it was loaded, and somebody else multiplies.
     """
 
     weight: nn.Parameter | None
     fillings: Sequence[Filling]
     matrices: ExpertWeights
 
-    def __init__(self, experts: int, inputs: int, parts: tuple[int, ...], bias: bool, build: Build) -> None:
+    def __init__(
+        self, experts: int, inputs: int, parts: tuple[int, ...], bias: bool, build: Build, *, on_host: bool = False
+    ) -> None:
         super().__init__()
-        self.parts = parts
+        self.parts, self.on_host = parts, on_host
         self.ops, self.scheme, self.dtype = build.ops, build.scheme, build.dtype
         held, self.inputs, self.weight = self.scheme.held, inputs, None
         rows = parts if len(held) == len(parts) else (sum(parts),)  # of one tensor that holds all parts
         self.fillings = empty(held, rows, inputs, build.dtype, build.device, experts)
         if not held:
-            self.weight = build.parameter(experts, sum(parts), inputs)
+            self.weight = build.parameter(experts, sum(parts), inputs, on_host=on_host)
             self.matrices = StackedWeights(build.ops, self.weight)
-        self.bias = build.parameter(experts, sum(parts)) if bias else None
+        self.bias = build.parameter(experts, sum(parts), on_host=on_host) if bias else None
 
     def prepare(self) -> None:
         """Hold the loaded weights in the form of their scheme. If that is another form, the parameter is let go."""
         if self.fillings:
             self.matrices, self.fillings = held_experts(self.ops, self.fillings[0], self.dtype), ()
-        if self.weight is None:
+        if self.weight is None or self.on_host:
             return
         loaded = StackedWeights(self.ops, self.weight)
         self.matrices = prepare_experts(loaded, self.scheme)
@@ -147,8 +151,12 @@ class Experts(nn.Module):
             self.correction.requires_grad_(False)  # choices have no gradient, so its training has a rule of its own
         self.expert_scale = build.parameter(how.experts) if how.expert_scale else None
         both = (spec.intermediate_size, spec.intermediate_size)
-        self.gate_up = ExpertStack(spec.stacked, width, both, spec.bias, build.within("gate_up"))
-        self.down = ExpertStack(spec.stacked, spec.intermediate_size, (width,), spec.bias, build.within("down"))
+        self.slots = build.expert_cache if build.expert_cache < spec.stacked else 0
+        inner, on_host = spec.intermediate_size, self.slots > 0
+        self.gate_up = ExpertStack(spec.stacked, width, both, spec.bias, build.within("gate_up"), on_host=on_host)
+        self.down = ExpertStack(spec.stacked, inner, (width,), spec.bias, build.within("down"), on_host=on_host)
+        self.cache: ExpertCache | None = None
+        self.following: tuple[tuple[Experts, Norm | None], ...] = ()  # not a module, since it is no part of this one
         self.tp, self.sums, self.pending = build.mesh.tp, build.sums, build.pending
         self.exchange = build.mesh.exchange
         apart = replace(build.within("shared"), pending=ALONE)
@@ -168,6 +176,8 @@ class Experts(nn.Module):
         if self.norms is not None:
             return self._side_by_side(self.norms, norm, x_TM, residual_TM, live_T)
         n_TM, s_TM, routes = self.route(norm, x_TM, residual_TM, live_T)
+        if self.cache is not None:
+            return self._offloaded(self.cache, n_TM, s_TM, routes, self._shared(n_TM), live_T), s_TM
         y_TM = self._sum(n_TM, routes, self._shared(n_TM))
         return (y_TM if self.sums.size == 1 else self.sums.all_reduce(y_TM)), s_TM
 
@@ -203,6 +213,34 @@ class Experts(nn.Module):
         h_PF = self.gate_up.matrices.gate_up(n_TM, self.gate_up.bias, routes, self.spec.activation)
         return self.down.matrices.down(h_PF, self.down.bias, routes, add_TM)
 
+    def _offloaded(
+        self,
+        cache: ExpertCache,
+        n_TM: Tensor,
+        s_TM: Tensor,
+        routes: Routes,
+        add_TM: Tensor | None,
+        live_T: Tensor | None,
+    ) -> Tensor:
+        """Return the sum where the experts' matrices lie in the host's memory, and begin to copy those that the next
+        mixture will probably need."""
+        start_E1, count = routes.start_E1, len(routes.start_E1)
+        for following, following_norm in self.following:  # read together, since the host waits once
+            start_E1 = torch.cat((start_E1, following.guessed(following_norm, s_TM, live_T)))
+        start = start_E1.tolist()
+        cache.begin(start[:count])
+        for following, _ in self.following:
+            assert following.cache is not None
+            following.cache.foresee(wanted(start[count:]))
+        return cache.sum(n_TM, routes, start[:count], add_TM)
+
+    def guessed(self, norm: Norm | None, s_TM: Tensor, live_T: Tensor | None) -> Tensor:
+        """Return `start_E1` of the routes that these tokens would take, were they this layer's input."""
+        n_TM = s_TM if norm is None else norm(s_TM)[0]
+        router = Router(self.router, self.router_bias, self.correction, self.expert_scale, self.spec.routing)
+        routes: Routes = self.ops.route(n_TM, None, None, 0.0, router, live_T, None)[2]
+        return routes.start_E1
+
     def _exchanged(
         self, exchange: Exchange, n_TM: Tensor, expert_TK: Tensor, weight_TK: Tensor, add_TM: Tensor | None
     ) -> Tensor:
@@ -236,6 +274,9 @@ class Experts(nn.Module):
             self.down.bias = None  # added up, it must count once
         if self.norms is not None:
             self.norms.scaled_M = self.norms.router_weight()
+        if self.slots:
+            stacks = (self.gate_up.weight, self.gate_up.bias, self.down.weight, self.down.bias)
+            self.cache = ExpertCache(stacks, self.slots, self.router.device, self.ops, self.spec.activation)
 
     def _shared(self, n_TM: Tensor) -> Tensor | None:
         """Return what this rank adds to the shared expert's output, or None."""

@@ -128,6 +128,9 @@ class Group:
         """Return how many activations static scales cut off so far, on all ranks."""
         return sum(decode_as(int, value) for value in self._ask("saturations"))
 
+    def expert_cache(self) -> None:
+        """Return None, as a worker whose experts are all on its device."""
+
     def forget_expert_load(self) -> None:
         """Count from here on. No plan may be under way."""
         self._ask("forget_expert_load")

@@ -256,11 +256,10 @@ def missing_offset(decoder: Decoder, parameter: str, source: Source) -> float:
 
 def _fill(targets: Sequence[tuple[Tensor, Callable[[], Tensor]]]) -> Iterator[int]:
     """Read every tensor into its target, and yield its number of elements."""
-    device = next((target.device for target, _ in targets), torch.device("cpu"))
-    if device.type == "cuda":
-        yield from fill(targets, device)
-        return
-    for target, read in targets:
+    on_gpu = [each for each in targets if each[0].is_cuda]
+    if on_gpu:
+        yield from fill(on_gpu, on_gpu[0][0].device)
+    for target, read in targets if not on_gpu else [each for each in targets if not each[0].is_cuda]:
         with torch.no_grad():
             target.copy_(read())
         yield target.numel()

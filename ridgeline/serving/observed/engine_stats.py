@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ridgeline.core.cost import Headroom
+from ridgeline.core.expert_cache import ExpertCacheFigures
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import RowKind, StepPlan
 from ridgeline.core.request import Preemption, Request, RequestStats
@@ -128,6 +129,7 @@ class EngineStats:
         experts: ExpertLoad | None = None,
         kv_saturated: int = 0,
         saturations: int = 0,
+        expert_cache: ExpertCacheFigures | None = None,
     ) -> Stats:
         figures = scheduler.figures()
         others = {
@@ -136,6 +138,8 @@ class EngineStats:
             "preemptions": figures.preemptions.total(),
             "kv_cache_saturated": kv_saturated,
         }
+        if expert_cache is not None:
+            others |= {f"expert_cache: {name}": count for name, count in expert_cache._asdict().items()}
         reasons = {f"preemptions: {reason}": figures.preemptions[reason] for reason in Preemption}
         return Stats(
             at=time.monotonic(),

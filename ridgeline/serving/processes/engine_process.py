@@ -260,6 +260,7 @@ class EngineHost:
             load,
             self._worker.kv_saturated(),
             self._worker.saturations(),
+            self._worker.expert_cache(),
         )
 
 
