@@ -62,8 +62,6 @@ def _exchange(config: LLMConfig, spec: ModelSpec, ranks: ProcessAxis, device: to
     """Return the way in which tokens reach the ranks of their experts. Raise InvalidConfig."""
     if config.all2all_backend == "distributed":
         return SwapExchange(ranks)
-    if device.type != "cuda":
-        raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
     from ridgeline.parallel.peer_exchange import PeerExchange  # here, because it needs Triton and a build for GPUs
 
     used = max(layer.feed_forward.routing.top_k for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec))

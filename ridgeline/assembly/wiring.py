@@ -123,9 +123,11 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     files = config.load_format != "dummy"
     model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
+    if config.all2all_backend == "peer" and device.type != "cuda":
+        raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
     placement = placement_of(config, model.spec)
     if apart:
-        part = with_experts_of_a_rank(model.spec, size, placement)
+        part = with_experts_of_a_rank(model.spec, size, placement, sources=size)
     else:
         part = part_of(model.spec, size, whole_experts=config.enable_expert_parallel, placement=placement)
     group = (Apart if apart else Group)(_sent(config, folder), size, config.distributed_timeout_seconds, progress)

@@ -52,6 +52,7 @@ class ExpertsSpec:
     held: of how many experts a rank holds the matrices, if ranks divide the experts; None: of all.
     placed: the experts of each rank, `held` each, where some have copies on several ranks; None: each rank has the next
         `held` experts.
+    sources: how many ranks' tokens come to these experts, if ranks have tokens of their own.
     own_norms: the layer's norm is that of the shared expert alone. Router and experts have norms of their own, of which
         the router's multiplies by M^-0.5 too, and experts and shared expert each have one for what they add (Gemma 4).
     """
@@ -65,12 +66,13 @@ class ExpertsSpec:
     shared_gate: bool = False
     held: int | None = None
     placed: tuple[tuple[int, ...], ...] | None = None
+    sources: int = 1
     own_norms: NormSpec | None = None
 
     @property
     def scratch(self) -> int:
         """The numbers per token between the first product and the last."""
-        pairs = 4 * self.routing.top_k * self.intermediate_size
+        pairs = 4 * self.sources * self.routing.top_k * self.intermediate_size
         return pairs + 4 * self.routing.experts + (self.shared.scratch if self.shared else 0)
 
     @property

@@ -32,20 +32,25 @@ def part_of(model: ModelSpec, tp: int, *, whole_experts: bool = False, placement
     return replace(model, vocab_size=-(-model.vocab_size // tp), layers=tuple(layers[layer] for layer in model.layers))
 
 
-def with_experts_of_a_rank(model: ModelSpec, ranks: int, placement: Placement | None = None) -> ModelSpec:
-    """Return the model with as many experts in each mixture as one of so many ranks holds. Raises InvalidConfig."""
+def with_experts_of_a_rank(
+    model: ModelSpec, ranks: int, placement: Placement | None = None, *, sources: int = 1
+) -> ModelSpec:
+    """Return the model with as many experts in each mixture as one of so many ranks holds. sources: so many of them
+    have tokens of their own. Raises InvalidConfig."""
     check_experts(model, 1 if placement else ranks)
     placed = iter(placement or ())
-    return replace(model, layers=tuple(_with_some_experts(layer, ranks, placed) for layer in model.layers))
+    return replace(model, layers=tuple(_with_some_experts(layer, ranks, placed, sources) for layer in model.layers))
 
 
-def _with_some_experts(layer: LayerSpec, ranks: int, placed: Iterator[tuple[tuple[int, ...], ...]]) -> LayerSpec:
+def _with_some_experts(
+    layer: LayerSpec, ranks: int, placed: Iterator[tuple[tuple[int, ...], ...]], sources: int
+) -> LayerSpec:
     spec = layer.feed_forward
     if not isinstance(spec, ExpertsSpec):
         return layer
     own = next(placed, None)
     held = spec.routing.experts // ranks if own is None else len(own[0])
-    return replace(layer, feed_forward=replace(spec, held=held, placed=own))
+    return replace(layer, feed_forward=replace(spec, held=held, placed=own, sources=sources))
 
 
 def with_cached_experts(model: ModelSpec, slots: int) -> ModelSpec:

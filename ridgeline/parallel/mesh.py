@@ -41,4 +41,5 @@ class Mesh:
         """Return the model with as many experts as a rank has, if ranks divide them. Raise InvalidConfig."""
         if not self.whole_experts or self.of_experts.size == 1:
             return model
-        return with_experts_of_a_rank(model, self.of_experts.size, self.placement)
+        sources = 1 if self.exchange is None else self.exchange.size
+        return with_experts_of_a_rank(model, self.of_experts.size, self.placement, sources=sources)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.cli.serve import prepare
 from ridgeline.core.errors import DeviceLost, InvalidConfig
 from ridgeline.core.request import Request
 from ridgeline.engine.side_by_side import Engines
@@ -66,6 +68,26 @@ def test_ranks_with_requests_of_their_own_answer_as_one_device(mixture: Path) ->
     assert own_load.total_LE.sum() >= load.total_LE.sum()  # a prompt that another rank has cached runs again
 
 
+def test_a_plan_that_one_rank_refuses_loses_the_group(mixture: Path) -> None:
+    """The others wait for its experts: nobody may wait until a collective gives up."""
+    with rig(mixture, **settings(2)) as two:
+        two.add(ask("endless", [1, 2], max_tokens=200), ask("other", [7] * 9, max_tokens=200))
+        for _ in range(3):
+            two.step()
+        group = two.engine._worker
+        assert isinstance(group, Apart)
+        plan = two.engine.last_plan
+        assert plan is not None
+        rank = next(n for n, each in enumerate(group._senders) if each._rows is plan.rows)
+        group.put(rank, replace(plan, id=10_000, rows=replace(plan.rows, generations_R=plan.rows.generations_R + 1)))
+        since = time.monotonic()
+        while not (result := group.collect_of(rank)).device_lost:
+            assert result.error is None
+        assert f"rank {rank} failed, and others wait for its experts" in (result.error or "")
+        assert time.monotonic() - since < SOON
+        assert group.collect_of(1 - rank).device_lost
+
+
 def step_on(own: Rig) -> None:
     for _ in range(300):
         own.step()
@@ -114,4 +136,14 @@ def test_the_mixture_that_is_shipped_writes_the_same_text() -> None:
         with LLM(folder, device="cpu", dtype="float32", **options) as llm:  # type: ignore[arg-type]
             return [result.outputs[0].text for result in llm.generate(prompts, params, use_tqdm=False)]
 
-    assert texts(data_parallel_size=2, enable_expert_parallel=True) == texts()
+    assert texts(data_parallel_size=4, enable_expert_parallel=True) == texts()
+
+
+def test_a_server_starts_one_engine_of_such_ranks() -> None:
+    settings = {"model": "", "data_parallel_size": 2, "device": "cpu", "port": 0}
+    both = prepare({**settings, "enable_expert_parallel": True}, source="test")._config
+    assert (both.data_parallel_size, both.engine["data_parallel_size"]) == (1, 2)
+    replicas = prepare(settings, source="test")._config
+    assert (replicas.data_parallel_size, "data_parallel_size" in replicas.engine) == (2, False)
+    groups = prepare({**settings, "enable_expert_parallel": True, "tensor_parallel_size": 2}, source="test")._config
+    assert (groups.data_parallel_size, "data_parallel_size" in groups.engine) == (2, False)
