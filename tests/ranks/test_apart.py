@@ -58,6 +58,16 @@ def test_ranks_with_requests_of_their_own_answer_as_one_device(mixture: Path) ->
         own_load = group.expert_load()
         assert all(engine.headroom.elapsed > 0 for engine in engines.engines), "both ranks ran requests"
         two.run(ask("alone", [4, 4, 4], max_tokens=5))  # the other rank has nothing to do
+        figures = engines.scheduler.figures()
+        assert (figures.running, figures.waiting, figures.pages_used) == (0, 0, 0)
+        assert figures.hit_tokens > 0, "a prompt goes where its beginning is cached"
+        assert figures.num_pages == 2 * engines.engines[0].scheduler.figures().num_pages
+        two.add(ask("left", [3, 3], max_tokens=90), ask("ended", [3, 3], max_tokens=1))
+        two.step()
+        assert engines.abort("left")
+        assert not engines.abort("left")
+        two.run()
+        assert engines._load.total() == 0
     for name, outcome in want.items():
         assert got[name].tokens == outcome.tokens, name
         assert got[name].finish_reason == outcome.finish_reason
