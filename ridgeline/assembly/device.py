@@ -43,6 +43,7 @@ def _load(choices: Choices, progress: Progress | None) -> tuple[Decoder, MemoryR
             rotary_rows=choices.longest,
             scheme_of=keeping(choices.forms, choices.scheme),
             mesh=choices.mesh,
+            expert_cache=config.moe_expert_cache_size,
         )
         names, form = choices.model.weights, config.load_format
         load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)

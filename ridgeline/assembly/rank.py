@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
+from ridgeline.assembly.placement import placement_of
 from ridgeline.core.config import LLMConfig
-from ridgeline.defaults import device_of_rank
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.defaults import choose_limits, device_of_rank
 from ridgeline.kernels.launch import on_device
+from ridgeline.parallel.exchange import Exchange, SwapExchange
 from ridgeline.parallel.lines import connect
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.process_ring import ProcessRing
@@ -17,6 +24,8 @@ from ridgeline.parallel.processes import ProcessAxis, grid, join
 from ridgeline.parallel.stamps import stamps_of
 from ridgeline.ranks.messages import Begin, Ready
 from ridgeline.ranks.rank import Progress
+from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.loader import read_model_config, resolve_model
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import device_name
 
@@ -28,7 +37,7 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     with on_device(device):
         stamps = stamps_of(device) if config.rank_trace_dir is not None else None
         everybody = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit)
-        choices = choose(config, device, mesh_of(config, everybody, begin.limit).watched(stamps))
+        choices = choose(config, device, mesh_of(config, everybody, device, begin.limit).watched(stamps))
         worker, memory = device_worker(choices, progress)
     return worker, Ready(
         dtype=choices.dtype,
@@ -47,18 +56,38 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     )
 
 
-def mesh_of(config: LLMConfig, everybody: ProcessAxis, limit: float) -> Mesh:
+def mesh_of(config: LLMConfig, everybody: ProcessAxis, device: torch.device, limit: float) -> Mesh:
     """Return this process's axes. Every process calls it at the same time.
 
     Processes that divide matrices have consecutive numbers; so a stage's ranks, and those with the same share of a
     context, follow each other. limit: seconds after which a message or a collective is given up.
     """
-    mesh, inner = Mesh(whole_experts=config.enable_expert_parallel), config.tensor_parallel_size
+    spec = read_model_config(resolve_model(config.model or EMBEDDED_MODEL, config.revision)).spec
+    mesh = Mesh(whole_experts=config.enable_expert_parallel, placement=placement_of(config, spec))
+    inner = config.tensor_parallel_size
     if inner == everybody.size:
         return replace(mesh, tp=everybody)
+    if config.data_parallel_size > 1:
+        return replace(mesh, exchange=_exchange(config, spec, everybody, device))
     rows, columns = grid(everybody.size, inner)
     if inner > 1:
         mesh = replace(mesh, tp=everybody.divided(ProcessAxis, rows, limit))
     if config.pipeline_parallel_size > 1:
         return replace(mesh, pp=connect(everybody, columns, limit), layers=config.pipeline_layer_partition)
     return replace(mesh, cp=everybody.divided(ProcessRing, columns, limit))
+
+
+def _exchange(config: LLMConfig, spec: ModelSpec, ranks: ProcessAxis, device: torch.device) -> Exchange:
+    """Return the way in which tokens reach the ranks of their experts. Raise InvalidConfig."""
+    if config.all2all_backend == "distributed":
+        return SwapExchange(ranks)
+    from ridgeline.parallel.peer_exchange import PeerExchange  # here, because it needs Triton and a build for GPUs
+
+    used = max(layer.feed_forward.routing.top_k for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec))
+    _, most = choose_limits(config, device)
+    try:
+        return PeerExchange(ranks, device, most=most, width=spec.hidden_size, used=used, itemsize=4)
+    except RuntimeError as error:
+        raise InvalidConfig(
+            f"GPUs cannot write to each other ({error}); set all2all_backend to distributed."
+        ) from error

@@ -13,16 +13,19 @@ import torch
 
 from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
+from ridgeline.assembly.placement import placement_of
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig, LLMConfig
 from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
+from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.plan import Worker
-from ridgeline.core.sharding import part_of
+from ridgeline.core.sharding import part_of, with_experts_of_a_rank
 from ridgeline.core.stages import deal, stage_of
 from ridgeline.defaults import choose_device, choose_itl_target, device_of_rank
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.side_by_side import Engines
 from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
@@ -115,18 +118,23 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
     """Start the ranks, which load the model, and wire an engine to them. This process holds no part of it."""
     if find_spec("msgspec") is None:
         raise InvalidConfig("several ranks need the package msgspec; pip install 'ridgeline[serve]'.")
-    from ridgeline.ranks.leader import Group  # here, because it needs that package
+    from ridgeline.ranks.apart import Apart  # here, because these need that package
+    from ridgeline.ranks.leader import Group
 
     size, stages, device = config.ranks, config.pipeline_parallel_size, device_of_rank(config, 0)
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     files = config.load_format != "dummy"
     model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
-    part = part_of(model.spec, config.tensor_parallel_size, whole_experts=config.enable_expert_parallel)
-    counts = deal(model.spec, stages, config.pipeline_layer_partition) if stages > 1 else ()
-    group = Group(_sent(config, folder), size, config.distributed_timeout_seconds, progress, stages=stages)
+    if config.all2all_backend == "peer" and device.type != "cuda":
+        raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
+    part, stage = _parts(config, model.spec)
+    if config.data_parallel_size > 1:
+        group: Group = Apart(_sent(config, folder), size, config.distributed_timeout_seconds, progress)
+    else:
+        group = Group(_sent(config, folder), size, config.distributed_timeout_seconds, progress, stages=stages)
     facts = group.facts
     layout = CacheLayout(
-        groups=stage_of(part, 0, counts or (1,)).cache_groups,
+        groups=stage.cache_groups,
         block_size=facts.block_size,
         dtype=facts.dtype,
         num_pages=facts.num_pages,
@@ -141,9 +149,14 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
         max_chunk=facts.max_tokens,
     )
     hardware, exact = hardware_named(facts.device_name, device), precision(facts.dtype)
-    cost_model = Shared(Roofline(part, hardware, exact), stages) if hardware is not None else None
+    cost_model: CostModel | None = None
+    if hardware is not None:
+        cost_model = Shared(Roofline(part, hardware, exact, expert_devices=config.data_parallel_size), stages)
     wiring = Wiring(memory, model.spec.vocab_size, facts.max_seqs, facts.cascade, cost_model, interactive)
-    engine = _engine(config, group, wiring)
+    if isinstance(group, Apart):
+        engine: Engine = Engines([_engine(config, seat, wiring) for seat in group.seats], group)
+    else:
+        engine = _engine(config, group, wiring)
     if facts.captured:
         engine.rehearse()
         group.forget_expert_load()
@@ -161,9 +174,25 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
     )
 
 
+def _parts(config: LLMConfig, model: ModelSpec) -> tuple[ModelSpec, ModelSpec]:
+    """Return a rank's part of the model in all stages of a pipeline together, and in the first one. Raise
+    InvalidConfig if ranks cannot divide the model so."""
+    placement, stages, sources = placement_of(config, model), config.pipeline_parallel_size, config.data_parallel_size
+    counts = deal(model, stages, config.pipeline_layer_partition) if stages > 1 else (len(model.layers),)
+    if sources > 1:
+        part = with_experts_of_a_rank(model, sources, placement, sources=sources)
+    else:
+        part = part_of(
+            model, config.tensor_parallel_size, whole_experts=config.enable_expert_parallel, placement=placement
+        )
+    return part, stage_of(part, 0, counts)
+
+
 def _sent(config: LLMConfig, folder: Path) -> dict[str, Any]:
     """Return the settings as the ranks get them: all read the folder that was found once."""
-    return {**asdict(config), "model": str(folder), "revision": None, "kernels": dict(config.kernels)}
+    location = None if config.init_expert_location is None else str(config.init_expert_location)
+    changed = {"model": str(folder), "revision": None, "init_expert_location": location}
+    return {**asdict(config), **changed, "kernels": dict(config.kernels)}
 
 
 class Shared(NamedTuple):

@@ -16,6 +16,9 @@ LONGEST_TIMEOUT = 1_000_000_000  # seconds; torch takes no more than some thousa
 
 DTYPES = ("float32", "bfloat16", "float16")
 
+# Settings that are whole numbers and never None
+WHOLE = (*SIZES, "num_redundant_experts", "moe_expert_cache_size")
+
 # Tokens per cache block by default. Kernels read larger blocks faster (docs/log.md: pages of 64 gain about 10 % over
 # pages of 16 in prefill). Smaller blocks match prefixes and bound requests more finely.
 DEFAULT_BLOCK_SIZE = {"cuda": 64, "cpu": 16}
@@ -52,6 +55,15 @@ class LLMConfig:
     prefill_context_parallel_threshold: the tokens of a step from which on they are divided. The default follows from
         model and device; shorter steps every device runs by itself.
     enable_expert_parallel: these devices divide the experts of a mixture between them, and no expert's matrices.
+    data_parallel_size: with enable_expert_parallel, how many ranks have requests and a cache of their own, and divide
+        the experts alone between them (data-parallel attention).
+    all2all_backend: how tokens reach the ranks of their experts with data_parallel_size: "distributed" (NCCL or gloo),
+        or "peer" (GPUs write into each other's memory).
+    moe_expert_cache_size: of how many experts of a layer the device holds the matrices; those of all lie in the host's
+        memory. 0: all are on the device.
+    num_redundant_experts: so many further copies of experts lie on the ranks that divide them, of those with most
+        tokens.
+    init_expert_location: a file with the tokens that every expert got in some run, by which experts are placed.
     distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before they are given up.
     rank_trace_dir: a folder for traces of steps that show which rank waited for which. Ranks then note when they come
         to collectives and leave them, which takes some microseconds each.
@@ -93,6 +105,11 @@ class LLMConfig:
     prefill_context_parallel_size: int = 1
     prefill_context_parallel_threshold: int | None = None
     enable_expert_parallel: bool = False
+    data_parallel_size: int = 1
+    all2all_backend: Literal["distributed", "peer"] = "distributed"
+    moe_expert_cache_size: int = 0
+    num_redundant_experts: int = 0
+    init_expert_location: str | Path | None = None
     distributed_timeout_seconds: float = 120.0
     rank_trace_dir: str | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
@@ -129,6 +146,11 @@ class LLMConfig:
                 raise InvalidConfig(f"{name} must be at least 1, got {value!r}.")
         if self.block_size is not None and (self.block_size < 1 or self.block_size & (self.block_size - 1)):
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
+        for name in ("num_redundant_experts", "moe_expert_cache_size"):
+            if getattr(self, name) < 0:
+                raise InvalidConfig(f"{name} must not be negative, got {getattr(self, name)!r}.")
+        if self.all2all_backend not in ("distributed", "peer"):
+            raise InvalidConfig(f"unknown all2all_backend {self.all2all_backend!r}; use distributed or peer.")
         self._check_together()
 
     def _check_together(self) -> None:
@@ -158,10 +180,10 @@ class LLMConfig:
             "block_size",
             "seed",
             "prefill_context_parallel_threshold",
-            *SIZES,
+            *WHOLE,
         ):
             value = getattr(self, name)
-            optional = name not in ("seed", *SIZES)
+            optional = name not in ("seed", *WHOLE)
             if not (isinstance(value, int) and not isinstance(value, bool)) and not (optional and value is None):
                 raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
         for name in (

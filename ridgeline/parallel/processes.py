@@ -90,6 +90,12 @@ class ProcessAxis:
         dist.all_gather_into_tensor(whole_TM, x_TM.contiguous(), group=self._group)
         return whole_TM
 
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """Send entry r of the first dimension to rank r. Return a tensor whose entry r came from rank r."""
+        received = torch.empty_like(x, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(received, x.contiguous())
+        return received
+
     def smallest(self, value: int) -> int:
         # Not by a collective: ranks come here when they have loaded, which may take one much longer than others
         self._asked += 1

@@ -144,6 +144,16 @@ class Runner:
         """True unless a later stage of a pipeline draws the tokens."""
         return self.decoder.spec.scores
 
+    def expect_tokens(self, capacity: int) -> None:
+        """Let the next step exchange tokens with other ranks that have at most so many each."""
+        assert self.decoder.mesh.exchange is not None
+        self.decoder.mesh.exchange.capacity = capacity
+
+    @torch.inference_mode()
+    def lend_experts(self) -> None:
+        """Take part in a step of other ranks, in which this one has no tokens."""
+        self.decoder.lend_experts()
+
     def prepare(self, plan: StepPlan) -> None:
         """Bring the slots and the blocks to the state that the plan starts from."""
         if plan.reset:

@@ -51,6 +51,9 @@ class ThreadAxis:
     ) -> tuple[Tensor, Tensor]:
         return ops.rms_norm(self.all_reduce(x_TM), residual_TM, weight_M, eps)
 
+    def all_to_all(self, x: Tensor) -> Tensor:
+        return torch.stack([part[self.rank] for part in self._all(x)])
+
     def smallest(self, value: int) -> int:
         return int(torch.stack(self._all(torch.tensor(value))).min())
 
