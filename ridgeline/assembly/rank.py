@@ -31,7 +31,8 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     config = LLMConfig(**begin.options)
     device = device_of_rank(config, begin.rank)
     with on_device(device):
-        ranks = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit)
+        whole = config.pipeline_parallel_size == 1
+        ranks = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit, adds_up=whole)
         mesh = _mesh(config, ranks, begin.limit)
         choices = choose(config, device, mesh)
         worker, memory = device_worker(choices, progress)
