@@ -46,7 +46,7 @@ class CacheGroup:
 
     @property
     def depth(self) -> int:
-        """How many layers there is memory for."""
+        """The number of layers that there is memory for."""
         return len(self.layers) + self.spare
 
 

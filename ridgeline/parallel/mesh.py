@@ -36,7 +36,7 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """How many ranks divide the model."""
+        """The number of ranks that divide the model."""
         return self.tp.size * self.pp.size
 
     def smallest(self, value: int) -> int:

@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Cut:
-    """Which rows of a plan a part has: of row rows_R[r] the tokens starts_R[r] to ends_R[r] - 1."""
+    """The rows of a plan that a part has: of row rows_R[r] the tokens starts_R[r] to ends_R[r] - 1."""
 
     rows_R: np.ndarray
     starts_R: np.ndarray
