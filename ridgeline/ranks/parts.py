@@ -22,6 +22,9 @@ import numpy as np
 from ridgeline.core.plan import Assign, Feature, Guided, PrefixGroup, RowKind, Rows, Span, StepPlan
 
 LEAST_PIECE = 128  # tokens: with fewer, reading the weights once more takes longer than a stage waits
+# Prompts of a step make it more parts than there are stages, if each gets so many tokens, which a GPU computes as fast
+# as more of them: a step that runs alone then leaves stages less time without work
+LONG_PIECE, FINER = 1024, 4
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,12 @@ class Dealer:
     """Takes plans apart for so many stages, and numbers the parts. No chunk is cut into pieces of fewer tokens than
     least_piece.
 
-    most: parts that a plan has at most: as many as there are stages, so that all are at work.
+    most: parts that a plan has at most: as many as there are stages, so that all are at work, but FINER times as many
+        for prompts of long_piece tokens for each.
     """
 
-    def __init__(self, stages: int, least_piece: int = LEAST_PIECE) -> None:
-        self._stages, self._least, self.most = stages, least_piece, stages
+    def __init__(self, stages: int, least_piece: int = LEAST_PIECE, long_piece: int = LONG_PIECE) -> None:
+        self._stages, self._least, self._long, self.most = stages, least_piece, long_piece, stages
         self._newest = 0  # part
         self._drawn_S = np.full(64, -1, np.int64)  # the newest part that draws a token of the slot
         self._dealt: tuple[Rows, list[tuple[Cut, Rows]]] | None = None  # of the newest plan without chunks
@@ -71,7 +75,9 @@ class Dealer:
         rows = plan.rows
         if self._dealt is not None and self._dealt[0] is rows:
             return self._dealt[1]
-        found = [(cut, _rows_of(rows, cut)) for cut in cuts(rows, self.most, self._least)]
+        prompts = int(rows.num_tokens_R[rows.kinds_R == RowKind.CHUNK].sum())
+        most = max(self.most, min(FINER * self.most, prompts // self._long))
+        found = [(cut, _rows_of(rows, cut)) for cut in cuts(rows, most, self._least)]
         if not plan.spans:
             self._dealt = rows, found
         return found
