@@ -36,7 +36,8 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     device = device_of_rank(config, begin.rank)
     with on_device(device):
         stamps = stamps_of(device) if config.rank_trace_dir is not None else None
-        everybody = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit)
+        adds_up = config.tensor_parallel_size == begin.size
+        everybody = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit, adds_up=adds_up)
         choices = choose(config, device, mesh_of(config, everybody, device, begin.limit).watched(stamps))
         worker, memory = device_worker(choices, progress)
     return worker, Ready(

@@ -141,11 +141,14 @@ def _peer_sums(rank: int, size: int, device: torch.device) -> PeerSums | None:
         return None
 
 
-def join(rank: int, size: int, meeting: Path, device: torch.device, limit: float) -> ProcessAxis:
+def join(
+    rank: int, size: int, meeting: Path, device: torch.device, limit: float, *, adds_up: bool = True
+) -> ProcessAxis:
     """Meet the other processes, and return their axis. Every process calls it once.
 
     meeting: a file that does not exist yet, on a disk that all of them see.
     limit: seconds after which a collective gives up on ranks that do not take part, with an error.
+    adds_up: sums are made over all of them.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whatever its name resolves to
@@ -158,4 +161,4 @@ def join(rank: int, size: int, meeting: Path, device: torch.device, limit: float
         timeout=timedelta(seconds=limit),
         device_id=device if device.type == "cuda" else None,
     )
-    return ProcessAxis(rank, size, device, store)
+    return ProcessAxis(rank, size, device, store, None if adds_up else range(size))

@@ -51,7 +51,7 @@ class Forwarded:
 
     @property
     def rows(self) -> KeptRows:
-        """All by which the rows advance; a copy, if a graph's next step would overwrite it."""
+        """All that the rows need to advance, in memory of its own: a graph's next step overwrites the graph's."""
         inputs, scores = self.inputs, self.scores
         kept = KeptRows(inputs.slots_R, inputs.samples_R, scores.kv_len_R, scores.active_R)
         return kept.copied(len(self.plan.rows))

@@ -137,6 +137,24 @@ def test_a_part_that_all_stages_refuse_fails_its_plan_alone(tmp_path: Path, monk
         assert "generation" in own.errors[0]
 
 
+def test_outcomes_of_many_parts_wait_until_they_are_collected(tmp_path: Path) -> None:
+    """As where nobody has had the time to look."""
+    tiny_models.build("llama").save_pretrained(tmp_path)
+    asked = ask("long", LONG[:30], prompt_logprobs=0)
+    with rig(tmp_path, kv_cache_memory=1 << 19) as one:
+        want = one.run(asked)
+    with staged(tmp_path, 2, least_piece=1) as own:
+        worker: Stages = own.worker  # type: ignore[assignment]
+        worker._dealer.most = 15
+        own.add(asked)
+        own.engine._fill()
+        last = worker.workers[-1]._thread
+        assert last is not None
+        last.submit(lambda: None).result()
+        assert len(worker.dealt[0]) == 15
+        assert_same(own.run(), want)
+
+
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Rig]]:
     """A mixture on two stages of two ranks each, with prompts cut into small pieces."""
