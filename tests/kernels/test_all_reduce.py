@@ -26,6 +26,7 @@ from ridgeline.kernels.all_reduce.triton import (
     fits_rows,
 )
 from ridgeline.kernels.norm.op import rms_norm
+from tests.kernels.test_compile import lines_printed
 
 SHAPES = [(1, 64), (3, 96), (2, 1030), (1, 64)]  # of sums that follow each other; the first size again
 DIRECT = [(1, 64), (130, 8), (2, 1024), (1, 64)]  # 130: programs have two rows, and then other owners
@@ -168,3 +169,21 @@ def test_a_sums_size_chooses_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [choose.way(n, words=True, direct=True) for n in sizes] == ["words"] * 2 + ["direct"] * 2 + ["library"]
     assert [choose.way(n, words=True, direct=True, norm=True) for n in sizes[1:4]] == ["words", "words", "direct"]
     assert [choose.way(n, words=False, direct=False) for n in sizes] == ["library"] * 5
+
+
+COUNTING = """
+import json
+from ridgeline.kernels.all_reduce.triton import AOT
+from ridgeline.kernels.aot import build
+for kernel in AOT:
+    text = build(kernel, "sm_90").asm["ptx"]
+    words = kernel.constexprs["W"] // (32 * kernel.options.num_warps)
+    print(json.dumps([words, text.count("ld.relaxed.sys"), text.count("st.relaxed.sys")]))
+"""
+
+
+def test_a_thread_sends_and_awaits_each_of_its_words_once() -> None:
+    """Triton 3.6 repeats a wait for every layout that its words are wanted in, and each takes a trip to memory."""
+    for words, awaited, sent in lines_printed("-c", COUNTING):
+        assert awaited == words
+        assert sent == words
