@@ -92,7 +92,7 @@ def record(own: Rig) -> Logits:
         scores, first = forwarded.scores, 0
         with torch.inference_mode():
             every_TV = None if scores.hidden is None else runner.decoder.logits(scores.hidden).float()
-            last_RV = scores.logits_RV.float()
+            last_RV = scores.logits_RU.float()
         for row, count in enumerate(plan.rows.num_tokens_R.tolist()):
             name = NAMES[runner.slots.forms[int(plan.rows.slots_R[row])].prompt]
             end = int(plan.kv_bound_R[row])

@@ -160,7 +160,7 @@ class Graphs:
             scores = self._segments.forward(inputs)
             for features in CAPTURED_FEATURES:
                 self._segments.sample(inputs, scores, features)
-            self._segments.mask(scores, Masks.none(scores.logits_RV))
+            self._segments.mask(scores, Masks.none(scores.logits_RU))
 
     def uncaptured(self, plan: StepPlan) -> Shape:
         """Return the shape of a step that runs op by op."""
@@ -237,7 +237,7 @@ class _Memory:
 def _borrowed_scores(scores: Scores) -> Scores:
     x_TM, residual_TM = scores.hidden
     hidden = Hidden(borrowed(x_TM), None if residual_TM is None else borrowed(residual_TM))
-    return Scores(borrowed(scores.active_R), borrowed(scores.kv_len_R), borrowed(scores.logits_RV), hidden)
+    return Scores(borrowed(scores.active_R), borrowed(scores.kv_len_R), borrowed(scores.logits_RU), hidden)
 
 
 def borrowed(tensor: Tensor) -> Tensor:

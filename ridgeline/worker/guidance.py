@@ -2,7 +2,7 @@
 
 Legend:
     R  rows of the step
-    V  vocabulary; where ranks divide it, this rank's part
+    U  tokens of this rank's part of the vocabulary
     F  guided rows, each with its negative row
 """
 
@@ -34,9 +34,9 @@ class Guides:
         self._scale_G = sent[2 * count : 3 * count].view(torch.float32)
         self._giver_R = sent[3 * count :].long()
 
-    def scores(self, logits_RV: Tensor, vocabulary: Vocabulary) -> Tensor:
+    def scores(self, logits_RU: Tensor, vocabulary: Vocabulary) -> Tensor:
         """Return the scores that the rows draw from."""
-        return vocabulary.guide(logits_RV, self._row_G, self._negative_G, self._scale_G)
+        return vocabulary.guide(logits_RU, self._row_G, self._negative_G, self._scale_G)
 
     def tokens(self, token_R: Tensor) -> Tensor:
         """Return the drawn tokens, with a pair's token in both of its rows."""

@@ -111,7 +111,7 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
             scores = runner.segments.forward(inputs)
             for features in CAPTURED_FEATURES:
                 runner.segments.sample(inputs, scores, features)
-            runner.segments.mask(scores, Masks.none(scores.logits_RV))
+            runner.segments.mask(scores, Masks.none(scores.logits_RU))
     return done
 
 

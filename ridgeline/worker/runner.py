@@ -6,7 +6,7 @@ sampling features, CPUs) run the same segments op by op.
 Legend:
     T  tokens of the step, or those of them whose scores are wanted
     R  rows
-    V  vocabulary; where ranks divide it, this rank's part
+    U  tokens of this rank's part of the vocabulary; all of them, if there is one rank
 """
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ class Runner:
         vocabulary = self.segments.vocabulary
         guides = self._guides(plan.rows, forwarded.inputs.num_rows) if plan.rows.guided else None
         if guides is not None:
-            scores = replace(scores, logits_RV=guides.scores(scores.logits_RV, vocabulary))
-        reported_RV = scores.logits_RV[: len(plan.rows)]  # logprobs are taken from the scores before masks
+            scores = replace(scores, logits_RU=guides.scores(scores.logits_RU, vocabulary))
+        reported_RU = scores.logits_RU[: len(plan.rows)]  # logprobs are taken from the scores before masks
         if masks:
             if features & Feature.LOGPROBS:
-                reported_RV = reported_RV.clone()
+                reported_RU = reported_RU.clone()
             self.segments.mask(scores, Masks.of(vocabulary.own_bits(masks), vocabulary.each, self.device))
         outcome = forwarded.graph.sample(features) if forwarded.graph is not None and guides is None else None
         if outcome is None:
@@ -148,7 +148,7 @@ class Runner:
         logprobs = None
         if features & Feature.LOGPROBS:
             token_R = outcome.token_R[: len(plan.rows)].long().clamp(min=0)
-            logprobs = vocabulary.score(reported_RV, token_R, plan.rows.num_logprobs)
+            logprobs = vocabulary.score(reported_RU, token_R, plan.rows.num_logprobs)
         return Sampled(forwarded, outcome, letter, logprobs)
 
     def _check_generations(self, plan: StepPlan) -> None:
@@ -184,7 +184,7 @@ class Runner:
         pieces = []
         for offset in range(0, len(next_ids), SCORED_AT_ONCE):
             ids = next_ids[offset : offset + SCORED_AT_ONCE]
-            logits_TV = self.decoder.own_logits(hidden.at(slice(start + offset, start + offset + len(ids))))
+            logits_TU = self.decoder.own_logits(hidden.at(slice(start + offset, start + offset + len(ids))))
             token_T = upload(np.array(ids, np.int64), self.device)
-            pieces.append(self.segments.vocabulary.score(logits_TV, token_T, form.params.prompt_logprobs))
+            pieces.append(self.segments.vocabulary.score(logits_TU, token_T, form.params.prompt_logprobs))
         return DeviceLogprobs.joined(pieces)

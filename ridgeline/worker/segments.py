@@ -5,7 +5,7 @@ value, so each of them can be captured as a graph.
 Legend:
     T  tokens of the step
     R  rows
-    V  vocabulary; where ranks divide it, this rank's part
+    U  tokens of this rank's part of the vocabulary; all of them, if there is one rank
     M  model width
     A  cache groups
     S  slots
@@ -53,13 +53,13 @@ class Scores:
 
     active_R: True for rows that the device has not stopped.
     kv_len_R: tokens cached after the step (1 for stopped rows, so that their attention stays defined).
-    logits_RV: the scores of every row's last token.
+    logits_RU: the scores of every row's last token.
     hidden: the hidden state of all tokens, from which prompts are scored.
     """
 
     active_R: Tensor
     kv_len_R: Tensor
-    logits_RV: Tensor
+    logits_RU: Tensor
     hidden: Hidden
 
 
@@ -147,7 +147,7 @@ class Segments:
 
     def mask(self, scores: Scores, masks: Masks) -> None:
         """Forbid tokens in the scores, in place, before tokens are drawn."""
-        self._ops.mask_logits(scores.logits_RV, masks.bits_UW, masks.row_U)
+        self._ops.mask_logits(scores.logits_RU, masks.bits_UW, masks.row_U)
 
     def sample(
         self,
@@ -162,7 +162,7 @@ class Segments:
         """
         slots, outcome = self.slots, Outcome.empty(inputs.num_rows, inputs.slots_R.device)
         token_R = self.vocabulary.sample(
-            scores.logits_RV, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING
+            scores.logits_RU, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING
         )
         self._ops.step_advance(
             token_R if guides is None else guides.tokens(token_R),
