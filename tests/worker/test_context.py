@@ -116,7 +116,7 @@ def test_ranks_receive_the_bytes_by_which_ways_are_chosen(
     case = Case(rows=((64, 128),), num_heads=8, num_kv_heads=4, head_dim=64, block_size=8 * ranks)
     attended(way, ranks, case)
     itemsize = 4 if way == "heads" else 8
-    layer = Attended(64, 128, case.num_heads, case.num_kv_heads, case.head_dim, itemsize)
+    layer = Attended(64, 128, 0, case.num_heads, case.num_kv_heads, case.head_dim, itemsize)
     assert sum(received) / ranks == pytest.approx(moved(way, ranks, layer), rel=0.02)
 
 
