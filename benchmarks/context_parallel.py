@@ -35,7 +35,8 @@ from ridgeline.perf.context import FORMS, LINKS, Attended, cheapest, chunks, imb
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline
 from ridgeline.worker.share import Share
-from ridgeline.worker.state.rounds import Around, Blocks, Cached, Heads, Keys, Queries, Round, Softmax
+from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
+from ridgeline.worker.state.rounds import Around, Cached, Round, Softmax
 from ridgeline.worker.state.states import DeviceRows
 
 HEADS, KV_HEADS, WIDTH, NARROW, HELD = 32, 8, 128, 8, 64

@@ -16,7 +16,8 @@ from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.perf.context import Attended, moved
 from ridgeline.worker.share import Share
-from ridgeline.worker.state.rounds import Around, Blocks, Cached, Heads, Keys, Queries, Round, Softmax, Together
+from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
+from ridgeline.worker.state.rounds import Around, Cached, Round, Softmax, Together
 from ridgeline.worker.state.states import DeviceRows
 from tests.kernels.test_attention import dense
 from tests.kernels.unseen import forgotten, spoiled

@@ -17,8 +17,9 @@ from ridgeline.parallel.ring import Ring
 from ridgeline.perf.context import FORMS, Attended, cheapest
 from ridgeline.worker.share import Share
 from ridgeline.worker.state.buffer import StateMemory
+from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
 from ridgeline.worker.state.paged import PagedKV, PagedLayer, Scheduled
-from ridgeline.worker.state.rounds import Around, Blocks, Cached, Heads, Keys, Queries, Round, Softmax, Together
+from ridgeline.worker.state.rounds import Around, Cached, Round, Softmax, Together
 from ridgeline.worker.state.states import DeviceRows
 
 # The most bytes of one layer's keys and values, of all ranks, that are brought together. Beyond them queries travel.
