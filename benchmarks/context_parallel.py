@@ -8,7 +8,8 @@ them, from the same arguments, and the ring counts bytes in place of sending the
 number of bytes matters, and bytes are compared with the formula that plans by them.
 
 From the counts follows a prediction for H200s: the roofline's time of a step's products, divided by the ranks; the
-attention of the rank that has the most; and its bytes, as if nothing overlapped.
+attention of the rank that has the most; and its bytes. Those of the ring travel while ranks attend ("hidden"); a second
+figure counts them as if nothing overlapped, as it is with the other forms.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from ridgeline.perf.context import FORMS, LINKS, Attended, cheapest, chunks, imb
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline
 from ridgeline.worker.share import Share
-from ridgeline.worker.state.rounds import Around, Blocks, Cached, Heads, Keys, Queries, Round, Softmax
+from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
+from ridgeline.worker.state.rounds import Around, Cached, Round, Softmax
 from ridgeline.worker.state.states import DeviceRows
 
 HEADS, KV_HEADS, WIDTH, NARROW, HELD = 32, 8, 128, 8, 64
@@ -125,37 +127,41 @@ def simulate(spec: ModelSpec, ranks: int, tokens: int, chunk: int) -> list[dict[
     """Return a row for each form."""
     found: list[dict[str, object]] = []
     for form in FORMS if ranks > 1 else ("keys",):
-        work_CN, formula, received = [], 0.0, 0.0
+        work_CN, layer_bytes = [], []
         for start, end in chunks(tokens, chunk):
             counted = [one_step(form, rank, ranks, start, end) for rank in range(ranks)]
             work_CN.append([pairs for pairs, _ in counted])
-            received += max(count for _, count in counted)
-            narrow = Attended(end - start, end, HEADS, KV_HEADS, NARROW, 2)
+            narrow = Attended(end - start, end, 0, HEADS, KV_HEADS, NARROW, 2)
             assert abs(moved(form, ranks, narrow) / max(1, counted[0][1]) - 1) < 0.02 or ranks == 1
-            formula += moved(form, ranks, narrow._replace(head_dim=WIDTH))
-        found.append({"form": form, "ranks": ranks, **_predicted(spec, np.array(work_CN), tokens, chunk, formula)})
+            layer_bytes.append(moved(form, ranks, narrow._replace(head_dim=WIDTH)))
+        predicted = _predicted(spec, np.array(work_CN), tokens, chunk, np.array(layer_bytes), form == "keys")
+        found.append({"form": form, "ranks": ranks, **predicted})
     return found
 
 
-def _predicted(spec: ModelSpec, work_CN: np.ndarray, tokens: int, chunk: int, layer_bytes: float) -> dict[str, object]:
+def _predicted(
+    spec: ModelSpec, work_CN: np.ndarray, tokens: int, chunk: int, bytes_C: np.ndarray, hidden: bool
+) -> dict[str, object]:
     h200, ranks, layers = find("H200").attained(), work_CN.shape[1], len(spec.layers)
     limit, rate = Roofline(spec, h200, "bfloat16"), h200.rate("bfloat16")
-    products, attention = 0.0, 0.0
+    link, attention_C = LINKS["cuda"], layers * 4 * WIDTH * work_CN.max(1) / rate
+    products = 0.0
     for row, (start, end) in zip(work_CN, chunks(tokens, chunk), strict=True):
         shape, share = ([end - start], [end]), [-(-(end - start) // ranks)]
         whole, own = attention_cost(*shape, **LAYER), attention_cost(share, [end], **LAYER)
         assert np.isclose(row.sum() * 4 * WIDTH, whole.flops), "all ranks together compute what one device does"
         products += limit.step_limit(StepShape(share, [end], 1)) - layers * own.flops / rate
-        attention += layers * 4 * WIDTH * row.max() / rate
-    link = LINKS["cuda"]
-    waiting = layers * (layer_bytes / link.bandwidth + 2 * link.latency * len(work_CN)) if ranks > 1 else 0.0
-    seconds = products + attention + waiting
+    messages = layers * 2 * link.latency * len(work_CN) if ranks > 1 else 0.0
+    travel_C = layers * bytes_C / link.bandwidth
+    in_turn = products + messages + float((attention_C + travel_C).sum())
+    seconds = products + messages + float(np.maximum(attention_C, travel_C).sum()) if hidden else in_turn
     return {
         "attention_max_over_mean": imbalance(work_CN.sum(0)),
         "attention_worst_step": max(imbalance(row) for row in work_CN),
         "tflop_of_attention_per_rank": layers * 4 * WIDTH * work_CN.sum(0).max() / 1e12,
-        "gigabytes_received_per_rank": layers * layer_bytes / 1e9,
+        "gigabytes_received_per_rank": layers * float(bytes_C.sum()) / 1e9,
         "predicted_seconds": seconds,
+        "predicted_seconds_in_turn": in_turn,
         "predicted_tokens_per_second_and_rank": tokens / seconds / ranks,
     }
 
@@ -187,7 +193,9 @@ def main() -> None:
             numbers = (f"{found[deal]:>{9 + 2 * (deal == 'contiguous')}.4f}" for deal in found)
             print(f"{ranks:>5} {chunk:>8}", *numbers)
     print(f"\nLlama-3.1-8B's shape, chunks of {given.chunk:,}; H200s predicted")
-    names = f"{'max/mean':>9} {'TFLOP attn':>11} {'GB in':>8} {'seconds':>8} {'tok/s/rank':>11} {'flat':>6}"
+    names = (
+        f"{'max/mean':>9} {'TFLOP attn':>11} {'GB in':>8} {'seconds':>8} {'in turn':>8} {'tok/s/rank':>11} {'flat':>6}"
+    )
     print(f"{'ranks':>5} {'form':>8} {names}")
     alone = 0.0
     for ranks in given.ranks:
@@ -199,12 +207,13 @@ def main() -> None:
             print(
                 f"{ranks:>5} {row['form']:>8} {row['attention_worst_step']:>9.4f} "
                 f"{row['tflop_of_attention_per_rank']:>11.1f} {row['gigabytes_received_per_rank']:>8.1f} "
-                f"{row['predicted_seconds']:>8.2f} {rate:>11.0f} {rate / alone:>6.3f}"
+                f"{row['predicted_seconds']:>8.2f} {row['predicted_seconds_in_turn']:>8.2f} "
+                f"{rate:>11.0f} {rate / alone:>6.3f}"
             )
     limit = Roofline(spec, find("H200").attained(), "bfloat16").step_limit
     for ranks in (count for count in given.ranks if count > 1):
-        least = pays_from(spec, ranks, limit, LINKS["cuda"], 2)
-        form = cheapest(ranks, Attended(least, least, HEADS, KV_HEADS, WIDTH, 2))
+        least = pays_from(spec, ranks, limit, "cuda", 2)
+        form = cheapest(ranks, Attended(least, least, least * least // 2, HEADS, KV_HEADS, WIDTH, 2), "cuda")
         lines.append({"kind": "crossover", "ranks": ranks, "tokens": least, "form": form})
         print(f"{ranks} ranks are sooner from {least:,} tokens on ({form})")
     if given.output is not None:

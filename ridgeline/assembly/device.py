@@ -11,7 +11,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.layers.decoder import Decoder
 from ridgeline.parallel.mesh import Mesh
-from ridgeline.perf.context import LINKS, pays_from
+from ridgeline.perf.context import pays_from
 from ridgeline.perf.roofline import Roofline
 from ridgeline.quantization.held import keeping
 from ridgeline.weights.loader import Progress, load_weights
@@ -96,5 +96,5 @@ def _divide_from(choices: Choices) -> int | None:
     if hardware is not None:
         step_limit = Roofline(choices.part, hardware, choices.precision).step_limit
         item = DTYPE_BYTES[choices.dtype]
-        tokens = pays_from(choices.part, ring.size, step_limit, LINKS[device.type], item)
+        tokens = pays_from(choices.part, ring.size, step_limit, device.type, item)
     return ring.smallest(tokens)

@@ -6,8 +6,8 @@ Every rank does 1 / N of the work of a divided step. In exchange ranks wait for 
     queries   all queries visit every rank, and come back   2 · H · D · tokens · (N - 1) / N
     heads     both are exchanged for fewer heads            the sum of both, divided by N
 
-`keys` is the ring: its bytes travel while the rank attends to the piece that came before, so they cost time only where
-they take longer than that. Here they count in full, as if nothing overlapped.
+`keys` is the ring: its bytes travel while the rank attends to the piece that came before, so only those count that take
+longer than that.
 """
 
 from __future__ import annotations
@@ -36,11 +36,18 @@ class Link(NamedTuple):
 LINKS = {"cuda": Link(100e-6, 200e9), "cpu": Link(300e-6, 1e9)}
 
 
+# Bytes that travel beside attention for each of its FLOPs: an H200's link over its matrix rate. On a CPU those who send
+# and those who compute have the same cores.
+HIDDEN = {"cuda": 200e9 / 750e12, "cpu": 0.0}
+
+
 class Attended(NamedTuple):
-    """One layer's attention in a step. keys: all that the step's tokens can see, in all rows together."""
+    """One layer's attention in a step. keys: all that the step's tokens can see, in all rows together. pairs: the
+    queries and keys of them that meet."""
 
     tokens: int
     keys: int
+    pairs: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -57,28 +64,45 @@ def moved(form: str, ranks: int, layer: Attended) -> float:
     return keys if form == "keys" else (keys + queries) / ranks
 
 
-def cheapest(ranks: int, layer: Attended, possible: Collection[str] = FORMS) -> str:
-    """Return the form that moves the fewest bytes. `heads` is possible only where ranks divide the key heads."""
+def waited(form: str, ranks: int, layer: Attended, device: str) -> float:
+    """Return the bytes of `moved` for which a rank waits on this type of device."""
+    beside = HIDDEN[device] * 4 * layer.num_heads * layer.head_dim * layer.pairs / ranks if form == "keys" else 0.0
+    return max(0.0, moved(form, ranks, layer) - beside)
+
+
+def cheapest(ranks: int, layer: Attended, device: str, possible: Collection[str] = FORMS) -> str:
+    """Return the form with the fewest bytes to wait for, then with the fewest at all. `heads` is possible only where
+    ranks divide the key heads."""
     able = [form for form in FORMS if form in possible and (form != "heads" or layer.num_kv_heads % ranks == 0)]
-    return min(able, key=lambda form: moved(form, ranks, layer))
+    return min(able, key=lambda form: (waited(form, ranks, layer, device), moved(form, ranks, layer)))
 
 
-def seconds_between(model: ModelSpec, ranks: int, tokens: int, link: Link, itemsize: int) -> float:
+def seconds_between(model: ModelSpec, ranks: int, tokens: int, device: str, link: Link, itemsize: int) -> float:
     """Return how long a prompt of so many tokens waits for bytes of other ranks, in all layers."""
     seconds = 0.0
     for layer in model.layers:
         mixer = layer.attention
-        attended = Attended(tokens, tokens, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, itemsize)
-        seconds += moved(cheapest(ranks, attended), ranks, attended) / link.bandwidth + 2 * link.latency
+        pairs = tokens * (tokens + 1) // 2
+        attended = Attended(tokens, tokens, pairs, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, itemsize)
+        form = cheapest(ranks, attended, device)
+        seconds += waited(form, ranks, attended, device) / link.bandwidth + 2 * link.latency
     return seconds
 
 
-def pays_from(model: ModelSpec, ranks: int, step_limit: Callable[[StepShape], float], link: Link, itemsize: int) -> int:
-    """Return the shortest prompt that ranks compute sooner together than each by itself, or MOST."""
+def pays_from(
+    model: ModelSpec,
+    ranks: int,
+    step_limit: Callable[[StepShape], float],
+    device: str,
+    itemsize: int,
+    link: Link | None = None,
+) -> int:
+    """Return the shortest prompt that ranks compute sooner together than each by itself, or MOST. link: by default that
+    of this type of device."""
 
     def pays(tokens: int) -> bool:
         whole, share = (step_limit(StepShape([count], [tokens], 1)) for count in (tokens, -(-tokens // ranks)))
-        return whole - share > seconds_between(model, ranks, tokens, link, itemsize)
+        return whole - share > seconds_between(model, ranks, tokens, device, link or LINKS[device], itemsize)
 
     low, high = ranks, MOST
     while low < high:

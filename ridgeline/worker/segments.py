@@ -240,6 +240,8 @@ class Segments:
         token_R = self.vocabulary.sample(
             scores.logits_RU, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING
         )
+        if self._ring.size > 1:  # each of these ranks has scored by itself; they must never go on with unlike tokens
+            token_R = self._ring.stacked(token_R)[0]
         self._ops.step_advance(
             token_R if guides is None else guides.tokens(token_R),
             inputs.samples_R,

@@ -56,6 +56,11 @@ class Share:
         """The number of tokens that this rank runs."""
         return int(self.count_N[self.rank])
 
+    @property
+    def pairs(self) -> int:
+        """The number of pairs of a query and a key before it, on all ranks, without windows."""
+        return int((self.num_tokens_R * (2 * self.end_R - self.num_tokens_R + 1)).sum()) // 2
+
     @cached_property
     def _last(self) -> tuple[Tensor, Tensor]:
         """The rows' last tokens among this rank's, and whether they are there."""

@@ -69,6 +69,23 @@ def asked() -> list[Request]:
     ]
 
 
+def divided(folder: Path, ranks: int) -> tuple[Threads, Rig]:
+    config = LLMConfig(
+        model=folder,
+        dtype="float32",
+        device="cpu",
+        debug_checks=True,
+        max_num_batched_tokens=32,
+        block_size=4,
+        max_num_seqs=4,
+        prefill_context_parallel_size=ranks,
+        prefill_context_parallel_threshold=ranks,
+    )
+    group = Threads(config, ranks)
+    vocabulary = group.workers[0].runner.decoder.spec.vocab_size
+    return group, Rig(_engine(config, group, Wiring(group.memory, vocabulary, 4, False, None, False)))
+
+
 @pytest.mark.parametrize(
     ("family", "ranks", "form"),
     [
@@ -99,27 +116,28 @@ def test_ranks_give_the_tokens_of_one_device(
     monkeypatch.setattr(context, "cheapest", forced)
     with rig(folder) as one:
         want = one.run(*asked())
-    config = LLMConfig(
-        model=folder,
-        dtype="float32",
-        device="cpu",
-        debug_checks=True,
-        max_num_batched_tokens=32,
-        block_size=4,
-        max_num_seqs=4,
-        prefill_context_parallel_size=ranks,
-        prefill_context_parallel_threshold=ranks,
-    )
-    group = Threads(config, ranks)
-    vocabulary = group.workers[0].runner.decoder.spec.vocab_size
-    engine = _engine(config, group, Wiring(group.memory, vocabulary, 4, False, None, False))
+    _, own = divided(folder, ranks)
     try:
-        own = Rig(engine)
         got = own.run(*asked())
         assert own.errors == []
     finally:
-        engine.shutdown()
+        own.engine.shutdown()
     assert used[form] >= 3 * ranks, "too few steps were divided"
     for name, outcome in want.items():
         assert got[name].tokens == outcome.tokens, name
         assert len(got[name].prompt) == len(outcome.prompt)
+
+
+def test_ranks_never_go_on_with_unlike_tokens(tiny_model: Callable[[str], Path]) -> None:
+    """As where one of them has rounded otherwise: all take the first one's."""
+    with rig(tiny_model("llama")) as one:
+        want = one.run(*asked())
+    group, own = divided(tiny_model("llama"), 2)
+    ops = group.workers[1].runner.segments._ops
+    drawn = ops.sample
+    ops.sample = lambda *arguments: 0 * drawn(*arguments) + 7  # type: ignore[method-assign]
+    try:
+        got = own.run(*asked())
+    finally:
+        own.engine.shutdown()
+    assert {name: outcome.tokens for name, outcome in got.items()} == {n: o.tokens for n, o in want.items()}

@@ -16,10 +16,11 @@ from ridgeline.perf.context import (
     pairs_of,
     pays_from,
     seconds_between,
+    waited,
 )
 from tests.perf.models import spec
 
-LAYER = Attended(1024, 1024, 32, 8, 128, 2)
+LAYER = Attended(1024, 1024, 0, 32, 8, 128, 2)
 
 
 @pytest.mark.parametrize("deal", ["striped", "zigzag", "contiguous"])
@@ -46,13 +47,21 @@ def test_no_rank_has_more_than_its_part(ranks: int) -> None:
 
 
 def test_few_tokens_travel_to_many_keys_and_not_the_other_way() -> None:
-    assert cheapest(2, LAYER) == "keys"
-    assert cheapest(2, LAYER._replace(keys=100 * 1024)) == "queries"
+    assert cheapest(2, LAYER, "cuda") == "keys"
+    assert cheapest(2, LAYER._replace(keys=100 * 1024), "cuda") == "queries"
     both = LAYER._replace(keys=4 * 1024)
-    assert cheapest(4, both) == "heads"
-    assert cheapest(3, both, ["heads", "queries"]) == "queries", "8 key heads are not divided by 3"
+    assert cheapest(4, both, "cuda") == "heads"
+    assert cheapest(3, both, "cuda", ["heads", "queries"]) == "queries", "8 key heads are not divided by 3"
     assert [moved("heads", ranks, both) > moved("heads", 2 * ranks, both) for ranks in (2, 4)] == [True, True]
     assert all(moved(form, 2, both) < moved(form, 4, both) for form in FORMS[1:])
+
+
+def test_the_ring_is_taken_where_its_bytes_travel_beside_attention() -> None:
+    chunk = Attended(8192, 1 << 17, 8192 << 17, 32, 8, 128, 2)
+    assert cheapest(8, chunk, "cuda") == "keys"
+    assert cheapest(8, chunk, "cpu") == "heads", "nothing travels beside anything"
+    assert waited("keys", 8, chunk, "cuda") == 0
+    assert waited("keys", 8, chunk._replace(pairs=0), "cuda") == moved("keys", 8, chunk)
 
 
 def test_a_prompt_is_divided_where_that_is_sooner() -> None:
@@ -61,8 +70,8 @@ def test_a_prompt_is_divided_where_that_is_sooner() -> None:
     def step(shape: StepShape) -> float:
         return 1e-3 + 2e-5 * float(shape.num_tokens_R[0])
 
-    least = pays_from(model, 2, step, link, 2)
+    least = pays_from(model, 2, step, "cpu", 2, link)
     for tokens, pays in ((least - 2, False), (least, True), (4 * least, True)):
         sooner = step(StepShape([tokens], [tokens], 1)) - step(StepShape([-(-tokens // 2)], [tokens], 1))
-        assert (sooner > seconds_between(model, 2, tokens, link, 2)) == pays
-    assert pays_from(model, 2, step, Link(1e-4, 1e7), 2) == MOST, "a slow link never pays"
+        assert (sooner > seconds_between(model, 2, tokens, "cpu", link, 2)) == pays
+    assert pays_from(model, 2, step, "cpu", 2, Link(1e-4, 1e7)) == MOST, "a slow link never pays"

@@ -16,7 +16,8 @@ from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.perf.context import Attended, moved
 from ridgeline.worker.share import Share
-from ridgeline.worker.state.rounds import Around, Blocks, Cached, Heads, Keys, Queries, Round, Softmax, Together
+from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
+from ridgeline.worker.state.rounds import Around, Cached, Round, Softmax, Together
 from ridgeline.worker.state.states import DeviceRows
 from tests.kernels.test_attention import dense
 from tests.kernels.unseen import forgotten, spoiled
@@ -116,7 +117,7 @@ def test_ranks_receive_the_bytes_by_which_ways_are_chosen(
     case = Case(rows=((64, 128),), num_heads=8, num_kv_heads=4, head_dim=64, block_size=8 * ranks)
     attended(way, ranks, case)
     itemsize = 4 if way == "heads" else 8
-    layer = Attended(64, 128, case.num_heads, case.num_kv_heads, case.head_dim, itemsize)
+    layer = Attended(64, 128, 0, case.num_heads, case.num_kv_heads, case.head_dim, itemsize)
     assert sum(received) / ranks == pytest.approx(moved(way, ranks, layer), rel=0.02)
 
 

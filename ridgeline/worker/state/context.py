@@ -18,8 +18,9 @@ from ridgeline.parallel.ring import Ring
 from ridgeline.perf.context import FORMS, Attended, cheapest
 from ridgeline.worker.share import Share
 from ridgeline.worker.state.buffer import StateMemory
+from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
 from ridgeline.worker.state.paged import PagedKV, PagedLayer, Scheduled
-from ridgeline.worker.state.rounds import Around, Blocks, Cached, Heads, Keys, Queries, Round, Softmax, Together
+from ridgeline.worker.state.rounds import Around, Cached, Round, Softmax, Together
 from ridgeline.worker.state.states import DeviceRows
 
 # The most bytes of one layer's keys and values, of all ranks, that are brought together. Beyond them queries travel.
@@ -80,14 +81,15 @@ class ContextKV(PagedKV):
         ranks = share.ranks
         _, kv_heads, held_tokens, head_dim = self.views[0][0].shape
         keys = len(blocks.id_B) * held_tokens * ranks
-        layer = Attended(len(share.order_T), keys, way.num_heads, kv_heads, head_dim, self._dtype.itemsize)
+        item, device = self._dtype.itemsize, self.ops.platform.device_type
+        layer = Attended(len(share.order_T), keys, share.pairs, way.num_heads, kv_heads, head_dim, item)
         possible = set(self._forms)
-        if 2 * keys * prod((kv_heads, head_dim)) * self._dtype.itemsize > BROUGHT_BYTES:
+        if 2 * keys * prod((kv_heads, head_dim)) * item > BROUGHT_BYTES:
             possible = {"queries"}
         block = held_tokens * ranks
         if block > LARGEST_BLOCK or block & (block - 1):
             possible -= {"heads"}
-        return cheapest(ranks, layer, possible or {"queries"})
+        return cheapest(ranks, layer, device, possible or {"queries"})
 
     def layer(self, index: int) -> ContextLayer:
         return ContextLayer(self, self._ways[index], *self.views[index], None)
