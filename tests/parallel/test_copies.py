@@ -15,15 +15,17 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.sharding import Placement
-from ridgeline.layers.experts import Copies
+from ridgeline.layers.experts import Copies, ExpertStack
 from ridgeline.parallel.exchange import SwapExchange
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.experts import imbalance
 from ridgeline.perf.placement import equal_parts, placed, rank_loads
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config
+from tests.parallel.test_divided_models import kept, numbers_of
 from tests.parallel.test_exchange import CAPACITY, PROMPTS, decoder_of, logits
 from tests.parallel.threads import ThreadAxis, on_ranks
+from tests.weights.quantized_files import SCHEMES, quantize
 
 MIXTURE = Path(EMBEDDED_MODEL).with_name("embedded-moe")
 
@@ -56,6 +58,21 @@ def test_copies_change_no_result(family: str, own_tokens: bool, tiny_model: Call
     want = logits(whole, PROMPTS[0])
     for got in on_ranks(2, rank):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["gptq", "fp8 dynamic"])
+def test_copies_of_quantized_experts_keep_their_form(name: str, tmp_path: Path) -> None:
+    folder, _ = quantize("qwen3_moe", SCHEMES[name], tmp_path / "model", hidden_size=512, head_dim=64)
+    whole, placement = kept(folder, Mesh()), skewed(folder, 2, 2)
+    parts = on_ranks(2, lambda axis: kept(folder, Mesh(tp=axis, whole_experts=True, placement=placement)))
+    stacks = [(path, module) for path, module in whole.named_modules() if isinstance(module, ExpertStack)]
+    assert stacks
+    for path, module in stacks:
+        layer = int(path.split(".")[1])
+        for part, experts in zip(parts, placement[layer], strict=True):
+            own = part.get_submodule(path)
+            assert isinstance(own, ExpertStack)
+            torch.testing.assert_close(numbers_of(own), numbers_of(module)[list(experts)])
 
 
 def test_copies_of_an_expert_share_its_tokens_by_what_the_tokens_are() -> None:

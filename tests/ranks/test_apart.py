@@ -19,19 +19,16 @@ from ridgeline.engine.side_by_side import Engines
 from ridgeline.ranks import leader
 from ridgeline.ranks.apart import Apart
 from tests.driving import Rig, ask, rig
+from tests.ranks import test_group
 
 SOON = 15
 
 
 def requests() -> list[Request]:
-    """Prompts of unlike lengths, more than there are slots of one rank, and of unlike parameters."""
-    drawn = {"temperature": 0.9, "top_k": 12, "seed": 7}
+    """Requests that need every part of a plan, more than one rank has slots for."""
     return [
-        ask("long", list(range(3, 60)), max_tokens=9),
-        ask("short", [5], max_tokens=21),
-        ask("drawn", [9, 8, 7], max_tokens=12, **drawn),
-        ask("scored", [40, 41, 42, 43], max_tokens=3, logprobs=2),
-        ask("again", list(range(3, 59)), max_tokens=4),
+        *test_group.requests(),
+        ask("guided", [40, 41, 42], guidance_scale=1.5, negative_prompt=(7, 8)),
         *(ask(f"more {n}", [n + 1, 2 * n + 1], max_tokens=2 + n) for n in range(7)),
     ]
 
@@ -42,7 +39,7 @@ def mixture(tiny_model: Callable[[str], Path]) -> Path:
 
 
 def settings(size: int) -> dict[str, object]:
-    return {"data_parallel_size": size, "enable_expert_parallel": True, "debug_checks": False}
+    return {"data_parallel_size": size, "enable_expert_parallel": True}
 
 
 def test_ranks_with_requests_of_their_own_answer_as_one_device(mixture: Path) -> None:
@@ -72,6 +69,7 @@ def test_ranks_with_requests_of_their_own_answer_as_one_device(mixture: Path) ->
         assert got[name].tokens == outcome.tokens, name
         assert got[name].finish_reason == outcome.finish_reason
         np.testing.assert_allclose([p for _, p in got[name].scored], [p for _, p in outcome.scored], atol=1e-4)
+        assert len(got[name].prompt) == len(outcome.prompt)
     assert len(two.outcomes["alone"].tokens) == 5
     assert load is not None
     assert own_load is not None
