@@ -103,10 +103,7 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
     Raise InvalidConfig or ModelLoadError.
     """
     msgspec = _server_package("msgspec")
-    engine = {name: value for name, value in settings.items() if name in ENGINE_FIELDS}
-    own = {name: value for name, value in settings.items() if name not in ENGINE_FIELDS}
-    if engine.get("enable_expert_parallel") and all(engine.get(name, 1) == 1 for name in SIZES):
-        engine["data_parallel_size"] = own.pop("data_parallel_size", 1)  # one engine of ranks that divide the experts
+    engine, own = of_engine_and_server(settings)
     LLMConfig(**engine)  # complains about settings that no engine could use
     try:
         serve_config: ServeConfig = msgspec.convert({**own, "engine": engine}, ServeConfig)
@@ -123,6 +120,16 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
     folder = resolve_model(model, engine.get("revision"))
     names = serve_config.served_model_name or (folder.resolve().name if Path(model).exists() else model,)
     return Supervisor(serve_config, folder, names)
+
+
+def of_engine_and_server(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return an engine's settings, and the server's. With enable_expert_parallel alone, data_parallel_size makes ranks
+    of one engine that divide the experts; otherwise it makes engines."""
+    engine = {name: value for name, value in settings.items() if name in ENGINE_FIELDS}
+    own = {name: value for name, value in settings.items() if name not in ENGINE_FIELDS}
+    if engine.get("enable_expert_parallel") and all(engine.get(name, 1) == 1 for name in SIZES):
+        engine["data_parallel_size"] = own.pop("data_parallel_size", 1)
+    return engine, own
 
 
 def read_file(path: Path) -> dict[str, Any]:
