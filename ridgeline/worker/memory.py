@@ -67,11 +67,13 @@ def activation_bytes(model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max
     """Return an upper estimate, from shapes, of the memory that one step's intermediate tensors take.
 
     It counts the tensors of every token; per sampling row, three float32 copies of the logits; and the attention
-    workspace.
+    workspace. A stage of a pipeline holds hidden states besides: those that come, and those of two steps that go.
     """
     sampling_tables = max_seqs * model.vocab_size * 5
     per_seq = model.vocab_size * 4 * 3
     per_token = int(step_bytes_per_token(model, dtype_bytes))
+    if model.stage is not None:
+        per_token += 3 * model.hidden_size * dtype_bytes
     return max_tokens * per_token + max_seqs * per_seq + sampling_tables + WORKSPACE_BYTES
 
 

@@ -108,7 +108,8 @@ class Runner:
     def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None) -> None:
         """Capture graphs for steps of up to `max_rows` rows and `max_tokens` tokens (the largest steps are not
         captured). CUDA only."""
-        self.segments.before(max_tokens)
+        if self.pipe.rank > 0:
+            self.segments.before(max_tokens)  # where the graphs will read
         self._graphs = Graphs(self.segments, self.device, max_rows, max_tokens, cascade=self._cascade)
         self._graphs.capture(progress)
         self.segments.mailbox.restart()
