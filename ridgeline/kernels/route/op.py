@@ -205,7 +205,7 @@ class Case:
     def routes(self, dtype: torch.dtype, device: torch.device) -> tuple[Routes, int, int]:
         """Return the routes of these inputs, and the second half of the experts."""
         half = self.how.experts // 2
-        return route(*self.inputs(dtype, device)[:-1], tally_E=None)[2], half, half
+        return route(*self.inputs(dtype, device))[2], half, half
 
 
 SOFTMAX = RoutingSpec(experts=8, top_k=2, renormalize=True)
