@@ -217,6 +217,11 @@ class Case:
             torch.zeros(experts, dtype=torch.int64, device=device),
         )
 
+    def routes(self, dtype: torch.dtype, device: torch.device) -> tuple[Routes, int, int]:
+        """Return the routes of these inputs, and the second half of the experts."""
+        half = self.how.experts // 2
+        return route(*self.inputs(dtype, device))[2], half, half
+
 
 SOFTMAX = RoutingSpec(experts=8, top_k=2, renormalize=True)
 QWEN3 = RoutingSpec(experts=128, top_k=8, renormalize=True)
