@@ -71,9 +71,9 @@ class Apart(Group):
         self._moved = time.monotonic()
 
     def collect_of(self, rank: int) -> StepResult:
-        """Wait for the oldest plan of a rank, and return its result."""
-        if not self._sent[rank]:
-            self._send_all()
+        """Wait for the oldest plan of a rank, and return its result. Who collects has planned, and so have the others:
+        what they have not filled of a round they will not."""
+        self._send_all()
         plan_id, sent = self._sent[rank].popleft()
         member = self._members[rank]
         self._wait_for(lambda: bool(member.results), max(sent, self._moved))

@@ -76,6 +76,18 @@ def test_ranks_with_requests_of_their_own_answer_as_one_device(mixture: Path) ->
     assert own_load.total_LE.sum() >= load.total_LE.sum()  # a prompt that another rank has cached runs again
 
 
+def test_plans_of_a_rank_go_out_before_their_results_are_wanted(mixture: Path) -> None:
+    """While another rank has nothing to do too: or its device would wait for the host after every other step."""
+    with rig(mixture, **settings(2)) as two:
+        two.add(ask("alone", [1, 2], max_tokens=20))
+        group = two.engine._worker
+        assert isinstance(group, Apart)
+        for _ in range(6):
+            two.step()
+            assert sum(map(len, group._sent)) == 1  # the other of two plans in flight
+            assert not group._waiting
+
+
 def test_a_plan_that_one_rank_refuses_loses_the_group(mixture: Path) -> None:
     """The others wait for its experts: nobody may wait until a collective gives up."""
     with rig(mixture, **settings(2)) as two:
@@ -101,7 +113,7 @@ def step_on(own: Rig) -> None:
         own.step()
 
 
-def test_a_rank_that_stands_still_or_dies_loses_the_group(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_stands_still_loses_the_group(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader, "SILENCE", 2.0)
     with rig(mixture, **settings(2)) as two:
         two.add(ask("endless", [1, 2], max_tokens=200))
