@@ -44,7 +44,7 @@ class CacheGroup:
     layers: tuple[int, ...]
     spare: int = 0
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """The number of layers that there is memory for."""
         return len(self.layers) + self.spare

@@ -45,12 +45,14 @@ LOST = ("CUDA error", "HIP error", "Triton Error [CUDA]", "Triton Error [HIP]")
 class Ticket:
     """A submitted plan on its way.
 
+    waits: its tokens are drawn here, once masks have come.
     launched: resolves once the thread has run the plan; None where there is no thread.
     tallies: copies of the experts' tallies in front of the plan and behind it, where it was its turn to bring them.
     """
 
     plan: StepPlan
     watch: Stopwatch
+    waits: bool
     forwarded: Forwarded | None = None
     outcome: Expected | HandedOn | None = None
     error: str | None = None
@@ -127,9 +129,10 @@ class LocalWorker:
         return self._runner
 
     def submit(self, plan: StepPlan) -> None:
-        ticket = Ticket(plan, Stopwatch(self._runner.device, self._stamps))
+        waits = bool(plan.rows.features & Feature.MASK) and self._runner.draws
+        ticket = Ticket(plan, Stopwatch(self._runner.device, self._stamps), waits)
         self._pending.append(ticket)
-        if self._waits(plan):
+        if waits:
             self._waiting_for_masks[plan.id] = ticket
         ticket.launched = self._run(self._start, ticket)
 
@@ -250,11 +253,7 @@ class LocalWorker:
     def _start(self, ticket: Ticket) -> None:
         if ticket.plan.reset:
             self._failed_plan = None
-        self._guard(ticket, self._forward if self._waits(ticket.plan) else self._both, ticket)
-
-    def _waits(self, plan: StepPlan) -> bool:
-        """Return True if the plan's tokens are drawn here, once masks have come."""
-        return bool(plan.rows.features & Feature.MASK) and self._runner.draws
+        self._guard(ticket, self._forward if ticket.waits else self._both, ticket)
 
     def _both(self, ticket: Ticket) -> None:
         self._look(ticket)

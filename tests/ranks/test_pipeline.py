@@ -147,7 +147,7 @@ def test_outcomes_of_many_parts_wait_until_they_are_collected(tmp_path: Path) ->
         worker: Stages = own.worker  # type: ignore[assignment]
         worker._dealer.most = 15
         own.add(asked)
-        own.engine._fill()
+        own.engine.fill()
         last = worker.workers[-1]._thread
         assert last is not None
         last.submit(lambda: None).result()
