@@ -78,6 +78,8 @@ class Runner:
 
     cascade: in decode steps attention lets rows of a prefix group read their common blocks together.
     divide_from: as in `Segments`.
+
+    draws: True unless a later stage of a pipeline draws the tokens.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class Runner:
         self.slots = Slots(num_slots, len(layout.groups), columns, decoder.spec.vocab_size, self.device)
         self.segments = Segments(decoder, ops, layout, self.slots, divide_from)
         self.tallies, self.saturation = Tallies(decoder), Saturation(decoder)
-        self.pipe = decoder.mesh.pp
+        self.pipe, self.draws = decoder.mesh.pp, decoder.spec.scores
         self.relay = Relay(self.pipe, self.slots, ops)
         self._cascade = cascade
         self._graphs: Graphs | None = None
@@ -139,11 +141,6 @@ class Runner:
         self.pipe.send(x_TM if graph is None else x_TM.clone())
         self.relay.expect(plan, forwarded.rows)
         return forwarded
-
-    @property
-    def draws(self) -> bool:
-        """True unless a later stage of a pipeline draws the tokens."""
-        return self.decoder.spec.scores
 
     def expect_tokens(self, capacity: int) -> None:
         """Let the next step exchange tokens with other ranks that have at most so many each."""

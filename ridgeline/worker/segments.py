@@ -140,7 +140,8 @@ class Segments:
 
     def forward(self, inputs: DeviceInputs, lengths: HostLengths | None = None) -> Scores:
         """Run the network and score every row's last token."""
-        slots, share = self.slots, self._share(inputs, lengths)
+        slots = self.slots
+        share = None if self._divide_from is None else self._share(inputs, lengths, self._divide_from)
         token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T = self._ops.step_inputs(
             inputs.slots_R,
             inputs.start_R1,
@@ -207,11 +208,9 @@ class Segments:
             outcome.finish_R,
         )
 
-    def _share(self, inputs: DeviceInputs, lengths: HostLengths | None) -> Share | None:
+    def _share(self, inputs: DeviceInputs, lengths: HostLengths | None, divide_from: int) -> Share | None:
         """Return this rank's share of a step whose tokens are worth dividing, else None."""
-        if self._divide_from is None or lengths is None or lengths.scored:
-            return None
-        if int(lengths.num_tokens_R.sum()) < self._divide_from:
+        if lengths is None or lengths.scored or int(lengths.num_tokens_R.sum()) < divide_from:
             return None
         share = Share(self._ring, lengths.num_tokens_R, lengths.kv_bound_R, inputs.slots_R.device)
         return share if share.count_N.all() else None
