@@ -131,6 +131,7 @@ def gather_kernel(
         there_W = inbox_W + rank * PROGRAMS * CAPACITY
         word_W = own_W if rank == RANK else received(there_W, message, kept_W, PACK, ASM)
         tl.store(y_ptr + place_W + rank * each, word_W, mask=kept_W)
+    tl.debug_barrier()  # a warp that is late has yet to read the old number
     tl.store(epoch_ptr + tl.program_id(0), message)
 
 
@@ -212,6 +213,7 @@ def exchanged(
         word_W = own_W if rank == RANK else received(there_W, message, kept_W, PACK, ASM)
         low_W += number(word_W & 0xFFFF, BF16)
         high_W += number((word_W >> 16) & 0xFFFF, BF16)
+    tl.debug_barrier()  # a warp that is late has yet to read the old number
     tl.store(epoch_ptr + tl.program_id(0), message)
     return low_W, high_W
 
