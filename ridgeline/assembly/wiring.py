@@ -21,7 +21,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.plan import Worker
-from ridgeline.core.sharding import part_of, with_experts_of_a_rank
+from ridgeline.core.sharding import part_of
 from ridgeline.core.stages import deal, stage_of
 from ridgeline.defaults import choose_device, choose_itl_target, device_of_rank
 from ridgeline.engine.engine import Engine
@@ -177,14 +177,15 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
 def _parts(config: LLMConfig, model: ModelSpec) -> tuple[ModelSpec, ModelSpec]:
     """Return a rank's part of the model in all stages of a pipeline together, and in the first one. Raise
     InvalidConfig if ranks cannot divide the model so."""
-    placement, stages, sources = placement_of(config, model), config.pipeline_parallel_size, config.data_parallel_size
+    stages = config.pipeline_parallel_size
     counts = deal(model, stages, config.pipeline_layer_partition) if stages > 1 else (len(model.layers),)
-    if sources > 1:
-        part = with_experts_of_a_rank(model, sources, placement, sources=sources)
-    else:
-        part = part_of(
-            model, config.tensor_parallel_size, whole_experts=config.enable_expert_parallel, placement=placement
-        )
+    part = part_of(
+        model,
+        config.tensor_parallel_size,
+        whole_experts=config.enable_expert_parallel,
+        placement=placement_of(config, model),
+        sources=config.data_parallel_size,
+    )
     return part, stage_of(part, 0, counts)
 
 

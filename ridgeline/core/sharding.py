@@ -16,14 +16,19 @@ from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec
 Placement = tuple[tuple[tuple[int, ...], ...], ...]  # of each mixture, of each rank: its experts
 
 
-def part_of(model: ModelSpec, tp: int, *, whole_experts: bool = False, placement: Placement | None = None) -> ModelSpec:
+def part_of(
+    model: ModelSpec, tp: int, *, whole_experts: bool = False, placement: Placement | None = None, sources: int = 1
+) -> ModelSpec:
     """Return the part of the model that one of `tp` ranks computes. Heads, feed-forward (of every expert) and
     vocabulary are divided; key/value heads fewer than `tp` are repeated. The last part of a vocabulary may be short.
 
     whole_experts: a rank has some of the experts, and all of these. placement: which ones.
+    sources: so many ranks have tokens of their own, and divide nothing but the experts.
 
     Raises InvalidConfig if the shape does not divide.
     """
+    if sources > 1:
+        return with_experts_of_a_rank(model, sources, placement, sources=sources)
     if tp == 1:
         return model
     if whole_experts:

@@ -62,9 +62,9 @@ class Mesh:
 
     def part_of(self, model: ModelSpec) -> ModelSpec:
         """Return what a rank computes of a model. Raise InvalidConfig if it cannot be divided so."""
-        if self.exchange is not None:
-            return self.with_own_experts(model)
-        part = part_of(model, self.tp.size, whole_experts=self.whole_experts, placement=self.placement)
+        part = part_of(
+            model, self.tp.size, whole_experts=self.whole_experts, placement=self.placement, sources=self._sources
+        )
         return part if self.pp.size == 1 else stage_of(part, self.pp.rank, deal(model, self.pp.size, self.layers))
 
     def stage_of(self, model: ModelSpec) -> ModelSpec:
@@ -75,5 +75,9 @@ class Mesh:
         """Return the model with as many experts as a rank has, if ranks divide them. Raise InvalidConfig."""
         if not self.whole_experts or self.of_experts.size == 1:
             return model
-        sources = 1 if self.exchange is None else self.exchange.size
-        return with_experts_of_a_rank(model, self.of_experts.size, self.placement, sources=sources)
+        return with_experts_of_a_rank(model, self.of_experts.size, self.placement, sources=self._sources)
+
+    @property
+    def _sources(self) -> int:
+        """The number of ranks that have tokens of their own."""
+        return 1 if self.exchange is None else self.exchange.size

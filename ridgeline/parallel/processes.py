@@ -93,7 +93,7 @@ class ProcessAxis:
     def all_to_all(self, x: Tensor) -> Tensor:
         """Send entry r of the first dimension to rank r. Return a tensor whose entry r came from rank r."""
         received = torch.empty_like(x, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(received, x.contiguous())
+        dist.all_to_all_single(received, x.contiguous(), group=self._group)
         return received
 
     def smallest(self, value: int) -> int:
