@@ -4,7 +4,7 @@
 
     NCCL        torch.distributed
     symmetric   torch's symmetric memory: one shot up to 256 KiB, two from there on
-    words       kernels/all_reduce/triton.py
+    words       kernels/all_reduce/triton.py; 512: with at least so many words a program, +norm 32: with so many warps
     direct      kernels/all_reduce/direct.py in one shot (two GPUs) or two
     parts       reduce-scatter, norm of a part of the rows, all-gather: parallel/token_parts.py
     gather      all ranks' tensors beside each other, as words and by NCCL
@@ -147,12 +147,14 @@ class Bench:
         ways = {"NCCL": Way(nccl, total, True), "symmetric": Way(partial(self.torchs, held), total)}
         if triton.fits(x_TM):
             ways["words"] = Way(sums_of(triton.all_reduce, sums.peers), total)
+            ways["words 512"] = Way(sums_of(triton.all_reduce, sums.peers, 512), total)
         for shots in (1, 2):
             if direct.fits(x_TM, self.world, shots):
                 ways[f"direct {shots}"] = Way(sums_of(direct.all_reduce, memory, shots), total)
         ways["NCCL+norm"] = Way(lambda x: self.ops.rms_norm(nccl(x), residual_TM, weight_M, EPS)[0], normed, True)
         if triton.fits_rows(x_TM):
             ways["words+norm"] = Way(with_norm(triton.all_reduce_norm, sums.peers), normed)
+            ways["words+norm 32"] = Way(with_norm(triton.all_reduce_norm, sums.peers, 32), normed)
         for shots in (1, 2):
             if direct.fits_rows(x_TM, self.world, shots):
                 ways[f"direct {shots}+norm"] = Way(with_norm(direct.all_reduce_norm, memory, shots), normed)

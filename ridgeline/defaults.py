@@ -9,6 +9,8 @@ import torch
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.state_spec import KVSpec
 from ridgeline.kernels.ops import DETERMINISTIC
 
 # Requests at once and tokens per step, unless the user says otherwise.
@@ -51,16 +53,14 @@ def choose_device(wanted: str) -> torch.device:
 
 def device_of_rank(config: LLMConfig, rank: int) -> torch.device:
     """Return the device of one of the ranks that divide a model. Raise InvalidConfig if there are too few."""
-    device, names = choose_device(config.device), "tensor_parallel_size"
-    ranks = config.tensor_parallel_size * config.pipeline_parallel_size
-    if config.pipeline_parallel_size > 1:
-        names = "pipeline_parallel_size times tensor_parallel_size"
+    device, ranks = choose_device(config.device), config.ranks
+    named = f"{' times '.join(config.divided_by)} is {ranks}"
     if device.type == "cpu":
         return device
     if ":" in str(device):
-        raise InvalidConfig(f"device {config.device} is one GPU, and {names} is {ranks}; use device cuda.")
+        raise InvalidConfig(f"device {config.device} is one GPU, and {named}; use device cuda.")
     if ranks > (gpus := torch.cuda.device_count()):
-        raise InvalidConfig(f"{names} is {ranks}, and torch sees {gpus} GPUs; lower it to {gpus}.")
+        raise InvalidConfig(f"{named}, and torch sees {gpus} GPUs; lower it to {gpus}.")
     return torch.device(device.type, rank)
 
 
@@ -96,6 +96,21 @@ def check_max_model_len(wanted: int | None, model_maximum: int) -> int:
             f"max_model_len {wanted} is more than the model's own maximum of {model_maximum} positions."
         )
     return wanted or model_maximum
+
+
+def check_divided(model: ModelSpec, device: torch.device, ranks: int) -> None:
+    """Raise InvalidConfig if so many ranks cannot divide the cached tokens of the model between them."""
+    asked = f"prefill_context_parallel_size {ranks}"
+    for group in model.cache_groups:
+        spec = group.spec
+        if not isinstance(spec, KVSpec):
+            raise InvalidConfig(f"{asked} divides keys and values, and the model has {spec.kind} states; leave it out.")
+        if spec.format.quantized:
+            raise InvalidConfig(
+                f"{asked} and a cache of 8 bits do not go together yet; set kv_cache_dtype to bfloat16."
+            )
+        if spec.window is not None and device.type == "cuda":
+            raise InvalidConfig(f"{asked} does not divide windows of attention on a GPU yet; use tensor_parallel_size.")
 
 
 def choose_limits(config: LLMConfig, device: torch.device) -> tuple[int, int]:

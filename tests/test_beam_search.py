@@ -116,7 +116,7 @@ def test_beams_hold_what_they_share_once_and_run_a_token_a_step(family: str, tin
         pool, held, ran, step = llm.engine.scheduler.cache.pool, [], [], llm.engine.step
 
         def watching() -> object:
-            llm.engine._fill()
+            llm.engine.fill()
             held.append(pool.num_pages - pool.free_pages)
             events = step()
             ran.append(llm.engine.last_plan.num_tokens)

@@ -10,11 +10,13 @@ import torch
 
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.sharding import with_cached_experts
 from ridgeline.core.stages import of_stage
 from ridgeline.core.state_spec import DTYPE_BYTES
-from ridgeline.defaults import check_max_model_len, choose_dtype, choose_kernels, choose_limits
+from ridgeline.defaults import check_divided, check_max_model_len, choose_dtype, choose_kernels, choose_limits
 from ridgeline.kernels.launch import num_multiprocessors
 from ridgeline.kernels.op import Platform, on_gpu
 from ridgeline.kernels.ops import Ops
@@ -77,6 +79,7 @@ class Choices:
             max_seqs=self.max_seqs,
             max_chunk=self.max_tokens,
             ranks=self.mesh.size if self.device.type == "cpu" else 1,
+            token_ranks=self.mesh.cp.size,
         )
 
     @property
@@ -110,19 +113,35 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     weights.check(platform)
     files = config.load_format != "dummy"
     model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
+    if mesh.exchange is not None and on_gpu(platform) and not config.enforce_eager:
+        raise InvalidConfig(
+            "ranks with requests of their own (data_parallel_size) run without graphs; set enforce_eager."
+        )
     part, own = mesh.part_of(model.spec), mesh.stage_of(model.spec)
+    if mesh.cp.size > 1:
+        check_divided(model.spec, device, mesh.cp.size)
+    # What ranks hold that divide the experts alone, or all of what ranks of tensor parallelism divide
+    weighed, ranks = (own, mesh.tp.size) if mesh.exchange is None else (part, 1)
+    if config.moe_expert_cache_size:
+        _check_offload(config, model, platform)
+        weighed = with_cached_experts(own, config.moe_expert_cache_size) if on_gpu(platform) else own
     dtype, why = choose_dtype(config.dtype, model.dtype, device)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     overrides = choose_kernels(config, device)
     ops = Ops(platform, overrides)
+    if config.moe_expert_cache_size and (method_name(folder) is not None or is_gguf(folder)):
+        raise InvalidConfig(
+            "moe_expert_cache_size copies plain weights, and this checkpoint is quantized; leave it out."
+        )
     if method_name(folder) is None and not is_gguf(folder):
-        check_weights_fit(own, device, dtype=dtype, positions=1, ranks=mesh.tp.size)
+        check_weights_fit(weighed, device, dtype=dtype, positions=1, ranks=ranks)
     if files:
         check_files(folder, model)
     forms = of_stage(_kept(stored_forms(folder, model, files=files), config, folder, ops), own)
-    check_weights_fit(own, device, dtype=dtype, positions=1, forms=forms.values(), ranks=mesh.tp.size)
+    check_weights_fit(weighed, device, dtype=dtype, positions=1, forms=forms.values(), ranks=ranks)
     max_seqs, max_tokens = choose_limits(config, device)
     cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
+    cascade = cascade and mesh.cp.size == 1
     choices = Choices(
         config=config,
         device=device,
@@ -144,9 +163,9 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         captured=on_gpu(platform) and not config.enforce_eager,
     )
     item = weights.weight_bytes or DTYPE_BYTES[dtype]
-    least = weight_bytes(own, dtype_bytes=item, positions=1, forms=forms.values()) // mesh.tp.size
+    least = weight_bytes(weighed, dtype_bytes=item, positions=1, forms=forms.values()) // ranks
     longest = choices.memory(weights=least, loaded=False, longest=wanted_len).max_model_len
-    check_weights_fit(own, device, dtype=dtype, positions=longest, forms=forms.values(), ranks=mesh.tp.size)
+    check_weights_fit(weighed, device, dtype=dtype, positions=longest, forms=forms.values(), ranks=ranks)
     return replace(choices, longest=longest)
 
 
@@ -175,3 +194,16 @@ def _kept(forms: Forms, config: LLMConfig, folder: Path, ops: Ops) -> Forms:
         for name, form in forms.items()
         if (wanted or runs_well(form, ops)) and (form.copies == 1 or keeps_stacks(ops, form.helds))
     }
+
+
+def _check_offload(config: LLMConfig, model: ModelConfig, platform: Platform) -> None:
+    """Raise InvalidConfig if the model's experts cannot wait in the host's memory."""
+    mixtures = [layer.feed_forward for layer in model.spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
+    if not mixtures:
+        raise InvalidConfig("moe_expert_cache_size is for mixtures of experts, and the model is none; leave it out.")
+    if any(mixture.own_norms is not None for mixture in mixtures):
+        raise InvalidConfig(
+            "moe_expert_cache_size does not go with experts that have norms of their own; leave it out."
+        )
+    if on_gpu(platform) and not config.enforce_eager:
+        raise InvalidConfig("moe_expert_cache_size looks at routes on the host, which no graph can; set enforce_eager.")

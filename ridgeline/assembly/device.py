@@ -8,14 +8,20 @@ import torch
 
 from ridgeline.assembly.choices import Choices
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.layers.decoder import Decoder
 from ridgeline.parallel.mesh import Mesh
+from ridgeline.perf.context import pays_from
+from ridgeline.perf.roofline import Roofline
 from ridgeline.quantization.held import keeping
 from ridgeline.weights.loader import Progress, load_weights
 from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.local import LocalWorker
+from ridgeline.worker.machine import hardware_of
 from ridgeline.worker.memory import MemoryReport
 from ridgeline.worker.runner import Runner
+
+UNMEASURED = 512  # tokens of a step that ranks divide where nothing is known of the device
 
 
 def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWorker, MemoryReport]:
@@ -37,6 +43,7 @@ def _load(choices: Choices, progress: Progress | None) -> tuple[Decoder, MemoryR
             rotary_rows=choices.longest,
             scheme_of=keeping(choices.forms, choices.scheme),
             mesh=choices.mesh,
+            expert_cache=config.moe_expert_cache_size,
         )
         names, form = choices.model.weights, config.load_format
         load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
@@ -65,6 +72,7 @@ def _run_on(decoder: Decoder, memory: MemoryReport, choices: Choices, progress: 
             num_slots=choices.max_seqs,
             max_model_len=memory.max_model_len,
             cascade=choices.cascade,
+            divide_from=_divide_from(choices),
         )
         if choices.captured:
             runner.capture(max_rows=choices.max_seqs, max_tokens=choices.max_tokens, progress=progress)
@@ -74,3 +82,19 @@ def _run_on(decoder: Decoder, memory: MemoryReport, choices: Choices, progress: 
             "lower gpu_memory_utilization, kv_cache_memory or max_num_seqs, or set enforce_eager."
         ) from error
     return runner
+
+
+def _divide_from(choices: Choices) -> int | None:
+    """Return how many tokens a step must have for ranks to divide them, or None if there are no such ranks. All ranks
+    come to the same, whatever each has measured."""
+    ring, device = choices.mesh.cp, choices.device
+    if ring.size == 1:
+        return None
+    if choices.config.prefill_context_parallel_threshold is not None:
+        return choices.config.prefill_context_parallel_threshold
+    hardware, tokens = hardware_of(device), UNMEASURED
+    if hardware is not None:
+        step_limit = Roofline(choices.part, hardware, choices.precision).step_limit
+        item = DTYPE_BYTES[choices.dtype]
+        tokens = pays_from(choices.part, ring.size, step_limit, device.type, item)
+    return ring.smallest(tokens)

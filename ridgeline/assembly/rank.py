@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
+from ridgeline.assembly.placement import placement_of
 from ridgeline.core.config import LLMConfig
-from ridgeline.defaults import device_of_rank
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.defaults import choose_limits, device_of_rank
 from ridgeline.kernels.launch import on_device
+from ridgeline.parallel.exchange import Exchange, SwapExchange
 from ridgeline.parallel.lines import connect
 from ridgeline.parallel.mesh import Mesh
-from ridgeline.parallel.processes import ProcessAxis, join
+from ridgeline.parallel.process_ring import ProcessRing
+from ridgeline.parallel.processes import ProcessAxis, grid, join
 from ridgeline.parallel.stamps import stamps_of
 from ridgeline.ranks.messages import Begin, Ready
 from ridgeline.ranks.rank import Progress
+from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.loader import read_model_config, resolve_model
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import device_name
-
-
-def _mesh(config: LLMConfig, ranks: ProcessAxis, limit: float) -> Mesh:
-    whole_experts = config.enable_expert_parallel
-    if config.pipeline_parallel_size == 1:
-        return Mesh(tp=ranks, whole_experts=whole_experts)
-    pipe, tp = connect(ranks, config.pipeline_parallel_size, limit)
-    return Mesh(tp=tp, whole_experts=whole_experts, pp=pipe, layers=config.pipeline_layer_partition)
 
 
 def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker, Ready]:
@@ -33,9 +36,9 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     device = device_of_rank(config, begin.rank)
     with on_device(device):
         stamps = stamps_of(device) if config.rank_trace_dir is not None else None
-        ranks = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit)
-        mesh = _mesh(config, ranks, begin.limit)
-        choices = choose(config, device, mesh.watched(stamps))
+        adds_up = config.tensor_parallel_size == begin.size
+        everybody = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit, adds_up=adds_up)
+        choices = choose(config, device, mesh_of(config, everybody, device, begin.limit).watched(stamps))
         worker, memory = device_worker(choices, progress)
     return worker, Ready(
         dtype=choices.dtype,
@@ -52,3 +55,40 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
         cascade=choices.cascade,
         captured=choices.captured,
     )
+
+
+def mesh_of(config: LLMConfig, everybody: ProcessAxis, device: torch.device, limit: float) -> Mesh:
+    """Return this process's axes. Every process calls it at the same time.
+
+    Processes that divide matrices have consecutive numbers; so a stage's ranks, and those with the same share of a
+    context, follow each other. limit: seconds after which a message or a collective is given up.
+    """
+    spec = read_model_config(resolve_model(config.model or EMBEDDED_MODEL, config.revision)).spec
+    mesh = Mesh(whole_experts=config.enable_expert_parallel, placement=placement_of(config, spec))
+    inner = config.tensor_parallel_size
+    if inner == everybody.size:
+        return replace(mesh, tp=everybody)
+    if config.data_parallel_size > 1:
+        return replace(mesh, exchange=_exchange(config, spec, everybody, device))
+    rows, columns = grid(everybody.size, inner)
+    if inner > 1:
+        mesh = replace(mesh, tp=everybody.divided(ProcessAxis, rows, limit))
+    if config.pipeline_parallel_size > 1:
+        return replace(mesh, pp=connect(everybody, columns, limit), layers=config.pipeline_layer_partition)
+    return replace(mesh, cp=everybody.divided(ProcessRing, columns, limit))
+
+
+def _exchange(config: LLMConfig, spec: ModelSpec, ranks: ProcessAxis, device: torch.device) -> Exchange:
+    """Return the way in which tokens reach the ranks of their experts. Raise InvalidConfig."""
+    if config.all2all_backend == "distributed":
+        return SwapExchange(ranks)
+    from ridgeline.parallel.peer_exchange import PeerExchange  # here, because it needs Triton and a build for GPUs
+
+    used = max(layer.feed_forward.routing.top_k for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec))
+    _, most = choose_limits(config, device)
+    try:
+        return PeerExchange(ranks, device, most=most, width=spec.hidden_size, used=used, itemsize=4)
+    except RuntimeError as error:
+        raise InvalidConfig(
+            f"GPUs cannot write to each other ({error}); set all2all_backend to distributed."
+        ) from error

@@ -13,16 +13,19 @@ import torch
 
 from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
+from ridgeline.assembly.placement import placement_of
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig, LLMConfig
 from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
+from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.plan import Worker
 from ridgeline.core.sharding import part_of
 from ridgeline.core.stages import deal, stage_of
 from ridgeline.defaults import choose_device, choose_itl_target, device_of_rank
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.side_by_side import Engines
 from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
@@ -62,10 +65,7 @@ class Assembly:
     def local(self) -> LocalWorker:
         """The worker, for callers that look into it. Raise InvalidConfig if it is in other processes."""
         if not isinstance(self.worker, LocalWorker):
-            raise InvalidConfig(
-                "this looks into the worker, which several ranks are; leave tensor_parallel_size and "
-                "pipeline_parallel_size out."
-            )
+            raise InvalidConfig("this looks into the worker, which several ranks are; run it on one device.")
         return self.worker
 
 
@@ -78,7 +78,7 @@ def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive
     worker's are left: were there more threads than cores, each would go to sleep after every loop instead of looking
     out for the next (libgomp's rule), which makes a step of a small model 10 to 20 % longer.
     """
-    if config.tensor_parallel_size * config.pipeline_parallel_size > 1:
+    if config.ranks > 1:
         return _assemble_group(config, progress, interactive)
     device = choose_device(config.device)
     if device.type != "cpu":
@@ -91,8 +91,6 @@ def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive
 
 
 def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None, interactive: bool) -> Assembly:
-    if config.rank_trace_dir is not None:
-        raise InvalidConfig("rank_trace_dir shows which rank waits for which, and there is one; leave it out.")
     choices = choose(config, device)
     worker, memory = device_worker(choices, progress)
     hardware, spec = hardware_of(device), choices.model.spec
@@ -120,22 +118,27 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
     """Start the ranks, which load the model, and wire an engine to them. This process holds no part of it."""
     if find_spec("msgspec") is None:
         raise InvalidConfig("several ranks need the package msgspec; pip install 'ridgeline[serve]'.")
-    from ridgeline.ranks.leader import Group  # here, because it needs that package
+    from ridgeline.ranks.apart import Apart  # here, because these need that package
+    from ridgeline.ranks.leader import Group
 
-    stages, device = config.pipeline_parallel_size, device_of_rank(config, 0)
-    size = config.tensor_parallel_size * stages
+    size, stages, device = config.ranks, config.pipeline_parallel_size, device_of_rank(config, 0)
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
     files = config.load_format != "dummy"
     model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
-    part = part_of(model.spec, config.tensor_parallel_size, whole_experts=config.enable_expert_parallel)
-    counts = deal(model.spec, stages, config.pipeline_layer_partition) if stages > 1 else ()
-    group = Group(_sent(config, folder), size, config.distributed_timeout_seconds, progress, stages=stages)
+    if config.all2all_backend == "peer" and device.type != "cuda":
+        raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
+    part, stage = _parts(config, model.spec)
+    if config.data_parallel_size > 1:
+        group: Group = Apart(_sent(config, folder), size, config.distributed_timeout_seconds, progress)
+    else:
+        group = Group(_sent(config, folder), size, config.distributed_timeout_seconds, progress, stages=stages)
     facts = group.facts
     layout = CacheLayout(
-        groups=stage_of(part, 0, counts or (1,)).cache_groups,
+        groups=stage.cache_groups,
         block_size=facts.block_size,
         dtype=facts.dtype,
         num_pages=facts.num_pages,
+        ranks=config.prefill_context_parallel_size,
     )
     memory = MemoryReport(
         weights=facts.weights,
@@ -146,9 +149,14 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
         max_chunk=facts.max_tokens,
     )
     hardware, exact = hardware_named(facts.device_name, device), precision(facts.dtype)
-    cost_model = Shared(Roofline(part, hardware, exact), stages) if hardware is not None else None
+    cost_model: CostModel | None = None
+    if hardware is not None:
+        cost_model = Shared(Roofline(part, hardware, exact, expert_devices=config.data_parallel_size), stages)
     wiring = Wiring(memory, model.spec.vocab_size, facts.max_seqs, facts.cascade, cost_model, interactive)
-    engine = _engine(config, group, wiring)
+    if isinstance(group, Apart):
+        engine: Engine = Engines([_engine(config, seat, wiring) for seat in group.seats], group)
+    else:
+        engine = _engine(config, group, wiring)
     if facts.captured:
         engine.rehearse()
         group.forget_expert_load()
@@ -166,9 +174,26 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
     )
 
 
+def _parts(config: LLMConfig, model: ModelSpec) -> tuple[ModelSpec, ModelSpec]:
+    """Return a rank's part of the model in all stages of a pipeline together, and in the first one. Raise
+    InvalidConfig if ranks cannot divide the model so."""
+    stages = config.pipeline_parallel_size
+    counts = deal(model, stages, config.pipeline_layer_partition) if stages > 1 else (len(model.layers),)
+    part = part_of(
+        model,
+        config.tensor_parallel_size,
+        whole_experts=config.enable_expert_parallel,
+        placement=placement_of(config, model),
+        sources=config.data_parallel_size,
+    )
+    return part, stage_of(part, 0, counts)
+
+
 def _sent(config: LLMConfig, folder: Path) -> dict[str, Any]:
     """Return the settings as the ranks get them: all read the folder that was found once."""
-    return {**asdict(config), "model": str(folder), "revision": None, "kernels": dict(config.kernels)}
+    location = None if config.init_expert_location is None else str(config.init_expert_location)
+    changed = {"model": str(folder), "revision": None, "init_expert_location": location}
+    return {**asdict(config), **changed, "kernels": dict(config.kernels)}
 
 
 class Shared(NamedTuple):

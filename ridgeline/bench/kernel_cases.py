@@ -31,7 +31,8 @@ from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.kernels.rotary import op as rotary
 from ridgeline.kernels.rotary.cost import rope_cost
 from ridgeline.kernels.sampling import op as sampling
-from ridgeline.kernels.sampling.cost import sample_cost
+from ridgeline.kernels.sampling import parts
+from ridgeline.kernels.sampling.cost import best_of_parts_cost, sample_cost
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,18 @@ class SampleCase:
         slots = torch.arange(self.rows, device=device)
         tables = sampling.SamplingTables.empty(self.rows, self.vocab_size, device)
         return logits, tables, slots, torch.ones_like(slots), Feature.NONE
+
+    def part(self, dtype: torch.dtype, device: torch.device) -> tuple:
+        """Return the same logits as the second half of a vocabulary."""
+        logits, _, slots, positions, features = self.inputs(dtype, device)
+        tables = sampling.SamplingTables.empty(self.rows, 2 * self.vocab_size, device)
+        return logits, tables, slots, positions, features, self.vocab_size
+
+    def pairs(self, dtype: torch.dtype, device: torch.device) -> tuple:
+        """Return the winners of two ranks with the same logits."""
+        logits, tables, slots, positions, features = self.inputs(dtype, device)
+        both = [parts.draw_part(logits[:, part::2], tables, slots, positions, features, 0) for part in (0, 1)]
+        return torch.stack(both, 1), tables, slots, positions, features
 
     def scored(self, dtype: torch.dtype, device: torch.device) -> tuple:
         """Return the same logits, and a token of each row whose logprob and rank are asked for."""
@@ -95,6 +108,8 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
 
     for c in cases("embedding", embedding.CASES[:3]):
         yield Subject(embedding.EMBEDDING, f"{c.tokens} of {c.rows}x{c.width}", c.inputs, _embedding(c))
+        label = f"{c.tokens} of a third of {c.rows}x{c.width}"
+        yield Subject(embedding.EMBEDDING_PART, label, c.part_inputs, _embedding_part(c))
     for c in cases("norm", norm.CASES):
         yield Subject(norm.RMS_NORM, _norm_label(c), c.inputs, _norm(c, "rms"))
     for c in norm.CASES:
@@ -114,10 +129,20 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
     for c in cases("sample", SAMPLE_CASES):
         yield Subject(sampling.SAMPLE, f"{c.rows}x{c.vocab_size}", c.inputs, _sample(c))
         yield Subject(sampling.SCORE_TOKENS, f"{c.rows}x{c.vocab_size}", c.scored, _sample(c), slack=512)
+        yield Subject(parts.DRAW_PART, f"{c.rows}x{c.vocab_size} of two ranks", c.part, _sample(c))
+        yield Subject(parts.BEST_OF_PARTS, f"{c.rows} of two ranks", c.pairs, _best(c))
 
 
 def _sample(c: SampleCase) -> Callable[[int], Cost]:
     return lambda _: sample_cost(c.rows, c.vocab_size)
+
+
+def _best(c: SampleCase) -> Callable[[int], Cost]:
+    return lambda _: best_of_parts_cost(c.rows, 2)
+
+
+def _embedding_part(c: embedding.Case) -> Callable[[int], Cost]:
+    return lambda item: embedding_cost(c.tokens, c.width, itemsize=item, held=1 / 3)
 
 
 def _embedding(c: embedding.Case) -> Callable[[int], Cost]:

@@ -128,8 +128,9 @@ class Setup:
     @property
     def _part(self) -> ModelSpec:
         """The part of one of our devices, to which limits belong."""
-        ranks, whole = self.extra.get("tensor_parallel_size", 1), bool(self.extra.get("enable_expert_parallel"))
-        return part_of(self.config.spec, ranks, whole_experts=whole)
+        tp, whole = self.extra.get("tensor_parallel_size", 1), bool(self.extra.get("enable_expert_parallel"))
+        sources = self.extra.get("data_parallel_size", 1) if whole else 1
+        return part_of(self.config.spec, tp, whole_experts=whole, sources=sources)
 
 
 def kernels(*, op: str, dtype: str, device: str, real: bool | None, commit: str) -> tuple[list[Timing], list[Record]]:

@@ -26,7 +26,7 @@ from ridgeline.kernels.int8_gemm import op as int8
 from ridgeline.kernels.int8_gemm.cost import int8_linear_cost
 from ridgeline.kernels.op import Op
 from ridgeline.kernels.route import op as route
-from ridgeline.kernels.route.cost import route_cost
+from ridgeline.kernels.route.cost import route_cost, to_some_cost
 
 # These ops are limited by the rate of the matrix units too, and the others by memory alone.
 MATRIX_OPS = (
@@ -112,6 +112,7 @@ def of_weights(*, real: bool = False) -> Iterator[Subject]:
         yield from _coded(c)
     for c in cases("route", [replace(c, exact=True) for c in route.CASES]):
         yield Subject(route.ROUTE, _route_label(c), c.inputs, _route(c), slack=4 * c.width)
+        yield Subject(route.ROUTE_TO_SOME, _route_label(c), c.routes, _to_some(c))
     for c in cases("grouped", [c for c in grouped.CASES if not c.dead]):
         label = f"{c.tokens}x{c.used} of {c.experts} {c.width}x{c.inner}"
         yield Subject(grouped.GROUPED_GATE_UP, label, c.gate_up_inputs, _gate_up(c), slack=16 * c.width, epsilons=32)
@@ -197,6 +198,10 @@ def _norm_linear(c: gemm.NormCase) -> Callable[[int], Cost]:
 def _route(c: route.Case) -> Callable[[int], Cost]:
     shape: Any = {"residual": c.residual, "norm": c.norm}
     return lambda item: route_cost(c.tokens, c.width, c.how.experts, c.how.top_k, itemsize=item, **shape)
+
+
+def _to_some(c: route.Case) -> Callable[[int], Cost]:
+    return lambda _: to_some_cost(c.tokens, c.how.experts // 2, c.how.top_k)
 
 
 def _route_label(c: route.Case) -> str:

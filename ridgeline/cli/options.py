@@ -39,7 +39,14 @@ ENGINE_HELP = {
     "tensor_parallel_size": "Devices that divide every matrix between them.",
     "pipeline_parallel_size": "Stages that divide the layers between them, each of so many devices.",
     "pipeline_layer_partition": "Layers of each stage, as 10,12,10 (default: so that stages take equally long).",
+    "prefill_context_parallel_size": "Devices that divide the cached tokens, and long prompts, between them.",
+    "prefill_context_parallel_threshold": "Tokens of a step from which on they divide these (default: by the model).",
     "enable_expert_parallel": "Let these devices divide the experts between them, and no expert's matrices.",
+    "data_parallel_size": "With enable_expert_parallel: ranks with requests of their own that share the experts.",
+    "all2all_backend": "distributed (NCCL, gloo) or peer (GPUs' memory): how tokens reach their experts.",
+    "moe_expert_cache_size": "Experts of a layer on the device; the others wait in the host's memory (0: all on it).",
+    "num_redundant_experts": "Further copies of busy experts, on all ranks together.",
+    "init_expert_location": "JSON file with the tokens that experts got, by which they are placed on ranks.",
     "distributed_timeout_seconds": "Seconds after which a step on several devices is given up.",
     "rank_trace_dir": "Folder for traces of which rank waited for which (several devices; slower).",
     "seed": "Seed for requests that have none of their own.",
@@ -77,11 +84,12 @@ SAMPLING_HELP = {
 
 CLI_DEFAULTS: Mapping[str, Any] = {"max_tokens": 256}
 
-ALIASES = {
+ALIASES = {  # as vLLM has them
     "data_parallel_size": ("-dp",),
     "tensor_parallel_size": ("-tp",),
     "pipeline_parallel_size": ("-pp",),
-}  # as vLLM has them
+    "prefill_context_parallel_size": ("-pcp",),
+}
 
 SAMPLING_NAMES = {"seed": "sampling_seed"}  # both objects have a field named seed
 

@@ -19,6 +19,7 @@ from ridgeline.cli.options import ENGINE_HELP, option
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.serving import ServeConfig
+from ridgeline.core.together import SIZES
 
 if TYPE_CHECKING:
     from ridgeline.serving.processes.supervisor import Supervisor
@@ -31,7 +32,8 @@ SERVE_HELP = {
     "api_key": "A key that clients must send (may be repeated; without one, none is asked for).",
     "admin_key": "A key for routes that show other clients' requests (may be repeated; default: the API keys).",
     "api_server_count": "Processes that face the network.",
-    "data_parallel_size": "Engines side by side, each on devices of its own (replicas of the model).",
+    "data_parallel_size": "Engines side by side, each on devices of its own (replicas of the model). With "
+    "enable_expert_parallel they divide the experts between them.",
     "shutdown_timeout": "Seconds for running requests to finish when the server ends.",
     "request_timeout": "Seconds that a request may take (0: no limit).",
     "queue_timeout": "Seconds that a request may wait for its first token (0: no limit).",
@@ -56,12 +58,12 @@ SERVE_HELP = {
 }
 # keys in arguments would show in `ps`
 ENVIRONMENT = {"api_key": "RIDGELINE_API_KEY", "admin_key": "RIDGELINE_ADMIN_KEY"}
-ENGINE_FIELDS = {field.name for field in fields(LLMConfig)} - {"skip_tokenizer_init"}
+ENGINE_FIELDS = {field.name for field in fields(LLMConfig)} - {"skip_tokenizer_init", "data_parallel_size"}
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give `command(…, given: dict)` one option per setting. `given` gets those that the user set."""
-    engine = {name: text for name, text in ENGINE_HELP.items() if name != "model"}
+    engine = {name: text for name, text in ENGINE_HELP.items() if name not in ("model", *SERVE_HELP)}
 
     @functools.wraps(command)
     def wrapped(**values: Any) -> None:
@@ -101,9 +103,8 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
     Raise InvalidConfig or ModelLoadError.
     """
     msgspec = _server_package("msgspec")
-    engine = {name: value for name, value in settings.items() if name in ENGINE_FIELDS}
+    engine, own = of_engine_and_server(settings)
     LLMConfig(**engine)  # complains about settings that no engine could use
-    own = {name: value for name, value in settings.items() if name not in ENGINE_FIELDS}
     try:
         serve_config: ServeConfig = msgspec.convert({**own, "engine": engine}, ServeConfig)
     except msgspec.ValidationError as error:
@@ -119,6 +120,16 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
     folder = resolve_model(model, engine.get("revision"))
     names = serve_config.served_model_name or (folder.resolve().name if Path(model).exists() else model,)
     return Supervisor(serve_config, folder, names)
+
+
+def of_engine_and_server(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return an engine's settings, and the server's. With enable_expert_parallel alone, data_parallel_size makes ranks
+    of one engine that divide the experts; otherwise it makes engines."""
+    engine = {name: value for name, value in settings.items() if name in ENGINE_FIELDS}
+    own = {name: value for name, value in settings.items() if name not in ENGINE_FIELDS}
+    if engine.get("enable_expert_parallel") and all(engine.get(name, 1) == 1 for name in SIZES):
+        engine["data_parallel_size"] = own.pop("data_parallel_size", 1)
+    return engine, own
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -44,27 +44,38 @@ class CacheGroup:
     layers: tuple[int, ...]
     spare: int = 0
 
-    @property
+    @cached_property
     def depth(self) -> int:
-        """How many layers there is memory for."""
+        """The number of layers that there is memory for."""
         return len(self.layers) + self.spare
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheLayout:
     """The division of one buffer of `num_pages` pages among all cache groups. The engine takes block ids from it, the
-    worker views of the memory."""
+    worker views of the memory.
+
+    block_size: tokens of a block.
+    ranks: how many ranks deal a block's tokens out between them (`core.stripes`). Each has such a buffer, with the same
+        blocks, and so `block_size` / `ranks` tokens of each.
+    """
 
     groups: tuple[CacheGroup, ...]
     block_size: int
     dtype: str
     num_pages: int
+    ranks: int = 1
+
+    @property
+    def tokens_held(self) -> int:
+        """The tokens of a block that one rank holds."""
+        return self.block_size // self.ranks
 
     @cached_property
     def unit_bytes(self) -> tuple[int, ...]:
         """Bytes of one layer's block, by group. Unlike ones are filled up to whole alignments. The steps between block
         ids are then whole alignments too, which kernels like, and ids stay far below what 32 bits hold."""
-        units = [group.spec.unit_bytes(self.block_size, self.dtype) for group in self.groups]
+        units = [group.spec.unit_bytes(self.tokens_held, self.dtype) for group in self.groups]
         size = ALIGNMENT if len(set(units)) > 1 else 1
         return tuple(-(-unit // size) * size for unit in units)
 
@@ -88,7 +99,7 @@ class CacheLayout:
     @property
     def padding(self) -> tuple[float, ...]:
         """The share of a slab that holds nothing, by group: the rest, and what its units are filled up with."""
-        held = (group.spec.unit_bytes(self.block_size, self.dtype) for group in self.groups)
+        held = (group.spec.unit_bytes(self.tokens_held, self.dtype) for group in self.groups)
         return tuple(1 - n * unit / self.slab_bytes for n, unit in zip(self.units_per_slab, held, strict=True))
 
     @cached_property

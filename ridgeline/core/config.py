@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from math import prod
 from pathlib import Path
 from typing import Literal
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
+from ridgeline.core.together import SIZES, check_together
 
 LONGEST_TIMEOUT = 1_000_000_000  # seconds; torch takes no more than some thousand years
 
 DTYPES = ("float32", "bfloat16", "float16")
+
+# Settings that are whole numbers and never None
+WHOLE = (*SIZES, "num_redundant_experts", "moe_expert_cache_size")
 
 # Tokens per cache block by default. Kernels read larger blocks faster (docs/log.md: pages of 64 gain about 10 % over
 # pages of 16 in prefill). Smaller blocks match prefixes and bound requests more finely.
@@ -45,7 +50,20 @@ class LLMConfig:
     pipeline_parallel_size: into how many stages the layers are divided. A step's rows pass through the stages in parts,
         so that all of them work at once. Every stage has tensor_parallel_size devices.
     pipeline_layer_partition: how many layers each stage has, as "10,12,10"; by default stages take equally long.
+    prefill_context_parallel_size: how many devices (or groups of `tensor_parallel_size`) divide the cached tokens, and
+        the tokens of long prompts, between them. Each holds the same weights.
+    prefill_context_parallel_threshold: the tokens of a step from which on they are divided. The default follows from
+        model and device; shorter steps every device runs by itself.
     enable_expert_parallel: these devices divide the experts of a mixture between them, and no expert's matrices.
+    data_parallel_size: with enable_expert_parallel, how many ranks have requests and a cache of their own, and divide
+        the experts alone between them (data-parallel attention).
+    all2all_backend: how tokens reach the ranks of their experts with data_parallel_size: "distributed" (NCCL or gloo),
+        or "peer" (GPUs write into each other's memory).
+    moe_expert_cache_size: of how many experts of a layer the device holds the matrices; those of all lie in the host's
+        memory. 0: all are on the device.
+    num_redundant_experts: so many further copies of experts lie on the ranks that divide them, of those with most
+        tokens.
+    init_expert_location: a file with the tokens that every expert got in some run, by which experts are placed.
     distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before they are given up.
     rank_trace_dir: a folder for traces of steps that show which rank waited for which. Ranks then note when they come
         to collectives and leave them, which takes some microseconds each.
@@ -84,7 +102,14 @@ class LLMConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     pipeline_layer_partition: str | None = None
+    prefill_context_parallel_size: int = 1
+    prefill_context_parallel_threshold: int | None = None
     enable_expert_parallel: bool = False
+    data_parallel_size: int = 1
+    all2all_backend: Literal["distributed", "peer"] = "distributed"
+    moe_expert_cache_size: int = 0
+    num_redundant_experts: int = 0
+    init_expert_location: str | Path | None = None
     distributed_timeout_seconds: float = 120.0
     rank_trace_dir: str | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
@@ -101,8 +126,6 @@ class LLMConfig:
             raise InvalidConfig(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r}."
             )
-        if self.cascade and self.deterministic:
-            raise InvalidConfig("cascade makes a request's bits depend on what runs beside it; not with deterministic.")
         if not 0 < self.distributed_timeout_seconds <= LONGEST_TIMEOUT:
             raise InvalidConfig(
                 f"distributed_timeout_seconds must be above 0 and at most {LONGEST_TIMEOUT:,}, got "
@@ -110,27 +133,43 @@ class LLMConfig:
             )
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise InvalidConfig(f"seed must fit into 64 bits, got {self.seed!r}.")
-        if self.rank_trace_dir is not None and len(self.divided_by) > 1:
-            raise InvalidConfig(f"rank_trace_dir follows one axis; set only one of {', '.join(self.divided_by)}.")
         for name in (
             "max_model_len",
             "max_num_seqs",
             "max_num_batched_tokens",
             "kv_cache_memory",
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
+            *SIZES,
+            "prefill_context_parallel_threshold",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {value!r}.")
         if self.block_size is not None and (self.block_size < 1 or self.block_size & (self.block_size - 1)):
             raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
+        for name in ("num_redundant_experts", "moe_expert_cache_size"):
+            if getattr(self, name) < 0:
+                raise InvalidConfig(f"{name} must not be negative, got {getattr(self, name)!r}.")
+        if self.all2all_backend not in ("distributed", "peer"):
+            raise InvalidConfig(f"unknown all2all_backend {self.all2all_backend!r}; use distributed or peer.")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Refuse settings that contradict each other."""
+        given = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
+        unset = {"cascade"} if not self.cascade else set()  # False asks for nothing
+        if not kv_format(self.kv_cache_dtype).quantized:
+            unset.add("kv_cache_dtype")
+        check_together({name: value for name, value in given.items() if name not in unset})
 
     @property
     def divided_by(self) -> list[str]:
         """The settings by which several devices divide the model between them."""
-        sizes = [each.name for each in fields(self) if each.name.endswith("parallel_size")]
-        return [name for name in sizes if getattr(self, name) > 1]
+        return [name for name in SIZES if getattr(self, name) > 1]
+
+    @property
+    def ranks(self) -> int:
+        """The processes of one engine, each on a device."""
+        return prod(getattr(self, name) for name in SIZES)
 
     def _check_types(self) -> None:
         for name in (
@@ -140,11 +179,11 @@ class LLMConfig:
             "kv_cache_memory",
             "block_size",
             "seed",
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
+            "prefill_context_parallel_threshold",
+            *WHOLE,
         ):
             value = getattr(self, name)
-            optional = name not in ("seed", "tensor_parallel_size", "pipeline_parallel_size")
+            optional = name not in ("seed", *WHOLE)
             if not (isinstance(value, int) and not isinstance(value, bool)) and not (optional and value is None):
                 raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
         for name in (

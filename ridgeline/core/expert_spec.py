@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -49,6 +50,9 @@ class ExpertsSpec:
     shared: an MLP that every token runs.
     shared_gate: the shared expert's output is multiplied by the sigmoid of one more product (Qwen2-MoE).
     held: of how many experts a rank holds the matrices, if ranks divide the experts; None: of all.
+    placed: the experts of each rank, `held` each, where some have copies on several ranks; None: each rank has the next
+        `held` experts.
+    sources: how many ranks' tokens come to these experts, if ranks have tokens of their own.
     own_norms: the layer's norm is that of the shared expert alone. Router and experts have norms of their own, of which
         the router's multiplies by M^-0.5 too, and experts and shared expert each have one for what they add (Gemma 4).
     """
@@ -61,18 +65,26 @@ class ExpertsSpec:
     shared: MLPSpec | None = None
     shared_gate: bool = False
     held: int | None = None
+    placed: tuple[tuple[int, ...], ...] | None = None
+    sources: int = 1
     own_norms: NormSpec | None = None
 
     @property
     def scratch(self) -> int:
         """The numbers per token between the first product and the last."""
-        pairs = 4 * self.routing.top_k * self.intermediate_size
+        pairs = 4 * self.sources * self.routing.top_k * self.intermediate_size
         return pairs + 4 * self.routing.experts + (self.shared.scratch if self.shared else 0)
 
     @property
     def stacked(self) -> int:
         """The experts whose matrices lie here."""
         return self.routing.experts if self.held is None else self.held
+
+    def experts_of(self, rank: int) -> Sequence[int]:
+        """Return the experts whose matrices a rank holds, in the order in which they lie there."""
+        if self.placed is not None:
+            return self.placed[rank]
+        return range(self.stacked * rank, self.stacked * (rank + 1))
 
     def products(self, width: int) -> Products:
         routing, size = self.routing, self.intermediate_size

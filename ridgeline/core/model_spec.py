@@ -7,6 +7,7 @@ into a network. Nothing here knows torch, so the planner and the cost model read
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from ridgeline.core.cache_layout import CacheGroup, group_layers
@@ -274,12 +275,12 @@ class ModelSpec:
     unused: tuple[str, ...] = ()
     stage: StageSpec | None = None
 
-    @property
+    @cached_property
     def embeds(self) -> bool:
         """True if tokens are embedded here."""
         return self.stage is None or self.stage.first
 
-    @property
+    @cached_property
     def scores(self) -> bool:
         """True if tokens are scored here."""
         return self.stage is None or self.stage.last

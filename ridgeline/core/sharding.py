@@ -6,42 +6,68 @@ results once behind each pair: behind attention's output projection, and behind 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec
 
+Placement = tuple[tuple[tuple[int, ...], ...], ...]  # of each mixture, of each rank: its experts
 
-def part_of(model: ModelSpec, tp: int, *, whole_experts: bool = False) -> ModelSpec:
+
+def part_of(
+    model: ModelSpec, tp: int, *, whole_experts: bool = False, placement: Placement | None = None, sources: int = 1
+) -> ModelSpec:
     """Return the part of the model that one of `tp` ranks computes. Heads, feed-forward (of every expert) and
     vocabulary are divided; key/value heads fewer than `tp` are repeated. The last part of a vocabulary may be short.
 
-    whole_experts: a rank has some of the experts, and all of these.
+    whole_experts: a rank has some of the experts, and all of these. placement: which ones.
+    sources: so many ranks have tokens of their own, and divide nothing but the experts.
 
     Raises InvalidConfig if the shape does not divide.
     """
+    if sources > 1:
+        return with_experts_of_a_rank(model, sources, placement, sources=sources)
     if tp == 1:
         return model
     if whole_experts:
-        model = with_experts_of_a_rank(model, tp)
+        model = with_experts_of_a_rank(model, tp, placement)
     layers = {layer: _layer(layer, tp) for layer in dict.fromkeys(model.layers)}
     return replace(model, vocab_size=-(-model.vocab_size // tp), layers=tuple(layers[layer] for layer in model.layers))
 
 
-def with_experts_of_a_rank(model: ModelSpec, ranks: int) -> ModelSpec:
-    """Return the model with as many experts in each mixture as one of so many ranks holds. Raises InvalidConfig."""
-    check_experts(model, ranks)
-    layers = {layer: _with_some_experts(layer, ranks) for layer in dict.fromkeys(model.layers)}
-    return replace(model, layers=tuple(layers[layer] for layer in model.layers))
+def with_experts_of_a_rank(
+    model: ModelSpec, ranks: int, placement: Placement | None = None, *, sources: int = 1
+) -> ModelSpec:
+    """Return the model with as many experts in each mixture as one of so many ranks holds. sources: so many of them
+    have tokens of their own. Raises InvalidConfig."""
+    check_experts(model, 1 if placement else ranks)
+    placed = iter(placement or ())
+    return replace(model, layers=tuple(_with_some_experts(layer, ranks, placed, sources) for layer in model.layers))
 
 
-def _with_some_experts(layer: LayerSpec, ranks: int) -> LayerSpec:
+def _with_some_experts(
+    layer: LayerSpec, ranks: int, placed: Iterator[tuple[tuple[int, ...], ...]], sources: int
+) -> LayerSpec:
     spec = layer.feed_forward
     if not isinstance(spec, ExpertsSpec):
         return layer
-    return replace(layer, feed_forward=replace(spec, held=spec.routing.experts // ranks))
+    own = next(placed, None)
+    held = spec.routing.experts // ranks if own is None else len(own[0])
+    return replace(layer, feed_forward=replace(spec, held=held, placed=own, sources=sources))
+
+
+def with_cached_experts(model: ModelSpec, slots: int) -> ModelSpec:
+    """Return the model with as many experts in each mixture as a device holds that has so many slots."""
+
+    def part(layer: LayerSpec) -> LayerSpec:
+        spec = layer.feed_forward
+        if not isinstance(spec, ExpertsSpec):
+            return layer
+        return replace(layer, feed_forward=replace(spec, held=min(slots, spec.routing.experts)))
+
+    return replace(model, layers=tuple(map(part, model.layers)))
 
 
 def check_experts(model: ModelSpec, ep: int) -> None:

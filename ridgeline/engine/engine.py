@@ -75,8 +75,11 @@ class Engine:
 
     def step(self) -> StepEvents:
         """Keep the worker supplied, then wait for the oldest plan's result. Empty when there was nothing to do."""
-        self._check_device()
-        self._fill()
+        self.fill()
+        return self.take()
+
+    def take(self) -> StepEvents:
+        """Wait for the oldest plan's result. Empty if no plan is in flight."""
         if not self.scheduler.in_flight:
             return StepEvents()
         result = self._worker.collect()
@@ -111,7 +114,9 @@ class Engine:
     def shutdown(self) -> None:
         self._worker.shutdown()
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
+        """Keep the worker supplied with plans."""
+        self._check_device()
         while len(self.scheduler.in_flight) < self.config.lookahead_depth:
             plan = self.scheduler.schedule()
             if plan is None:

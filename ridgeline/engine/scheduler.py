@@ -30,6 +30,7 @@ from ridgeline.core.request import Preemption, Request, RequestStats, StepEvents
 from ridgeline.core.state_spec import WINDOW_CHUNK
 from ridgeline.engine import masks
 from ridgeline.engine.draft import Draft, InFlight
+from ridgeline.engine.figures import Figures
 from ridgeline.engine.itl import ItlBound
 from ridgeline.engine.pace import Pace
 from ridgeline.engine.policy import POLICIES, Policy
@@ -103,6 +104,17 @@ class Scheduler:
         self._by_id[request.id] = seq
         self._pace.keep_room(len(seq.members))
         self._waiting.push(seq)
+
+    def knows(self, request_id: str) -> bool:
+        """Return True if the request is here and unfinished."""
+        return request_id in self._by_id
+
+    def figures(self) -> Figures:
+        """Return what the server shows of a scheduler."""
+        cache, pool = self.cache, self.cache.pool
+        pages_used = pool.num_pages - pool.free_pages
+        requests, found = (self.num_running, self.num_waiting), (cache.queried_tokens, cache.hit_tokens)
+        return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions)
 
     def stats_of(self, request_id: str) -> RequestStats:
         """Return what is known so far of an unfinished request."""

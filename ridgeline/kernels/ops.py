@@ -8,6 +8,7 @@ from typing import Any
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.activation.op import ACTIVATION, GATED_ACTIVATION
 from ridgeline.kernels.attention.op import ATTENTION_SCHEDULE, PAGED_ATTENTION
+from ridgeline.kernels.attention.partial import MERGE_ATTENTION, PARTIAL_ATTENTION
 from ridgeline.kernels.coded_gemm.op import CODED_LINEAR, CODED_NORM_LINEAR
 from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
 from ridgeline.kernels.embedding.op import EMBEDDING, EMBEDDING_PART
@@ -55,6 +56,8 @@ class Ops:
     activation = ACTIVATION
     attention_schedule = ATTENTION_SCHEDULE
     paged_attention = PAGED_ATTENTION
+    partial_attention = PARTIAL_ATTENTION
+    merge_attention = MERGE_ATTENTION
     decode_attention = DECODE_ATTENTION
     sample = SAMPLE
     draw_part = DRAW_PART

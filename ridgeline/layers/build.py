@@ -24,6 +24,7 @@ class Build:
     rotary_rows: rows of the table of angles, if memory holds fewer tokens than `positions`.
     name: the name, within the decoder, of the module that is being built.
     mesh: the ranks between which the model is divided. The specs that layers are built from are those of one rank.
+    expert_cache: of how many experts of a layer the device holds the matrices; 0: of all.
     sums: the ranks over which a part of a layer adds up its results.
     pending: the ranks over which a part's input is still to be added up, before its norm.
     """
@@ -36,6 +37,7 @@ class Build:
     rotary_rows: int | None = None
     name: str = ""
     mesh: Mesh = field(default_factory=Mesh)
+    expert_cache: int = 0
     sums: Axis = ALONE
     pending: Axis = ALONE
     _rotaries: dict[RopeSpec, Rotary] = field(default_factory=dict)
@@ -55,6 +57,10 @@ class Build:
         """The scheme by which this module's weight is held."""
         return self.scheme_of(self.name)
 
-    def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
-        """Return an uninitialised parameter. dtype: a dtype other than the build's."""
+    def parameter(self, *shape: int, dtype: torch.dtype | None = None, on_host: bool = False) -> nn.Parameter:
+        """Return an uninitialised parameter. dtype: a dtype other than the build's. on_host: it lies in the host's
+        memory, page-locked if the device is a GPU."""
+        if on_host and self.device.type != "meta":
+            pinned = self.device.type == "cuda"
+            return nn.Parameter(torch.empty(shape, dtype=dtype or self.dtype, pin_memory=pinned))
         return nn.Parameter(torch.empty(shape, dtype=dtype or self.dtype, device=self.device))

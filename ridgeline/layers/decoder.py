@@ -10,6 +10,7 @@ Legend:
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers import kinds
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding
+from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
@@ -116,6 +118,7 @@ class Decoder(nn.Module):
     rotary_rows: rows of the table of angles, if memory holds fewer tokens than that.
     scheme_of: the scheme of a linear map's weight, by the map's name (default: plain).
     mesh: the ranks between which the model is divided (default: this one has all of it).
+    expert_cache: of how many experts of a layer the device holds the matrices (default: of all).
 
     `whole` is the model's spec, and `spec` that of this rank's part, but with the whole vocabulary, all of which the
     ranks together score. A stage of a pipeline lacks the modules that other stages have: the embedding, or the final
@@ -135,12 +138,13 @@ class Decoder(nn.Module):
         rotary_rows: int | None = None,
         scheme_of: SchemeOf = everywhere(scheme(None)),
         mesh: Mesh | None = None,
+        expert_cache: int = 0,
     ) -> None:
         super().__init__()
         mesh = mesh or Mesh()
         part = mesh.part_of(spec)
         positions = max_positions or spec.max_position_embeddings
-        build = Build(ops, dtype, device, scheme_of, positions, rotary_rows, mesh=mesh)
+        build = Build(ops, dtype, device, scheme_of, positions, rotary_rows, mesh=mesh, expert_cache=expert_cache)
         width = spec.hidden_size
         self.whole = spec
         self.spec = spec = replace(part, vocab_size=spec.vocab_size)
@@ -164,6 +168,11 @@ class Decoder(nn.Module):
             )
             pending = sums if leaves_sums(layer) else ALONE
         self._left = pending
+        mixtures: list[tuple[nn.Module, Norm | None]]
+        mixtures = [(each.feed_forward, each.feed_forward_norm) for each in self.layers]  # type: ignore[misc]
+        cached = [(part, norm) for part, norm in mixtures if isinstance(part, Experts) and part.slots]
+        for (mixture, _), following in pairwise(cached):
+            mixture.following = (following,)
         if not spec.scores:
             return
         self.final_norm = Norm(spec.final_norm, width, build)
@@ -179,10 +188,18 @@ class Decoder(nn.Module):
                 module.prepare()
 
     @property
+    def expert_caches(self) -> list[ExpertCache]:
+        """The caches of layers whose experts lie in the host's memory."""
+        parts = (layer.feed_forward for layer in self.layers)
+        return [part.cache for part in parts if isinstance(part, Experts) and part.cache is not None]
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the parameters, including those in another form."""
-        prepared = (module.prepared_bytes for module in self.modules() if isinstance(module, (Linear, ExpertStack)))
-        return sum(p.nbytes for p in self.parameters()) + sum(prepared)
+        modules = [module for module in self.modules() if isinstance(module, (Linear, ExpertStack))]
+        held = sum(module.prepared_bytes for module in modules) + sum(cache.nbytes for cache in self.expert_caches)
+        device = next(self.layers.parameters()).device  # experts' matrices may lie in the host's memory
+        return sum(p.nbytes for p in self.parameters() if p.device == device) + held
 
     def forward(
         self, token_ids_T: Tensor, positions_T: Tensor, states: LayerStates, before_TM: Tensor | None = None
@@ -203,6 +220,12 @@ class Decoder(nn.Module):
         """Return what the next stage gets: the sum over ranks with its residual."""
         x_TM = self._left.all_reduce(hidden.x_TM)
         return x_TM if hidden.residual_TM is None else x_TM + hidden.residual_TM
+
+    def lend_experts(self) -> None:
+        """Take part in a step of ranks that have tokens of their own, as one that has none."""
+        for layer in self.layers:
+            if isinstance(layer.feed_forward, Experts):
+                layer.feed_forward.lend()
 
     def embedded(self, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
         """Return the input of the first layer: [T, M]."""

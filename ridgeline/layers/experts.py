@@ -21,12 +21,14 @@ from torch import Tensor, nn
 
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import NormSpec
-from ridgeline.kernels.route.op import Router, Routes
+from ridgeline.kernels.route.op import Router, Routes, without_waiting
 from ridgeline.layers.build import Build
+from ridgeline.layers.expert_cache import ExpertCache, wanted
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import feed_forward
 from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.parallel.axis import ALONE, Deferred
+from ridgeline.parallel.exchange import Exchange
 from ridgeline.quantization.experts import ExpertWeights, StackedWeights, held_experts, prepare_experts
 from ridgeline.quantization.held import Filling, empty
 
@@ -38,29 +40,32 @@ class ExpertStack(nn.Module):
     weight: the parameter that is loaded and trained. It is None once another form has taken its place.
     fillings: the tensors that are loaded instead, if the scheme keeps the form of the files.
     matrices: the form that multiplies; it is set by `prepare` if there are such tensors.
+    on_host: the weight stays in the host's memory, as it was loaded, and somebody else multiplies.
     """
 
     weight: nn.Parameter | None
     fillings: Sequence[Filling]
     matrices: ExpertWeights
 
-    def __init__(self, experts: int, inputs: int, parts: tuple[int, ...], bias: bool, build: Build) -> None:
+    def __init__(
+        self, experts: int, inputs: int, parts: tuple[int, ...], bias: bool, build: Build, *, on_host: bool = False
+    ) -> None:
         super().__init__()
-        self.parts = parts
+        self.parts, self.on_host = parts, on_host
         self.ops, self.scheme, self.dtype = build.ops, build.scheme, build.dtype
         held, self.inputs, self.weight = self.scheme.held, inputs, None
         rows = parts if len(held) == len(parts) else (sum(parts),)  # of one tensor that holds all parts
         self.fillings = empty(held, rows, inputs, build.dtype, build.device, experts)
         if not held:
-            self.weight = build.parameter(experts, sum(parts), inputs)
+            self.weight = build.parameter(experts, sum(parts), inputs, on_host=on_host)
             self.matrices = StackedWeights(build.ops, self.weight)
-        self.bias = build.parameter(experts, sum(parts)) if bias else None
+        self.bias = build.parameter(experts, sum(parts), on_host=on_host) if bias else None
 
     def prepare(self) -> None:
         """Hold the loaded weights in the form of their scheme. If that is another form, the parameter is let go."""
         if self.fillings:
             self.matrices, self.fillings = held_experts(self.ops, self.fillings[0], self.dtype), ()
-        if self.weight is None:
+        if self.weight is None or self.on_host:
             return
         loaded = StackedWeights(self.ops, self.weight)
         self.matrices = prepare_experts(loaded, self.scheme)
@@ -95,6 +100,39 @@ class OwnNorms(nn.Module):
         return weight_M.float() * len(weight_M) ** -0.5 if self.scaled_M is None else self.scaled_M
 
 
+class Copies(nn.Module):
+    """The slots of experts that lie on several ranks: slot s of rank r has the number r · slots + s.
+
+    Legend:
+        J  copies of the expert that has most
+    """
+
+    slot_EJ: Tensor
+    count_E: Tensor
+
+    def __init__(self, placed: Sequence[Sequence[int]], experts: int, device: torch.device) -> None:
+        super().__init__()
+        slots: list[list[int]] = [[] for _ in range(experts)]
+        for number, expert in enumerate(expert for each in placed for expert in each):
+            slots[expert].append(number)
+        most, self.slots = max(map(len, slots)), sum(map(len, slots))
+        rows = [[*each, *[self.slots] * (most - len(each))] for each in slots]
+        rows.append([self.slots] * most)  # of no expert
+        slot_EJ = torch.tensor(rows, dtype=torch.int32, device=device)
+        self.register_buffer("slot_EJ", slot_EJ, persistent=False)
+        counts = [*map(len, slots), 1]
+        self.register_buffer("count_E", torch.tensor(counts, dtype=torch.int32, device=device), persistent=False)
+
+    def chosen(self, expert_TK: Tensor, n_TM: Tensor) -> Tensor:
+        """Return the slots of the tokens' experts. A token's bits choose among copies, so that its sum, whose order
+        follows from the ranks, does not depend on the tokens beside it."""
+        bits_T8 = n_TM[:, :8].contiguous().view(torch.int16 if n_TM.element_size() == 2 else torch.int32)
+        number_T1 = bits_T8.long().sum(1, keepdim=True)
+        expert_TK = expert_TK.long()
+        copy_TK = (number_T1 + expert_TK) % self.count_E[expert_TK]
+        return self.slot_EJ[expert_TK, copy_TK]
+
+
 class Experts(nn.Module):
     """The feed-forward of an `ExpertsSpec`.
 
@@ -114,15 +152,21 @@ class Experts(nn.Module):
             self.correction.requires_grad_(False)  # choices have no gradient, so its training has a rule of its own
         self.expert_scale = build.parameter(how.experts) if how.expert_scale else None
         both = (spec.intermediate_size, spec.intermediate_size)
-        self.gate_up = ExpertStack(spec.stacked, width, both, spec.bias, build.within("gate_up"))
-        self.down = ExpertStack(spec.stacked, spec.intermediate_size, (width,), spec.bias, build.within("down"))
+        self.slots = build.expert_cache if build.expert_cache < spec.stacked else 0
+        inner, on_host = spec.intermediate_size, self.slots > 0
+        self.gate_up = ExpertStack(spec.stacked, width, both, spec.bias, build.within("gate_up"), on_host=on_host)
+        self.down = ExpertStack(spec.stacked, inner, (width,), spec.bias, build.within("down"), on_host=on_host)
+        self.cache: ExpertCache | None = None
+        self.following: tuple[tuple[Experts, Norm | None], ...] = ()  # not a module, since it is no part of this one
         self.tp, self.sums, self.pending = build.mesh.tp, build.sums, build.pending
+        self.exchange = build.mesh.exchange
         apart = replace(build.within("shared"), pending=ALONE)
         if not spec.own_norms:  # its results are added to the experts', and all of that over the ranks
             apart = replace(apart, sums=Deferred(build.sums))
         self.shared = feed_forward(spec.shared, width, apart) if spec.shared else None
         self.shared_gate = Linear(width, (1,), False, build.within("shared_gate")) if spec.shared_gate else None
         self.norms = OwnNorms(spec.own_norms, width, build) if spec.own_norms else None
+        self.copies = Copies(spec.placed, how.experts, build.device) if spec.placed else None
         tally_E = torch.zeros(how.experts, dtype=torch.int64, device=build.device)
         self.register_buffer("tally_E", tally_E, persistent=False)
 
@@ -133,8 +177,9 @@ class Experts(nn.Module):
         if self.norms is not None:
             return self._side_by_side(self.norms, norm, x_TM, residual_TM, live_T)
         n_TM, s_TM, routes = self.route(norm, x_TM, residual_TM, live_T)
-        h_PF = self.gate_up.matrices.gate_up(n_TM, self.gate_up.bias, routes, self.spec.activation)
-        y_TM = self.down.matrices.down(h_PF, self.down.bias, routes, self._shared(n_TM))
+        if self.cache is not None:
+            return self._offloaded(self.cache, n_TM, s_TM, routes, self._shared(n_TM), live_T), s_TM
+        y_TM = self._sum(n_TM, routes, self._shared(n_TM))
         return (y_TM if self.sums.size == 1 else self.sums.all_reduce(y_TM)), s_TM
 
     def route(
@@ -155,9 +200,69 @@ class Experts(nn.Module):
     ) -> tuple[Tensor, Tensor, Routes]:
         router = Router(self.router, self.router_bias, self.correction, self.expert_scale, self.spec.routing)
         n_TM, s_TM, routes = self.ops.route(x_TM, residual_TM, weight_M, eps, router, live_T, self.tally_E)
+        if self.copies is not None:
+            routes = routes._replace(expert_TK=self.copies.chosen(routes.expert_TK, n_TM))
+        if self.exchange is not None:
+            return n_TM, s_TM, routes
+        if self.copies is not None:
+            routes = without_waiting(routes.expert_TK, routes.weight_TK, self.copies.slots)
         if self.spec.held is not None:
             routes = self.ops.route_to_some(routes, self.spec.held * self.tp.rank, self.spec.held)
         return n_TM, s_TM, routes
+
+    def _sum(self, n_TM: Tensor, routes: Routes, add_TM: Tensor | None) -> Tensor:
+        """Return the weighted sum over the tokens' experts, plus `add_TM`: of this rank's experts where all ranks have
+        all tokens, of all ranks' where each has its own."""
+        if self.exchange is not None:
+            return self._exchanged(self.exchange, n_TM, routes.expert_TK, routes.weight_TK, add_TM)
+        h_PF = self.gate_up.matrices.gate_up(n_TM, self.gate_up.bias, routes, self.spec.activation)
+        return self.down.matrices.down(h_PF, self.down.bias, routes, add_TM)
+
+    def _offloaded(
+        self,
+        cache: ExpertCache,
+        n_TM: Tensor,
+        s_TM: Tensor,
+        routes: Routes,
+        add_TM: Tensor | None,
+        live_T: Tensor | None,
+    ) -> Tensor:
+        """Return the sum where the experts' matrices lie in the host's memory, and begin to copy those that the next
+        mixture will probably need."""
+        start_E1, count = routes.start_E1, len(routes.start_E1)
+        for following, following_norm in self.following:  # read together, since the host waits once
+            start_E1 = torch.cat((start_E1, following.guessed(following_norm, s_TM, live_T)))
+        start = start_E1.tolist()
+        cache.begin(start[:count])
+        for following, _ in self.following:
+            assert following.cache is not None
+            following.cache.foresee(wanted(start[count:]))
+        return cache.sum(n_TM, routes, start[:count], add_TM)
+
+    def guessed(self, norm: Norm | None, s_TM: Tensor, live_T: Tensor | None) -> Tensor:
+        """Return `start_E1` of the routes that these tokens would take, were they this layer's input."""
+        n_TM = s_TM if norm is None else norm(s_TM)[0]
+        router = Router(self.router, self.router_bias, self.correction, self.expert_scale, self.spec.routing)
+        routes: Routes = self.ops.route(n_TM, None, None, 0.0, router, live_T, None)[2]
+        return routes.start_E1
+
+    def _exchanged(
+        self, exchange: Exchange, n_TM: Tensor, expert_TK: Tensor, weight_TK: Tensor, add_TM: Tensor | None
+    ) -> Tensor:
+        """Send tokens to the ranks of their experts, compute those that came, and return the sums that came back."""
+        held = self.spec.stacked
+        arrived = exchange.dispatch(n_TM, expert_TK, weight_TK, held)
+        own = without_waiting(arrived.expert_NK, arrived.weight_NK, held)
+        h_PF = self.gate_up.matrices.gate_up(arrived.x_NM, self.gate_up.bias, own, self.spec.activation)
+        return exchange.combine(self.down.matrices.down(h_PF, self.down.bias, own, None), arrived, add_TM)
+
+    def lend(self) -> None:
+        """Compute what other ranks' tokens want of this rank's experts, in a step in which it has no tokens itself."""
+        assert self.exchange is not None
+        used, router_EM = self.spec.routing.top_k, self.router
+        expert_TK = torch.empty(0, used, dtype=torch.int32, device=router_EM.device)
+        nothing_TM, weight_TK = router_EM.new_empty(0, router_EM.shape[1]), expert_TK.float()
+        self._exchanged(self.exchange, nothing_TM, expert_TK, weight_TK, None)
 
     def _side_by_side(
         self, norms: OwnNorms, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None
@@ -165,8 +270,7 @@ class Experts(nn.Module):
         assert self.shared is not None
         y_TM, s_TM = self.shared(norm, x_TM, residual_TM)
         _, _, routes = self._routes(s_TM, None, norms.router_weight(), norms.router_norm.eps, live_T)
-        h_PF = self.gate_up.matrices.gate_up(norms.pre_norm(s_TM)[0], self.gate_up.bias, routes, self.spec.activation)
-        z_TM = self.down.matrices.down(h_PF, self.down.bias, routes, None)
+        z_TM = self._sum(norms.pre_norm(s_TM)[0], routes, None)
         return norms.shared_norm(y_TM)[0] + norms.post_norm(self.sums.all_reduce(z_TM))[0], s_TM
 
     def prepare(self) -> None:
@@ -175,6 +279,9 @@ class Experts(nn.Module):
             self.down.bias = None  # added up, it must count once
         if self.norms is not None:
             self.norms.scaled_M = self.norms.router_weight()
+        if self.slots:
+            stacks = (self.gate_up.weight, self.gate_up.bias, self.down.weight, self.down.bias)
+            self.cache = ExpertCache(stacks, self.slots, self.router.device, self.ops, self.spec.activation)
 
     def _shared(self, n_TM: Tensor) -> Tensor | None:
         """Return what this rank adds to the shared expert's output, or None."""

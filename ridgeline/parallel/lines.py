@@ -6,13 +6,12 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-from ridgeline.parallel.axis import ALONE, Axis
+from ridgeline.parallel.axis import Axis
 from ridgeline.parallel.processes import ProcessAxis
 
 
@@ -80,25 +79,14 @@ def line_pairs(peers: Sequence[int]) -> list[tuple[int, int]]:
     return forward + [(peers[-1], peer) for peer in peers[:-1]]
 
 
-def connect(axis: ProcessAxis, stages: int, limit: float) -> tuple[ProcessPipe, Axis]:
-    """Return this process's pipe, and its axis over the ranks of its stage. Every process calls it once.
+def connect(axis: ProcessAxis, columns: Sequence[Sequence[int]], limit: float) -> ProcessPipe:
+    """Return this process's pipe. Every process calls it once.
 
-    axis: the axis over all processes. Those of a stage have consecutive numbers.
-    limit: seconds after which a message or a collective is given up.
+    axis: the axis over all processes. columns: those of each pipe, in the order of stages.
+    limit: seconds after which a message is given up.
     """
-    made = partial(dist.new_group, timeout=timedelta(seconds=limit))
-    each = axis.size // stages
-    stage, part = divmod(axis.rank, each)
     lines: dict[tuple[int, int], Any] = {}
-    for other in range(each):  # all processes make all groups in the same order
-        peers = [other + each * number for number in range(stages)]
-        for source, target in line_pairs(peers):
-            lines[source, target] = made([source, target])
-    tp: Axis = ALONE
-    for number in range(stages if each > 1 else 0):
-        members = list(range(number * each, (number + 1) * each))
-        group = made(members)
-        if number == stage:
-            tp = axis.among(ProcessAxis, members, group)
-    peers = [part + each * number for number in range(stages)]
-    return ProcessPipe(stage, peers, lines, axis), tp
+    for pair in itertools.chain.from_iterable(map(line_pairs, columns)):  # in the same order everywhere
+        lines[pair] = dist.new_group(list(pair), timeout=timedelta(seconds=limit))
+    [peers] = (column for column in columns if axis.rank in column)
+    return ProcessPipe(peers.index(axis.rank), peers, lines, axis)

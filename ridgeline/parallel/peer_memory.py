@@ -20,12 +20,12 @@ class PeerSums:
     """One rank's memory, and that of the others as it sees it. Every rank makes one at the same time. Raise
     RuntimeError where GPUs cannot write to each other.
 
-    with_direct: there is memory for sums of middle sizes, 50 MB for every rank.
+    with_direct: there is memory for sums of middle sizes, 50 MB on every rank (default: if they are used).
     """
 
-    def __init__(
-        self, rank: int, size: int, device: torch.device, *, with_direct: bool = choose.DIRECT_BYTES > 0
-    ) -> None:
+    def __init__(self, rank: int, size: int, device: torch.device, *, with_direct: bool | None = None) -> None:
+        if with_direct is None:
+            with_direct = size in choose.DIRECT_BYTES
         self._inbox, self._handle = _shared(inbox_bytes(size), device)
         self.peers: Peers = peers(list(self._handle.buffer_ptrs), rank, device)
         self.memory: Memory | None = None
@@ -63,11 +63,11 @@ class PeerSums:
 
     def _way(self, x: Tensor) -> choose.Way:
         has = self.memory is not None and direct.fits(x, self.memory.size)
-        return choose.way(x.nbytes, words=triton.fits(x), direct=has)
+        return choose.way(x.nbytes, self.peers.size, words=triton.fits(x), direct=has)
 
     def _way_of_rows(self, x_TM: Tensor) -> choose.Way:
         has = self.memory is not None and direct.fits_rows(x_TM, self.memory.size)
-        return choose.way(x_TM.nbytes, words=triton.fits_rows(x_TM), direct=has)
+        return choose.way(x_TM.nbytes, self.peers.size, words=triton.fits_rows(x_TM), direct=has, norm=True)
 
     @property
     def _memory(self) -> Memory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -73,13 +73,13 @@ class ProcessAxis:
         if not x.is_cuda:
             return torch.cat(self._all(x), -1)
         parts = x.new_empty(self.size, *x.shape)
-        dist.all_gather_into_tensor(parts, x.contiguous())
+        dist.all_gather_into_tensor(parts, x.contiguous(), group=self._group)
         return parts.movedim(0, -2).flatten(-2)
 
     def reduce_scatter(self, x_TM: Tensor) -> Tensor:
         if x_TM.is_cuda:
             part_TM = x_TM.new_empty(len(x_TM) // self.size, *x_TM.shape[1:])
-            dist.reduce_scatter_tensor(part_TM, x_TM.contiguous())
+            dist.reduce_scatter_tensor(part_TM, x_TM.contiguous(), group=self._group)
             return part_TM
         return self.all_reduce(x_TM).chunk(self.size)[self.rank]
 
@@ -87,8 +87,14 @@ class ProcessAxis:
         if not x_TM.is_cuda:
             return torch.cat(self._all(x_TM))
         whole_TM = x_TM.new_empty(self.size * len(x_TM), *x_TM.shape[1:])
-        dist.all_gather_into_tensor(whole_TM, x_TM.contiguous())
+        dist.all_gather_into_tensor(whole_TM, x_TM.contiguous(), group=self._group)
         return whole_TM
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """Send entry r of the first dimension to rank r. Return a tensor whose entry r came from rank r."""
+        received = torch.empty_like(x, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(received, x.contiguous(), group=self._group)
+        return received
 
     def smallest(self, value: int) -> int:
         # Not by a collective: ranks come here when they have loaded, which may take one much longer than others
@@ -105,9 +111,23 @@ class ProcessAxis:
         dist.all_gather(parts, mine, group=self._group)
         return parts
 
-    def among(self, kind: type[A], members: Sequence[int], group: Any) -> A:
-        """Return this process's axis over some processes, of which it is one."""
-        return kind(members.index(self.rank), len(members), self._device, self._store, members, group)
+    def divided(self, kind: type[A], parts: Iterable[Sequence[int]], limit: float) -> A:
+        """Return this process's axis over that part of the processes in which it is. All of them call it with the same
+        parts. limit: seconds after which a collective there is given up."""
+        found: A | None = None
+        for members in parts:
+            every = len(members) == self.size
+            group = None if every else dist.new_group(list(members), timeout=timedelta(seconds=limit))
+            if self.rank in members:
+                found = kind(members.index(self.rank), len(members), self._device, self._store, members, group)
+        assert found is not None
+        return found
+
+
+def grid(size: int, inner: int) -> tuple[list[range], list[range]]:
+    """Return so many numbers as rows of `inner` consecutive ones, and as the columns of these rows."""
+    rows = [range(first, first + inner) for first in range(0, size, inner)]
+    return rows, [range(first, size, inner) for first in range(inner)]
 
 
 def _peer_sums(rank: int, size: int, device: torch.device) -> PeerSums | None:
@@ -121,11 +141,14 @@ def _peer_sums(rank: int, size: int, device: torch.device) -> PeerSums | None:
         return None
 
 
-def join(rank: int, size: int, meeting: Path, device: torch.device, limit: float) -> ProcessAxis:
+def join(
+    rank: int, size: int, meeting: Path, device: torch.device, limit: float, *, adds_up: bool = True
+) -> ProcessAxis:
     """Meet the other processes, and return their axis. Every process calls it once.
 
     meeting: a file that does not exist yet, on a disk that all of them see.
     limit: seconds after which a collective gives up on ranks that do not take part, with an error.
+    adds_up: sums are made over all of them.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whatever its name resolves to
@@ -138,4 +161,4 @@ def join(rank: int, size: int, meeting: Path, device: torch.device, limit: float
         timeout=timedelta(seconds=limit),
         device_id=device if device.type == "cuda" else None,
     )
-    return ProcessAxis(rank, size, device, store)
+    return ProcessAxis(rank, size, device, store, None if adds_up else range(size))

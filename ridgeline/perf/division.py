@@ -97,7 +97,7 @@ class Times:
 
 
 class Collective(NamedTuple):
-    """An act of all ranks together, so many `times` in a step: an op of `perf.links`, its bytes, seconds each time."""
+    """An act of all ranks together, so many `times` in a step: an op of `perf.links`, with its bytes and seconds."""
 
     op: str
     times: int

@@ -130,38 +130,40 @@ def fit(op: str, backend: str, ranks: int, points: Iterable[tuple[float, float]]
     if len(found) < 2:
         raise InvalidConfig(f"a line through {op} by {backend} needs at least two sizes; give more --sizes.")
     bytes_P, seconds_P = np.array(found).T
-    weight_P = np.ones_like(seconds_P)
+    weight_P, scale_P = np.ones_like(seconds_P), seconds_P
     for _ in range(ROUNDS):
-        alpha, beta = _line(bytes_P, seconds_P, weight_P)
-        off_P = np.abs((alpha + beta * bytes_P) / seconds_P - 1)
-        weight_P = NOISE / np.maximum(off_P, NOISE)
+        alpha, beta = _line(bytes_P, seconds_P, np.sqrt(weight_P) / scale_P)
+        scale_P = alpha + beta * bytes_P  # differences are relative to the line, not to points that may be far off
+        weight_P = NOISE / np.maximum(np.abs(np.log(scale_P / seconds_P)), NOISE)
+    off_P = np.abs(scale_P / seconds_P - 1)
     return Line(op, backend, ranks, alpha, beta, found[-1][0], float(np.median(off_P)), float(off_P.max()), len(found))
 
 
 def _line(bytes_P: NDArray[Any], seconds_P: NDArray[Any], weight_P: NDArray[Any]) -> tuple[float, float]:
-    """Return alpha and beta of the least weighted sum of squares of relative differences."""
-    root_P = np.sqrt(weight_P)
-    sides_P2 = np.stack([root_P / seconds_P, root_P * bytes_P / seconds_P], 1)
+    """Return alpha and beta of the least sum of squares of weighted differences."""
+    sides_P2, right_P = np.stack([weight_P, weight_P * bytes_P], 1), weight_P * seconds_P
     scale_2 = np.linalg.norm(sides_P2, axis=0)
-    alpha, beta = np.linalg.lstsq(sides_P2 / scale_2, root_P, rcond=None)[0] / scale_2
+    alpha, beta = np.linalg.lstsq(sides_P2 / scale_2, right_P, rcond=None)[0] / scale_2
     if alpha >= 0 and beta >= 0:
         return float(alpha), float(beta)
     only = 1 if alpha < 0 else 0  # the best line within the bounds lies on the one that was left
-    value = float(sides_P2[:, only] @ root_P / scale_2[only] ** 2)
+    value = float(sides_P2[:, only] @ right_P / scale_2[only] ** 2)
     return (0.0, value) if only else (value, 0.0)
 
 
 # ---- what is assumed until it is measured ---------------------------------------------------------------------------
 
 NVLINK = 150e9  # B/s; links that are slower are PCIe or a network
+OURS_ALPHA, OURS_BETA = 3.1e-6, 9.2e-11  # seconds, and seconds a byte
 
 
 def assumed(hardware: Hardware) -> Links:
     """Return lines for a device whose links nobody measured here.
 
-    Of NVLink (18 links of two H200s) one figure is measured: NCCL's sum of 8 KiB in a graph takes 17 µs (2026-11-20,
-    torch 2.11.0, docs/parallel.md). That ours takes 4 µs, that other collectives of NCCL take as long as its sum, and
-    that 80 % of the link's rate is reached are assumptions. Figures for PCIe and CPUs are rounder guesses yet.
+    Of NVLink (18 links of two H200s) small sums in graphs are measured (2026-11-22, docs/log.md): ours of 8 to 64 KiB
+    take 4.0, 3.9, 6.2 and 9.2 µs, from which its line comes (median difference 2 %), and NCCL's take 11 to 15. That
+    other collectives of NCCL take as long as its sum, and that it reaches 80 % of the link's rate, are assumptions.
+    Figures for PCIe and CPUs are rounder guesses yet.
     """
     rate, both = hardware.interconnect, 2
     if hardware.name == "CPU":
@@ -169,10 +171,9 @@ def assumed(hardware: Hardware) -> Links:
     elif rate < NVLINK:
         lines = [_known(op, "nccl", both, 25e-6, 0.6 * rate) for op in OPS]
     else:
-        lines = [_known(op, "nccl", both, 10e-6 if op == "send" else 17e-6, 0.8 * rate) for op in OPS]
-        # each word carries its message's number beside the data, so twice the bytes go once over the link
-        lines.append(Line("all_reduce", "ours", both, 4e-6, 2 / (0.8 * rate), largest=256 * 1024))
-    return Links(device=hardware.name, lines=tuple(lines), source="assumed, not measured")
+        lines = [_known(op, "nccl", both, 10e-6 if op == "send" else 13e-6, 0.8 * rate) for op in OPS]
+        lines.append(Line("all_reduce", "ours", both, OURS_ALPHA, OURS_BETA, largest=256 * 1024))
+    return Links(device=hardware.name, lines=tuple(lines), source="assumed, not measured here")
 
 
 def _known(op: str, backend: str, ranks: int, alpha: float, bus: float) -> Line:

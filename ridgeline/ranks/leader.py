@@ -106,7 +106,8 @@ class Group:
         try:
             for rank in range(size):
                 self._members.append(Member(rank, size))
-                self._members[-1].channel.send(encode(Begin(rank, size, meeting, limit, dict(options), self._speaker)))
+                begin = Begin(rank, size, meeting, limit, dict(options), self._speaks(rank))
+                self._members[-1].channel.send(encode(begin))
             self._wait_until_ready(progress)
             if self._waits is not None:
                 self._waits.clocks = self._compare_clocks()
@@ -191,6 +192,9 @@ class Group:
         """The rank whose results are those of all: the first one of the last stage."""
         return self._each * (len(self._loads) - 1)
 
+    def _speaks(self, rank: int) -> bool:
+        return rank == self._speaker
+
     def kv_saturated(self) -> int:
         """Return how many numbers were beyond what a checkpoint's scales let the KV cache hold, on all ranks."""
         return sum(decode_as(int, value) for value in self._ask("kv_saturated"))
@@ -202,6 +206,9 @@ class Group:
     def waits(self) -> list[RankWaits]:
         """Return which ranks waited, and for which others waited. Nothing is known without `rank_trace_dir`."""
         return self._waits.ranks() if self._waits is not None else []
+
+    def expert_cache(self) -> None:
+        """Return None, as a worker whose experts are all on its device."""
 
     def forget_expert_load(self) -> None:
         """Count from here on. No plan may be under way."""

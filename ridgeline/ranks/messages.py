@@ -39,8 +39,8 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 class Begin(Message, frozen=True, tag="begin"):
     """The first message: which rank this is, where ranks meet, and what to assemble.
 
-    options: arguments of `LLMConfig`. limit: seconds after which a collective gives up. speaker: the rank whose results
-        are those of all.
+    options: arguments of `LLMConfig`. limit: seconds after which a collective gives up. speaks: the leader wants all
+        of the rank's results, and not their outlines.
     """
 
     rank: int
@@ -48,7 +48,7 @@ class Begin(Message, frozen=True, tag="begin"):
     meeting: str
     limit: float
     options: dict[str, Any]
-    speaker: int = 0
+    speaks: bool = True
 
 
 class Assigned(Message, frozen=True, tag="assign"):
@@ -91,6 +91,14 @@ class SentPlan(Message, frozen=True, tag="plan"):
     reset: bool
     expected: dict[int, Assign] | None
     after: int
+
+
+class Round(Message, frozen=True, tag="round"):
+    """The step of a rank that has tokens of its own. plan: None if it only lends its experts. capacity: the most tokens
+    that a rank has in this step."""
+
+    capacity: int
+    plan: SentPlan | None
 
 
 class SentMasks(Message, frozen=True, tag="masks"):
@@ -175,7 +183,7 @@ class Answer(Message, frozen=True, tag="answer"):
     error: str | None = None
 
 
-FromLeader = Begin | SentPlan | SentMasks | Ask | Watch | Settle | Stop
+FromLeader = Begin | SentPlan | Round | SentMasks | Ask | Watch | Settle | Stop
 FromRank = Loading | Ready | Mistake | Alive | Done | Answer
 
 

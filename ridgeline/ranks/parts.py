@@ -22,6 +22,9 @@ import numpy as np
 from ridgeline.core.plan import Assign, Feature, Guided, PrefixGroup, RowKind, Rows, Span, StepPlan
 
 LEAST_PIECE = 128  # tokens: with fewer, reading the weights once more takes longer than a stage waits
+# Prompts of a step make it more parts than there are stages, if each gets so many tokens, which a GPU computes as fast
+# as more of them: a step that runs alone then leaves stages less time without work
+LONG_PIECE, FINER = 1024, 4
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Cut:
-    """Which rows of a plan a part has: of row rows_R[r] the tokens starts_R[r] to ends_R[r] - 1."""
+    """The rows of a plan that a part has: of row rows_R[r] the tokens starts_R[r] to ends_R[r] - 1."""
 
     rows_R: np.ndarray
     starts_R: np.ndarray
@@ -48,18 +51,17 @@ class Cut:
 
 class Dealer:
     """Takes plans apart for so many stages, and numbers the parts. No chunk is cut into pieces of fewer tokens than
-    least_piece."""
+    least_piece.
 
-    def __init__(self, stages: int, least_piece: int = LEAST_PIECE) -> None:
-        self._stages, self._least = stages, least_piece
+    most: parts that a plan has at most: as many as there are stages, so that all are at work, but FINER times as many
+        for prompts of long_piece tokens for each.
+    """
+
+    def __init__(self, stages: int, least_piece: int = LEAST_PIECE, long_piece: int = LONG_PIECE) -> None:
+        self._stages, self._least, self._long, self.most = stages, least_piece, long_piece, stages
         self._newest = 0  # part
         self._drawn_S = np.full(64, -1, np.int64)  # the newest part that draws a token of the slot
         self._dealt: tuple[Rows, list[tuple[Cut, Rows]]] | None = None  # of the newest plan without chunks
-
-    @property
-    def newest(self) -> int:
-        """The number of the newest part."""
-        return self._newest
 
     def parts(self, plan: StepPlan) -> list[Part]:
         """Return the plan's parts in order. With one stage that is the plan itself."""
@@ -73,7 +75,9 @@ class Dealer:
         rows = plan.rows
         if self._dealt is not None and self._dealt[0] is rows:
             return self._dealt[1]
-        found = [(cut, _rows_of(rows, cut)) for cut in cuts(rows, self._stages, self._least)]
+        prompts = int(rows.num_tokens_R[rows.kinds_R == RowKind.CHUNK].sum())
+        most = max(self.most, min(FINER * self.most, prompts // self._long))
+        found = [(cut, _rows_of(rows, cut)) for cut in cuts(rows, most, self._least)]
         if not plan.spans:
             self._dealt = rows, found
         return found
@@ -105,11 +109,11 @@ class Dealer:
         return int(self._drawn_S[touched].max(initial=-1))
 
 
-def cuts(rows: Rows, stages: int, least_piece: int) -> list[Cut]:
+def cuts(rows: Rows, most: int, least_piece: int) -> list[Cut]:
     """Deal the rows out to at most so many parts of about equally many tokens."""
     chunks_R = rows.kinds_R == RowKind.CHUNK
     decoding = _beside_each_other(rows, np.flatnonzero(~chunks_R))
-    shares = _equal(decoding, stages, rows.guided)
+    shares = _equal(decoding, most, rows.guided)
     given = [int(rows.num_tokens_R[share].sum()) for share in shares]
     pieces = _pieces(rows, np.flatnonzero(chunks_R), given, least_piece)
     found = []

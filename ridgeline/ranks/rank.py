@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from ridgeline.ranks.messages import (
     Mistake,
     PlanReceiver,
     Ready,
+    Round,
     SentMasks,
     SentPlan,
     Settle,
@@ -76,7 +78,7 @@ def run(descriptor: int, assemble: Assemble) -> None:
         leader.send(Mistake(type(error).__name__ if known else "", str(error) or type(error).__name__))
         return
     leader.send(ready)
-    Rank(worker, leader, speaks=begin.rank == begin.speaker).serve()
+    Rank(worker, leader, speaks=begin.speaks).serve()
 
 
 class Leader:
@@ -112,7 +114,7 @@ class Leader:
 
 
 class Rank:
-    """A worker that does what a leader says."""
+    """A worker that does what a leader says. speaks: the leader wants all of its results."""
 
     def __init__(self, worker: LocalWorker, leader: Leader, *, speaks: bool) -> None:
         self._worker, self._leader, self._speaks = worker, leader, speaks
@@ -137,6 +139,12 @@ class Rank:
         match message:
             case SentPlan():
                 self._submit(message)
+            case Round(capacity, plan):
+                self._worker.expect_tokens(capacity)
+                if plan is not None:
+                    self._submit(plan)
+                elif (lent := self._worker.lend_experts()) is not None:
+                    lent.add_done_callback(_end_if_failed)
             case SentMasks():
                 masks = {row: np.array(bits) for row, bits in message.masks.items()}  # writable, as torch wants them
                 self._worker.provide_masks(message.plan_id, masks)
@@ -176,6 +184,13 @@ class Rank:
             return Answer(encode(getattr(self._worker, method)()))
         except DeviceLost as error:
             return Answer(b"", str(error))
+
+
+def _end_if_failed(work: Future) -> None:
+    """End the process if it could not do its part of a step, for which others wait."""
+    if (error := work.exception()) is not None:
+        logger.error("a rank cannot lend its experts", exc_info=error)
+        os._exit(BROKEN)
 
 
 def _outline(result: StepResult) -> StepResult:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import Source, WeightMap
-from ridgeline.core.sharding import cut, with_experts_of_a_rank
+from ridgeline.core.sharding import cut
 from ridgeline.core.weight_format import BLOCK, SUPER, CodedFormat, Fp8Format
 from ridgeline.layers.decoder import Decoder
-from ridgeline.layers.experts import ExpertStack
+from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.held import Filling
 from ridgeline.weights.checkpoint import StoredTensor
@@ -53,32 +53,40 @@ def of_own_experts(
     """
     found, kept = dict(stored), dict(weights)
     for parameter, sources in weights.items():
-        module = decoder.get_submodule(parameter.rpartition(".")[0])
-        if not isinstance(module, ExpertStack):
+        owner = parameter.rpartition(".")[0]
+        module, mixture = decoder.get_submodule(owner), decoder.get_submodule(owner.rpartition(".")[0])
+        if not isinstance(module, ExpertStack) or not isinstance(mixture, Experts):
             continue
-        count = len(next(iter(module.fillings[0].tensors.values())) if module.weight is None else module.weight)
-        first = count * decoder.tp.rank
+        experts = mixture.spec.experts_of(decoder.mesh.of_experts.rank)
         if not sources[0].stacked:
             each = len(module.parts)
-            kept[parameter] = sources[first * each : (first + count) * each]
+            kept[parameter] = tuple(source for e in experts for source in sources[e * each : (e + 1) * each])
             continue
         for source in sources:
             for name in names_of(source.name):
-                found[name] = _some(stored[name], first, count)
+                found[name] = _some(stored[name], experts)
     return kept, found
 
 
-def _some(stored: StoredTensor, first: int, count: int) -> StoredTensor:
-    """Return so many entries of a tensor's first dimension."""
-    own, part, sliced = slice(first, first + count), stored.part, stored.sliced
+def _some(stored: StoredTensor, experts: Sequence[int]) -> StoredTensor:
+    """Return these entries of a tensor's first dimension."""
+    part, sliced = stored.part, stored.sliced
+
+    def read(slices: Slices) -> Tensor:
+        within, *rest = slices
+        wanted = experts[within]
+        if sliced is None:
+            return stored.read()[list(wanted)][(slice(None), *rest)]
+        if isinstance(wanted, range):
+            return sliced((slice(wanted.start, wanted.stop), *rest))
+        return torch.cat([sliced((slice(expert, expert + 1), *rest)) for expert in wanted])
+
     return replace(
         stored,
-        shape=[count, *stored.shape[1:]],
-        read=lambda: stored.read()[own] if sliced is None else sliced((own,)),
-        part=None if part is None else lambda index: part(first + index),
-        sliced=None
-        if sliced is None
-        else lambda slices: sliced((slice(first + slices[0].start, first + slices[0].stop), *slices[1:])),
+        shape=[len(experts), *stored.shape[1:]],
+        read=lambda: read((slice(None),)),
+        part=None if part is None else lambda index: part(experts[index]),
+        sliced=None if sliced is None else read,
     )
 
 
@@ -88,7 +96,7 @@ def whole_decoder(decoder: Decoder) -> Decoder:
     modules = {name: each for name, each in decoder.named_modules() if isinstance(each, Linear | ExpertStack)}
     mesh, spec = decoder.mesh, decoder.mesh.stage_of(decoder.whole)
     return Decoder(
-        with_experts_of_a_rank(spec, mesh.tp.size) if mesh.whole_experts else spec,
+        mesh.with_own_experts(spec),
         decoder.ops,
         dtype=next(decoder.parameters()).dtype,
         device=torch.device("meta"),

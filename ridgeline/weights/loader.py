@@ -163,9 +163,9 @@ def load_weights(
         return
     with open_checkpoint(folder) as stored:
         weights = as_stored(weight_map, stored, folder, decoder.whole)
-        method, tp = folder_method(folder), decoder.tp
-        own = tp.size == 1 and decoder.spec.stage is None
-        plain = decoder if own and not method else empty_decoder(decoder.whole)
+        method, divides = folder_method(folder), decoder.mesh.of_experts.size > 1
+        whole = not divides and decoder.spec.stage is None
+        plain = decoder if whole and not method else empty_decoder(decoder.whole)
         views, pieces = checkpoint_views(plain, weights), pieces_of(plain, weights, method, stored)
         check_checkpoint(plain, views, stored, folder, pieces)
         check_kv_scales(plain, weights, stored)
@@ -174,7 +174,7 @@ def load_weights(
         shapes = {name: view.shape for name, view in views.items()}
         numbers = widened(weights, shapes, pieces, stored)
         weights = weights_of_stage(weights, decoder.spec)
-        if tp.size == 1:
+        if not divides:
             targets = [(place.tensor, place.read) for place in _places(decoder, weights, pieces, stored, numbers)]
         else:
             targets = _divided_targets(decoder, weights, pieces, stored, method, numbers)
@@ -260,11 +260,10 @@ def missing_offset(decoder: Decoder, parameter: str, source: Source) -> float:
 
 def _fill(targets: Sequence[tuple[Tensor, Callable[[], Tensor]]]) -> Iterator[int]:
     """Read every tensor into its target, and yield its number of elements."""
-    device = next((target.device for target, _ in targets), torch.device("cpu"))
-    if device.type == "cuda":
-        yield from fill(targets, device)
-        return
-    for target, read in targets:
+    on_gpu = [each for each in targets if each[0].is_cuda]
+    if on_gpu:
+        yield from fill(on_gpu, on_gpu[0][0].device)
+    for target, read in targets if not on_gpu else [each for each in targets if not each[0].is_cuda]:
         with torch.no_grad():
             target.copy_(read())
         yield target.numel()
@@ -276,7 +275,7 @@ def fill_dummy(decoder: Decoder, seed: int) -> None:
     between them each has others."""
     generators: dict[tuple[torch.device, bool], torch.Generator] = {}
     seed += decoder.mesh.pp.rank  # so that stages do not repeat each other
-    parts, seed_of_part = _divided_modules(decoder), (seed + SEED_STEP * (1 + decoder.tp.rank)) % (1 << 63)
+    parts, seed_of_part = _divided_modules(decoder), (seed + SEED_STEP * (1 + decoder.mesh.of_experts.rank)) % (1 << 63)
 
     def generator_of(module: str, device: torch.device) -> torch.Generator:
         own = module in parts
@@ -299,7 +298,7 @@ def fill_dummy(decoder: Decoder, seed: int) -> None:
 
 def _divided_modules(decoder: Decoder) -> set[str]:
     """Return the modules of which a rank holds a part."""
-    if decoder.tp.size == 1:
+    if decoder.mesh.of_experts.size == 1:
         return set()
     mesh, spec = decoder.mesh, decoder.whole
     whole, part = (empty_decoder(each) for each in (mesh.stage_of(spec), mesh.part_of(spec)))

@@ -6,18 +6,21 @@ follows its step. On a CPU one thread plays the device, so plans overlap with sc
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
 from ridgeline.core.errors import DeviceLost
+from ridgeline.core.expert_cache import ExpertCacheFigures
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
 from ridgeline.core.rank_waits import RankWaits
@@ -28,6 +31,8 @@ from ridgeline.parallel.stamps import Stamps
 from ridgeline.worker.runner import Forwarded, Runner, Sampled
 from ridgeline.worker.stopwatch import Stopwatch
 from ridgeline.worker.upload import Download
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,12 +45,14 @@ LOST = ("CUDA error", "HIP error", "Triton Error [CUDA]", "Triton Error [HIP]")
 class Ticket:
     """A submitted plan on its way.
 
+    waits: its tokens are drawn here, once masks have come.
     launched: resolves once the thread has run the plan; None where there is no thread.
     tallies: copies of the experts' tallies in front of the plan and behind it, where it was its turn to bring them.
     """
 
     plan: StepPlan
     watch: Stopwatch
+    waits: bool
     forwarded: Forwarded | None = None
     outcome: Expected | HandedOn | None = None
     error: str | None = None
@@ -122,9 +129,10 @@ class LocalWorker:
         return self._runner
 
     def submit(self, plan: StepPlan) -> None:
-        ticket = Ticket(plan, Stopwatch(self._runner.device, self._stamps))
+        waits = bool(plan.rows.features & Feature.MASK) and self._runner.draws
+        ticket = Ticket(plan, Stopwatch(self._runner.device, self._stamps), waits)
         self._pending.append(ticket)
-        if self._waits(plan):
+        if waits:
             self._waiting_for_masks[plan.id] = ticket
         ticket.launched = self._run(self._start, ticket)
 
@@ -159,6 +167,14 @@ class LocalWorker:
             device_lost=ticket.device_lost,
             dropped=ticket.dropped,
         )
+
+    def expect_tokens(self, capacity: int) -> None:
+        """Let the next step exchange tokens with other ranks that have at most so many each."""
+        self._run(self._runner.expect_tokens, capacity)
+
+    def lend_experts(self) -> Future | None:
+        """Take part in a step of other ranks, in which this one has no tokens."""
+        return self._run(self._runner.lend_experts)
 
     def expert_load(self) -> ExpertLoad | None:
         """Return what the experts of a mixture got so far, or None for a model without experts. While plans are under
@@ -197,6 +213,11 @@ class LocalWorker:
         """Return nothing: a rank does not know for whom it waits; the leader does."""
         return []
 
+    def expert_cache(self) -> ExpertCacheFigures | None:
+        """Return the counts of experts that were on the device and foreseen, or None if all are always there."""
+        caches = self._runner.decoder.expert_caches
+        return reduce(ExpertCacheFigures.plus, (cache.figures for cache in caches)) if caches else None
+
     def forget_expert_load(self) -> None:
         """Count from here on. No plan may be under way."""
         self._runner.tallies.reset()
@@ -224,17 +245,15 @@ class LocalWorker:
         """Finish the submitted plans, then let go of weights and cache. The worker cannot be used afterwards."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
+        if hasattr(self, "_runner") and (figures := self.expert_cache()) is not None:
+            logger.info("experts in the host's memory: %s", figures)
         self._pending.clear()
         vars(self).pop("_runner", None)
 
     def _start(self, ticket: Ticket) -> None:
         if ticket.plan.reset:
             self._failed_plan = None
-        self._guard(ticket, self._forward if self._waits(ticket.plan) else self._both, ticket)
-
-    def _waits(self, plan: StepPlan) -> bool:
-        """Return True if the plan's tokens are drawn here, once masks have come."""
-        return bool(plan.rows.features & Feature.MASK) and self._runner.draws
+        self._guard(ticket, self._forward if ticket.waits else self._both, ticket)
 
     def _both(self, ticket: Ticket) -> None:
         self._look(ticket)

@@ -19,7 +19,9 @@ from torch import Tensor
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.step.op import HEADER
 
-KEPT = 8  # the outcomes of so many steps are kept before one is overwritten; fewer steps are in flight at once
+# The outcomes of so many steps are kept before one is overwritten. Fewer are in flight at once: two of the engine's
+# plans, each of up to four parts for every stage of a pipeline (`ranks/parts.py`)
+KEPT = 128
 
 
 class Letter(NamedTuple):

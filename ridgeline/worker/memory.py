@@ -17,6 +17,7 @@ from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.core.weight_format import HeldMatrix
 from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
 from ridgeline.perf.footprint import parameters, step_bytes_per_token
+from ridgeline.worker.state.context import BROUGHT_BYTES, BROUGHT_COPIES
 
 CPU_SHARE = 0.5  # the share of the free memory that the engine may take, since others use the machine too
 
@@ -66,11 +67,13 @@ def activation_bytes(model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max
     """Return an upper estimate, from shapes, of the memory that one step's intermediate tensors take.
 
     It counts the tensors of every token; per sampling row, three float32 copies of the logits; and the attention
-    workspace.
+    workspace. A stage of a pipeline holds hidden states besides: those that come, and those of two steps that go.
     """
     sampling_tables = max_seqs * model.vocab_size * 5
     per_seq = model.vocab_size * 4 * 3
     per_token = int(step_bytes_per_token(model, dtype_bytes))
+    if model.stage is not None:
+        per_token += 3 * model.hidden_size * dtype_bytes
     return max_tokens * per_token + max_seqs * per_seq + sampling_tables + WORKSPACE_BYTES
 
 
@@ -164,19 +167,23 @@ def plan_memory(
     max_seqs: int,
     max_chunk: int,
     ranks: int = 1,
+    token_ranks: int = 1,
 ) -> MemoryReport:
     """Size the KV cache from the budget. It is called before the weights are loaded, so that no loading is wasted, and
     again after that.
 
     longest: the context to plan for. Without `max_model_len` the context shrinks to what fits.
     ranks: how many processes share the device.
+    token_ranks: how many ranks divide the tokens of each block between them.
 
     On a CPU the cache is no larger than `max_seqs` requests at full context need. Raises InvalidConfig if an explicit
     `max_model_len` does not fit.
     """
     groups, wanted_len = model.cache_groups, longest
-    block_size = config.block_size or DEFAULT_BLOCK_SIZE[device.type]
+    block_size = token_ranks * (config.block_size or DEFAULT_BLOCK_SIZE[device.type])
     activations = activation_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], max_tokens=max_chunk, max_seqs=max_seqs)
+    if token_ranks > 1 and device.type == "cuda":
+        activations += BROUGHT_COPIES * BROUGHT_BYTES // token_ranks
     if config.kv_cache_memory and config.kv_cache_memory > (free := _physically_free(device)):
         raise InvalidConfig(
             f"kv_cache_memory is {_size(config.kv_cache_memory)}, and {_size(free)} are free on {device}; lower it."
@@ -187,7 +194,7 @@ def plan_memory(
     num_bytes = max(0, budget.num_bytes)
 
     def layout(pages: int) -> CacheLayout:
-        return _layout(groups, block_size, dtype, pages)
+        return _layout(groups, block_size, dtype, pages, token_ranks)
 
     page_bytes = layout(2).page_bytes
     pages = num_bytes // page_bytes
@@ -211,8 +218,8 @@ def plan_memory(
     )
 
 
-def _layout(groups: Sequence[CacheGroup], block_size: int, dtype: str, pages: int) -> CacheLayout:
-    return CacheLayout(groups=tuple(groups), block_size=block_size, dtype=dtype, num_pages=pages)
+def _layout(groups: Sequence[CacheGroup], block_size: int, dtype: str, pages: int, ranks: int) -> CacheLayout:
+    return CacheLayout(groups=tuple(groups), block_size=block_size, dtype=dtype, num_pages=pages, ranks=ranks)
 
 
 def _longest_fit(layout: CacheLayout, pages: int, wanted: int, max_chunk: int) -> int:

@@ -31,7 +31,7 @@ from ridgeline.worker.runner import Runner
 
 ROOT = Path(__file__).parents[1]  # the folder of the package
 # The packages that decide which kernels there are
-SOURCES = ("core", "kernels", "layers", "models", "parallel", "quantization", "worker")
+SOURCES = ("core", "kernels", "layers", "models", "parallel", "perf", "quantization", "worker")
 PRIORITY = 5  # a lower priority than the process that loads the weights meanwhile
 
 

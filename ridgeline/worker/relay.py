@@ -24,7 +24,7 @@ from ridgeline.worker.slots import Slots
 
 
 class KeptRows(NamedTuple):
-    """What a step's rows need to advance their slots (`kernels.step.op`), kept while later steps run."""
+    """All that a step's rows need to advance their slots (`kernels.step.op`), kept while later steps run."""
 
     slots_R: Tensor
     samples_R: Tensor
@@ -36,7 +36,7 @@ class KeptRows(NamedTuple):
         return len(self.slots_R)
 
     def copied(self, rows: int) -> KeptRows:
-        """Return so many first rows in memory of their own: a graph's is overwritten."""
+        """Return so many first rows in memory of their own."""
         return KeptRows(*(tensor[:rows].clone() for tensor in self))
 
 

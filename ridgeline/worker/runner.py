@@ -51,7 +51,7 @@ class Forwarded:
 
     @property
     def rows(self) -> KeptRows:
-        """What the rows need to advance; a copy, if a graph's next step would overwrite it."""
+        """All that the rows need to advance, in memory of its own: a graph's next step overwrites the graph's."""
         inputs, scores = self.inputs, self.scores
         kept = KeptRows(inputs.slots_R, inputs.samples_R, scores.kv_len_R, scores.active_R)
         return kept.copied(len(self.plan.rows))
@@ -77,6 +77,9 @@ class Runner:
     """The model, its state and its graphs on one device.
 
     cascade: in decode steps attention lets rows of a prefix group read their common blocks together.
+    divide_from: as in `Segments`.
+
+    draws: True unless a later stage of a pipeline draws the tokens.
     """
 
     def __init__(
@@ -88,15 +91,16 @@ class Runner:
         num_slots: int,
         max_model_len: int,
         cascade: bool = False,
+        divide_from: int | None = None,
     ) -> None:
         self.decoder = decoder
         self.device = next(decoder.parameters()).device
         # A multiple of 16, for which Triton specializes kernels: so every length runs the same kernels
         columns = -(-max_model_len // (16 * layout.block_size)) * 16
         self.slots = Slots(num_slots, len(layout.groups), columns, decoder.spec.vocab_size, self.device)
-        self.segments = Segments(decoder, ops, layout, self.slots)
+        self.segments = Segments(decoder, ops, layout, self.slots, divide_from)
         self.tallies, self.saturation = Tallies(decoder), Saturation(decoder)
-        self.pipe = decoder.mesh.pp
+        self.pipe, self.draws = decoder.mesh.pp, decoder.spec.scores
         self.relay = Relay(self.pipe, self.slots, ops)
         self._cascade = cascade
         self._graphs: Graphs | None = None
@@ -106,7 +110,8 @@ class Runner:
     def capture(self, *, max_rows: int, max_tokens: int, progress: Progress | None = None) -> None:
         """Capture graphs for steps of up to `max_rows` rows and `max_tokens` tokens (the largest steps are not
         captured). CUDA only."""
-        self.segments.before(max_tokens)
+        if self.pipe.rank > 0:
+            self.segments.before(max_tokens)  # where the graphs will read
         self._graphs = Graphs(self.segments, self.device, max_rows, max_tokens, cascade=self._cascade)
         self._graphs.capture(progress)
         self.segments.mailbox.restart()
@@ -128,7 +133,8 @@ class Runner:
         if graph is not None:
             scores = graph.forward()
         else:
-            scores = self.segments.forward(inputs, HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R))
+            scored = bool(plan.rows.features & Feature.PROMPT_LOGPROBS)
+            scores = self.segments.forward(inputs, HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R, scored))
         if self.draws:
             return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden))
         forwarded, x_TM = Forwarded(plan, inputs, scores, graph, {}), scores.hidden.x_TM[: plan.num_tokens]
@@ -136,10 +142,15 @@ class Runner:
         self.relay.expect(plan, forwarded.rows)
         return forwarded
 
-    @property
-    def draws(self) -> bool:
-        """True unless a later stage of a pipeline draws the tokens."""
-        return self.decoder.spec.scores
+    def expect_tokens(self, capacity: int) -> None:
+        """Let the next step exchange tokens with other ranks that have at most so many each."""
+        assert self.decoder.mesh.exchange is not None
+        self.decoder.mesh.exchange.capacity = capacity
+
+    @torch.inference_mode()
+    def lend_experts(self) -> None:
+        """Take part in a step of other ranks, in which this one has no tokens."""
+        self.decoder.lend_experts()
 
     def prepare(self, plan: StepPlan) -> None:
         """Bring the slots and the blocks to the state that the plan starts from."""

@@ -26,10 +26,12 @@ from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.plan import Feature, StepPlan
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, Hidden
+from ridgeline.layers.experts import Experts
 from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import DeviceInputs, Shape
 from ridgeline.worker.mailbox import Mailbox
 from ridgeline.worker.masks import Masks
+from ridgeline.worker.share import Share
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.state.states import DeviceRows, States
 from ridgeline.worker.vocabulary import Vocabulary
@@ -42,10 +44,14 @@ SAMPLING = (  # the features that the sampling op handles
 @dataclass(frozen=True)
 class HostLengths:
     """The lengths of a step's rows as far as the host knows them, for ops that size their work on the host. Inside a
-    graph there are none."""
+    graph there are none.
+
+    scored: prompts are scored, for which all tokens must be here.
+    """
 
     num_tokens_R: np.ndarray
     kv_bound_R: np.ndarray
+    scored: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,8 @@ class Scores:
     active_R: True for rows that the device has not stopped.
     kv_len_R: tokens cached after the step (1 for stopped rows, so that their attention stays defined).
     logits_RU: the scores of every row's last token; none on a stage of a pipeline that is not the last.
-    hidden: the hidden state of all tokens, from which prompts are scored, or which the next stage gets.
+    hidden: the hidden state of all tokens that were run here, from which prompts are scored, or which the next stage
+        gets.
     """
 
     active_R: Tensor
@@ -100,17 +107,24 @@ class SampledRows(Protocol):
 
 
 class Segments:
-    """The model, its cache and the slots, as two functions of a step's inputs."""
+    """The model, its cache and the slots, as two functions of a step's inputs.
 
-    def __init__(self, decoder: Decoder, ops: Ops, layout: CacheLayout, slots: Slots) -> None:
+    divide_from: the tokens of a step from which on the ranks of `mesh.cp` divide them.
+    """
+
+    def __init__(
+        self, decoder: Decoder, ops: Ops, layout: CacheLayout, slots: Slots, divide_from: int | None = None
+    ) -> None:
         parameter = next(decoder.parameters())
         self.decoder = decoder
         self.slots = slots
         self._ops = ops
         self.vocabulary = Vocabulary(decoder.spec.vocab_size, decoder.tp, ops)
         self._block_size = layout.block_size
-        self.states = States(layout, decoder.spec, parameter.dtype, parameter.device, ops)
+        self._ring, self._divide_from = decoder.mesh.cp, divide_from
+        self.states = States(layout, decoder.spec, parameter.dtype, parameter.device, ops, self._ring)
         self._before_TM = torch.zeros(0, decoder.spec.hidden_size, dtype=parameter.dtype, device=parameter.device)
+        self._tallies = [module.tally_E for module in decoder.modules() if isinstance(module, Experts)]
         self.mailbox = Mailbox(Outcome.size(slots.dummy), ops, parameter.device)
 
     def inputs(
@@ -127,6 +141,7 @@ class Segments:
     def forward(self, inputs: DeviceInputs, lengths: HostLengths | None = None) -> Scores:
         """Run the network and score every row's last token."""
         slots = self.slots
+        share = None if self._divide_from is None else self._share(inputs, lengths, self._divide_from)
         token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T = self._ops.step_inputs(
             inputs.slots_R,
             inputs.start_R1,
@@ -147,8 +162,17 @@ class Segments:
             prefix_4R=inputs.prefix_4R,
             num_tokens_R=lengths.num_tokens_R if lengths else None,
             kv_bound_R=lengths.kv_bound_R if lengths else None,
+            share=share,
         )
+        if share is not None:
+            mine_t = share.mine_t
+            token_ids_T, positions_T, live_T = token_ids_T[mine_t], positions_T[mine_t], live_T[mine_t]
+            places_AT = places_AT[:, mine_t]
         self.states.begin(rows, slots.block_tables_ASC.unbind(), places_AT.unbind(), live_T)
+        if share is not None:
+            with share.counting(self._tallies):
+                hidden = self.decoder(token_ids_T, positions_T, self.states)
+            return Scores(active_R, kv_len_R, self.decoder.own_logits(share.last(hidden, inputs.num_rows)), hidden)
         before_TM = None if self.decoder.spec.embeds else self.before(inputs.num_tokens)
         hidden = self.decoder(token_ids_T, positions_T, self.states, before_TM)
         if not self.decoder.spec.scores:
@@ -184,6 +208,13 @@ class Segments:
             outcome.finish_R,
         )
 
+    def _share(self, inputs: DeviceInputs, lengths: HostLengths | None, divide_from: int) -> Share | None:
+        """Return this rank's share of a step whose tokens are worth dividing, else None."""
+        if lengths is None or lengths.scored or int(lengths.num_tokens_R.sum()) < divide_from:
+            return None
+        share = Share(self._ring, lengths.num_tokens_R, lengths.kv_bound_R, inputs.slots_R.device)
+        return share if share.count_N.all() else None
+
     def _at(self, hidden: Hidden, index_R: Tensor) -> Hidden:
         """Return rows as `Hidden.at` does, by launches that need not wait for each other."""
         residual_TM, rows_of = hidden.residual_TM, self._ops.embedding
@@ -208,6 +239,8 @@ class Segments:
         token_R = self.vocabulary.sample(
             scores.logits_RU, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING
         )
+        if self._ring.size > 1:  # each of these ranks has scored by itself; they must never go on with unlike tokens
+            token_R = self._ring.stacked(token_R)[0]
         self._ops.step_advance(
             token_R if guides is None else guides.tokens(token_R),
             inputs.samples_R,

@@ -1,13 +1,15 @@
 """The ideal worker as the stages of a pipeline, which run a plan's parts one after the other.
 
-The first stage hears of tokens as late as it may: when a part says that it needs them. The last one draws them. Each has
-its own slots and memory, and checks what it reads.
+The first stage hears of tokens as late as it may: when a part says that it needs them. The last one draws them. Each
+has its own slots and memory, and checks what it reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+
+import numpy as np
 
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.plan import StepPlan, StepResult
@@ -68,7 +70,7 @@ class IdealPipeline(Stage):
 
     def __init__(self, layout: CacheLayout, stages: int, *, lazy: bool = True) -> None:
         super().__init__(layout, lazy=lazy)
-        self.first, self.dealer = FirstStage(layout), Dealer(stages, least_piece=1)
+        self.first, self.dealer = FirstStage(layout), Dealer(stages, least_piece=1, long_piece=3)
         self.cut, self.several = 0, 0
         self._plans: list[tuple[StepPlan, list[Part]]] = []
 

@@ -26,6 +26,7 @@ from ridgeline.kernels.all_reduce.triton import (
     fits_rows,
 )
 from ridgeline.kernels.norm.op import rms_norm
+from tests.kernels.test_compile import lines_printed
 
 SHAPES = [(1, 64), (3, 96), (2, 1030), (1, 64)]  # of sums that follow each other; the first size again
 DIRECT = [(1, 64), (130, 8), (2, 1024), (1, 64)]  # 130: programs have two rows, and then other owners
@@ -163,7 +164,33 @@ def test_rows_that_the_memory_does_not_hold_go_another_way() -> None:
 
 
 def test_a_sums_size_chooses_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "DIRECT_BYTES", 4 << 20)
-    sizes = (8 << 10, 256 << 10, (256 << 10) + 1, 4 << 20, (4 << 20) + 1)
-    assert [choose.way(n, words=True, direct=True) for n in sizes] == ["words"] * 2 + ["direct"] * 2 + ["library"]
-    assert [choose.way(n, words=False, direct=False) for n in sizes] == ["library"] * 5
+    monkeypatch.setattr(choose, "WORDS_FIRST", {2: 16 << 10})
+    monkeypatch.setattr(choose, "DIRECT_BYTES", {2: 4 << 20})
+    kib = [8, 16, 17, 256, 257, 4096, 4097]
+
+    def ways(ranks: int, **can: bool) -> list[str]:
+        return [choose.way(each << 10, ranks, **can) for each in kib]
+
+    assert ways(2, words=True, direct=True) == ["words"] * 2 + ["direct"] * 4 + ["library"]
+    assert ways(2, words=True, direct=False) == ["words"] * 4 + ["library"] * 3
+    assert ways(2, words=False, direct=False) == ["library"] * 7
+    assert ways(4, words=True, direct=True) == ["words"] * 4 + ["library"] * 3
+    assert ways(4, words=True, direct=True, norm=True) == ["words"] * 5 + ["library"] * 2
+
+
+COUNTING = """
+import json
+from ridgeline.kernels.all_reduce.triton import AOT
+from ridgeline.kernels.aot import build
+for kernel in AOT:
+    text = build(kernel, "sm_90").asm["ptx"]
+    words = kernel.constexprs["W"] // (32 * kernel.options.num_warps)
+    print(json.dumps([words, text.count("ld.relaxed.sys"), text.count("st.relaxed.sys")]))
+"""
+
+
+def test_a_thread_sends_and_awaits_each_of_its_words_once() -> None:
+    """Triton 3.6 repeats a wait for every layout that its words are wanted in, and each takes a trip to memory."""
+    for words, awaited, sent in lines_printed("-c", COUNTING):
+        assert awaited == words
+        assert sent == words

@@ -155,7 +155,7 @@ def machine_code(head_dim: int, queries: int, window: int, sinks: int) -> dict[s
     constants = {
         "UNITS": 8, "PER_KV": 4, "PACK": 4, "P": 16, "BOX": 16, "D": head_dim,
         "KEYS": config.KEYS, "STAGES": config.STAGES, "WINDOW": window, "SINKS": bool(sinks),
-        "CONSUMERS": queries // 64, "PDL": True,
+        "CONSUMERS": queries // 64, "PDL": True, "lse_ptr": None,
         "CONSUMER_REGS": config.CONSUMER_REGS, "PRODUCER_REGS": config.PRODUCER_REGS,
     }  # fmt: skip
     if not sinks:

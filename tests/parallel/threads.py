@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from threading import Barrier
 from typing import TypeVar
 
@@ -16,10 +17,20 @@ T = TypeVar("T")
 LIMIT = 60  # seconds that a rank waits for the others
 
 
+@dataclass(frozen=True)
+class Here:
+    """A `Passing` that has arrived."""
+
+    received: Tensor
+
+    def wait(self) -> Tensor:
+        return self.received
+
+
 class ThreadAxis:
     """An axis whose ranks hand each other tensors through a list."""
 
-    def __init__(self, rank: int, size: int, barrier: Barrier, held: list[Tensor | None]) -> None:
+    def __init__(self, rank: int, size: int, barrier: Barrier, held: list[list[Tensor] | None]) -> None:
         self.rank, self.size = rank, size
         self._barrier, self._held = barrier, held
 
@@ -40,20 +51,40 @@ class ThreadAxis:
     ) -> tuple[Tensor, Tensor]:
         return ops.rms_norm(self.all_reduce(x_TM), residual_TM, weight_M, eps)
 
+    def all_to_all(self, x: Tensor) -> Tensor:
+        return torch.stack([part[self.rank] for part in self._all(x)])
+
     def smallest(self, value: int) -> int:
         return int(torch.stack(self._all(torch.tensor(value))).min())
 
+    def passed_on(self, x: Tensor) -> Here:
+        return Here(self._all(x)[self.rank - 1])
+
+    def exchanged(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """Empty tensors are exchanged like others, and all must have the shapes that are expected."""
+        received = [sent[self.rank] for sent in self._handed(list(parts))]
+        assert [tuple(part.shape) for part in received] == [tuple(shape) for shape in shapes]
+        return received
+
+    def stacked(self, x: Tensor) -> Tensor:
+        return torch.stack(self._all(x))
+
     def _all(self, x: Tensor) -> list[Tensor]:
+        return [part for [part] in self._handed([x])]
+
+    def _handed(self, x: list[Tensor]) -> list[list[Tensor]]:
+        """Return the tensors of every rank."""
         self._held[self.rank] = x
         self._barrier.wait(LIMIT)
-        parts = [part.clone() for part in self._held if part is not None]
+        parts = [[each.clone() for each in part] for part in self._held if part is not None]
         self._barrier.wait(LIMIT)
         return parts
 
 
 def on_ranks(size: int, work: Callable[[ThreadAxis], T]) -> list[T]:
     """Do the work on so many ranks, and return what each returned."""
-    barrier, held = Barrier(size), [None] * size
+    barrier: Barrier = Barrier(size)
+    held: list[list[Tensor] | None] = [None] * size
 
     def rank(number: int) -> T:
         try:

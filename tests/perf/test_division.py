@@ -202,7 +202,7 @@ def test_the_verbs_compare_and_explain(monkeypatch: pytest.MonkeyPatch, tmp_path
     shown = run("plan", CONFIG, "--gpus", "2")
     assert "most tokens: 2 x one device" in shown
     assert "one request alone: tp 2" in shown
-    assert "links assumed, not measured" in shown
+    assert "links assumed, not measured here" in shown
     (record,) = json.loads(run("plan", CONFIG, "--gpus", "2", "--json"))
     assert record["quickest"] == {"tp": 2, "pp": 1, "ep": 1, "cp": 1}
     assert {each["replicas"] for each in record["divisions"]} == {1, 2}

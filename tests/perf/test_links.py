@@ -23,7 +23,7 @@ def test_a_line_is_found_again_in_spite_of_noise_and_of_points_far_off() -> None
     assert clean.beta == pytest.approx(BETA, rel=0.03)
     assert clean.error < 0.03
     assert clean.worst < 0.05
-    disturbed = [(n, 6 * t if index in (2, 8) else t) for index, (n, t) in enumerate(points)]
+    disturbed = [(n, {2: 6.0, 5: 0.2, 8: 0.3}.get(index, 1.0) * t) for index, (n, t) in enumerate(points)]
     robust = fit("all_reduce", "nccl", 2, disturbed)
     assert robust.alpha == pytest.approx(ALPHA, rel=0.06)
     assert robust.beta == pytest.approx(BETA, rel=0.06)
@@ -80,8 +80,9 @@ def test_what_is_assumed_says_so_and_knows_every_op_of_every_device() -> None:
         for op in OPS:
             assert links.seconds(op, 2, 1e9) * hardware.interconnect > bus_factor(op, 2) * 1e9, "not beyond the link"
     two = assumed(find("H200"))
-    assert two.seconds("all_reduce", 2, 8192) == pytest.approx(4e-6, rel=0.05)
-    assert two.seconds("all_reduce", 2, 1 << 20) == pytest.approx(17e-6 + 2**20 / 360e9)
+    for kib, measured in ((8, 4.0), (16, 3.9), (32, 6.2), (64, 9.2)):  # on two H200s (docs/log.md)
+        assert 1e6 * two.seconds("all_reduce", 2, kib << 10) == pytest.approx(measured, rel=0.2)
+    assert two.seconds("all_reduce", 2, 1 << 20) == pytest.approx(13e-6 + 2**20 / 360e9)
 
 
 def test_lines_are_kept_beside_those_of_others_and_damage_is_one_sentence(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_ranks_end_although_a_plan_waits_for_its_masks(two: Rig, monkeypatch: py
     group = group_of(two)
     monkeypatch.setattr(group, "provide_masks", lambda *_: None)
     two.add(ask("masked", [8, 8], mask=OneOf(3, 5, 250)))
-    two.engine._fill()
+    two.engine.fill()
     two.engine.abort("masked")
     group.shutdown()
     assert [process.returncode for process in processes_of(group)] == [0, 0]

@@ -75,7 +75,10 @@ def test_the_trace_and_the_figures_name_the_slow_rank(
 
 
 def test_one_device_has_nobody_to_wait_for(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="there is one"), LLM(tiny_model("llama"), rank_trace_dir=str(tmp_path)):
+    with (
+        pytest.raises(InvalidConfig, match="set tensor_parallel_size or pipeline_parallel_size too"),
+        LLM(tiny_model("llama"), rank_trace_dir=str(tmp_path)),
+    ):
         pass
     with pytest.raises(InvalidConfig, match="name of a folder"):
         LLMConfig(rank_trace_dir=tmp_path)  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ def line_table(found: Sequence[Line]) -> Table:
     )  # fmt: skip
     for line in found:
         bus = f"{line.bus / 1e9:.4g}" if line.beta else ""
-        errors = f"{line.error:.0%}", f"{line.worst:.0%}"
+        errors = (f"{line.error:.0%}", f"{line.worst:.0%}") if line.points > 2 else ("", "")  # two points always fit
         table.add_row(line.op, line.backend, f"{1e6 * line.alpha:.3g}", bus, *errors, str(line.points))
     return table
 

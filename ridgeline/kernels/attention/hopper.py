@@ -63,11 +63,14 @@ def prefill_attention(
     window: int | None = None,
     sinks_H: Tensor | None = None,
     config: Config | None = None,
+    lse_TH: Tensor | None = None,
 ) -> None:
     """Write the attention of the rows that `items` lists into `out_THD`; see `op.paged_attention_reference`.
 
     Other rows are left alone. Memory that no query sees may hold anything, NaN included. Heads of a query must be
     adjacent, and blocks of the caches must start at multiples of D elements.
+
+    lse_TH: float32, where the natural logarithms of these rows' sums are written, if they are wanted.
     """
     num_heads, head_dim = q_THD.shape[1:]
     num_kv_heads, block_size = k_cache_NGPD.shape[1:3]
@@ -78,7 +81,7 @@ def prefill_attention(
     k_LD, v_LD = _rows(k_cache_NGPD), _rows(v_cache_NGPD)
     programs = min(items.limit * num_heads // pack, num_multiprocessors(q_THD.device))
     prefill_kernel[(programs,)](
-        _descriptor(q_THD, 64 // pack, pack), _descriptor(k_LD, box), _descriptor(v_LD, box), out_THD, sinks_H,
+        _descriptor(q_THD, 64 // pack, pack), _descriptor(k_LD, box), _descriptor(v_LD, box), out_THD, lse_TH, sinks_H,
         items.table_I4, items.count_1, items.ticket_1, _heads_at_once(longest, k_cache_NGPD) * per_kv // pack,
         batch.block_table_SC, scale * LOG2E, out_THD.stride(0), batch.block_table_SC.stride(0),
         k_cache_NGPD.stride(0) // head_dim, k_cache_NGPD.stride(1) // head_dim,

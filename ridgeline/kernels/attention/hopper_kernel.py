@@ -125,25 +125,30 @@ def _wide(D):
 
 @gluon.jit
 def _finish(
-    o, total, out_ptr, out_stride, token, tokens, unit, dtype: gl.constexpr, part: gl.constexpr,
-    PACK: gl.constexpr,
+    o, total, m, scale_log2, out, token, tokens, unit, dtype: gl.constexpr, part: gl.constexpr, PACK: gl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of 64 queries, of those that exist."""
+    """Write the outputs of 64 queries, of those that exist, and the logarithms of their sums if these are wanted."""
     D: gl.constexpr = o.shape[1]
+    out_ptr, out_stride, lse_ptr = out
+    if lse_ptr is not None:
+        query = part * 64 + gl.arange(0, 64, total.type.layout)
+        place = (token + query // PACK).to(gl.int64) * (out_stride // D) + unit * PACK + query % PACK
+        lse = (m * scale_log2 + gl.log2(total)) / 1.4426950408889634
+        gl.store(lse_ptr + place, lse, mask=query // PACK < tokens)
     layout: gl.constexpr = _wide(D)
     o = o * _as_column(1 / total, o)
-    out = gl.convert_layout(o.to(dtype), layout)
+    y = gl.convert_layout(o.to(dtype), layout)
     row = part * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
     column = gl.arange(0, D, gl.SliceLayout(0, layout))
     at = (token + row // PACK).to(gl.int64) * out_stride + (unit * PACK + row % PACK) * D
     pointers = out_ptr + gl.expand_dims(at, 1) + gl.expand_dims(column, 0)
-    gl.store(pointers, out, mask=gl.expand_dims(row // PACK < tokens, 1))
+    gl.store(pointers, y, mask=gl.expand_dims(row // PACK < tokens, 1))
 
 
 @gluon.jit
 def _steps(
     first, steps, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
-    out_ptr, out_stride, token_before, tokens_before, unit_before, part: gl.constexpr,
+    out, token_before, tokens_before, unit_before, part: gl.constexpr,
     PACK: gl.constexpr, BEGINS: gl.constexpr, MASKED: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
@@ -169,7 +174,7 @@ def _steps(
         s = warpgroup_mma_wait(1, deps=(s,))
         if MASKED:
             s = _masked(s, (first - i) * KEYS, position + part * (64 // PACK), WINDOW, KEYS, PACK)
-        done = total
+        done, done_m = total, m
         if BEGINS:
             m = gl.where(i == 0, begun[0], m)
             total = gl.where(i == 0, begun[1], total)
@@ -185,7 +190,7 @@ def _steps(
         mbarrier.arrive(empty.index(here), count=1)
         if BEGINS:  # noqa: SIM102
             if i == 0:
-                _finish(o, done, out_ptr, out_stride, token_before, tokens_before, unit_before, dtype, part, PACK)
+                _finish(o, done, done_m, scale_log2, out, token_before, tokens_before, unit_before, dtype, part, PACK)
                 o = gl.zeros_like(o)
                 _clean(v, step, first, tokens, position, bars, BOX, D, KEYS, STAGES)
         o = o * _as_column(shrink, o)
@@ -204,7 +209,6 @@ def _consumer(
     """Attend with 64 queries of every item. An item's first scores are computed while the last values of the item
     before arrive."""
     k, v, news, bars = rings
-    out_ptr, out_stride = out
     q_full, q_empty, _k_full, v_full, _empty, _news_full, _news_empty = bars
     dtype: gl.constexpr = q_tiles.dtype
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -240,19 +244,19 @@ def _consumer(
         mbarrier.wait(q_full.index(round % 2), (round // 2) & 1)
         step, last, o, p, m, total = _steps(
             newest, newest - whole, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
-            out_ptr, out_stride, token_before, tokens_before, unit_before, part,
+            out, token_before, tokens_before, unit_before, part,
             PACK, True, True, BOX, D, KEYS, STAGES, WINDOW,
         )  # fmt: skip
         step, last, o, p, m, total = _steps(
             whole, whole + 1 - cut, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
-            out_ptr, out_stride, token_before, tokens_before, unit_before, part,
+            out, token_before, tokens_before, unit_before, part,
             PACK, False, False, BOX, D, KEYS, STAGES, WINDOW,
         )  # fmt: skip
         if WINDOW > 0:
             rest = gl.minimum(cut - 1, newest - 1)
             step, last, o, p, m, total = _steps(
                 rest, rest + 1 - oldest, step, last, o, p, m, total, begun, q, k, v, bars, position, tokens, scale_log2,
-                out_ptr, out_stride, token_before, tokens_before, unit_before, part,
+                out, token_before, tokens_before, unit_before, part,
                 PACK, False, True, BOX, D, KEYS, STAGES, WINDOW,
             )  # fmt: skip
             _clean_behind(v, last, position, bars, BOX, D, KEYS, STAGES, WINDOW)
@@ -265,7 +269,7 @@ def _consumer(
         mbarrier.wait(v_full.index(before), (last // STAGES) & 1)
         o = warpgroup_mma(p, v.index(before), o, is_async=True)
         o = warpgroup_mma_wait(0, deps=(o,))
-        _finish(o, total, out_ptr, out_stride, token_before, tokens_before, unit_before, dtype, part, PACK)
+        _finish(o, total, m, scale_log2, out, token_before, tokens_before, unit_before, dtype, part, PACK)
 
 
 @gluon.jit
@@ -279,13 +283,16 @@ def _barriers(number: gl.constexpr, count: gl.constexpr):
 
 @gluon.jit
 def prefill_kernel(
-    q_desc, k_desc, v_desc, out_ptr, sinks_ptr, table_ptr, count_ptr, ticket_ptr, units_at_once, blocks_ptr, scale_log2,
-    out_stride, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
+    q_desc, k_desc, v_desc, out_ptr, lse_ptr, sinks_ptr, table_ptr, count_ptr, ticket_ptr, units_at_once, blocks_ptr,
+    scale_log2, out_stride, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
     UNITS: gl.constexpr, PER_KV: gl.constexpr, PACK: gl.constexpr, P: gl.constexpr, BOX: gl.constexpr,
     D: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
     CONSUMERS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Attend with all items of the table, by programs that draw them by ticket."""
+    """Attend with all items of the table, by programs that draw them by ticket.
+
+    lse: float32 [T, H], where the natural logarithms of the softmax's sums are written, or None.
+    """
     dtype: gl.constexpr = q_desc.dtype
     layout: gl.constexpr = k_desc.layout
     q0 = gl.allocate_shared_memory(dtype, [2, 64, D], layout)  # one consumer's queries, of two items
@@ -302,7 +309,7 @@ def prefill_kernel(
     bars = (q_full, q_empty, k_full, v_full, empty, news_full, news_empty)
     descs = (q_desc, k_desc, v_desc)
     places = (blocks_ptr, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere)
-    rings, out = (k, v, news, bars), (out_ptr, out_stride)
+    rings, out = (k, v, news, bars), (out_ptr, out_stride, lse_ptr)
     if CONSUMERS == 2:
         gl.warp_specialize(
             [

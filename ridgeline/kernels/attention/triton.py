@@ -78,9 +78,12 @@ def paged_attention(
     slopes_H: Tensor | None = None,
     scales: KVScales | None = None,
     room: Rounded | None = None,
+    lse_TH: Tensor | None = None,
 ) -> Tensor:
     """Compute `op.paged_attention_reference`. Returns a contiguous [T, H, D], or where all rows are short and heads 128
     wide the numbers in `room`, in E4M3.
+
+    lse_TH: float32, where the natural logarithms of the softmax's sums are written, of rows that see any key.
 
     Block sizes are powers of two, both caches have the same strides, and elements of a head are contiguous. Cells that
     no query sees may hold NaN.
@@ -121,10 +124,12 @@ def paged_attention(
         "SINKS": sinks_H is not None,
         "SOFTCAP": softcap is not None,
         "ALIBI": slopes_H is not None,
+        "LSE": lse_TH is not None,
         "KV": cache.KV,
         **launch_options(q_THD.device),
     }
-    per_head = sinks_H if sinks_H is not None else schedule.counts_2, slopes_H  # any pointer will do: it is not read
+    any_pointer = schedule.counts_2  # where none is read or written
+    per_head = any_pointer if sinks_H is None else sinks_H, slopes_H, any_pointer if lse_TH is None else lse_TH
     counts_R = batch.num_tokens_R  # if the host knows them, it skips launches that would have nothing to do
     if not schedule.fixed and (counts_R is None or (counts_R <= schedule.few).any()):
         _decode(schedule, tensors, per_head, numbers, shared, room if rounds else None)
@@ -142,7 +147,7 @@ def paged_attention(
             keys_values, (widened, fits) = batch.wide, _widened(batch, schedule, cache, block_size)
         prefill_attention(
             q_THD, *keys_values, widened, schedule.hopper,
-            scale=scale, out_THD=out_THD, window=window, sinks_H=sinks_H,
+            scale=scale, out_THD=out_THD, window=window, sinks_H=sinks_H, lse_TH=lse_TH,
         )  # fmt: skip
         if fits:
             return out_THD
@@ -169,7 +174,7 @@ def _widened(batch: RaggedBatch, schedule: Schedule, cache: KernelCache, block_s
 def _decode(
     schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple, shared: dict[str, Any], room: Rounded | None
 ) -> None:
-    q_THD, (sinks, slopes_H) = tensors[0], per_head
+    q_THD, (sinks, slopes_H, lse) = tensors[0], per_head
     config = decode_config(q_THD.shape[2], tensors[1].element_size() if shared["KV"] is None else 1)
     group, kv_heads, heads = shared["GROUP"], shared["NUM_KV_HEADS"], triton.next_power_of_2(shared["GROUP"])
     parts = len(schedule.items_I8) * kv_heads * schedule.few * group
@@ -185,9 +190,11 @@ def _decode(
         schedule.arrivals,
         torch.empty(parts, q_THD.shape[2], dtype=torch.float32, device=q_THD.device),
         torch.empty(parts, dtype=torch.float32, device=q_THD.device),
-        *per_head,
+        sinks,
+        slopes_H,
         cascade.items_I3 if cascade else sinks,
         *shared_parts,
+        lse,
         *numbers,
         len(q_THD),
         ROUND=room is not None,
@@ -232,7 +239,7 @@ def _attend_to_shared(
         QUERIES=cascade.queries,
         TILE=config.tile,
         **shared_options(cascade.queries, q_THD.shape[2]),
-        **{name: value for name, value in shared.items() if name not in ("WINDOW", "SINKS")},
+        **{name: value for name, value in shared.items() if name not in ("WINDOW", "SINKS", "LSE")},
     )
     return part_values, part_lse
 
@@ -263,9 +270,17 @@ def _aot(
     archs: tuple[str, ...] = ONE_OF_EACH, rounds: bool = False, **constants: Any,
 ) -> AotKernel:  # fmt: skip
     """Return the entry of one kernel for 64 heads of `dim`, eight of which share a key head."""
-    tables, parts = ("table_ptr", "items_ptr", "tiles_ptr", "counts_ptr", "arrivals_ptr"), ("parts_ptr", "part_lse_ptr")
+    tables, parts = (
+        ("table_ptr", "items_ptr", "tiles_ptr", "counts_ptr", "arrivals_ptr"),
+        ("parts_ptr", "part_lse_ptr", "lse_ptr"),
+    )
     kinds = dict.fromkeys(tables, "*i32") | dict.fromkeys(parts, "*fp32")
-    absent = ["sinks_ptr", "slopes_ptr", *(name for name in kernel.arg_names if name.startswith("shared_"))]
+    absent = [
+        "sinks_ptr",
+        "slopes_ptr",
+        *([] if constants.get("LSE") else ["lse_ptr"]),
+        *(name for name in kernel.arg_names if name.startswith("shared_")),
+    ]
     scales = [name for name in kernel.arg_names if "scale_" in name and name != "out_scale_ptr"]
     absent += ([] if kv else scales) + ([] if rounds else ["out_scale_ptr"])
     pointers = [name for name in kernel.arg_names if name.endswith("_ptr") and name not in absent]
@@ -278,7 +293,8 @@ def _aot(
     if kv:
         signature |= {"k_ptr": "*i16", "v_ptr": "*i16", "scale_ptr": "*i32"}
         signature |= {"stride_scale_block": "i32:16", "stride_scale_head": "i32:16"}
-    constants |= {
+    constants = {
+        "LSE": False, **constants,
         "NUM_KV_HEADS": 8, "GROUP": 8, "HEAD_DIM": dim, "DIM": dim, "BLOCK_SIZE": 64, "TILE": config.tile,
         "WINDOW": False, "SINKS": False, "SOFTCAP": False, "ALIBI": False, "KV": kv,
         **({"stride_scale_token": 1} if kv else {}),
@@ -305,4 +321,8 @@ AOT = (
     _aot_decode(Config(64, num_warps=4, num_stages=2), "e4m3", 16, ("gfx942",)),
     _aot(prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 128, "e4m3", QUERIES=128, FIXED=False),
     _aot(prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 64, "int8", QUERIES=128, FIXED=False),
+    _aot(prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 128, QUERIES=128, FIXED=False, LSE=True),
+    _aot(
+        decode_kernel, decode_config(128, 2), "MMA", 128, QUERIES=16, FEW=2, HEADS=8, PARTS=8, CASCADE=False, LSE=True
+    ),
 )

@@ -61,6 +61,7 @@ def decode_kernel(
     shared_items_ptr,
     shared_parts_ptr,
     shared_lse_ptr,
+    lse_ptr,
     scale,
     softcap,
     window,
@@ -89,6 +90,7 @@ def decode_kernel(
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     CASCADE: tl.constexpr,
+    LSE: tl.constexpr,
     KV: tl.constexpr,
     ROUND: tl.constexpr,
     PDL: tl.constexpr,
@@ -98,6 +100,7 @@ def decode_kernel(
     parts [items, G, FEW, GROUP, HEAD_DIM], part_lse [items, G, FEW, GROUP]: float32, the parts of rows that have
         several.
     shared_items, shared_parts, shared_lse: `Cascade.items_I3`, and the results of `shared_kernel`.
+    lse: with LSE, float32 [T, H], the natural logarithms of the softmax's sums.
     QUERIES, DIM, HEADS: FEW · GROUP, HEAD_DIM and GROUP, rounded up to powers of two.
     PARTS: how many parts to add up at once.
     KV: the format of the cache's levels, of which two are a word; None for a cache of plain numbers.
@@ -192,6 +195,9 @@ def decode_kernel(
             tl.store(out_scale_ptr + head_M * num_tokens + first_token + token_M, scale_M, mask=real_M)
             acc_DM = e4m3_quotient(acc_DM, scale_M[None, :])
         tl.store(out_ptr + out_M[None, :] + d_D[:, None], acc_DM.to(out_ptr.dtype.element_ty), mask=stored_DM)
+        if LSE:
+            lse_M = (first_token + token_M).to(tl.int64) * (NUM_KV_HEADS * GROUP) + head_M
+            tl.store(lse_ptr + lse_M, (max_M + tl.log2(sum_M)) / LOG2E, mask=real_M)
     else:
         part_M = (item.to(tl.int64) * NUM_KV_HEADS + g) * (FEW * GROUP) + m_M
         tl.store(parts_ptr + part_M[None, :] * HEAD_DIM + d_D[:, None], acc_DM, mask=stored_DM)
@@ -246,6 +252,9 @@ def decode_kernel(
                     tl.store(out_scale_ptr + at_E1, scale_E1, mask=j_E1 < GROUP)
                     acc_ED = e4m3_quotient(acc_ED, scale_E1)
                 tl.store(out_ED, acc_ED.to(out_ptr.dtype.element_ty), mask=stored_ED)
+                if LSE:
+                    lse_E1 = (first_token + token).to(tl.int64) * (NUM_KV_HEADS * GROUP) + g * GROUP + j_E1
+                    tl.store(lse_ptr + lse_E1, (max_E1 + tl.log2(sum_E1)) / LOG2E, mask=j_E1 < GROUP)
 
 
 @triton.jit

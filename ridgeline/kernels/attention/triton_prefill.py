@@ -44,6 +44,7 @@ def prefill_kernel(
     counts_ptr,
     sinks_ptr,
     slopes_ptr,
+    lse_ptr,
     scale,
     softcap,
     window,
@@ -68,11 +69,13 @@ def prefill_kernel(
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     FIXED: tl.constexpr,  # treat all keys by the masked loop's instructions, since the others round differently
+    LSE: tl.constexpr,
     KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend with the queries of one tile and one key head.
 
+    LSE: write the natural logarithms of the softmax's sums to lse, float32 [T, H].
     KV: the format of the cache's levels, of which two are a word; None for a cache of plain numbers.
     """
     tile, g = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
@@ -137,6 +140,9 @@ def prefill_kernel(
     acc_MD = columns_joined(acc, QUERIES, DIM, KV) / sum_M[:, None]
     out_M = ((first_token + token_M).to(tl.int64) * (NUM_KV_HEADS * GROUP) + head_M) * HEAD_DIM
     tl.store(out_ptr + out_M[:, None] + d_D[None, :], acc_MD.to(out_ptr.dtype.element_ty), mask=real_MD)
+    if LSE:
+        lse_M = (first_token + token_M).to(tl.int64) * (NUM_KV_HEADS * GROUP) + head_M
+        tl.store(lse_ptr + lse_M, (max_M + tl.log2(sum_M)) / LOG2E, mask=token_M < tokens)
 
 
 @triton.jit

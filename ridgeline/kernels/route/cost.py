@@ -17,3 +17,8 @@ def route_cost(
     written = 16.0 * tokens * used + 4.0 * (experts + 1)
     product = Cost(read + written, 2.0 * tokens * width * experts)
     return product + norm_cost(tokens, width, itemsize=itemsize, residual=residual) if norm else product
+
+
+def to_some_cost(tokens: int, experts: int, used: int) -> Cost:
+    """Count three numbers of 4 bytes of every pair, and the experts' starts, as read and written once."""
+    return Cost(8.0 * (3 * tokens * used + experts + 1), 0.0)

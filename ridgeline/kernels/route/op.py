@@ -154,6 +154,21 @@ def to_some(routes: Routes, first: int, count: int) -> Routes:
     )
 
 
+def without_waiting(expert_TK: Tensor, weight_TK: Tensor, count: int) -> Routes:
+    """Return what `in_order` does, by calls that can be captured. Experts are at most `count`, which is none."""
+    expert_P, order_P = expert_TK.flatten().sort(stable=True)
+    place_P = torch.empty_like(order_P)
+    place_P[order_P] = torch.arange(len(order_P), device=order_P.device)
+    edges = torch.arange(count + 1, dtype=expert_P.dtype, device=expert_P.device)
+    return Routes(
+        expert_TK,
+        weight_TK,
+        (order_P // expert_TK.shape[1]).int(),
+        place_P.view_as(expert_TK).int(),
+        torch.searchsorted(expert_P, edges, out_int32=True),
+    )
+
+
 @dataclass(frozen=True)
 class Case:
     """A case for tests and benchmarks.
@@ -201,6 +216,11 @@ class Case:
             live_T if self.dead else None,
             torch.zeros(experts, dtype=torch.int64, device=device),
         )
+
+    def routes(self, dtype: torch.dtype, device: torch.device) -> tuple[Routes, int, int]:
+        """Return the routes of these inputs, and the second half of the experts."""
+        half = self.how.experts // 2
+        return route(*self.inputs(dtype, device))[2], half, half
 
 
 SOFTMAX = RoutingSpec(experts=8, top_k=2, renormalize=True)

@@ -12,3 +12,8 @@ def sample_cost(rows: int, vocab_size: int) -> Cost:
     Penalties and masks would add their own bytes, but these depend on the requests and not on the step's shape.
     """
     return Cost(rows * (4.0 * vocab_size + 8), float(rows * vocab_size))
+
+
+def best_of_parts_cost(rows: int, ranks: int) -> Cost:
+    """Count a token and a score of 4 bytes each of every rank as read, and an int64 token as written."""
+    return Cost(rows * (8.0 * ranks + 8), float(rows * ranks))

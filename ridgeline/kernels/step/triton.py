@@ -217,7 +217,7 @@ def _aot_advance(*, count: bool) -> AotKernel:
 def _aot_post() -> AotKernel:
     kinds = {"packed_ptr": "*u8", "ring_ptr": "*u8", "turn_ptr": "*i64", "num_bytes": "i32", "stride": "i32:16"}
     return AotKernel(
-        _step_post, kinds, {"KEPT": 8, "HEADER": HEADER, "BLOCK": 512}, num_warps=4, hot=True, archs=ONE_OF_EACH
+        _step_post, kinds, {"KEPT": 128, "HEADER": HEADER, "BLOCK": 512}, num_warps=4, hot=True, archs=ONE_OF_EACH
     )
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from ridgeline.core.request import Request
+from ridgeline.core.routing import Router
 from ridgeline.serving.errors import RequestFailed, Unavailable
 from ridgeline.serving.generation.engine_client import RETRY_AFTER, EngineClient, RequestTicket
-from ridgeline.serving.generation.routing import Router
 from ridgeline.serving.generation.sums import summed
 from ridgeline.transport.messages import EngineFacts, Grammar, Life, Stats
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ridgeline.core.cost import Headroom
+from ridgeline.core.expert_cache import ExpertCacheFigures
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import RowKind, StepPlan
 from ridgeline.core.rank_waits import RankWaits
@@ -130,22 +131,25 @@ class EngineStats:
         kv_saturated: int = 0,
         saturations: int = 0,
         waits: Sequence[RankWaits] = (),
+        expert_cache: ExpertCacheFigures | None = None,
     ) -> Stats:
-        cache = scheduler.cache
+        figures = scheduler.figures()
         others = {
-            "prefix_cache_queries": cache.queried_tokens,
-            "prefix_cache_hits": cache.hit_tokens,
-            "preemptions": scheduler.preemptions.total(),
+            "prefix_cache_queries": figures.queried_tokens,
+            "prefix_cache_hits": figures.hit_tokens,
+            "preemptions": figures.preemptions.total(),
             "kv_cache_saturated": kv_saturated,
         }
-        reasons = {f"preemptions: {reason}": scheduler.preemptions[reason] for reason in Preemption}
+        if expert_cache is not None:
+            others |= {f"expert_cache: {name}": count for name, count in expert_cache._asdict().items()}
+        reasons = {f"preemptions: {reason}": figures.preemptions[reason] for reason in Preemption}
         return Stats(
             at=time.monotonic(),
             started=self._started,
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            pages_used=cache.pool.num_pages - cache.pool.free_pages,
-            num_pages=cache.pool.num_pages,
+            running=figures.running,
+            waiting=figures.waiting,
+            pages_used=figures.pages_used,
+            num_pages=figures.num_pages,
             steps=self._steps,
             step_seconds=headroom.elapsed,
             limit_seconds=headroom.limit,

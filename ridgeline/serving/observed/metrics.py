@@ -80,6 +80,15 @@ class Snapshot:
         return [self.model, str(self.engine)]
 
 
+EXPERT_CACHE = {  # of `ExpertCacheFigures`; once for each step and layer
+    "needed": ("expert_cache_queries", "Experts that steps needed, where experts lie in the host's memory."),
+    "found": ("expert_cache_hits", "Those of them that were on the device, or on their way, by then."),
+    "foreseeable": ("expert_predictions", "Needed experts of layers whose experts were predicted."),
+    "foreseen": ("expert_predictions_right", "Those of them that were predicted by the layer before."),
+    "copied": ("expert_cache_copied_bytes", "Bytes of experts that were copied to the device."),
+}
+
+
 def render(*snapshots: Snapshot) -> bytes:
     """Return the metrics in Prometheus' text format, with one snapshot for each engine of the server."""
     registry = CollectorRegistry(auto_describe=False)
@@ -202,6 +211,11 @@ def _experts(snapshot: Snapshot) -> Iterable[Metric]:
     """Yield what only a mixture of experts shows. The tokens of each expert come from `metric_lines`."""
     if snapshot.stats is None or snapshot.stats.experts is None:
         return
+    for name, (metric, text) in EXPERT_CACHE.items():
+        if (count := snapshot.stats.counters.get(f"expert_cache: {name}")) is not None:
+            made = CounterMetricFamily(f"ridgeline:{metric}", text, labels=ENGINE)
+            made.add_metric(snapshot.labels, count)
+            yield made
     load = load_of(snapshot.stats.experts)
     layers = [[*snapshot.labels, str(layer)] for layer in load.layers]
     busiest, reached = zip(layers, load.imbalance, strict=True), zip(layers, load.reached, strict=True)

@@ -261,6 +261,7 @@ class EngineHost:
             self._worker.kv_saturated(),
             self._worker.saturations(),
             self._worker.waits(),
+            self._worker.expert_cache(),
         )
 
 

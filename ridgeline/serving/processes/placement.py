@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.serving import ServeConfig
 
@@ -20,8 +21,8 @@ def environments(config: ServeConfig) -> list[Mapping[str, str]]:
     A process sees its own GPUs only, and numbers them from 0. NVML still tells their figures, because it is asked by
     what does not change, their UUIDs.
     """
-    sizes = [int(str(config.engine.get(name) or 1)) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
-    replicas, ranks = config.data_parallel_size, sizes[0] * sizes[1]
+    divided = LLMConfig(**config.engine)  # type: ignore[arg-type]
+    replicas, ranks = config.data_parallel_size, divided.ranks
     if replicas == 1:
         return [os.environ]
     device = str(config.engine.get("device") or "auto")
@@ -34,7 +35,7 @@ def environments(config: ServeConfig) -> list[Mapping[str, str]]:
     if count == 0:
         raise InvalidConfig(f"device {device} was asked for, but torch sees no GPU; use cpu.")
     if ranks > count:
-        said = "tensor_parallel_size" if sizes[1] == 1 else "pipeline_parallel_size times tensor_parallel_size"
+        said = " times ".join(divided.divided_by)
         raise InvalidConfig(f"{said} is {ranks}, and torch sees {count} GPUs; lower it to {count}.")
     if replicas * ranks > count:
         each = f" of {ranks} GPUs each" if ranks > 1 else ""

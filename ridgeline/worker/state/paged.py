@@ -63,7 +63,7 @@ class PagedKV:
         assert isinstance(spec, KVSpec)
         self.ops, self._spec = ops, spec
         self._ways = [Scheduled.of(model.layers[layer].attention) for layer in own.layers]
-        heads, tokens, width = spec.num_kv_heads, memory.layout.block_size, spec.head_dim
+        heads, tokens, width = spec.num_kv_heads, memory.layout.tokens_held, spec.head_dim
         self._dtype, kept = dtype, torch_type(spec.format, dtype)
         widens = spec.format.quantized and own.layers
         self._wide = _memory_for_wide(memory, spec, dtype, ops) if widens else None
@@ -125,7 +125,7 @@ def _memory_for_wide(memory: StateMemory, spec: KVSpec, dtype: torch.dtype, ops:
 
     All groups together take the bytes that `worker.memory` keeps for attention.
     """
-    block_size, arch = memory.layout.block_size, ops.platform.arch
+    block_size, arch = memory.layout.tokens_held, ops.platform.arch
     if arch != "sm_90" or ops.chosen["attention_schedule"] != "triton":
         return None
     from ridgeline.kernels.attention.hopper import supports  # needs Triton, which a CPU need not have

@@ -22,6 +22,8 @@ from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.plan import CopyBlocks
 from ridgeline.core.registry import Registry
 from ridgeline.kernels.ops import Ops
+from ridgeline.parallel.ring import SOLO, Ring
+from ridgeline.worker.share import Share
 from ridgeline.worker.state.buffer import StateMemory
 
 # Kind of a state spec → the class that serves it
@@ -29,6 +31,8 @@ KINDS = Registry(
     "kind of state",
     {"kv": "ridgeline.worker.state.paged:PagedKV", "recurrent": "ridgeline.worker.state.recurrent:Recurrent"},
 )
+# The same where ranks divide the tokens between them
+DIVIDED_KINDS = Registry("kind of state of divided tokens", {"kv": "ridgeline.worker.state.context:ContextKV"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,7 @@ class DeviceRows:
     tokens_each: how many tokens every row runs; 0 if rows differ.
     prefix_4R: the rows that share their first blocks, in the form of kernels/attention/cascade.py.
     num_tokens_R, kv_bound_R: the lengths that the host knows; None inside a captured graph.
+    share: the tokens that this rank runs, if ranks divide those of the step. All other fields are those of all tokens.
     """
 
     slots_R: Tensor
@@ -54,6 +59,7 @@ class DeviceRows:
     prefix_4R: Tensor | None = None
     num_tokens_R: np.ndarray | None = None
     kv_bound_R: np.ndarray | None = None
+    share: Share | None = None
 
 
 class GroupState(Protocol):
@@ -73,15 +79,25 @@ class GroupState(Protocol):
 
 
 class States:
-    """The states of all layers; `states[layer]` is given to that layer's mixer."""
+    """The states of all layers; `states[layer]` is given to that layer's mixer. ring: the ranks that divide the tokens
+    between them."""
 
     def __init__(
-        self, layout: CacheLayout, model: ModelSpec, dtype: torch.dtype, device: torch.device, ops: Ops
+        self,
+        layout: CacheLayout,
+        model: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        ops: Ops,
+        ring: Ring = SOLO,
     ) -> None:
         self.memory = StateMemory(layout, device)
         self.live_T: Tensor | None = None
-        kinds = [KINDS[group.spec.kind] for group in layout.groups]
-        self.groups: list[GroupState] = [kind(self.memory, g, model, dtype, ops) for g, kind in enumerate(kinds)]
+        kinds = [(KINDS if ring.size == 1 else DIVIDED_KINDS)[group.spec.kind] for group in layout.groups]
+        others = () if ring.size == 1 else (ring,)
+        self.groups: list[GroupState] = []
+        for g, kind in enumerate(kinds):
+            self.groups.append(kind(self.memory, g, model, dtype, ops, *others))
         self._layers = {
             layer: self.groups[g].layer(index)
             for g, group in enumerate(layout.groups)

@@ -1,0 +1,67 @@
+"""Settings that do not go together, and those that need another one, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ridgeline.core.errors import InvalidConfig
+
+TP, PP, CP = "tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"
+DP = "data_parallel_size"
+SIZES = (TP, PP, CP, DP)  # each makes so many ranks of one, so an engine has as many as their product
+OFFLOAD, COPIES, LOCATION = "moe_expert_cache_size", "num_redundant_experts", "init_expert_location"
+
+APART: Mapping[tuple[str, str], str] = {
+    ("cascade", "deterministic"): "cascade makes a request's bits depend on what runs beside it",
+    ("deterministic", CP): "the division of a step depends on what runs beside a request",
+    ("cascade", CP): "no rank has all keys of a common beginning",
+    ("kv_cache_dtype", CP): "levels do not travel between ranks yet",
+    (PP, CP): "a stage hands on all tokens of a step, of which ranks with divided tokens have a share",
+    **{(other, DP): "ranks with requests of their own divide nothing but the experts yet" for other in (TP, PP, CP)},
+    **{("rank_trace_dir", axis): "what these ranks say to each other is not noted yet" for axis in (CP, DP)},
+    **{
+        (name, axis): "copies of experts lie on ranks of one axis alone"
+        for name in (COPIES, LOCATION)
+        for axis in (PP, CP)
+    },
+    **{(OFFLOAD, axis): "experts in the host's memory are for one device yet" for axis in SIZES},
+    (OFFLOAD, "quantization"): "it copies plain weights",
+}
+
+# Setting → groups of settings, of each of which it needs one, and why
+NEEDS: Mapping[str, tuple[tuple[tuple[str, ...], ...], str]] = {
+    "pipeline_layer_partition": (((PP,),), "it deals layers out to stages"),
+    "prefill_context_parallel_threshold": (((CP,),), "it says which steps ranks divide"),
+    "rank_trace_dir": (((TP, PP),), "it shows which rank waits for which"),
+    DP: (
+        (("enable_expert_parallel",),),
+        "without it these are engines side by side, which `ridgeline serve --data-parallel-size` starts",
+    ),
+    "all2all_backend": (((DP,),), "it is for ranks with tokens of their own"),
+    **dict.fromkeys((COPIES, LOCATION), ((("enable_expert_parallel",), (TP, DP)), "it places experts on ranks")),
+}
+
+
+def check_together(given: Mapping[str, object]) -> None:
+    """Raise InvalidConfig if settings contradict each other. given: those that differ from their defaults."""
+    for (one, other), why in APART.items():
+        if one in given and other in given:
+            raise InvalidConfig(
+                f"{_said(given, one)} and {_said(given, other)} do not go together: {why}; leave one of them out."
+            )
+    for name, (groups, why) in NEEDS.items():
+        lacking = [" or ".join(group) for group in groups if not any(other in given for other in group)]
+        if name in given and lacking:
+            raise InvalidConfig(f"{_said(given, name)}: {why}; set {' and '.join(lacking)} too, or leave it out.")
+    axes = [name for name in SIZES if name in given]
+    if "rank_trace_dir" in given and len(axes) > 1:
+        raise InvalidConfig(f"rank_trace_dir follows one axis; set only one of {', '.join(axes)}.")
+    if "enable_expert_parallel" in given and axes and TP not in given and DP not in given:
+        raise InvalidConfig(
+            f"enable_expert_parallel divides experts between the ranks of {TP}, which is 1; raise that, or leave "
+            "enable_expert_parallel out."
+        )
+
+
+def _said(given: Mapping[str, object], name: str) -> str:
+    return f"{name}={given[name]!r}"

@@ -1,0 +1,119 @@
+"""Several engines that act as one: each has its requests, its scheduler and its cache, and one rank of a group that
+divides a mixture's experts. They plan in turn and then collect in turn, so that their plans share rounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from ridgeline.core.cost import Headroom
+from ridgeline.core.errors import DeviceLost
+from ridgeline.core.plan import StepPlan, Worker
+from ridgeline.core.request import Request, RequestStats, StepEvents
+from ridgeline.core.routing import Router
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.figures import Figures
+from ridgeline.engine.scheduler import Scheduler
+
+
+class Engines(Engine):
+    """One engine made of several. A request runs where its beginning is cached, unless there is too much to do there
+    (`core.routing`).
+
+    worker: all their workers, of which each engine has one part.
+    """
+
+    def __init__(self, engines: Sequence[Engine], worker: Worker) -> None:
+        first = engines[0]
+        self.engines, self.config, self.layout = engines, first.config, first.layout
+        self.headroom, self.last_plan = Headroom(), None
+        self.scheduler = Schedulers(engines)
+        self._worker, self._router, self._lost = worker, Router(len(engines)), None
+        self._places: dict[str, tuple[Engine, int]] = {}  # of open requests: their engine, and their tokens at most
+        self._load: Counter[Engine] = Counter()  # tokens of open requests
+        self.on_finish(lambda request, stats: None)
+
+    def on_finish(self, listener: Callable[[Request, RequestStats], None]) -> None:
+        def finished(request: Request, stats: RequestStats) -> None:
+            engine, tokens = self._places.pop(request.id)
+            self._load[engine] -= tokens
+            listener(request, stats)
+
+        for engine in self.engines:
+            engine.on_finish(finished)
+
+    @property
+    def has_work(self) -> bool:
+        return self._lost is None and any(engine.has_work for engine in self.engines)
+
+    def add(self, request: Request, *, checked: bool = False) -> None:
+        self._check_device()
+        if not checked:
+            self.check(request)
+        loads = {number: self._load[engine] for number, engine in enumerate(self.engines)}
+        engine = self.engines[self._router.choose(request.prompt_token_ids, request.cache_salt, loads)]
+        engine.add(request, checked=True)
+        self._places[request.id] = engine, request.max_total_tokens
+        self._load[engine] += request.max_total_tokens
+
+    def check(self, request: Request) -> None:
+        self.engines[0].check(request)
+
+    def abort(self, request_id: str, at_token: int | None = None) -> bool:
+        place = self._places.get(request_id)
+        return place is not None and place[0].abort(request_id, at_token)
+
+    def step(self) -> StepEvents:
+        """Keep all workers supplied, then wait for the oldest plan of each."""
+        self._check_device()
+        events = StepEvents()
+        try:
+            for engine in self.engines:
+                engine.fill()
+            for engine in self.engines:
+                own = engine.take()
+                events.ids += own.ids
+                events.token_ids += own.token_ids
+                events.events += own.events
+        except DeviceLost:
+            self._lost = next(engine._lost for engine in self.engines if engine._lost is not None)
+            raise
+        spent = [engine.headroom for engine in self.engines]
+        self.headroom = Headroom(sum(each.elapsed for each in spent), sum(each.limit for each in spent))
+        self.last_plan = _largest([engine.last_plan for engine in self.engines])
+        return events
+
+    def rehearse(self) -> None:
+        for engine in self.engines:
+            engine.rehearse()
+
+
+class Schedulers(Scheduler):
+    """The schedulers of several engines, as far as they are looked at together. It schedules nothing itself."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._each = [engine.scheduler for engine in engines]
+
+    @property
+    def num_running(self) -> int:
+        return sum(each.num_running for each in self._each)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(each.num_waiting for each in self._each)
+
+    @property
+    def has_work(self) -> bool:
+        return any(each.has_work for each in self._each)
+
+    def figures(self) -> Figures:
+        first, *others = (each.figures() for each in self._each)
+        return sum(others, first)
+
+    def stats_of(self, request_id: str) -> RequestStats:
+        [found] = [each for each in self._each if each.knows(request_id)]
+        return found.stats_of(request_id)
+
+
+def _largest(plans: Sequence[StepPlan | None]) -> StepPlan | None:
+    return max((plan for plan in plans if plan is not None), key=lambda plan: plan.num_tokens, default=None)

@@ -1,0 +1,94 @@
+"""The ranks on which experts lie, with copies of those that have most to do.
+
+As in DeepSeek's load balancer (EPLB; DeepSeek-V3, arXiv 2412.19437, section 3.4) copies go first, then places. Each
+further copy is of the expert with the most tokens a copy. Then the copies, in falling order of their tokens, go each to
+the rank that has least so far (longest processing time first; Graham, SIAM J. Appl. Math. 17(2), 1969). At last
+copies of the rank that has most are swapped with others as long as that helps.
+
+Legend:
+    E  experts
+    R  ranks
+    S  an expert's copies that lie on one rank: its slots
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+RankExperts = tuple[tuple[int, ...], ...]  # of each rank: the experts in its slots
+
+
+def placed(tokens_E: ArrayLike, ranks: int, slots: int) -> RankExperts:
+    """Return the experts of each rank, in ascending order, if every rank has `slots` of them. Every expert lies
+    somewhere. Equal loads are placed in the order of experts, so the same load gives the same places.
+
+    tokens_E: what each expert got in some run. An expert's copies share its tokens equally.
+    """
+    load_E = np.asarray(tokens_E, np.float64)
+    if ranks * slots < len(load_E):
+        raise ValueError(f"{ranks} ranks of {slots} slots have no room for {len(load_E)} experts")
+    copies_E = copies(load_E, ranks, ranks * slots)
+    share_E = load_E / copies_E
+    held: list[list[int]] = [[] for _ in range(ranks)]
+    sums = [0.0] * ranks
+    for expert in sorted(range(len(load_E)), key=lambda expert: (-share_E[expert], expert)):
+        for _ in range(copies_E[expert]):
+            free = [rank for rank in range(ranks) if len(held[rank]) < slots]
+            rank = min(free, key=lambda rank: (expert in held[rank], sums[rank], rank))
+            held[rank].append(expert)
+            sums[rank] += share_E[expert]
+    while _swap(held, share_E):
+        pass
+    return tuple(tuple(sorted(each)) for each in held)
+
+
+def copies(load_E: np.ndarray, ranks: int, total: int) -> list[int]:
+    """Return how many copies each expert gets of `total`. More than one on each rank would be of no use."""
+    found = [1] * len(load_E)
+    for _ in range(total - len(found)):
+        share = [(-load / count, expert) for expert, (load, count) in enumerate(zip(load_E, found, strict=True))]
+        useful = [each for each in share if found[each[1]] < ranks]
+        found[min(useful or share)[1]] += 1
+    return found
+
+
+def rank_loads(tokens_E: ArrayLike, held: RankExperts) -> np.ndarray:
+    """Return what each rank gets of the tokens, if an expert's copies share them equally: float64 [R]."""
+    load_E = np.asarray(tokens_E, np.float64)
+    count = Counter(expert for each in held for expert in each)
+    return np.array([sum(load_E[expert] / count[expert] for expert in each) for each in held])
+
+
+def equal_parts(experts: int, ranks: int) -> RankExperts:
+    """Return the places without a measured load: each rank has the next part of the experts."""
+    part = experts // ranks
+    return tuple(tuple(range(part * rank, part * (rank + 1))) for rank in range(ranks))
+
+
+def _swap(held: Sequence[list[int]], share_E: np.ndarray) -> bool:
+    """Swap a copy of the rank that has most with another rank's, so that the larger of both sums falls most. Return
+    False if no swap helps."""
+    sums = [sum(share_E[expert] for expert in each) for each in held]
+    most = max(range(len(held)), key=lambda rank: (sums[rank], -rank))
+    best: tuple[float, int, int, int] | None = None
+    for rank, others in enumerate(held):
+        if rank == most:
+            continue
+        for i, mine in enumerate(held[most]):
+            for j, other in enumerate(others):
+                less = share_E[mine] - share_E[other]
+                # 1e-9: what rounding makes of nothing
+                after = max(sums[most] - less, sums[rank] + less)
+                if mine in others or other in held[most] or after >= sums[most] * (1 - 1e-9):
+                    continue
+                if best is None or after < best[0]:
+                    best = after, rank, i, j
+    if best is None:
+        return False
+    _, rank, i, j = best
+    held[most][i], held[rank][j] = held[rank][j], held[most][i]
+    return True

@@ -1,0 +1,129 @@
+"""Ranks that have requests and a cache of their own, and divide a mixture's experts between them (data-parallel
+attention).
+
+Each rank is the worker of one engine: its `Seat` here. In the mixture layers of a step every rank must take part, so
+plans go out in rounds, one plan a rank. A rank that has no plan in a round lends the others its experts.
+
+A round waits in this process until somebody wants a result of it. So engines that plan in turn share rounds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ridgeline.core.expert_load import ExpertLoad
+from ridgeline.core.plan import StepPlan, StepResult
+from ridgeline.ranks.channel import Closed
+from ridgeline.ranks.leader import Group
+from ridgeline.ranks.member import Progress
+from ridgeline.ranks.messages import FromLeader, PlanSender, Round, decode_as, encode, sent_masks
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The worker of one of the engines. The group is shut down by itself, not by a seat."""
+
+    group: Apart
+    rank: int
+
+    def submit(self, plan: StepPlan) -> None:
+        self.group.put(self.rank, plan)
+
+    def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+        self.group.mask(self.rank, plan_id, masks)
+
+    def collect(self) -> StepResult:
+        return self.group.collect_of(self.rank)
+
+    def shutdown(self) -> None:
+        pass
+
+
+class Apart(Group):
+    """The group of such ranks. A plan that fails on one of them leaves the others waiting for it in the next mixture,
+    so the group is then lost."""
+
+    def __init__(self, options: Mapping[str, Any], size: int, limit: float, progress: Progress | None) -> None:
+        self._senders = [PlanSender() for _ in range(size)]
+        self._waiting: deque[list[StepPlan | None]] = deque()  # rounds that were not sent
+        self._sent = [deque[tuple[int, float]]() for _ in range(size)]  # plans of each rank, and when they went out
+        self.seats = [Seat(self, rank) for rank in range(size)]
+        super().__init__(options, size, limit, progress)
+
+    def put(self, rank: int, plan: StepPlan) -> None:
+        """Give a rank a plan, in the first round behind its last one."""
+        behind = next((at for at, each in enumerate(self._waiting) if each[rank] is None), len(self._waiting))
+        if behind == len(self._waiting):
+            self._waiting.append([None] * len(self._members))
+        self._waiting[behind][rank] = plan
+        while self._waiting and all(self._waiting[0]):
+            self._send(self._waiting.popleft())
+
+    def mask(self, rank: int, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+        self._send_all()
+        self._tell_one(rank, sent_masks(plan_id, masks))
+        self._moved = time.monotonic()
+
+    def collect_of(self, rank: int) -> StepResult:
+        """Wait for the oldest plan of a rank, and return its result. Who collects has planned, and so have the others:
+        what they have not filled of a round they will not."""
+        self._send_all()
+        plan_id, sent = self._sent[rank].popleft()
+        member = self._members[rank]
+        self._wait_for(lambda: bool(member.results), max(sent, self._moved))
+        if self._lost is None:
+            result = member.results.popleft()
+            self._moved = time.monotonic()
+            if result.error is not None or result.dropped:
+                self._lose(f"rank {rank} failed, and others wait for its experts: {result.error}")
+        if self._lost is not None:
+            return StepResult(plan_id, error=self._lost, device_lost=True)
+        if result.experts is not None and self._listener is not None:
+            self._listener(result.experts)
+        return result
+
+    def expert_load(self) -> ExpertLoad | None:
+        """Return what all ranks' routers counted together, as `LocalWorker.expert_load`."""
+        if not self._waiting and not any(self._sent):
+            each = [decode_as(ExpertLoad | None, value) for value in self._ask("expert_load")]
+            loads = [load for load in each if load is not None]
+            self._load = summed(loads) if loads else None
+        return self._load
+
+    def _speaks(self, rank: int) -> bool:
+        return True
+
+    def _send_all(self) -> None:
+        while self._waiting:
+            self._send(self._waiting.popleft())
+
+    def _send(self, plans: list[StepPlan | None]) -> None:
+        capacity = max(plan.num_tokens for plan in plans if plan is not None)
+        for rank, plan in enumerate(plans):
+            sent = None if plan is None else self._senders[rank].message(plan)
+            self._tell_one(rank, Round(capacity, sent))
+            if plan is not None:
+                self._sent[rank].append((plan.id, time.monotonic()))
+
+    def _tell_one(self, rank: int, message: FromLeader) -> None:
+        if self._lost is not None:
+            return
+        try:
+            self._members[rank].channel.send(encode(message))
+        except Closed:
+            self._lose(f"rank {rank} {self._members[rank].how_it_ended()}")
+
+
+def summed(loads: list[ExpertLoad]) -> ExpertLoad:
+    """Return the load of experts that several ranks route tokens to."""
+    step_LE = np.sum([load.step_LE for load in loads], axis=0)
+    newest = max(loads, key=lambda load: load.step_tokens)
+    total_LE = np.sum([load.total_LE for load in loads], axis=0)
+    tokens = sum(load.step_tokens for load in loads)
+    return newest._replace(total_LE=total_LE, step_LE=step_LE, step_tokens=tokens)

@@ -1,0 +1,112 @@
+"""Paged keys and values whose tokens ranks divide between them (`core.stripes`).
+
+Legend as in paged.py and rounds.py.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.kernels.ops import Ops
+from ridgeline.layers.heads import Heads as LayerHeads
+from ridgeline.parallel.ring import Ring
+from ridgeline.perf.context import FORMS, Attended, cheapest
+from ridgeline.worker.share import Share
+from ridgeline.worker.state.buffer import StateMemory
+from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
+from ridgeline.worker.state.paged import PagedKV, PagedLayer, Scheduled
+from ridgeline.worker.state.rounds import Around, Cached, Round, Softmax, Together
+from ridgeline.worker.state.states import DeviceRows
+
+# The most bytes of one layer's keys and values, of all ranks, that are brought together. Beyond them queries travel.
+BROUGHT_BYTES = 1 << 30
+BROUGHT_COPIES = 4  # of a rank's part of them at once: what it has, sends, receives, and puts in order
+LARGEST_BLOCK = 256  # tokens; the kernels take no larger ones
+
+
+class ContextKV(PagedKV):
+    """A `GroupState` that writes the keys and values of this rank's tokens, then attends to those of all ranks.
+
+    forms: those of `perf.context.FORMS` that may be used.
+    """
+
+    def __init__(
+        self,
+        memory: StateMemory,
+        group: int,
+        model: ModelSpec,
+        dtype: torch.dtype,
+        ops: Ops,
+        ring: Ring,
+        forms: tuple[str, ...] = FORMS,
+    ) -> None:
+        super().__init__(memory, group, model, dtype, ops)
+        self._ring, self._forms = ring, forms
+        self.rounds: dict[Scheduled, Round] = {}
+
+    def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
+        """Prepare for the next step. A place is that of the token among all ranks' tokens; the N-th part of it is its
+        place among its rank's."""
+        ring = self._ring
+        self.place_T = torch.where(place_T % ring.size == ring.rank, place_T // ring.size, 0)
+        blocks = None
+        if rows.share is not None:
+            held_tokens = self.views[0][0].shape[2]
+            slots_R = rows.slots_R[: len(rows.share.end_R)]
+            blocks = Blocks(rows.share, slots_R, block_table_SC, held_tokens, self._spec.window)
+        for way in dict.fromkeys(self._ways):
+            self.rounds[way] = self._round(way, rows, blocks, block_table_SC)
+
+    def _round(self, way: Scheduled, rows: DeviceRows, blocks: Blocks | None, table_SC: Tensor) -> Round:
+        spec, share = self._spec, rows.share
+        plain = not (way.capped or way.alibi)
+        around = Around(self._ring, self.ops, way.num_heads, spec.window, self.views[0][0], plain)
+        if share is None or blocks is None:
+            return Together(around, rows, table_SC)
+        match self.form(way, share, blocks):
+            case "heads":
+                return Heads(around, share, blocks)
+            case "keys":
+                return Keys(around, share, blocks)
+            case _:
+                return Queries(around, share, rows, table_SC)
+
+    def form(self, way: Scheduled, share: Share, blocks: Blocks) -> str:
+        """Return how the step's ranks attend together. All of them come to the same, from the same lengths."""
+        ranks = share.ranks
+        _, kv_heads, held_tokens, head_dim = self.views[0][0].shape
+        keys = len(blocks.id_B) * held_tokens * ranks
+        item, device = self._dtype.itemsize, self.ops.platform.device_type
+        layer = Attended(len(share.order_T), keys, share.pairs, way.num_heads, kv_heads, head_dim, item)
+        possible = set(self._forms)
+        if 2 * keys * prod((kv_heads, head_dim)) * item > BROUGHT_BYTES:
+            possible = {"queries"}
+        block = held_tokens * ranks
+        if block > LARGEST_BLOCK or block & (block - 1):
+            possible -= {"heads"}
+        return cheapest(ranks, layer, device, possible or {"queries"})
+
+    def layer(self, index: int) -> ContextLayer:
+        return ContextLayer(self, self._ways[index], *self.views[index], None)
+
+
+class ContextLayer(PagedLayer):
+    """The keys and values of one layer, a `layers.attention.Attends`."""
+
+    _group: ContextKV
+
+    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: LayerHeads, room: Rounded | None = None) -> Tensor:
+        """Return the attended heads of the tokens that this rank runs, [T, H * D]. They are not rounded: merging parts
+        comes last."""
+        group, spec = self._group, heads.spec
+        q_THD = group.ops.rope_kv(
+            qkv_TX, heads.q_norm_D, heads.k_norm_D, heads.eps, heads.cos_sin_ZY, positions_T, self._k, self._v,
+            group.place_T, spec.num_heads, spec.num_kv_heads, spec.v_norm, None,
+        )  # fmt: skip
+        softmax = Softmax(spec.scale, spec.softcap, heads.sinks_H, heads.slopes_H)
+        return group.rounds[self._way].attend(q_THD, positions_T, Cached(self._k, self._v), softmax).flatten(1)

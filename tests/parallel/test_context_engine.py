@@ -1,0 +1,143 @@
+"""The engine over ranks that divide tokens and cache, as threads: each way to attend together, with every kind of
+layer, gives the tokens of one device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ridgeline.assembly.choices import choose
+from ridgeline.assembly.device import device_worker
+from ridgeline.assembly.wiring import Wiring, _engine
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.plan import StepPlan, StepResult
+from ridgeline.core.request import Request
+from ridgeline.parallel.mesh import Mesh
+from ridgeline.worker.local import LocalWorker
+from ridgeline.worker.memory import MemoryReport
+from ridgeline.worker.state import context
+from tests.driving import Rig, ask, rig
+from tests.parallel.threads import ThreadAxis, on_ranks
+
+CPU = torch.device("cpu")
+LONG = [int(token) for token in np.random.default_rng(5).integers(5, 250, 90)]
+
+
+class Threads:
+    """A worker whose ranks are threads. All compute; the first one's results count, and the others' must equal them."""
+
+    def __init__(self, config: LLMConfig, ranks: int) -> None:
+        def rank(axis: ThreadAxis) -> tuple[LocalWorker, MemoryReport]:
+            return device_worker(choose(config, CPU, Mesh(cp=axis)), None)
+
+        made = on_ranks(ranks, rank)
+        self.workers, self.memory = [worker for worker, _ in made], made[0][1]
+
+    def submit(self, plan: StepPlan) -> None:
+        for worker in self.workers:
+            worker.submit(plan)
+
+    def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+        for worker in self.workers:
+            worker.provide_masks(plan_id, masks)
+
+    def collect(self) -> StepResult:
+        first, *others = [worker.collect() for worker in self.workers]
+        for other in others:
+            assert other.error == first.error
+            np.testing.assert_array_equal(other.tokens_RK, first.tokens_RK)
+        return first
+
+    def shutdown(self) -> None:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(LocalWorker.shutdown, self.workers))
+
+
+def asked() -> list[Request]:
+    return [
+        ask("short", [9, 9, 4], max_tokens=12),
+        ask("long", LONG, max_tokens=8),
+        ask("found", [*LONG[:60], 7], max_tokens=8),
+        ask("drawn", LONG[:41], max_tokens=8, seed=1, temperature=1.0),
+        ask("scored", LONG[:30], prompt_logprobs=1, max_tokens=3),
+    ]
+
+
+def divided(folder: Path, ranks: int) -> tuple[Threads, Rig]:
+    config = LLMConfig(
+        model=folder,
+        dtype="float32",
+        device="cpu",
+        debug_checks=True,
+        max_num_batched_tokens=32,
+        block_size=4,
+        max_num_seqs=4,
+        prefill_context_parallel_size=ranks,
+        prefill_context_parallel_threshold=ranks,
+    )
+    group = Threads(config, ranks)
+    vocabulary = group.workers[0].runner.decoder.spec.vocab_size
+    return group, Rig(_engine(config, group, Wiring(group.memory, vocabulary, 4, False, None, False)))
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "form"),
+    [
+        ("llama", 2, "heads"),
+        ("gpt2", 4, "heads"),
+        ("llama", 8, "keys"),
+        ("mistral", 4, "keys"),
+        ("mistral", 3, "queries"),
+        ("gemma2", 2, "keys"),
+        ("gemma2", 2, "heads"),
+        ("gpt_oss", 2, "keys"),
+        ("gpt_oss", 4, "queries"),
+        ("gpt_oss", 2, "heads"),
+        ("bloom", 4, "keys"),
+        ("bloom", 2, "queries"),
+        ("bloom", 2, "heads"),
+    ],
+)
+def test_ranks_give_the_tokens_of_one_device(
+    family: str, ranks: int, form: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, used = tiny_model(family), Counter[str]()
+
+    def forced(*_: object) -> str:
+        used[form] += 1
+        return form
+
+    monkeypatch.setattr(context, "cheapest", forced)
+    with rig(folder) as one:
+        want = one.run(*asked())
+    _, own = divided(folder, ranks)
+    try:
+        got = own.run(*asked())
+        assert own.errors == []
+    finally:
+        own.engine.shutdown()
+    assert used[form] >= 3 * ranks, "too few steps were divided"
+    for name, outcome in want.items():
+        assert got[name].tokens == outcome.tokens, name
+        assert len(got[name].prompt) == len(outcome.prompt)
+
+
+def test_ranks_never_go_on_with_unlike_tokens(tiny_model: Callable[[str], Path]) -> None:
+    """As where one of them has rounded otherwise: all take the first one's."""
+    with rig(tiny_model("llama")) as one:
+        want = one.run(*asked())
+    group, own = divided(tiny_model("llama"), 2)
+    ops = group.workers[1].runner.segments._ops
+    drawn = ops.sample
+    ops.sample = lambda *arguments: 0 * drawn(*arguments) + 7  # type: ignore[method-assign]
+    try:
+        got = own.run(*asked())
+    finally:
+        own.engine.shutdown()
+    assert {name: outcome.tokens for name, outcome in got.items()} == {n: o.tokens for n, o in want.items()}

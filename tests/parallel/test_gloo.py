@@ -1,0 +1,97 @@
+"""Ranks that are processes, joined by gloo: sums, gathers, norms by parts of the tokens, and draws."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.core.request import SamplingParams
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.sampling import op
+from ridgeline.parallel.processes import ProcessAxis, join
+from ridgeline.parallel.token_parts import TokenParts
+from ridgeline.worker.vocabulary import Vocabulary
+from tests.kernels.sampling_tables import Row, sampling_of
+
+CPU = torch.device("cpu")
+TOKENS, WIDTH, VOCAB = 19, 24, 50
+PARAMS = [
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=1.0, presence_penalty=1.0),
+    SamplingParams(temperature=1.0, top_k=5, top_p=0.8),
+    SamplingParams(temperature=0.5, top_p=0.6),
+    SamplingParams(temperature=9.0, top_p=0.99),
+]
+
+
+def numbers(which: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(which))
+
+
+def check(axis: ProcessAxis) -> None:
+    """What a rank finds, beside the same from all ranks' numbers at once."""
+    parts = [numbers(rank, TOKENS, WIDTH) for rank in range(axis.size)]
+    own_TM, weight_M, ops = parts[axis.rank], numbers(9, WIDTH), Ops(Platform(device_type="cpu"))
+    torch.testing.assert_close(axis.all_reduce(own_TM), sum(parts, torch.zeros(())))
+    assert torch.equal(axis.all_gather(own_TM), torch.cat(parts, -1))
+    assert torch.equal(axis.gather_rows(own_TM), torch.cat(parts))
+    even_TM = own_TM[: TOKENS // axis.size * axis.size]
+    share_TM = sum((part[: len(even_TM)] for part in parts), torch.zeros(())).chunk(axis.size)[axis.rank]
+    torch.testing.assert_close(axis.reduce_scatter(even_TM), share_TM)
+    assert axis.smallest(7 - axis.rank) == 8 - axis.size
+
+    n_TM, s_TM = ops.rms_norm(sum(parts, torch.zeros(())), None, weight_M, 1e-5)
+    m_TM, _ = ops.rms_norm(sum(parts, torch.zeros(())), s_TM, weight_M, 1e-5)
+    by_parts = TokenParts(axis, 1)
+    got_TM, residual_TM = by_parts.all_reduce_norm(own_TM, None, weight_M, 1e-5, ops)
+    torch.testing.assert_close(got_TM, n_TM)
+    torch.testing.assert_close(by_parts.all_reduce_norm(own_TM, residual_TM, weight_M, 1e-5, ops)[0], m_TM)
+    torch.testing.assert_close(by_parts.whole(residual_TM, TOKENS), s_TM)
+
+    vocabulary = Vocabulary(VOCAB, axis, ops, 12)
+    batch = [Row(params, seed=seed) for seed, params in enumerate(PARAMS)]
+    logits_RV, sampling = 3 * numbers(5, len(batch), VOCAB), sampling_of(batch, VOCAB)
+    padded_RV = torch.nn.functional.pad(logits_RV, (0, vocabulary.each * axis.size - VOCAB))
+    token_R = vocabulary.sample(padded_RV.split(vocabulary.each, 1)[axis.rank], *sampling)
+    assert token_R.tolist() == op.sample_reference(logits_RV, *sampling).tolist()
+
+
+def forked(size: int, folder: Path) -> None:
+    """Run `check` on so many ranks, each a fork of this process. Raise SystemExit if one fails."""
+    children = []
+    for rank in range(size):
+        if child := os.fork():
+            children.append(child)
+            continue
+        try:
+            check(join(rank, size, folder / f"meeting{size}", CPU, 60.0))
+        except BaseException:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            os._exit(1)
+        os._exit(0)
+    if any(os.waitpid(child, 0)[1] for child in children):
+        raise SystemExit(f"a rank of {size} failed")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forks of a process that has imported torch")
+def test_processes_over_gloo_agree_with_one_that_has_everything(tmp_path: Path) -> None:
+    """In a process of its own, which has one thread when it is forked."""
+    code = "import sys; from pathlib import Path; from tests.parallel.test_gloo import forked; "
+    code += "[forked(size, Path(sys.argv[1])) for size in (2, 3, 4)]"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
