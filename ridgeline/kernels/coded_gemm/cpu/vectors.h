@@ -37,6 +37,11 @@ INLINE Ints all(int32_t x) { return x - Ints{}; }
 INLINE Ints dot(Ints sum, Bytes code, int32_t four) {
   return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)code, _mm512_set1_epi32(four));
 }
+// The sum of N vectors' products, of codes of BITS bits.
+template <int BITS, int N> INLINE Ints dots(Ints sum, const Bytes *code, const char *four) {
+  UNROLL for (int v = 0; v < N; ++v) sum = dot(sum, code[v], load<int32_t>(four + 4 * v));
+  return sum;
+}
 INLINE Bytes look_up(Bytes table, Bytes code) { return (Bytes)_mm512_shuffle_epi8((__m512i)table, (__m512i)code); }
 INLINE Floats widen(Halves x) { return (Floats)_mm512_cvtph_ps((__m256i)x); }
 INLINE Halves narrow(Floats x) { return (Halves)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT); }
@@ -72,6 +77,34 @@ INLINE Ints dot(Ints sum, Bytes code, int32_t four) {
   const Two s = halved(&sum), c = halved(&code);
   const __m256i x = _mm256_set1_epi32(four);
   return joined<Ints>(dot(s.low, c.low, x), dot(s.high, c.high, x));
+}
+// The sum of N vectors' products, of codes of BITS bits. Without VNNI narrow codes are not halved: sums of 16 bits then
+// hold the pairs of several vectors before they become sums of 32.
+template <int BITS, int N> INLINE Ints dots(Ints sum, const Bytes *code, const char *four) {
+#if defined(__AVXVNNI__)
+  constexpr int HELD = 0;
+#else
+  constexpr int HELD = 32767 / (2 * ((1 << BITS) - 1) * 128);
+#endif
+  if constexpr (HELD == 0) {
+    UNROLL for (int v = 0; v < N; ++v) sum = dot(sum, code[v], load<int32_t>(four + 4 * v));
+    return sum;
+  } else {
+    const __m256i ones = _mm256_set1_epi16(1);
+    Two whole = halved(&sum);
+    UNROLL for (int first = 0; first < N; first += HELD) {
+      Two pairs = {};
+      UNROLL for (int v = first; v < N && v < first + HELD; ++v) {
+        const Two c = halved(&code[v]);
+        const __m256i x = _mm256_set1_epi32(load<int32_t>(four + 4 * v));
+        pairs.low = _mm256_add_epi16(pairs.low, _mm256_maddubs_epi16(c.low, x));
+        pairs.high = _mm256_add_epi16(pairs.high, _mm256_maddubs_epi16(c.high, x));
+      }
+      whole.low = _mm256_add_epi32(whole.low, _mm256_madd_epi16(pairs.low, ones));
+      whole.high = _mm256_add_epi32(whole.high, _mm256_madd_epi16(pairs.high, ones));
+    }
+    return joined<Ints>(whole.low, whole.high);
+  }
 }
 INLINE Bytes look_up(Bytes table, Bytes code) {
   const Two t = halved(&table), c = halved(&code);
