@@ -15,11 +15,12 @@ template <int T> void whole_rows(const Weight &w, const Call &c, const Rounded &
   Ints sum[T];
   UNROLL for (int t = 0; t < T; ++t) sum[t] = all(x.start[token + t]);
   for (int64_t k = 0; k < w.runs; ++k, code += VECTORS * BYTES, x_t += x.side * RUN) {
+    Bytes level[VECTORS];
     UNROLL for (int v = 0; v < VECTORS; ++v) {
       __builtin_prefetch(code + AHEAD + v * BYTES);
-      const Bytes level = load<Bytes>(code + v * BYTES);
-      UNROLL for (int t = 0; t < T; ++t) sum[t] = dot(sum[t], level, load<int32_t>(x_t + t * RUN + 4 * v));
+      level[v] = load<Bytes>(code + v * BYTES);
     }
+    UNROLL for (int t = 0; t < T; ++t) sum[t] = dots<8, VECTORS>(sum[t], level, x_t + t * RUN);
   }
   for (int t = 0; t < T; ++t) write_sums(w, c, x, sum[t], token + t, panel);
 }
@@ -51,7 +52,7 @@ void tile(const Weight &w, const Call &c, const Rounded &x, int64_t panel, int64
         const char *four = x.level + (run + t) * RUN;
         UNROLL for (int p = 0; p < PARTS; ++p) {
           const Ints whole = dots<WIDE, VECTORS / PARTS>(all(x.start[(run + t) * 2 + p]), level + p * 4, four + p * 16);
-          part[p][t] += __builtin_convertvector(whole, Floats) * x.step[run + t];
+          part[p][t] += floats(whole) * x.step[run + t];
           low[p][t] += x.sum[(run + t) * 2 + p];
         }
       }
