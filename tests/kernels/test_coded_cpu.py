@@ -95,6 +95,42 @@ def test_products_are_those_of_rounded_activations(case: Case, dtype: torch.dtyp
     assert ((got_TO.double() - want_TO).abs() <= loose_TO).all()
 
 
+def assert_exact(packed: panels.Panels, level_OI: Tensor) -> None:
+    """Assert that tokens of the largest activations, in the same and in random directions, give what levels say."""
+    sign_TI = torch.randint(0, 2, (15, level_OI.shape[1]), generator=torch.Generator().manual_seed(1)) * 2 - 1
+    sign_TI[0], sign_TI[1] = 1, -1
+    for x_TI in (sign_TI * 127, sign_TI[:1] * 127, sign_TI[1:2] * 127):  # as tiles of 8, 4, 2 and 1 tokens
+        assert torch.equal(panels.linear(x_TI.float(), packed, None).long(), x_TI @ level_OI.T)
+
+
+@needs_compiler
+@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize(("bits", "values"), [(2, "levels"), (3, "levels"), (4, "levels"), (5, "levels"), (6, "levels"),
+                                              (8, "levels"), (4, "iq4")])  # fmt: skip
+def test_sums_of_the_largest_codes_and_activations_are_exact(
+    bits: int, values: Any, group: int, multiply: panels.Multiply
+) -> None:
+    """Sums of few bits, in which a CPU may hold products for a while, would overflow here first. All numbers are whole:
+    activations of ±127 have a step of 1."""
+    generator = torch.Generator().manual_seed(0)
+    code_OI = torch.randint(0, 2, (40, 256), generator=generator) * ((1 << bits) - 1)
+    code_OI[0], code_OI[1] = 0, (1 << bits) - 1
+    scale_OG, form = torch.ones(40, 256 // group), CodedFormat(bits=bits, group=group, values=values)
+    packed = panels.pack(Coded(op.packed(code_OI, bits), scale_OG, None, None, None, None, None, form), multiply)
+    level_OI = torch.tensor(op.TABLES["iq4"])[code_OI].long() if values == "iq4" else code_OI - (1 << bits - 1)
+    assert packed is not None
+    assert_exact(packed, level_OI)
+
+
+@needs_compiler
+def test_sums_of_the_largest_levels_are_exact(multiply: panels.Multiply) -> None:
+    level_OI = torch.randint(0, 2, (40, 256), generator=torch.Generator().manual_seed(0)) * 255 - 128
+    level_OI[0], level_OI[1] = -128, 127
+    packed = panels.pack_levels(level_OI.to(torch.int8), torch.ones(40), multiply)
+    assert packed is not None
+    assert_exact(packed, level_OI)
+
+
 @needs_compiler
 @pytest.mark.parametrize("case", [c for c in CASES if c.in_width >= 256], ids=str)
 def test_rounding_activations_costs_less_than_a_hundredth(case: Case) -> None:

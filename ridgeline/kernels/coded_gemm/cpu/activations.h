@@ -9,7 +9,7 @@ namespace {
 
 // Write sixteen numbers' levels, and return these. Halves are rounded up, around 128, as the op w8a8_linear says.
 INLINE Ints round_some(const float *x, float step, char *level) {
-  const Ints whole = __builtin_convertvector(load<Floats>(x) / step + 128.5f, Ints) - 128;
+  const Ints whole = ints(load<Floats>(x) / step + 128.5f) - 128;
   const Ints found = step == 0 ? Ints{} : whole;
   store(level, narrow(found));
   return found;
@@ -43,7 +43,7 @@ void round_row(const Weight &w, int64_t token, const float *row, const Rounded &
   Ints most = {}, sum = {};
   for (int64_t i = 0; i < w.runs * RUN; i += LANES) {
     const Ints here = magnitudes(load<Floats>(row + i));
-    most = here > most ? here : most;
+    most = choose(here > most, here, most);
   }
   const float step = largest(most) / 127;
   for (int64_t i = 0; i < w.runs * RUN; i += LANES) sum += round_some(row + i, step, to.at(token, i));
@@ -56,7 +56,7 @@ void round_runs(const Weight &w, int64_t token, const float *row, const Rounded 
   for (int64_t k = 0; k < w.runs; ++k, row += RUN) {
     const int64_t run = to.run(token, k);
     const Ints low = magnitudes(load<Floats>(row)), high = magnitudes(load<Floats>(row + LANES));
-    const float step = largest(low > high ? low : high) / 127;
+    const float step = largest(choose(low > high, low, high)) / 127;
     int32_t sums[2] = {};
     for (int half = 0; half < 2; ++half)
       sums[w.group == LANES ? half : 0] +=

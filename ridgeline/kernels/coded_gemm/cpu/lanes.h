@@ -15,23 +15,25 @@ template <int T> void whole_rows(const Weight &w, const Call &c, const Rounded &
   Ints sum[T];
   UNROLL for (int t = 0; t < T; ++t) sum[t] = all(x.start[token + t]);
   for (int64_t k = 0; k < w.runs; ++k, code += VECTORS * BYTES, x_t += x.side * RUN) {
+    Bytes level[VECTORS];
     UNROLL for (int v = 0; v < VECTORS; ++v) {
       __builtin_prefetch(code + AHEAD + v * BYTES);
-      const Bytes level = load<Bytes>(code + v * BYTES);
-      UNROLL for (int t = 0; t < T; ++t) sum[t] = dot(sum[t], level, load<int32_t>(x_t + t * RUN + 4 * v));
+      level[v] = load<Bytes>(code + v * BYTES);
     }
+    UNROLL for (int t = 0; t < T; ++t) sum[t] = dots<8, VECTORS>(sum[t], level, x_t + t * RUN);
   }
   for (int t = 0; t < T; ++t) write_sums(w, c, x, sum[t], token + t, panel);
 }
 
 // Sixteen outputs of T tokens from `token` on. HALVES: a group has 16 inputs, so a run has two; otherwise whole runs.
-template <int BITS, bool HALVES, int T>
+// TABLE: codes of 4 bits stand for the numbers of a table.
+template <int BITS, bool HALVES, int T, bool TABLE>
 void tile(const Weight &w, const Call &c, const Rounded &x, int64_t panel, int64_t token) {
-  constexpr int PARTS = HALVES ? 2 : 1;
+  constexpr int PARTS = HALVES ? 2 : 1, WIDE = TABLE ? 8 : BITS;  // WIDE: bits of a number that is multiplied
   const int64_t each = HALVES ? 1 : w.group / RUN, groups = (w.runs + each - 1) / each * PARTS;
   const int64_t supers = w.runs / SUPER;
   const uint8_t *code = w.code + panel * w.runs * BITS * BYTES;
-  const Bytes table = w.table ? load<Bytes>(w.table) : Bytes{};
+  const Bytes table = TABLE ? load<Bytes>(w.table) : Bytes{};
   Floats sum[T] = {};
   int64_t run = x.run(token, 0);
   for (int64_t first = 0, group = panel * groups; first < w.runs; first += each) {
@@ -44,15 +46,13 @@ void tile(const Weight &w, const Call &c, const Rounded &x, int64_t panel, int64
       UNROLL for (int b = 0; b < BITS; ++b) __builtin_prefetch(code + AHEAD + b * BYTES);
       UNROLL for (int v = 0; v < VECTORS; ++v) {
         level[v] = codes<BITS>(code, v);
-        if (BITS == 4 && w.table) level[v] = look_up(table, level[v]);
+        if (TABLE) level[v] = look_up(table, level[v]);
       }
       UNROLL for (int t = 0; t < T; ++t) {
         const char *four = x.level + (run + t) * RUN;
         UNROLL for (int p = 0; p < PARTS; ++p) {
-          Ints whole = all(x.start[(run + t) * 2 + p]);
-          UNROLL for (int v = p * 4; v < (HALVES ? p * 4 + 4 : VECTORS); ++v)
-            whole = dot(whole, level[v], load<int32_t>(four + 4 * v));
-          part[p][t] += __builtin_convertvector(whole, Floats) * x.step[run + t];
+          const Ints whole = dots<WIDE, VECTORS / PARTS>(all(x.start[(run + t) * 2 + p]), level + p * 4, four + p * 16);
+          part[p][t] += floats(whole) * x.step[run + t];
           low[p][t] += x.sum[(run + t) * 2 + p];
         }
       }
@@ -71,7 +71,8 @@ void tile(const Weight &w, const Call &c, const Rounded &x, int64_t panel, int64
 template <int BITS, bool HALVES, int T>
 INLINE void some_tokens(const Weight &w, const Call &c, const Rounded &x, int64_t panel, int64_t token) {
   if (BITS == 8 && w.by_token) whole_rows<T>(w, c, x, panel, token);
-  else tile<BITS, HALVES, T>(w, c, x, panel, token);
+  else if (BITS == 4 && w.table) tile<BITS, HALVES, T, BITS == 4>(w, c, x, panel, token);
+  else tile<BITS, HALVES, T, false>(w, c, x, panel, token);
 }
 
 template <int BITS, bool HALVES> void panel_products(const Weight &w, const Call &c, const Rounded &x, int64_t panel) {

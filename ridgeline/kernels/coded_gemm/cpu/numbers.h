@@ -14,7 +14,7 @@ INLINE Halves to_bfloat16(Floats x) {
   return (Halves)_mm512_cvtneps_pbh((__m512)x);
 #endif
   const Words bits = (Words)x, rounded = bits + 0x7fff + ((bits >> 16) & 1);
-  const Words kept = (x == x) ? rounded : (bits | 0x400000);  // NaN stays NaN
+  const Words kept = choose(x == x, rounded, bits | 0x400000);  // NaN stays NaN
   return upper(kept);
 }
 
@@ -30,7 +30,8 @@ INLINE Floats read(const void *x, int64_t type, int64_t at, int64_t count = LANE
 
 INLINE void write(void *y, int64_t type, int64_t at, Floats value, int64_t count = LANES) {
   if (type == FLOAT32) {
-    if (count < LANES) memcpy((char *)y + at * 4, &value, count * 4);
+    char piece[BYTES];
+    if (count < LANES) store(piece, value), memcpy((char *)y + at * 4, piece, count * 4);
     else store((char *)y + at * 4, value);
     return;
   }

@@ -55,7 +55,7 @@ template <int BITS, bool HALVES> void unpack(const Weight &w, int64_t panel, int
         UNROLL for (int i = 0; i < 4; ++i) {
           const Words one = code_4 >> 8 * i;
           if (BITS <= 4) x[i] = (Floats)_mm512_permutexvar_ps((__m512i)one, (__m512)levels);
-          else x[i] = __builtin_convertvector((Ints)(one & 255), Floats);
+          else x[i] = floats((Ints)(one & 255));
           x[i] = x[i] * scale - minimum;
         }
         store(to, paired(x[0], x[1]));

@@ -25,7 +25,7 @@ template <int BITS> INLINE Bytes codes(const uint8_t *code, int v) {
 INLINE Floats scales(const void *values, const uint16_t *outer, int64_t group, int64_t super) {
   if (!outer) return widen(load<Halves>((const uint16_t *)values + group * LANES));
   const Levels level = load<Levels>((const int8_t *)values + group * LANES);
-  return __builtin_convertvector(widen(level), Floats) * widen(load<Halves>(outer + super * LANES));
+  return floats(widen(level)) * widen(load<Halves>(outer + super * LANES));
 }
 
 // Write sixteen outputs of a token: sums of x times scales, or of whole numbers where a token has one step.
@@ -37,7 +37,7 @@ INLINE void write_sums(const Weight &w, const Call &c, const Rounded &, Floats s
   write(c.y, c.type, token * w.outputs + at, y, count);
 }
 INLINE void write_sums(const Weight &w, const Call &c, const Rounded &x, Ints sum, int64_t token, int64_t panel) {
-  write_sums(w, c, x, __builtin_convertvector(sum, Floats) * x.step[token], token, panel);
+  write_sums(w, c, x, floats(sum) * x.step[token], token, panel);
 }
 
 // Call `body` with the bits of a code as a constant.
