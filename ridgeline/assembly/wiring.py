@@ -36,12 +36,14 @@ from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.loader import Progress, read_model_config, resolve_model, with_cache
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import hardware_named, hardware_of
-from ridgeline.worker.memory import MemoryReport
+from ridgeline.worker.memory import MemoryReport, host_memory
 
 if TYPE_CHECKING:
     from ridgeline.ranks.leader import Group
 
 logger = logging.getLogger(__name__)
+
+RANK_BYTES = 128 << 20  # of a process that has imported torch and loaded nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +130,11 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
     if config.all2all_backend == "peer" and device.type != "cuda":
         raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
     part, stage = _parts(config, model.spec)
+    if size * RANK_BYTES > (free := host_memory()):
+        raise InvalidConfig(
+            f"{' times '.join(config.divided_by)} is {size}: so many processes take {size * RANK_BYTES >> 20:,} MB "
+            f"before they load anything, and {free >> 20:,} MB are free; lower it."
+        )
     if config.data_parallel_size > 1:
         group: Group = Apart(_sent(config, folder), size, config.distributed_timeout_seconds, progress)
     else:

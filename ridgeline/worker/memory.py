@@ -132,7 +132,7 @@ class Budget:
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             return free - int(total * (1 - self.config.gpu_memory_utilization))
-        return int(_host_memory() * CPU_SHARE) // self.ranks
+        return int(host_memory() * CPU_SHARE) // self.ranks
 
     def __str__(self) -> str:
         """Say what uses the memory, and what to do about it."""
@@ -142,7 +142,7 @@ class Budget:
             return f"that is kv_cache_memory; raise it to {_size(_physically_free(self.device))} at the most"
         if self.device.type != "cuda":
             return (
-                f"{_size(_host_memory())} are free on this machine, of which it may use half; {step}{loading}; end "
+                f"{_size(host_memory())} are free on this machine, of which it may use half; {step}{loading}; end "
                 "what else runs there, or set kv_cache_memory"
             )
         free, total = torch.cuda.mem_get_info(self.device)
@@ -235,10 +235,10 @@ def _longest_fit(layout: CacheLayout, pages: int, wanted: int, max_chunk: int) -
 
 
 def _physically_free(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _host_memory()
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()
 
 
-def _host_memory() -> int:
+def host_memory() -> int:
     """Return the free memory of this machine, or of the container that we run in if that is less."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo = Path("/proc/meminfo")

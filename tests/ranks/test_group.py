@@ -232,6 +232,11 @@ def test_what_cannot_be_divided_is_one_sentence(tiny_model: Callable[[str], Path
     assert "above 0" in refused(tiny_model("llama"), tensor_parallel_size=2, distributed_timeout_seconds=0)
     assert "at most" in refused(tiny_model("llama"), tensor_parallel_size=2, distributed_timeout_seconds=float("inf"))
     assert "64 bits" in refused(tiny_model("llama"), tensor_parallel_size=2, seed=1 << 70)
+    many = 1 << 20  # refused before a process is started: each takes memory of its own
+    for setting in ("prefill_context_parallel_size", "data_parallel_size"):
+        settings = {setting: many, "enable_expert_parallel": setting == "data_parallel_size"}
+        model = tiny_model("qwen3_moe") if setting == "data_parallel_size" else tiny_model("llama")
+        assert f"{many}" in refused(model, **settings)
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     for file in tiny_model("llama").iterdir():

@@ -76,7 +76,7 @@ def test_kv_cache_memory_that_is_too_small_is_named_itself() -> None:
 
 
 def test_a_cpu_without_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_host_memory", lambda: 4 * GB)
+    monkeypatch.setattr(memory, "host_memory", lambda: 4 * GB)
     monkeypatch.setattr(memory, "activation_bytes", lambda *_, **__: 3 * GB)
     with pytest.raises(InvalidConfig, match=r"4\.00 GB are free on this machine, of which it may use half"):
         plan(LLMConfig(), "cpu")
