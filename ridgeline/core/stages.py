@@ -52,7 +52,7 @@ def _cut(ends: Sequence[int], stages: int) -> tuple[int, ...]:
     ends[n]: the weight of the first n layers."""
     layers = len(ends) - 1
     worst = (ends[-1] + 1, 0)
-    # best[s][n], of s stages with the first n layers: (weight of the heaviest, sum of squares), and where the last begins
+    # best[s][n], of s stages of n layers: (weight of the heaviest, sum of squares), and where the last stage begins
     best = [[((0, 0), 0)] + [(worst, 0)] * layers]
     for _ in range(stages):
         row = [(worst, 0)]
