@@ -197,6 +197,12 @@ class LLMConfig:
         ):
             if not isinstance(getattr(self, name), bool) and not (name == "cascade" and self.cascade is None):
                 raise InvalidConfig(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        if not isinstance(self.pipeline_layer_partition, str | None):
+            raise InvalidConfig(
+                f'pipeline_layer_partition must be text such as "10,12,10", got {self.pipeline_layer_partition!r}.'
+            )
+        if not isinstance(self.init_expert_location, str | Path | None):
+            raise InvalidConfig(f"init_expert_location must be the name of a file, got {self.init_expert_location!r}.")
         if not isinstance(self.rank_trace_dir, str | None):
             raise InvalidConfig(f"rank_trace_dir must be the name of a folder, got {self.rank_trace_dir!r}.")
         if self.itl_target is not None and not (_is_real(self.itl_target) and 0 <= self.itl_target < float("inf")):
