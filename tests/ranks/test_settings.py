@@ -19,7 +19,6 @@ from ridgeline.defaults import device_of_rank
             {"data_parallel_size": 2, "enable_expert_parallel": True, "init_expert_location": 5},
             "init_expert_location",
         ),
-        ({"prefill_context_parallel_size": 10**9}, "prefill_context_parallel_size"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(settings: dict[str, Any], name: str) -> None:
