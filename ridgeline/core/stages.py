@@ -44,26 +44,31 @@ def deal(model: ModelSpec, stages: int, wanted: str | None = None) -> tuple[int,
     weights = {layer: _weight(layer, model.hidden_size) for layer in dict.fromkeys(model.layers)}
     ends = [0, *accumulate(weights[layer] for layer in model.layers)]
     ends[-1] += model.vocab_size * model.hidden_size
-    # best[s][n]: the least (weight of the slowest, sum of squares) of s stages with the first n layers, and where the
-    # last of these stages begins. The sum of squares makes the others equal too.
+    return _cut(ends, stages)
+
+
+def _cut(ends: Sequence[int], stages: int) -> tuple[int, ...]:
+    """Return how many layers each stage has, so that the heaviest is as light as can be, and then the others are alike.
+    ends[n]: the weight of the first n layers."""
+    layers = len(ends) - 1
     worst = (ends[-1] + 1, 0)
-    best: list[list[tuple[tuple[int, int], int]]] = [[((0, 0), 0)] + [(worst, 0)] * len(model.layers)]
+    # best[s][n], of s stages of n layers: (weight of the heaviest, sum of squares), and where the last stage begins
+    best = [[((0, 0), 0)] + [(worst, 0)] * layers]
     for _ in range(stages):
         row = [(worst, 0)]
-        for end in range(1, len(ends)):
+        for end in range(1, layers + 1):
             options = []
             for start in range(end):
-                (slowest, squares), _ = best[-1][start]
-                own = ends[end] - ends[start]
-                options.append(((max(slowest, own), squares + own * own), start))
+                (heaviest, squares), own = best[-1][start][0], ends[end] - ends[start]
+                options.append(((max(heaviest, own), squares + own * own), start))
             row.append(min(options))
         best.append(row)
-    counts, end = [], len(model.layers)
+    counts, end = list[int](), layers
     for stage in range(stages, 0, -1):
         start = best[stage][end][1]
-        counts.append(end - start)
+        counts.insert(0, end - start)
         end = start
-    return tuple(reversed(counts))
+    return tuple(counts)
 
 
 def _wanted(model: ModelSpec, stages: int, wanted: str) -> tuple[int, ...]:
