@@ -22,7 +22,6 @@ LARGE_STEP = 16_384
 ITL_READS, LEAST_ITL = 6, 0.010
 
 
-
 class DtypeChoice(NamedTuple):
     """The type that weights and activations are held in, and the reason for it."""
 

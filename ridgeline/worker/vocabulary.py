@@ -22,7 +22,7 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -38,15 +38,11 @@ from ridgeline.kernels.sampling.scoring import DeviceLogprobs, guide
 from ridgeline.kernels.sampling.torch_ops import adjusted
 from ridgeline.parallel.axis import Axis
 
-Draw = Callable[[Tensor, SamplingTables, Tensor, Tensor, Feature], Tensor]
-
 
 class Vocabulary:
     """The tokens `first` … first + count - 1, which this rank scores, among `size` tokens.
 
     Scores have `each` columns on every rank; where the last part is short, the rest means nothing.
-
-    sample: returns what the op `sample` does with the whole rows, the same on every rank: int64 [R].
     """
 
     def __init__(self, size: int, axis: Axis, ops: Ops, candidates: int = CANDIDATES) -> None:
@@ -54,7 +50,6 @@ class Vocabulary:
         self.each = -(-size // axis.size)
         self.first = min(self.each * axis.rank, size)
         self.count = min(self.each, size - self.first)
-        self.sample: Draw = self._sample if axis.size > 1 else ops.sample
 
     @property
     def divided(self) -> bool:
@@ -71,11 +66,12 @@ class Vocabulary:
             return masks
         return {row: part_of(bits_W, self.first, self.each) for row, bits_W in masks.items()}
 
-    def _sample(
+    def sample(
         self, scores_RU: Tensor, tables: SamplingTables, slots_R: Tensor, position_R: Tensor, features: Feature
     ) -> Tensor:
+        """Return what the op `sample` does with the whole rows, the same on every rank: int64 [R]."""
         filtered = bool(features & Feature.FILTER)
-        if filtered and scores_RU.is_cuda:
+        if not self.divided or (filtered and scores_RU.is_cuda):
             return self._ops.sample(self.whole(scores_RU), tables, slots_R, position_R, features)
         token_R = self._winners(scores_RU, tables, slots_R, position_R, features)
         if filtered:

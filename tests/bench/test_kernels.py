@@ -51,6 +51,8 @@ def test_every_op_is_timed_and_every_implementation_correct(dtype: torch.dtype) 
     assert [t for t in timings if t.error or t.seconds <= 0] == []
     missing = set(OPS) - {t.subject.op.name for t in timings}
     elsewhere = {
+        "merge_attention",  # of the tokens of several ranks; a step of a group is what shows it
+        "partial_attention",
         "mask_logits",  # works in place; benchmarks/masks.py measures it
         "w8a8_linear",  # its weight is packed once, with a model; benchmarks/cpu.py measures it
     }
