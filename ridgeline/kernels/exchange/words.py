@@ -110,13 +110,13 @@ def dispatch_kernel(
         if rank != RANK:
             inbox = own + rank * PROGRAMS * CAPACITY
             place = rank * capacity + token
-            own_K = received(inbox + W + at_K, message, head_K, ASM)
-            weight_K = received(inbox + (W + KP) + at_K, message, head_K, ASM)
+            own_K = received(inbox + W + at_K, message, head_K, 1, ASM)
+            weight_K = received(inbox + (W + KP) + at_K, message, head_K, 1, ASM)
             tl.store(expert_out_ptr + place * K + at_K, own_K, mask=head_K)
             tl.store(weight_out_ptr + place * K + at_K, weight_K, mask=head_K)
             wanted = tl.max((head_K & (own_K < held)).to(tl.int32), 0)
             wanted_W = row_W & (at_W * 0 + wanted > 0)
-            tl.store(x_out_ptr + place * W + at_W, received(inbox + at_W, message, wanted_W, ASM), mask=wanted_W)
+            tl.store(x_out_ptr + place * W + at_W, received(inbox + at_W, message, wanted_W, 1, ASM), mask=wanted_W)
     tl.debug_barrier()  # every warp has read the old number
     tl.store(epoch_ptr + token, message)
 
@@ -156,7 +156,7 @@ def combine_kernel(
         if rank == RANK:
             y_W = tl.load(y_ptr + (RANK * capacity + token) * W + at_W, mask=kept_W, other=0)
         else:
-            y_W = received(own + rank * PROGRAMS * CAPACITY + at_W, message, kept_W, ASM)
+            y_W = received(own + rank * PROGRAMS * CAPACITY + at_W, message, kept_W, 1, ASM)
         low_W += number(y_W & 0xFFFF, BF16)
         high_W += number((y_W >> 16) & 0xFFFF, BF16)
     out_W = row_W & (at_W * 0 + token < tokens)
