@@ -11,6 +11,7 @@ from benchmarks.pipeline_bubble import bench
 SECONDS = 0.06  # that a stage sleeps for a part, which a loaded machine changes little
 
 
+@pytest.mark.timing
 def test_stages_work_as_long_as_the_formula_says() -> None:
     with bench(2, SECONDS) as made:
         made.full(1)
