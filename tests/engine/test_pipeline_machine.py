@@ -9,21 +9,14 @@ from tests.engine.ideal_pipeline import IdealPipeline
 from tests.engine.ideal_worker import IdealWorker
 from tests.engine.layouts import REVOCABLE
 from tests.engine.profiles import machine_settings
-from tests.engine.test_scheduler_machine import SchedulerMachine
+from tests.engine.test_scheduler_machine import SETTINGS, SchedulerMachine
 
 
 class PipelineMachine(SchedulerMachine):
     @initialize(
         stages=st.sampled_from([2, 2, 3, 4]),
         groups=st.sampled_from(REVOCABLE),
-        block_size=st.sampled_from([1, 2, 4]),
-        extra_pages=st.integers(0, 9),
-        max_num_seqs=st.sampled_from([1, 2, 3, 4, 4]),
-        extra_tokens=st.integers(0, 12),
-        depth=st.sampled_from([1, 2, 2, 3]),
-        policy=st.sampled_from(["fcfs", "priority"]),
-        caching=st.sampled_from([True, True, True, False]),
-        lazy=st.booleans(),
+        **SETTINGS,
     )
     def start(self, stages, **options) -> None:
         self.stages = stages

@@ -60,17 +60,23 @@ class Expected:
     ended: str | None = None
 
 
+# What every machine draws
+SETTINGS = {
+    "block_size": st.sampled_from([1, 2, 4]),
+    "extra_pages": st.integers(0, 9),
+    "max_num_seqs": st.sampled_from([1, 2, 3, 4, 4]),
+    "extra_tokens": st.integers(0, 12),
+    "depth": st.sampled_from([1, 2, 2, 3]),
+    "policy": st.sampled_from(["fcfs", "priority"]),
+    "caching": st.sampled_from([True, True, True, False]),
+    "lazy": st.booleans(),
+}
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         groups=st.sampled_from(GROUPS),
-        block_size=st.sampled_from([1, 2, 4]),
-        extra_pages=st.integers(0, 9),
-        max_num_seqs=st.sampled_from([1, 2, 3, 4, 4]),
-        extra_tokens=st.integers(0, 12),
-        depth=st.sampled_from([1, 2, 2, 3]),
-        policy=st.sampled_from(["fcfs", "priority"]),
-        caching=st.sampled_from([True, True, True, False]),
-        lazy=st.booleans(),
+        **SETTINGS,
         each=st.sampled_from([1, 1, 1, 2, 3]),
     )
     def start(

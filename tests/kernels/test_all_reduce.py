@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +23,7 @@ from ridgeline.kernels.all_reduce.triton import (
     fits_rows,
 )
 from ridgeline.kernels.norm.op import rms_norm
+from tests.kernels.ranks import run_ranks
 from tests.kernels.test_compile import lines_printed
 
 SHAPES = [(1, 64), (3, 96), (2, 1030), (1, 64)]  # of sums that follow each other; the first size again
@@ -92,19 +90,7 @@ def test_every_rank_gets_the_sum(size: int, kind: str, tmp_path: Path) -> None:
         for ranks in (size, 2):
             with (tmp_path / f"rows{ranks}of{number}").open("wb") as file:
                 file.truncate(direct.memory_bytes(ranks))
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    code = "from pathlib import Path; from tests.kernels.test_all_reduce import rank; "
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", f"{code}rank({n}, {size}, Path({str(tmp_path)!r}), {kind!r})"], env=environment
-        )
-        for n in range(size)
-    ]
-    try:
-        assert [process.wait(120) for process in processes] == [0] * size
-    finally:
-        for process in processes:
-            process.kill()
+    run_ranks("tests.kernels.test_all_reduce", size, tmp_path, kind)
     results = [torch.load(tmp_path / f"got{number}") for number in range(size)]
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ pytest.importorskip("triton")
 from ridgeline.kernels.all_reduce.peers import PROGRAMS, inbox_bytes, peers
 from ridgeline.kernels.exchange import rows, words
 from ridgeline.kernels.exchange.cost import rows_bytes, swap_bytes, words_bytes
+from tests.kernels.ranks import run_ranks
 
 CPU = torch.device("cpu")
 HELD, WIDTH, USED = 3, 70, 3
@@ -91,19 +89,7 @@ def test_every_token_gets_the_results_of_its_experts(form: str, tmp_path: Path) 
     for number in range(ranks):
         with (tmp_path / f"memory{number}").open("wb") as file:
             file.truncate(size_of(form, ranks))
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    code = "from pathlib import Path; from tests.kernels.test_exchange import rank; "
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", f"{code}rank({n}, {ranks}, Path({str(tmp_path)!r}), {form!r})"], env=environment
-        )
-        for n in range(ranks)
-    ]
-    try:
-        assert [process.wait(120) for process in processes] == [0] * ranks
-    finally:
-        for process in processes:
-            process.kill()
+    run_ranks("tests.kernels.test_exchange", ranks, tmp_path, form)
     for number in range(ranks):
         steps = [*STEPS, MANY] if form == "rows" else STEPS
         for step, got_TM in enumerate(torch.load(tmp_path / f"got{number}")):
