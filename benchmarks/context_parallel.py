@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.bench.results import host
 from ridgeline.core.cost import StepShape
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.kernels.attention.cost import attention_cost, visible
@@ -219,7 +221,12 @@ def main() -> None:
     if given.output is not None:
         with given.output.open("a") as file:
             for line in lines:
-                file.write(json.dumps({"date": datetime.now(UTC).isoformat(timespec="seconds"), **line}) + "\n")
+                file.write(
+                    json.dumps(
+                        {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": asdict(host()), **line}
+                    )
+                    + "\n"
+                )
 
 
 if __name__ == "__main__":

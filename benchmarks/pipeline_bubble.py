@@ -16,11 +16,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from rich.table import Table
 
 from ridgeline.assembly import assemble
 from ridgeline.assembly.rank import assemble_rank
+from ridgeline.bench.results import host
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.request import Request, SamplingParams
 from ridgeline.engine.engine import Engine
@@ -201,7 +202,7 @@ def main() -> None:
         table.add_row(share.case, *map(str, share[1:3]), *(f"{value:.3f}" for value in share[3:]))
     Console().print(table)
     if options.out is not None:
-        here = {"date": str(date.today()), "machine": platform.processor() or platform.machine()}
+        here = {"date": str(date.today()), "machine": asdict(host())}
         with options.out.open("a") as file:
             for share in shares:
                 file.write(json.dumps({**here, "milliseconds": options.milliseconds, **share._asdict()}) + "\n")
