@@ -219,14 +219,10 @@ def main() -> None:
         lines.append({"kind": "crossover", "ranks": ranks, "tokens": least, "form": form})
         print(f"{ranks} ranks are sooner from {least:,} tokens on ({form})")
     if given.output is not None:
+        here = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": asdict(host())}
         with given.output.open("a") as file:
             for line in lines:
-                file.write(
-                    json.dumps(
-                        {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": asdict(host()), **line}
-                    )
-                    + "\n"
-                )
+                file.write(json.dumps({**here, **line}) + "\n")
 
 
 if __name__ == "__main__":
