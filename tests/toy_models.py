@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ridgeline.assembly import choices
 from ridgeline.core.model_spec import LayerSpec, ModelSpec, Product, Products
 from ridgeline.core.request import Request
-from ridgeline.core.state_spec import RecurrentSpec
+from ridgeline.core.state_spec import RecurrentSpec, StatePart
 from ridgeline.layers import kinds
 from ridgeline.layers.build import Build
 from ridgeline.layers.decoder import Decoder
@@ -47,9 +47,11 @@ class GatedSumSpec:
     rope: None = None
     norms: tuple[()] = ()
 
+    vectors: ClassVar[int] = 0
+
     @property
-    def state(self) -> RecurrentSpec:
-        return RecurrentSpec(shape=(self.width,))
+    def states(self) -> tuple[RecurrentSpec]:
+        return (RecurrentSpec(parts=(StatePart((self.width,)),)),)
 
     @property
     def scratch(self) -> int:

@@ -53,7 +53,9 @@ def describe(model: str) -> dict[str, object]:
         "heads": f"{first.num_heads} query, {first.num_kv_heads} key/value, {first.head_dim} wide",
         "vocabulary": spec.vocab_size,
         "context": spec.max_position_embeddings,
-        "KV bytes per token": sum(layer.mixer.state.unit_bytes(1, config.dtype) for layer in spec.layers),
+        "KV bytes per token": sum(
+            state.token_bytes(config.dtype) for layer in spec.layers for state in layer.mixer.states
+        ),
         "windows": sorted({layer.attention.window for layer in spec.layers if layer.attention.window is not None}),
         "end-of-sequence ids": list(config.eos_token_ids),
     }

@@ -104,7 +104,7 @@ def _weight(linear: Linear) -> Tensor:
     return linear.weight.detach()
 
 
-def _feed_forward(part: nn.Module, norm: Norm | None, dtype: torch.dtype) -> Iterator[Fold]:
+def _feed_forward(part: nn.Module | None, norm: Norm | None, dtype: torch.dtype) -> Iterator[Fold]:
     if isinstance(part, Experts):
         if norm is not None and part.norms is None:
             yield _behind_norm(norm, list(_readers(part)), dtype)

@@ -20,6 +20,7 @@ Page 0 is never handed out: its first unit is the *null block*, to which stopped
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -152,11 +153,12 @@ class CacheLayout:
         )
 
 
-def group_layers(specs: list[StateSpec]) -> tuple[CacheGroup, ...]:
-    """Group layer indices by equal specs. Groups that remember everything come first, since they bound every prefix
-    hit."""
+def group_layers(specs: Sequence[Sequence[StateSpec]]) -> tuple[CacheGroup, ...]:
+    """Group layer indices by equal specs, of which a layer may have several. Groups that remember everything come
+    first, since they bound every prefix hit."""
     by_spec: dict[StateSpec, list[int]] = {}
-    for layer, spec in enumerate(specs):
-        by_spec.setdefault(spec, []).append(layer)
+    for layer, own in enumerate(specs):
+        for spec in own:
+            by_spec.setdefault(spec, []).append(layer)
     ordered = sorted(by_spec.items(), key=lambda item: (item[0].span is not None, item[0].span or 0))
     return tuple(CacheGroup(spec=spec, layers=tuple(layers)) for spec, layers in ordered)

@@ -75,12 +75,17 @@ class MixerSpec(Protocol):
         """The rotation whose table of angles the mixer reads."""
 
     @property
-    def state(self) -> StateSpec:
-        """The state that the mixer keeps between steps."""
+    def states(self) -> tuple[StateSpec, ...]:
+        """The states that the mixer keeps between steps, no two of them equal. It is called with what serves them: that
+        of the only one, or a tuple of several, keys and values first."""
 
     @property
     def norms(self) -> tuple[tuple[NormSpec, int], ...]:
         """The mixer's own norms, each with its width."""
+
+    @property
+    def vectors(self) -> int:
+        """The number of parameters that belong to neither products nor norms."""
 
     @property
     def scratch(self) -> int:
@@ -138,6 +143,14 @@ class AttentionSpec:
         return KVSpec(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window, format=self.kv_format)
 
     @property
+    def states(self) -> tuple[KVSpec]:
+        return (self.state,)
+
+    @property
+    def vectors(self) -> int:
+        return self.num_heads if self.sinks else 0
+
+    @property
     def norms(self) -> tuple[tuple[NormSpec, int], ...]:
         if self.qk_norm is None:
             return ()
@@ -190,9 +203,28 @@ class MLPSpec:
         }
 
 
+@dataclass(frozen=True)
+class Absent:
+    """In place of the part that a layer does not have: it computes nothing, and there is no norm before it either."""
+
+    kind: ClassVar[str] = "absent"
+    rope: ClassVar[None] = None
+    states: ClassVar[tuple[()]] = ()
+    norms: ClassVar[tuple[()]] = ()
+    vectors: ClassVar[int] = 0
+    scratch: ClassVar[int] = 0
+
+    def products(self, width: int) -> Products:
+        """Return none."""
+        return {}
+
+
+ABSENT = Absent()
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """A mixer and a feed-forward, each of which is added to the residual x.
+    """A mixer and a feed-forward, each of which is added to the residual x. One of the two may be `ABSENT`.
 
     norms: the place of the norms. "before" means x += f(norm(x)), "after" means x += norm(f(x)), "both" means both.
     parallel: the feed-forward sees the same x as the mixer.
@@ -287,7 +319,7 @@ class ModelSpec:
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        groups = group_layers([layer.mixer.state for layer in self.layers])
+        groups = group_layers([layer.mixer.states for layer in self.layers])
         if self.stage is None:
             return groups
         own = {group.spec: group.layers for group in groups}

@@ -26,7 +26,7 @@ def check_stages(model: ModelSpec, stages: int) -> None:
         raise InvalidConfig(
             f"pipeline_parallel_size is {stages}, and the model has {len(model.layers)} layers; each stage needs one."
         )
-    if any(layer.mixer.state.exact for layer in model.layers):
+    if any(state.exact for layer in model.layers for state in layer.mixer.states):
         raise InvalidConfig(
             "stages of a pipeline cut prompts anywhere, and the model has layers whose state holds one number of "
             "tokens only; use tensor_parallel_size."
@@ -95,7 +95,8 @@ def stage_of(model: ModelSpec, stage: int, counts: Sequence[int]) -> ModelSpec:
         return model
     starts = [0, *accumulate(counts)]
     first, last = stage == 0, stage == len(counts) - 1
-    by_stage = [Counter(layer.mixer.state for layer in model.layers[start:end]) for start, end in pairwise(starts)]
+    parts = (model.layers[start:end] for start, end in pairwise(starts))
+    by_stage = [Counter(state for layer in part for state in layer.mixer.states) for part in parts]
     depths = tuple((group.spec, max(each[group.spec] for each in by_stage)) for group in model.cache_groups)
     return replace(
         model,

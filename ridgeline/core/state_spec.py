@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from ridgeline.core.kv_format import DTYPE_BYTES as DTYPE_BYTES
 from ridgeline.core.kv_format import KVFormat
@@ -18,6 +18,8 @@ from ridgeline.core.kv_format import KVFormat
 # A request with a window is sure to find room for so many prompt tokens of a step beside its window. It uses more where
 # there is room: a chunk can be as large as a step, and its keys lie beside the window's during that one step alone.
 WINDOW_CHUNK = 1024
+
+PART_ALIGNMENT = 16  # each tensor of a recurrent state begins at a multiple of so many bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,17 @@ class KVSpec(StateSpec):
         return 2 * self.num_kv_heads * self.format.head_bytes(self.head_dim, dtype)
 
 
+class StatePart(NamedTuple):
+    """One tensor of a recurrent state. dtype: that of its numbers; None: that of the model's activations."""
+
+    shape: tuple[int, ...]
+    dtype: str | None = "float32"
+
+    def num_bytes(self, dtype: str) -> int:
+        """Return its bytes, in whole alignments, if the activations have this dtype."""
+        return -(-prod(self.shape) * DTYPE_BYTES[self.dtype or dtype] // PART_ALIGNMENT) * PART_ALIGNMENT
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecurrentSpec(StateSpec):
     """A state of constant size that every token replaces by the next.
@@ -98,21 +111,19 @@ class RecurrentSpec(StateSpec):
     token before it to the block of its own last token, and the blocks between have no memory. So a block becomes a
     point at which a request can resume only if some step ended with that block's last token.
 
-    shape: the shape of a request's state.
-    dtype: the dtype of its numbers, whatever the activations are.
+    parts: the tensors that make up a request's state, one behind the other in memory.
     """
 
     kind: ClassVar[str] = "recurrent"
     exact: ClassVar[bool] = True
-    shape: tuple[int, ...]
-    dtype: str = "float32"
+    parts: tuple[StatePart, ...]
 
     @property
     def span(self) -> int:
         return 2
 
     def unit_bytes(self, block_size: int, dtype: str) -> int:
-        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+        return sum(part.num_bytes(dtype) for part in self.parts)
 
     def written(self, held: int, end: int) -> range:
         return range(end - 1, end)

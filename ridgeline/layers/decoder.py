@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.model_spec import LayerSpec, ModelSpec
+from ridgeline.core.model_spec import ABSENT, LayerSpec, ModelSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers import kinds
 from ridgeline.layers.build import Build
@@ -52,14 +52,15 @@ class Layer(nn.Module):
         inner = build.sums if leaves and not spec.parallel else ALONE
         build = replace(build, sums=Deferred(build.mesh.tp) if leaves else build.mesh.tp)
         before, after = spec.norms in ("before", "both"), spec.norms in ("after", "both")
+        mixes, feeds = spec.mixer is not ABSENT, spec.feed_forward is not ABSENT
         self.spec = spec
-        self.mixer_norm = Norm(spec.norm, width, build) if before else None
-        self.mixer = kinds.mixer(spec.mixer, width, build.within("mixer"))
-        self.mixer_post_norm = Norm(spec.norm, width, build) if after else None
-        self.feed_forward_norm = Norm(spec.norm, width, build) if before else None
-        inside = replace(build.within("feed_forward"), pending=inner)
-        self.feed_forward = kinds.feed_forward(spec.feed_forward, width, inside)
-        self.feed_forward_post_norm = Norm(spec.norm, width, build) if after else None
+        self.mixer_norm = Norm(spec.norm, width, build) if before and mixes else None
+        self.mixer = kinds.mixer(spec.mixer, width, build.within("mixer")) if mixes else None
+        self.mixer_post_norm = Norm(spec.norm, width, build) if after and mixes else None
+        self.feed_forward_norm = Norm(spec.norm, width, build) if before and feeds else None
+        inside = replace(build.within("feed_forward"), pending=inner if mixes else build.pending)
+        self.feed_forward = kinds.feed_forward(spec.feed_forward, width, inside) if feeds else None
+        self.feed_forward_post_norm = Norm(spec.norm, width, build) if after and feeds else None
         self.scalar = build.parameter(1) if spec.scalar else None
         if self.scalar is not None:
             self.scalar.requires_grad_(False)  # a constant of the checkpoint, which transformers does not train either
@@ -68,15 +69,20 @@ class Layer(nn.Module):
         self, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Any, live_T: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Return (what this layer adds to the residual, the residual before it), or (the residual after it, None)."""
-        x_TM, residual_TM = self.mixer(self.mixer_norm, x_TM, residual_TM, positions_T, state)
-        x_TM = self._added(x_TM, self.mixer_post_norm)
-        if self.spec.parallel:
+        if self.mixer is not None:
+            x_TM, residual_TM = self.mixer(self.mixer_norm, x_TM, residual_TM, positions_T, state)
+            x_TM = self._added(x_TM, self.mixer_post_norm)
+        if self.feed_forward is None:
+            pass
+        elif self.spec.parallel:
             y_TM, _ = self.feed_forward(self.feed_forward_norm, residual_TM, None, live_T)
             x_TM = x_TM + self._added(y_TM, self.feed_forward_post_norm)
         else:
             x_TM, residual_TM = self.feed_forward(self.feed_forward_norm, x_TM, residual_TM, live_T)
             x_TM = self._added(x_TM, self.feed_forward_post_norm)
-        return (x_TM, residual_TM) if self.scalar is None else ((x_TM + residual_TM) * self.scalar, None)
+        if self.scalar is None:
+            return x_TM, residual_TM
+        return (x_TM if residual_TM is None else x_TM + residual_TM) * self.scalar, None
 
     def _added(self, x_TM: Tensor, norm: Norm | None) -> Tensor:
         """Return what a part with the output `x_TM` adds to the residual."""

@@ -50,7 +50,7 @@ class Candidate:
         parts = _shares(self.best.decode)
         if (idle := self.plan.divided.idle(self.best.batch, self.plan.deployment.input)) >= WORTH_NAMING:
             parts.append(f"stages idle {idle:.0%}")
-        if self.plan.part.layers[0].mixer.state == self.plan.deployment.model.layers[0].mixer.state:
+        if self.plan.part.layers[0].mixer.states == self.plan.deployment.model.layers[0].mixer.states:
             parts += ["each device caches all heads"] if self.division.tp > 1 else []
         return ", ".join(parts) or "computing"
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, Product
+from ridgeline.core.model_spec import ABSENT, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, Product
 from ridgeline.core.state_spec import DTYPE_BYTES, KVSpec, StateSpec
 from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name, kv_itemsize
 
@@ -39,8 +39,9 @@ def parameters(model: ModelSpec) -> Parameters:
         for product in layer.products(width).values():
             products += product.copies * product.inputs * product.outputs
             vectors += product.copies * product.outputs * product.bias
-        vectors += (4 if layer.norms == "both" else 2) * _norm(layer.norm, width)
-        vectors += sum(_norm(norm, norm_width) for norm, norm_width in layer.mixer.norms)
+        present = (layer.mixer is not ABSENT) + (layer.feed_forward is not ABSENT)
+        vectors += present * (2 if layer.norms == "both" else 1) * _norm(layer.norm, width)
+        vectors += sum(_norm(norm, norm_width) for norm, norm_width in layer.mixer.norms) + layer.mixer.vectors
         vectors += _single(layer, width)
         vectors += _routing_vectors(layer.feed_forward)
     if model.embed_norm is not None and model.embeds:
@@ -121,7 +122,7 @@ def product_name(name: str, product: Product) -> str:
 def kv_bytes_per_token(model: ModelSpec, kv_dtype: str) -> float:
     """Return the bytes that one more cached token takes in all layers (in layers with a window, until the window is
     full)."""
-    return sum(_token_bytes(layer.mixer.state, kv_dtype) for layer in model.layers)
+    return sum(_token_bytes(state, kv_dtype) for layer in model.layers for state in layer.mixer.states)
 
 
 def kv_bytes(model: ModelSpec, tokens: int, kv_dtype: str, *, block_size: int = 1, max_chunk: int = 1) -> float:
@@ -150,11 +151,9 @@ def _token_bytes(spec: StateSpec, kv_dtype: str) -> float:
 
 
 def _single(layer: LayerSpec, width: int) -> int:
-    """Return the parameters that few models have: sinks, norms of a mixture's parts, and the layer's own number."""
-    mixer, feed_forward = layer.mixer, layer.feed_forward
-    sinks = mixer.num_heads if isinstance(mixer, AttentionSpec) and mixer.sinks else 0
-    own = feed_forward.own_norms if isinstance(feed_forward, ExpertsSpec) else None
-    return sinks + (4 * _norm(own, width) if own else 0) + layer.scalar
+    """Return the parameters that few models have: norms of a mixture's parts, and the layer's own number."""
+    own = layer.feed_forward.own_norms if isinstance(layer.feed_forward, ExpertsSpec) else None
+    return (4 * _norm(own, width) if own else 0) + layer.scalar
 
 
 def _norm(norm: NormSpec, width: int) -> int:

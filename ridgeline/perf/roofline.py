@@ -13,7 +13,7 @@ import numpy as np
 
 from ridgeline.core.cost import Cost, OpCost, StepShape
 from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import AttentionSpec, LayerSpec, ModelSpec
+from ridgeline.core.model_spec import ABSENT, AttentionSpec, LayerSpec, ModelSpec
 from ridgeline.kernels.attention.cost import visible
 from ridgeline.kernels.embedding.cost import embedding_cost
 from ridgeline.kernels.gemm.cost import linear_cost
@@ -75,18 +75,21 @@ def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
 def _layer(
     layer: LayerSpec, width: int, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None, reach: Reach
 ) -> Iterator[Priced]:
-    *first, last = (
-        (name, product_cost(name, product, tokens, p)) for name, product in layer.mixer.products(width).items()
-    )
     before, after = layer.norms != "after", layer.norms != "before"
     post_norm = _norm(layer.norm.kind, tokens, width, p, residual=False)
-    if before:
-        yield "mixer_norm", _norm(layer.norm.kind, tokens, width, p)
-    yield from first
-    yield from MIXERS[layer.mixer.kind](layer.mixer, shape, tokens, p, kv_dtype)
-    yield last
-    if after:
-        yield "mixer_post_norm", post_norm
+    if layer.mixer is not ABSENT:
+        *first, last = (
+            (name, product_cost(name, product, tokens, p)) for name, product in layer.mixer.products(width).items()
+        )
+        if before:
+            yield "mixer_norm", _norm(layer.norm.kind, tokens, width, p)
+        yield from first
+        yield from MIXERS[layer.mixer.kind](layer.mixer, shape, tokens, p, kv_dtype)
+        yield last
+        if after:
+            yield "mixer_post_norm", post_norm
+    if layer.feed_forward is ABSENT:
+        return
     norm = NormBefore(layer.norm.kind, residual=not layer.parallel) if before else None
     yield from FEED_FORWARDS[layer.feed_forward.kind](layer.feed_forward, width, norm, tokens, p, reach)
     if after:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from ridgeline.core.cache_layout import PADDING, CacheGroup, CacheLayout
 from ridgeline.core.request import Request, SamplingParams
-from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StateSpec
+from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StatePart, StateSpec
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.sequence import Sequence
 from tests.engine.layouts import Latent
 
 FULL, WINDOW = KVSpec(num_kv_heads=8, head_dim=128), KVSpec(num_kv_heads=8, head_dim=128, window=1024)
-LATENT, STATE = Latent(width=576), RecurrentSpec(shape=(32, 128, 128))
+LATENT, STATE = Latent(width=576), RecurrentSpec(parts=(StatePart((32, 128, 128)),))
 
 
 def layout_of(*groups: tuple[StateSpec, int], num_pages: int, block_size: int = 16) -> CacheLayout:
@@ -94,7 +94,7 @@ def test_the_padding_is_little_for_the_shapes_of_models(heads: list[int], width:
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_the_block_ids_of_the_largest_memory_fit_into_32_bits(shape: tuple[int, ...], block_size: int) -> None:
     """Whatever bytes a state has that lies beside keys and values; and every unit begins where any dtype may."""
-    groups = (FULL, 2), (RecurrentSpec(shape=shape), 3)
+    groups = (FULL, 2), (RecurrentSpec(parts=(StatePart(shape),)), 3)
     pages = 192 * 10**9 // layout_of(*groups, num_pages=2, block_size=block_size).page_bytes
     layout = layout_of(*groups, num_pages=pages, block_size=block_size)
     for g, (_, layers) in enumerate(groups):

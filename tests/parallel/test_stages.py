@@ -14,7 +14,7 @@ from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 from ridgeline.core.stages import deal, of_stage, stage_of
-from ridgeline.core.state_spec import RecurrentSpec
+from ridgeline.core.state_spec import RecurrentSpec, StatePart
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.layers.dense import DenseCausal
 from ridgeline.parallel.mesh import Mesh
@@ -200,7 +200,7 @@ def test_what_has_no_stages_is_refused() -> None:
 
     class Mixer:
         kind = "recurrent"
-        state = RecurrentSpec(shape=(4,))
+        states = (RecurrentSpec(parts=(StatePart((4,)),)),)
 
     recurrent = replace(spec_of(2), layers=(layer, replace(layer, mixer=Mixer())))  # type: ignore[arg-type]
     with pytest.raises(InvalidConfig, match="state holds one number of tokens only"):

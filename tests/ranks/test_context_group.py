@@ -17,7 +17,7 @@ pytest.importorskip("msgspec")
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.request import Request
-from ridgeline.core.state_spec import RecurrentSpec
+from ridgeline.core.state_spec import RecurrentSpec, StatePart
 from ridgeline.defaults import check_divided
 from ridgeline.weights.loader import read_model_config
 from tests.driving import Outcome, ask, rig
@@ -121,4 +121,4 @@ def test_states_that_are_no_keys_and_windows_on_gpus_are_refused(tiny_model: Cal
 class Remembers:
     """A mixer whose state is of constant size."""
 
-    state = RecurrentSpec(shape=(4,))
+    states = (RecurrentSpec(parts=(StatePart((4,)),)),)

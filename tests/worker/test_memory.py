@@ -16,7 +16,7 @@ from ridgeline.core.config import EngineConfig, LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
 from ridgeline.core.model_spec import AttentionSpec, MLPSpec
-from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StateSpec
+from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StatePart, StateSpec
 from ridgeline.defaults import choose_dtype
 from ridgeline.models import model_config
 from ridgeline.serving.processes.engine_process import facts_of
@@ -117,9 +117,11 @@ def test_what_an_api_server_refuses_is_what_could_never_run(windows: tuple[int |
 @pytest.mark.parametrize("kinds", ["a", "aas", "s"])
 def test_the_tokens_told_are_at_least_those_of_the_requests_told(kinds: str) -> None:
     """A state that every token replaces is no token's; there are a hundred times as many bytes in it."""
-    state = RecurrentSpec(shape=(8, 64, 64))
+    state = RecurrentSpec(parts=(StatePart((8, 64, 64)),))
     specs: list[StateSpec] = [state if kind == "s" else KVSpec(num_kv_heads=1, head_dim=64) for kind in kinds]
-    layout = CacheLayout(groups=group_layers(specs), block_size=16, dtype="bfloat16", num_pages=4001)
+    layout = CacheLayout(
+        groups=group_layers([(spec,) for spec in specs]), block_size=16, dtype="bfloat16", num_pages=4001
+    )
     report = memory.MemoryReport(weights=0, activations=0, kv_cache=0, layout=layout, max_model_len=9000, max_chunk=512)
     assert report.full_requests > 0
     assert report.tokens >= report.full_requests * report.max_model_len

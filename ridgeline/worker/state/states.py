@@ -98,14 +98,16 @@ class States:
         self.groups: list[GroupState] = []
         for g, kind in enumerate(kinds):
             self.groups.append(kind(self.memory, g, model, dtype, ops, *others))
-        self._layers = {
-            layer: self.groups[g].layer(index)
-            for g, group in enumerate(layout.groups)
-            for index, layer in enumerate(group.layers)
-        }
+        self._layers: dict[int, list[Any]] = {}
+        for own, group in zip(self.groups, layout.groups, strict=True):
+            for index, layer in enumerate(group.layers):
+                self._layers.setdefault(layer, []).append(own.layer(index))
 
     def __getitem__(self, layer: int) -> Any:
-        return self._layers[layer]
+        """Return what serves a layer's state; where it has several, a tuple of them in the order of the cache groups,
+        keys and values first; None where it has none."""
+        found = self._layers.get(layer, [])
+        return found[0] if len(found) == 1 else tuple(found) or None
 
     def begin(
         self, rows: DeviceRows, block_tables: Sequence[Tensor], places: Sequence[Tensor], live_T: Tensor | None = None

@@ -1,0 +1,117 @@
+"""The rows of a step as recurrent ops take them: where each row's state lies before the step, and where it goes.
+
+Rows of all kinds come together: prompts, chunks of them, and single tokens. A row may have a *mark*, a number of its
+tokens after which its state is stored as well, so that another request can begin there.
+
+A kernel that runs over tokens in parallel cuts rows into chunks. A mark always ends a chunk, so the state that belongs
+there is one that the kernel has anyway.
+
+Legend:
+    N  block ids
+    R  rows
+    T  tokens of the step
+    C  chunks
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The chunks of all rows, in the order of their tokens. There are as many entries as there could be chunks; those
+    behind the last chunk have no tokens.
+
+    first_C: the chunk's first token, int32.
+    length_C: its tokens, int32; 0 behind the last chunk.
+    row_C: its row, int32; behind the last chunk, R.
+    of_R1: the first chunk of each row, then the number of chunks, int32.
+    """
+
+    first_C: Tensor
+    length_C: Tensor
+    row_C: Tensor
+    of_R1: Tensor
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The blocks that the step's rows read and write. Everything is on the device.
+
+    A row that reads a block and a row that writes it are never two rows of one step, so a kernel may write a row's
+    state as soon as it has read it. Many rows may write the null block, and what lies there means nothing.
+
+    start_R1: the first token of each row, then the number of tokens, int32.
+    reads_R: block ids of the states before the step, int64.
+    writes_R: block ids of the states after the rows' last tokens, int64. Rows that the device has stopped, and rows
+        without tokens, write to the null block.
+    fresh_R: bool, rows whose state begins with zeros. What lies at `reads_R` then is not to be read: it may be NaN.
+    marks_R: how many of the row's tokens come before its mark, int32; 0: it has none.
+    marked_R: block ids of the states at the marks, int64; the null block where there is none.
+    num_tokens: the tokens of the step, padding included.
+    tokens_each: how many tokens every row runs; 0 if rows differ.
+    """
+
+    start_R1: Tensor
+    reads_R: Tensor
+    writes_R: Tensor
+    fresh_R: Tensor
+    marks_R: Tensor
+    marked_R: Tensor
+    num_tokens: int
+    tokens_each: int
+    _chunks: dict[int, Chunks] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.reads_R)
+
+    def chunks(self, size: int) -> Chunks:
+        """Return the rows cut into chunks of `size` tokens, the last one of a row and of those up to its mark being
+        shorter. It is computed once for all layers, and the host does not wait for it."""
+        if size not in self._chunks:
+            self._chunks[size] = self._cut(size)
+        return self._chunks[size]
+
+    def _cut(self, size: int) -> Chunks:
+        # Each row is two pieces, before its mark and behind it
+        lengths_R, marks_R = self.start_R1.diff(), self.marks_R
+        piece_P = torch.stack((marks_R, lengths_R - marks_R), dim=1).flatten()
+        counts_P = (piece_P + size - 1) // size
+        before_P = counts_P.cumsum(0) - counts_P
+        most = -(-self.num_tokens // size) + 2 * self.num_rows
+        index_C = torch.arange(most, device=piece_P.device)
+        piece_C = torch.searchsorted(before_P + counts_P, index_C, right=True)
+        exists_C = piece_C < len(piece_P)
+        piece_C = piece_C.clamp(max=len(piece_P) - 1)
+        ahead_C = (index_C - before_P[piece_C]) * size
+        row_C = piece_C // 2
+        first_C = self.start_R1[row_C] + torch.where(piece_C % 2 == 1, marks_R[row_C], 0) + ahead_C
+        length_C = torch.where(exists_C, (piece_P[piece_C] - ahead_C).clamp(max=size), 0)
+        total = counts_P.sum().reshape(1)
+        return Chunks(
+            torch.where(exists_C, first_C, 0).int(),
+            length_C.int(),
+            torch.where(exists_C, row_C, self.num_rows).int(),
+            torch.cat((before_P[::2], total)).int(),
+        )
+
+
+def rows_of(lengths: list[int], block_of: list[int], device: torch.device, fresh: bool = False) -> Turns:
+    """Return turns in which each row of so many tokens reads and writes one block, for tests and benchmarks."""
+    start = torch.tensor([0, *lengths], dtype=torch.int32, device=device).cumsum(0).int()
+    blocks_R = torch.tensor(block_of, dtype=torch.int64, device=device)
+    return Turns(
+        start,
+        blocks_R,
+        blocks_R,
+        torch.full((len(lengths),), fresh, device=device),
+        torch.zeros(len(lengths), dtype=torch.int32, device=device),
+        torch.zeros(len(lengths), dtype=torch.int64, device=device),
+        sum(lengths),
+        lengths[0] if len(set(lengths)) == 1 else 0,
+    )
