@@ -39,6 +39,8 @@ ARCHITECTURES = Registry(
         "GraniteMoeSharedForCausalLM": "ridgeline.models.granite_moe:GraniteMoeShared",
         "Glm4MoeForCausalLM": "ridgeline.models.glm4_moe:Glm4Moe",
         "MiniMaxM2ForCausalLM": "ridgeline.models.minimax_m2:MiniMaxM2",
+        "Lfm2ForCausalLM": "ridgeline.models.lfm2:Lfm2",
+        "Lfm2MoeForCausalLM": "ridgeline.models.lfm2_moe:Lfm2Moe",
     },
 )
 

@@ -5,7 +5,7 @@ A missing entry takes the default that Hugging Face gives it. The architecture f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -109,13 +109,13 @@ class Config:
             raise wrong(name, value, "an object")
         return Config(value)
 
-    def layer_types(self, num_layers: int) -> list[str] | None:
-        """Return one of LAYER_TYPES for each layer, or None if the checkpoint does not say."""
+    def layer_types(self, num_layers: int, kinds: Sequence[str] = LAYER_TYPES) -> list[str] | None:
+        """Return one of `kinds` for each layer, or None if the checkpoint does not say."""
         types = self._values.get("layer_types")
         if types is None:
             return None
-        if not isinstance(types, list) or len(types) != num_layers or any(kind not in LAYER_TYPES for kind in types):
-            raise wrong("layer_types", types, f"{num_layers} entries, each {' or '.join(LAYER_TYPES)}")
+        if not isinstance(types, list) or len(types) != num_layers or any(kind not in kinds for kind in types):
+            raise wrong("layer_types", types, f"{num_layers} entries, each {' or '.join(kinds)}")
         return types
 
     def refuse(self, name: str, why: str) -> None:

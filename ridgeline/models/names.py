@@ -1,0 +1,29 @@
+"""The pieces of weight maps, for families whose tensors are not called as Llama's are."""
+
+from __future__ import annotations
+
+from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
+
+
+def outer(spec: ModelSpec, final_norm: str) -> WeightMap:
+    """Return the weight map of what lies outside of the layers. final_norm: the name of the norm behind them."""
+    found: WeightMap = {
+        "embed.weight": (Source(name="model.embed_tokens.weight"),),
+        "final_norm.weight": (Source(name=f"model.{final_norm}.weight"),),
+    }
+    if not spec.tie_word_embeddings:
+        found["unembed.weight"] = (Source(name="lm_head.weight"),)
+    return found
+
+
+def named(ours: str, theirs: str, names: dict[str, str], *, bias: bool = False) -> WeightMap:
+    """Return the weight map of modules below `ours` and `theirs`: our name → the names of theirs that it is made of,
+    with spaces between them.
+
+    bias: they have biases too.
+    """
+    return {
+        f"{ours}.{name}.{kind}": tuple(Source(name=f"{theirs}.{part}.{kind}") for part in parts.split())
+        for name, parts in names.items()
+        for kind in (("weight", "bias") if bias else ("weight",))
+    }
