@@ -273,6 +273,30 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
     ),
+    "lfm2": (
+        "Lfm2",
+        {
+            **_COMMON,
+            "pad_token_id": None,
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_multiple_of": 16,
+        },
+    ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {
+            **_COMMON,
+            "pad_token_id": None,
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "gpt2": (
         "GPT2",
         {
@@ -307,7 +331,7 @@ def build(family: str, **changes: Any) -> Oracle:
     model = _empty(kind, {**values, **changes}).eval()
     generator = torch.Generator().manual_seed(sum(family.encode()))
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name.endswith("e_score_correction_bias"):  # a buffer, of digits that half precisions hold
+        if name.endswith(("e_score_correction_bias", "expert_bias")):  # a buffer, of digits that half precisions hold
             tensor.copy_(torch.randint(-32, 33, tensor.shape, generator=generator) / 64)
         if name.endswith("layer_scalar"):
             tensor.fill_(0.75 + 0.5 * torch.rand((), generator=generator))
