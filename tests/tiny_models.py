@@ -73,6 +73,23 @@ _GRANITE: dict[str, Any] = {
     "logits_scaling": 2.5,
 }
 
+_GATED_DELTA: dict[str, Any] = {
+    **_COMMON,
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_GATED_EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+}
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**_COMMON, "num_hidden_layers": 2}),
     "llama3": ("Llama", {**_COMMON, "num_hidden_layers": 2, "rope_parameters": _LLAMA3_ROPE, "head_dim": 32}),
@@ -273,6 +290,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
     ),
+    "qwen3_next": ("Qwen3Next", {**_GATED_DELTA, **_GATED_EXPERTS, "mlp_only_layers": [1]}),
+    "qwen3_5": ("Qwen3_5", _GATED_DELTA),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        {**{name: value for name, value in _GATED_DELTA.items() if name != "intermediate_size"}, **_GATED_EXPERTS},
+    ),
     "lfm2": (
         "Lfm2",
         {
@@ -318,7 +341,7 @@ EMBEDDED = {
     "gemma4_moe": 1 / 8,
     "bloom": 4.0,
 }  # these make their embeddings larger, or norm them
-CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
+CONFIG_CLASSES = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")}
 FAMILIES = tuple(CONFIGS)
 
 # Classes that transformers lacks: config → model
@@ -337,6 +360,7 @@ def build(family: str, **changes: Any) -> Oracle:
             tensor.fill_(0.75 + 0.5 * torch.rand((), generator=generator))
     for name, parameter in model.named_parameters():
         mean = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0  # a norm's weight
+        mean = -2.0 if name.endswith("A_log") else mean  # states that remember for some twenty tokens
         std = 0.3 if parameter.ndim >= 2 and ("layers." in name or "h." in name) else 0.2
         if name.endswith(("embed_tokens.weight", "word_embeddings_layernorm.weight")):
             mean, std = mean * EMBEDDED.get(family, 1), std * EMBEDDED.get(family, 1)

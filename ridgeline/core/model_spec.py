@@ -117,6 +117,7 @@ class AttentionSpec:
     sinks: each head has a learned logit that takes part in the softmax and carries no value.
     v_norm: values are divided by their root mean square head by head, as queries and keys are, but without a weight.
     values_are_keys: there is no projection to values. They are the keys' projection, before its norm and rotation.
+    output_gate: what is attended is multiplied by the sigmoid of one more projection, which is as wide.
     kv_format: how keys and values are cached.
     """
 
@@ -136,6 +137,7 @@ class AttentionSpec:
     sinks: bool = False
     v_norm: bool = False
     values_are_keys: bool = False
+    output_gate: bool = False
     kv_format: KVFormat = field(default_factory=KVFormat)
 
     @property
@@ -159,7 +161,7 @@ class AttentionSpec:
 
     @property
     def scratch(self) -> int:
-        return self.q_size + sum(self.projected)
+        return self.q_size * (2 if self.output_gate else 1) + sum(self.projected)
 
     def products(self, width: int) -> Products:
         return {
@@ -169,8 +171,10 @@ class AttentionSpec:
 
     @property
     def projected(self) -> tuple[int, ...]:
-        """The widths of the parts of the fused projection: queries, keys, and values unless they are the keys."""
-        return (self.q_size, self.kv_size) if self.values_are_keys else (self.q_size, self.kv_size, self.kv_size)
+        """The widths of the parts of the fused projection: queries (behind their gates, if there are any), keys, and
+        values unless they are the keys."""
+        queries = self.q_size * (2 if self.output_gate else 1)
+        return (queries, self.kv_size) if self.values_are_keys else (queries, self.kv_size, self.kv_size)
 
     @property
     def q_size(self) -> int:
@@ -352,7 +356,10 @@ class Source:
     """A checkpoint tensor that becomes a parameter of the decoder, or a part of one.
 
     transpose: it is stored as [in, out] (GPT-2's Conv1D), or as a stack of such, and we keep [out, in].
-    heads: it is stored head by head, so many heads, each with its rows of q, k and v. We keep all of q, then k, then v.
+    heads: it is stored head by head, so many heads, each with its rows of several projections. We keep all rows of the
+        first projection, then all of the second, and so on.
+    shares: the rows of each of these projections in a head, as they are stored. Their ratios count.
+    backwards: we keep the last projection first.
     interleaved: it has so many heads, in each of which two rows that rotate as a pair are neighbours. We keep all first
         halves, then all second halves.
     alternating: it is a stack of fused pairs whose outputs alternate (gate, up, gate, up, …). We keep all gates of a
@@ -364,6 +371,8 @@ class Source:
     name: str
     transpose: bool = False
     heads: int | None = None
+    shares: tuple[int, ...] = (1, 1, 1)
+    backwards: bool = False
     interleaved: int | None = None
     alternating: bool = False
     complete: bool = False

@@ -6,7 +6,7 @@ Legend:
     H  query heads
     G  key/value heads
     D  head width
-    X  (H + 2 G) D, columns of the fused projection; (H + G) D if values are the keys' projection
+    X  (H + 2 G) D, columns of the fused projection, behind those of gates; (H + G) D if values are the keys' projection
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Attends(Protocol):
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention with one fused projection to q, k and v."""
+    """Causal grouped-query attention with one fused projection to q, k and v, and to gates if there are any."""
 
     slopes_H: Tensor | None
     sinks: nn.Parameter | None
@@ -65,11 +65,19 @@ class Attention(nn.Module):
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Attends
     ) -> tuple[Tensor, Tensor]:
         """Return (what attention adds to the residual, the residual before it): [T, M] each."""
+        spec = self.spec
         qkv_TX, residual_TM = self.qkv.normed(norm, x_TM, residual_TM)
-        if self.spec.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
-            q_TX, k_TX, v_TX = qkv_TX.split(self.qkv.parts, dim=-1)
+        gate_TX: Tensor | None = None
+        if spec.output_gate:
+            gate_TX, qkv_TX = qkv_TX.tensor_split((spec.q_size,), dim=-1)
+        if spec.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
+            q_TX, k_TX, v_TX = qkv_TX.tensor_split((spec.q_size, spec.q_size + spec.kv_size), dim=-1)
             qkv_TX = torch.cat((self.q_norm.over(q_TX, self.tp), self.k_norm.over(k_TX, self.tp), v_TX), dim=-1)
-        return self.out(state.attend(qkv_TX, positions_T, self.heads, self.out.room(len(qkv_TX)))), residual_TM
+        if gate_TX is None:
+            return self.out(state.attend(qkv_TX, positions_T, self.heads, self.out.room(len(qkv_TX)))), residual_TM
+        attended_TX = state.attend(qkv_TX, positions_T, self.heads)
+        assert isinstance(attended_TX, Tensor)  # without room nothing is rounded
+        return self.out(attended_TX * torch.sigmoid(gate_TX)), residual_TM
 
     def _slopes(self) -> Tensor:
         heads = self.spec.num_heads

@@ -14,6 +14,7 @@ MIXERS = Registry(
     {
         "attention": "ridgeline.layers.attention:Attention",
         "short_conv": "ridgeline.layers.short_conv:ShortConv",
+        "gated_delta": "ridgeline.layers.gated_delta:GatedDelta",
     },
 )
 
