@@ -320,6 +320,8 @@ EMBEDDED = {
 }  # these make their embeddings larger, or norm them
 CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
 FAMILIES = tuple(CONFIGS)
+RECURRENT = ("lfm2", "lfm2_moe")  # families with mixers that one device runs alone
+DIVISIBLE = tuple(family for family in FAMILIES if family not in RECURRENT)
 
 # Classes that transformers lacks: config → model
 OWN: dict[str, Callable[[dict[str, Any]], Oracle]] = {"Deepseek": deepseek_oracle.DeepseekForCausalLM}
