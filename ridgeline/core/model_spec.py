@@ -189,13 +189,17 @@ def attention_of(mixer: MixerSpec) -> AttentionSpec | None:
 
 @dataclass(frozen=True, kw_only=True)
 class MLPSpec:
-    """A feed-forward, either gated, `down(act(gate(x)) * up(x))`, or plain, `down(act(up(x)))`."""
+    """A feed-forward, either gated, `down(act(gate(x)) * up(x))`, or plain, `down(act(up(x)))`.
+
+    multipliers: those of gate(x) and of the output, in a gated one.
+    """
 
     kind: ClassVar[str] = "mlp"
     intermediate_size: int
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
     gated: bool = True
     bias: bool = False
+    multipliers: tuple[float, float] = (1.0, 1.0)
 
     @property
     def scratch(self) -> int:
