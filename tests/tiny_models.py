@@ -343,6 +343,8 @@ EMBEDDED = {
 }  # these make their embeddings larger, or norm them
 CONFIG_CLASSES = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")}
 FAMILIES = tuple(CONFIGS)
+RECURRENT = ("lfm2", "lfm2_moe")  # families with mixers that one device runs alone
+DIVISIBLE = tuple(family for family in FAMILIES if family not in RECURRENT)
 
 # Classes that transformers lacks: config → model
 OWN: dict[str, Callable[[dict[str, Any]], Oracle]] = {"Deepseek": deepseek_oracle.DeepseekForCausalLM}

@@ -185,15 +185,25 @@ class AttentionSpec:
         return self.num_kv_heads * self.head_dim
 
 
+def attention_of(mixer: MixerSpec) -> AttentionSpec | None:
+    """Return the attention that a mixer is or has as its part `attention`; None if it has none."""
+    found = mixer if isinstance(mixer, AttentionSpec) else getattr(mixer, "attention", None)
+    return found if isinstance(found, AttentionSpec) else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class MLPSpec:
-    """A feed-forward, either gated, `down(act(gate(x)) * up(x))`, or plain, `down(act(up(x)))`."""
+    """A feed-forward, either gated, `down(act(gate(x)) * up(x))`, or plain, `down(act(up(x)))`.
+
+    multipliers: those of gate(x) and of the output, in a gated one.
+    """
 
     kind: ClassVar[str] = "mlp"
     intermediate_size: int
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
     gated: bool = True
     bias: bool = False
+    multipliers: tuple[float, float] = (1.0, 1.0)
 
     @property
     def scratch(self) -> int:
@@ -246,10 +256,10 @@ class LayerSpec:
 
     @property
     def attention(self) -> AttentionSpec:
-        """The mixer, for callers that need its heads. Raises InvalidConfig if it is not attention."""
-        if not isinstance(self.mixer, AttentionSpec):
+        """The layer's attention, for callers that need its heads. Raises InvalidConfig if it has none."""
+        if (found := attention_of(self.mixer)) is None:
             raise InvalidConfig(f"this needs layers of attention, and one has a mixer of the kind {self.mixer.kind!r}.")
-        return self.mixer
+        return found
 
     @property
     def mlp(self) -> MLPSpec:
@@ -340,15 +350,22 @@ class ModelSpec:
 
 
 def _cached_as(layer: LayerSpec, wanted: KVFormat) -> LayerSpec:
-    mixer = layer.mixer
-    if not isinstance(mixer, AttentionSpec) or mixer.kv_format.dtype == wanted.dtype:
+    attention = attention_of(layer.mixer)
+    if attention is None or attention.kv_format.dtype == wanted.dtype:
         return layer
-    if wanted.quantized and mixer.head_dim % 2:
+    if wanted.quantized and attention.head_dim % 2:
         raise InvalidConfig(
             f"kv_cache_dtype {wanted.dtype} needs heads of even width, and this model's have "
-            f"{mixer.head_dim}; use auto."
+            f"{attention.head_dim}; use auto."
         )
-    return replace(layer, mixer=replace(mixer, kv_format=wanted))
+    return with_attention(layer, replace(attention, kv_format=wanted))
+
+
+def with_attention(layer: LayerSpec, attention: AttentionSpec) -> LayerSpec:
+    """Return the layer with another attention in place of its own."""
+    if isinstance(layer.mixer, AttentionSpec):
+        return replace(layer, mixer=attention)
+    return replace(layer, mixer=replace(layer.mixer, attention=attention))  # type: ignore[type-var,call-arg]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,9 +71,7 @@ class Lfm2:
         return found
 
 
-def lfm2_like(
-    architecture: str, config: Config, types: list[str], feed_forwards: list[FeedForwardSpec]
-) -> ModelSpec:
+def lfm2_like(architecture: str, config: Config, types: list[str], feed_forwards: list[FeedForwardSpec]) -> ModelSpec:
     """Return a spec with a mixer of one of LAYER_TYPES and a feed-forward for each layer."""
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads, head_dim = config.integer("num_key_value_heads"), head_width(config, "hidden_size", "num_attention_heads")

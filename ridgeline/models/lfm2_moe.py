@@ -65,5 +65,7 @@ class Lfm2Moe:
         found = Lfm2.weights(spec)
         for index, layer in enumerate(spec.layers):
             if isinstance(layer.feed_forward, ExpertsSpec):
-                found |= layer_experts(f"layers.{index}.feed_forward", f"model.layers.{index}", layer.feed_forward, NAMES)
+                found |= layer_experts(
+                    f"layers.{index}.feed_forward", f"model.layers.{index}", layer.feed_forward, NAMES
+                )
         return found
