@@ -14,6 +14,9 @@ MIXERS = Registry(
     {
         "attention": "ridgeline.layers.attention:Attention",
         "short_conv": "ridgeline.layers.short_conv:ShortConv",
+        "mamba": "ridgeline.layers.mamba:Mamba",
+        "mamba2": "ridgeline.layers.mamba2:Mamba2",
+        "side_by_side": "ridgeline.layers.side_by_side:SideBySide",
         "gated_delta": "ridgeline.layers.gated_delta:GatedDelta",
     },
 )
