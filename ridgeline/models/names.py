@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from ridgeline.core.mamba_spec import Mamba2Spec
 from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
 
 
@@ -16,7 +19,7 @@ def outer(spec: ModelSpec, final_norm: str) -> WeightMap:
     return found
 
 
-def named(ours: str, theirs: str, names: dict[str, str], *, bias: bool = False) -> WeightMap:
+def named(ours: str, theirs: str, names: Mapping[str, str], *, bias: bool = False) -> WeightMap:
     """Return the weight map of modules below `ours` and `theirs`: our name → the names of theirs that it is made of,
     with spaces between them.
 
@@ -27,3 +30,17 @@ def named(ours: str, theirs: str, names: dict[str, str], *, bias: bool = False) 
         for name, parts in names.items()
         for kind in (("weight", "bias") if bias else ("weight",))
     }
+
+
+def mamba2(ours: str, theirs: str, spec: Mamba2Spec) -> WeightMap:
+    """Return the weight map of a mixer of Mamba-2 without its first projection."""
+    found = named(ours, theirs, {"conv": "conv1d"}, bias=spec.conv_bias)
+    found |= named(ours, theirs, {"out": "out_proj"}, bias=spec.out_bias)
+    if spec.norm is not None:
+        found |= named(ours, theirs, {"norm": "norm"})
+    return found | single(ours, theirs, {"rate.log": "A_log", "dt_bias": "dt_bias", "skip": "D"})
+
+
+def single(ours: str, theirs: str, names: Mapping[str, str]) -> WeightMap:
+    """Return the weight map of parameters that are no modules' weights."""
+    return {f"{ours}.{name}": (Source(name=f"{theirs}.{stored}"),) for name, stored in names.items()}
