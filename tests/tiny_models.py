@@ -343,6 +343,19 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "ssm_out_multiplier": 0.6,
         },
     ),
+    "jamba": (
+        "Jamba",
+        {
+            **_COMMON,
+            "pad_token_id": None,
+            "num_hidden_layers": 4,
+            "num_experts": 4,
+            "attn_layer_period": 4,
+            "attn_layer_offset": 2,
+            "mamba_d_state": 8,
+            "use_mamba_kernels": False,
+        },
+    ),
     "gpt2": (
         "GPT2",
         {

@@ -47,6 +47,7 @@ ARCHITECTURES = Registry(
         "Lfm2ForCausalLM": "ridgeline.models.lfm2:Lfm2",
         "Lfm2MoeForCausalLM": "ridgeline.models.lfm2_moe:Lfm2Moe",
         "FalconH1ForCausalLM": "ridgeline.models.falcon_h1:FalconH1",
+        "JambaForCausalLM": "ridgeline.models.jamba:Jamba",
     },
 )
 

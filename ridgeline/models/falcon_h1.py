@@ -12,7 +12,7 @@ from ridgeline.core.side_spec import SideBySideSpec
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import llama_like
-from ridgeline.models.names import mamba2, named, outer
+from ridgeline.models.names import LONGEST_CONV, mamba2, named, outer
 
 DEFAULTS = {
     **LLAMA_DEFAULTS,
@@ -36,7 +36,6 @@ DEFAULTS = {
     "ssm_in_multiplier": 1.0,
     "ssm_out_multiplier": 1.0,
 }
-LONGEST_CONV = 1024  # inputs of an output: far more than any model has
 
 
 class FalconH1:
@@ -45,6 +44,8 @@ class FalconH1:
         values = Config(config, DEFAULTS)
         for name in ("attention_bias", "mamba_proj_bias"):
             values.refuse(name, "the projection that attention and Mamba-2 share has no biases")
+        if (activation := values.activation("hidden_act")) != "silu":
+            raise wrong("hidden_act", activation, "silu, which the convolutions have too")
         dense = llama_like("FalconH1ForCausalLM", values, mlp_bias=values.boolean("mlp_bias"))
         attends, selects = values.number("attention_in_multiplier"), values.number("ssm_in_multiplier")
         mamba = _mamba(values, dense.hidden_size)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ridgeline.core.mamba_spec import Mamba2Spec
+from ridgeline.core.mamba_spec import Mamba2Spec, MambaSpec
 from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
+
+LONGEST_CONV = 1024  # inputs of a convolution's output: far more than any model has
 
 
 def outer(spec: ModelSpec, final_norm: str) -> WeightMap:
@@ -44,3 +46,14 @@ def mamba2(ours: str, theirs: str, spec: Mamba2Spec) -> WeightMap:
 def single(ours: str, theirs: str, names: Mapping[str, str]) -> WeightMap:
     """Return the weight map of parameters that are no modules' weights."""
     return {f"{ours}.{name}": (Source(name=f"{theirs}.{stored}"),) for name, stored in names.items()}
+
+
+def mamba(ours: str, theirs: str, spec: MambaSpec) -> WeightMap:
+    """Return the weight map of a mixer of Mamba."""
+    found = named(ours, theirs, {"mamba_in": "in_proj", "out": "out_proj"}, bias=spec.bias)
+    found |= named(ours, theirs, {"conv": "conv1d"}, bias=spec.conv_bias)
+    found |= named(ours, theirs, {"select": "x_proj", "dt": "dt_proj"})
+    if spec.norm is not None:
+        norms = {f"{each}_norm": f"{each}_layernorm" for each in ("dt", "b", "c")}
+        found |= named(ours, theirs, norms)
+    return found | single(ours, theirs, {"rate.log": "A_log", "dt_bias": "dt_proj.bias", "skip": "D"})
