@@ -48,6 +48,7 @@ ARCHITECTURES = Registry(
         "Lfm2MoeForCausalLM": "ridgeline.models.lfm2_moe:Lfm2Moe",
         "FalconH1ForCausalLM": "ridgeline.models.falcon_h1:FalconH1",
         "JambaForCausalLM": "ridgeline.models.jamba:Jamba",
+        "Zamba2ForCausalLM": "ridgeline.models.zamba2:Zamba2",
     },
 )
 

@@ -189,7 +189,7 @@ def test_greedy_continuations_are_varied_and_equal(family: str, tiny_model: Tiny
     assert len(set(theirs)) >= 8
 
 
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@pytest.mark.parametrize("family", tiny_models.DIVISIBLE)
 def test_gradients_equal_transformers(family: str, tiny_model: TinyModel) -> None:
     """For the trainer: every parameter gets transformers' gradient, through the fused weights. A correction of scores,
     which is a buffer there, gets none."""
