@@ -57,11 +57,12 @@ class Zamba2:
         values = Config(config, DEFAULTS)
         norm, width, bias = _norm(values), values.integer("hidden_size"), values.boolean("add_bias_linear")
         mamba, attention = _mamba(values), _attention(values)
-        if adapts := values.boolean("use_shared_attention_adapter"):
-            if attention.num_kv_heads != attention.num_heads:
-                raise wrong(
-                    "num_key_value_heads", attention.num_kv_heads, "num_attention_heads where q and k have adapters"
-                )
+        if not values.boolean("tie_word_embeddings"):
+            raise wrong("tie_word_embeddings", False, "true, without which transformers does not share blocks either")
+        adapts = values.boolean("use_shared_attention_adapter")
+        if adapts and attention.num_kv_heads != attention.num_heads:
+            needed = f"the {attention.num_heads} of num_attention_heads, since q and k have adapters"
+            raise wrong("num_key_value_heads", attention.num_kv_heads, needed)
         size = values.integer("intermediate_size") if values.raw("intermediate_size") else 4 * width
         mlp = MLPSpec(intermediate_size=size, activation=values.activation("hidden_act"), bias=bias)
         blocks, rank = values.integer("num_mem_blocks"), values.integer("adapter_rank")
@@ -92,7 +93,7 @@ class Zamba2:
             max_position_embeddings=LONG_CONTEXT
             if values.boolean("use_long_context")
             else values.integer("max_position_embeddings"),
-            tie_word_embeddings=values.boolean("tie_word_embeddings"),
+            tie_word_embeddings=True,
             unused=tuple(
                 f"model.layers.{index}.shared_transformer."
                 for index, layer in enumerate(layers)

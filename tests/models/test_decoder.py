@@ -70,6 +70,26 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "num_experts_per_tok": 8}),
     ("minimax_m2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "num_local_experts": 3}),
     *((family, {"num_local_experts": 1, "num_experts_per_tok": 1}) for family in ("mixtral", "granite_moe", "gpt_oss")),
+    ("lfm2", {"conv_bias": True, "conv_L_cache": 5, "tie_word_embeddings": False, "layer_types": None}),
+    ("lfm2", {"block_auto_adjust_ff_dim": False, "layer_types": None, "full_attn_idxs": [0]}),
+    ("lfm2_moe", {"use_expert_bias": False, "norm_topk_prob": False, "conv_L_cache": 2, "num_dense_layers": 0}),
+    ("jamba", {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_dt_rank": 6, "expert_layer_offset": 0}),
+    ("jamba", {"num_experts": 1, "attn_layer_period": 3, "attn_layer_offset": 0, "mamba_d_conv": 2}),
+    ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mlp_bias": True, "projectors_bias": True}),
+    (
+        "falcon_h1",
+        {
+            "mamba_rms_norm": True,
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 4,
+            "mamba_d_ssm": None,
+            "mamba_conv_bias": False,
+        },
+    ),
+    ("falcon_h1", {"time_step_limit": (0.4, float("inf")), "head_dim": 24, "tie_word_embeddings": True}),
+    ("zamba2", {"use_shared_attention_adapter": False, "use_mem_rope": False, "num_key_value_heads": 2}),
+    ("zamba2", {"add_bias_linear": True, "num_mem_blocks": 3, "hidden_act": "silu", "mamba_ngroups": 1}),
+    ("zamba2", {"num_mem_blocks": 1, "intermediate_size": None, "mamba_expand": 3}),
     ("gemma4", {"num_hidden_layers": 12, "layer_types": None}),  # transformers then writes layer 5 as "05"
 ]
 
