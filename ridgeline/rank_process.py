@@ -12,10 +12,20 @@ import logging
 import os
 import sys
 
-from ridgeline.assembly.rank import assemble_rank
-from ridgeline.ranks.rank import run
+from ridgeline.ranks.orphan import end_with_leader
 
-if __name__ == "__main__":
-    run(int(sys.argv[1]), assemble_rank)
+
+def main() -> None:
+    descriptor = int(sys.argv[1])
+    end_with_leader(descriptor)
+    # here, because torch takes seconds to import, or minutes where memory is short, and the leader may die meanwhile
+    from ridgeline.assembly.rank import assemble_rank
+    from ridgeline.ranks.rank import run
+
+    run(descriptor, assemble_rank)
     logging.shutdown()
     os._exit(0)  # all is done; were the interpreter to end around torch's threads, now and then one would abort
+
+
+if __name__ == "__main__":
+    main()
