@@ -3,7 +3,7 @@
     python -m ridgeline.rank_process DESCRIPTOR
 
 The descriptor is an end of a pair of sockets that the leader made (`ranks/leader.py`), over which it says everything
-else.
+else. Standard input is a pipe that closes when the leader is gone.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from ridgeline.ranks.orphan import end_with_leader
 
 
 def main() -> None:
-    descriptor = int(sys.argv[1])
-    end_with_leader(descriptor)
+    end_with_leader(sys.stdin.fileno())
     # here, because torch takes seconds to import, or minutes where memory is short, and the leader may die meanwhile
     from ridgeline.assembly.rank import assemble_rank
     from ridgeline.ranks.rank import run
 
-    run(descriptor, assemble_rank)
+    run(int(sys.argv[1]), assemble_rank)
     logging.shutdown()
     os._exit(0)  # all is done; were the interpreter to end around torch's threads, now and then one would abort
 

@@ -55,7 +55,7 @@ class Member:
                 self._process = subprocess.Popen(
                     # -P: no file in the user's folder may stand in for a module
                     [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,  # the other end of which closes when this process is gone (`orphan.py`)
                     pass_fds=(theirs.fileno(), meeting),
                     env={"OMP_NUM_THREADS": threads, **environment},
                     start_new_session=True,  # Ctrl-C reaches the leader alone, which then ends its ranks
@@ -112,4 +112,6 @@ class Member:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self.channel.close()

@@ -185,28 +185,34 @@ with rig(Path(sys.argv[1]), tensor_parallel_size=2) as own:
 """
 
 WAITING = """
-import sys
+import os, sys, time
 from ridgeline.ranks.leader import Group
 sys.path.insert(0, sys.argv[1])  # with a torch that takes very long to import
-Group._wait_until_ready = lambda self, _: print(*(member._process.pid for member in self._members), flush=True)
-Group({}, 2, 60.0, None)
+Group._wait_until_ready = lambda *_: None
+ranks = [member._process.pid for member in Group({}, 2, 60.0, None)._members]
+if (holder := os.fork()) == 0:  # holds the other end of what the ranks listen to
+    time.sleep(60)
+    os._exit(0)
+print(*ranks, holder, flush=True)
 input()
 """
 
 
-def killed(tmp_path: Path, *command: str) -> list[int]:
-    """Start a leader that says which its ranks are, and kill it. Return the ranks. Its temporary files are in
-    tmp_path / "tmp"."""
+def killed(tmp_path: Path, *command: str, stopped: bool = False) -> list[int]:
+    """Start a leader that says which its children are, and kill it. Return the children. Its temporary files are in
+    tmp_path / "tmp". stopped: they stand still then."""
     (tmp_path / "tmp").mkdir()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path / "tmp")}
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", *command], stdin=pipe, stdout=pipe, env=environment) as process:
         assert process.stdout is not None
-        ranks = [int(number) for number in process.stdout.readline().split()]
-        assert len(ranks) == 2
-        assert all(map(alive, ranks))
+        children = [int(number) for number in process.stdout.readline().split()]
+        assert len(children) >= 2
+        assert all(map(alive, children))
+        for child in children if stopped else ():
+            os.kill(child, signal.SIGSTOP)
         process.kill()
-    return ranks
+    return children
 
 
 def wait_for_the_end_of(ranks: list[int]) -> None:
@@ -216,18 +222,22 @@ def wait_for_the_end_of(ranks: list[int]) -> None:
         time.sleep(0.1)
 
 
-def test_ranks_end_with_their_leader_and_leave_nothing_behind(
+def test_ranks_end_with_their_leader_even_stopped_ones_and_leave_nothing_behind(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    wait_for_the_end_of(killed(tmp_path, CHILD, str(tiny_model("llama"))))
+    wait_for_the_end_of(killed(tmp_path, CHILD, str(tiny_model("llama")), stopped=True))
     assert not [path for path in (tmp_path / "tmp").iterdir() if "ridgeline" in path.name]
 
 
-def test_ranks_that_have_not_imported_torch_yet_end_with_their_leader(tmp_path: Path) -> None:
+def test_ranks_that_import_torch_end_with_their_leader_although_a_fork_of_it_lives(tmp_path: Path) -> None:
     slow = tmp_path / "slow" / "torch"
     slow.mkdir(parents=True)
     (slow / "__init__.py").write_text("import time\ntime.sleep(600)\n")
-    wait_for_the_end_of(killed(tmp_path, WAITING, str(slow.parent)))
+    *ranks, holder = killed(tmp_path, WAITING, str(slow.parent))
+    try:
+        wait_for_the_end_of(ranks)
+    finally:
+        os.kill(holder, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("broken", ["executable", "module"])
