@@ -1,8 +1,8 @@
 """The process of one rank of a divided model.
 
-    python -m ridgeline.rank_process DESCRIPTOR
+    python -m ridgeline.rank_process DESCRIPTOR LEADER
 
-The descriptor is an end of a pair of sockets that the leader made (`ranks/leader.py`), over which it says everything
+The leader is the number of its process. The descriptor is an end of a pair of sockets that the leader made (`ranks/leader.py`), over which it says everything
 else. Standard input is a pipe that closes when the leader is gone.
 """
 
@@ -16,12 +16,13 @@ from ridgeline.ranks.orphan import end_with_leader
 
 
 def main() -> None:
-    end_with_leader(sys.stdin.fileno())
+    descriptor, leader = map(int, sys.argv[1:])
+    end_with_leader(leader, sys.stdin.fileno())
     # here, because torch takes seconds to import, or minutes where memory is short, and the leader may die meanwhile
     from ridgeline.assembly.rank import assemble_rank
     from ridgeline.ranks.rank import run
 
-    run(int(sys.argv[1]), assemble_rank)
+    run(descriptor, assemble_rank)
     logging.shutdown()
     os._exit(0)  # all is done; were the interpreter to end around torch's threads, now and then one would abort
 

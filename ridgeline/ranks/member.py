@@ -54,7 +54,7 @@ class Member:
             try:
                 self._process = subprocess.Popen(
                     # -P: no file in the user's folder may stand in for a module
-                    [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+                    [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), str(os.getpid())],
                     stdin=subprocess.PIPE,  # the other end of which closes when this process is gone (`orphan.py`)
                     pass_fds=(theirs.fileno(), meeting),
                     env={"OMP_NUM_THREADS": threads, **environment},

@@ -13,15 +13,14 @@ GONE = 1  # exit code of a rank whose leader is gone
 LOOK = 1.0  # seconds between looks at who the parent is
 
 
-def end_with_leader(lifeline: int) -> None:
-    """Let this process end when the leader, its parent, is gone.
+def end_with_leader(leader: int, lifeline: int) -> None:
+    """Let this process end when the leader, its parent with this number, is gone.
 
     lifeline: an end of a pipe whose other end the leader holds and never writes to. When that closes the kernel kills
         this process, whether its interpreter is busy in a library, or it is stopped.
 
     A process that the leader forked may hold the other end as well, so a thread looks at the parent's number too.
     """
-    leader = os.getppid()
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
