@@ -221,6 +221,7 @@ def _is_real(value: object) -> bool:
 class EngineConfig:
     """The resolved settings of the control plane.
 
+    state_cache_share, state_checkpoint_interval: as in `LLMConfig`.
     lookahead_depth: how many plans may be in flight at once.
     itl_target: the seconds that a step should take at most while requests decode (engine/itl.py).
     cascade: plans name the rows that share their first blocks.
@@ -231,6 +232,8 @@ class EngineConfig:
     max_num_batched_tokens: int
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
+    state_cache_share: float = 0.5
+    state_checkpoint_interval: int | None = None
     lookahead_depth: int = 2
     itl_target: float | None = None
     cascade: bool = False
