@@ -4,6 +4,7 @@ becomes of a rank."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -297,3 +298,38 @@ def test_what_cannot_be_divided_is_one_sentence(tiny_model: Callable[[str], Path
         content = file.read_bytes()
         (damaged / file.name).write_bytes(content[: len(content) // 2] if file.suffix == ".safetensors" else content)
     assert "damaged or incomplete" in refused(damaged, tensor_parallel_size=2, skip_tokenizer_init=True)
+
+
+def test_a_model_that_changes_while_ranks_read_it_is_refused(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would hold parts of unlike models, and nothing would tell."""
+    folder, groups, wait = (
+        shutil.copytree(tiny_model("llama"), tmp_path / "model"),
+        list[Group](),
+        Group._wait_until_ready,
+    )
+
+    def replace_a_file(group: Group, progress: Any) -> None:
+        wait(group, progress)
+        groups.append(group)
+        [file] = folder.glob("*.safetensors")
+        file.write_bytes(file.read_bytes())
+
+    monkeypatch.setattr(Group, "_wait_until_ready", replace_a_file)
+    with pytest.raises(ModelLoadError, match="were changed while ranks read them"), rig(folder, tensor_parallel_size=2):
+        pass
+    assert all(process.poll() is not None for process in processes_of(groups[0]))
+
+
+def test_ranks_end_if_the_engine_cannot_be_made(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups, wait = list[Group](), Group._wait_until_ready
+    monkeypatch.setattr(
+        Group, "_wait_until_ready", lambda group, progress: (wait(group, progress), groups.append(group))
+    )
+    settings = {"tensor_parallel_size": 2, "max_num_batched_tokens": 2, "max_num_seqs": 4}
+    with pytest.raises(InvalidConfig, match="below max_num_seqs"), rig(tiny_model("llama"), **settings):
+        pass
+    assert all(process.poll() is not None for process in processes_of(groups[0]))
