@@ -56,7 +56,7 @@ def check(got: dict[str, Outcome], want: dict[str, Outcome]) -> None:
 @pytest.mark.parametrize(
     ("family", "ranks"),
     [
-        ("llama", {"prefill_context_parallel_size": 2}),
+        pytest.param("llama", {"prefill_context_parallel_size": 2}, marks=pytest.mark.thorough),
         ("llama", {"prefill_context_parallel_size": 3}),
         ("mistral", {"prefill_context_parallel_size": 2}),
         ("qwen3_moe", {"prefill_context_parallel_size": 2, "tensor_parallel_size": 2}),
