@@ -103,7 +103,7 @@ def with_cached_experts(model: ModelSpec, slots: int) -> ModelSpec:
     return replace(model, layers=tuple(map(part, model.layers)))
 
 
-def check_experts(model: ModelSpec, ranks: int, named: str) -> None:
+def check_experts(model: ModelSpec, ranks: int, named: str = EXPERTS) -> None:
     """Raise InvalidConfig if so many ranks cannot divide the experts of every mixture equally."""
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertsSpec)]
     if ranks > 1 and not mixtures:
