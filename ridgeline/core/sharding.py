@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec
+from ridgeline.core.model_spec import Absent, AttentionSpec, LayerSpec, MLPSpec, ModelSpec
 
 Placement = tuple[tuple[tuple[int, ...], ...], ...]  # of each mixture, of each rank: its experts
 
@@ -28,9 +28,11 @@ def part_of(
     Raises InvalidConfig if the shape does not divide.
     """
     if sources > 1:
+        check_mixers(model, f"experts divided between {sources} ranks")
         return with_experts_of_a_rank(model, sources, placement, sources=sources)
     if tp == 1:
         return model
+    check_mixers(model, f"tp {tp}")
     if whole_experts:
         model = with_experts_of_a_rank(model, tp, placement)
     layers = {layer: _layer(layer, tp) for layer in dict.fromkeys(model.layers)}
@@ -70,8 +72,19 @@ def with_cached_experts(model: ModelSpec, slots: int) -> ModelSpec:
     return replace(model, layers=tuple(map(part, model.layers)))
 
 
+def check_mixers(model: ModelSpec, asked: str) -> None:
+    """Raise InvalidConfig if a layer has a mixer that no ranks divide yet. asked: the division that is wanted."""
+    for layer in model.layers:
+        if not isinstance(layer.mixer, (AttentionSpec, Absent)):
+            raise InvalidConfig(
+                f"{asked}: layers with a mixer of the kind {layer.mixer.kind!r} run on one device yet; leave it out."
+            )
+
+
 def check_experts(model: ModelSpec, ep: int) -> None:
     """Raise InvalidConfig if `ep` ranks cannot divide the experts of every mixture equally."""
+    if ep > 1:
+        check_mixers(model, f"ep {ep}")
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertsSpec)]
     if ep > 1 and not mixtures:
         raise InvalidConfig(f"ep {ep} divides experts, and the model has none; use tp.")

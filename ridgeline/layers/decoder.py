@@ -25,6 +25,7 @@ from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
+from ridgeline.layers.recurrent import DecayRate
 from ridgeline.parallel.axis import ALONE, Axis, Deferred
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.token_parts import TokenParts
@@ -190,7 +191,7 @@ class Decoder(nn.Module):
         trained."""
         self.requires_grad_(False)
         for module in self.modules():
-            if isinstance(module, (Linear, ExpertStack, Experts)):
+            if isinstance(module, (Linear, ExpertStack, Experts, DecayRate)):
                 module.prepare()
 
     @property

@@ -9,7 +9,17 @@ from ridgeline.core.registry import Registry
 from ridgeline.layers.build import Build
 
 # Modules are made from (spec, model width, build) and called with (norm, x, residual, positions, the layer's state)
-MIXERS = Registry("mixer", {"attention": "ridgeline.layers.attention:Attention"})
+MIXERS = Registry(
+    "mixer",
+    {
+        "attention": "ridgeline.layers.attention:Attention",
+        "short_conv": "ridgeline.layers.short_conv:ShortConv",
+        "mamba": "ridgeline.layers.mamba:Mamba",
+        "mamba2": "ridgeline.layers.mamba2:Mamba2",
+        "side_by_side": "ridgeline.layers.side_by_side:SideBySide",
+        "gated_delta": "ridgeline.layers.gated_delta:GatedDelta",
+    },
+)
 
 # Modules are made from (spec, model width, build) and called with (norm, x, residual, live), where `live` tells which
 # tokens belong to a request

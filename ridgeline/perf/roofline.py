@@ -13,7 +13,7 @@ import numpy as np
 
 from ridgeline.core.cost import Cost, OpCost, StepShape
 from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ABSENT, AttentionSpec, LayerSpec, ModelSpec
+from ridgeline.core.model_spec import ABSENT, LayerSpec, ModelSpec, attention_of
 from ridgeline.kernels.attention.cost import visible
 from ridgeline.kernels.embedding.cost import embedding_cost
 from ridgeline.kernels.gemm.cost import linear_cost
@@ -162,7 +162,7 @@ class Roofline:
             for spec, times in feed_forwards.items()
             if isinstance(spec, ExpertsSpec)
         ]
-        attention = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionSpec)]
+        attention = [found for layer in model.layers if (found := attention_of(layer.mixer)) is not None]
         mixers = Counter(
             (m.window, m.num_heads, m.num_kv_heads, m.head_dim, cached_itemsize(m, p, kv_dtype)) for m in attention
         )
