@@ -378,6 +378,7 @@ EMBEDDED = {
     "bloom": 4.0,
 }  # these make their embeddings larger, or norm them
 CONFIG_CLASSES = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")}
+ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # checkpoints hold norms' weights less one
 FAMILIES = tuple(CONFIGS)
 RECURRENT = ("lfm2", "lfm2_moe")  # families with mixers that one device runs alone
 DIVISIBLE = tuple(family for family in FAMILIES if family not in RECURRENT)
@@ -398,7 +399,9 @@ def build(family: str, **changes: Any) -> Oracle:
             tensor.fill_(0.75 + 0.5 * torch.rand((), generator=generator))
     for name, parameter in model.named_parameters():
         mean = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0  # a norm's weight
-        mean = -2.0 if name.endswith("A_log") else mean  # states that remember for some twenty tokens
+        if family in ZERO_CENTRED:
+            mean = float(name.endswith("linear_attn.norm.weight"))  # the only norm without an offset
+            mean = -2.0 if name.endswith("A_log") else mean  # states remember some twenty tokens
         std = 0.3 if parameter.ndim >= 2 and ("layers." in name or "h." in name) else 0.2
         if name.endswith(("embed_tokens.weight", "word_embeddings_layernorm.weight")):
             mean, std = mean * EMBEDDED.get(family, 1), std * EMBEDDED.get(family, 1)

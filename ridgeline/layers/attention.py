@@ -78,7 +78,7 @@ class AttentionBehind(nn.Module):
             return self.out(state.attend(qkv_TX, positions_T, self.heads, self.out.room(len(qkv_TX))))
         attended_TX = state.attend(qkv_TX, positions_T, self.heads)
         assert isinstance(attended_TX, Tensor)  # without room nothing is rounded
-        return self.out(attended_TX * torch.sigmoid(gate_TX))
+        return self.out(self.ops.output_gate(attended_TX, gate_TX))
 
     def _slopes(self) -> Tensor:
         heads = self.spec.num_heads

@@ -21,7 +21,7 @@ MIXTURE_DEFAULTS = {**DEFAULTS, "num_experts_per_tok": 8, "num_experts": 256}
 _TOWER = "model.visual."
 
 
-class Qwen3_5:  # noqa: N801 (the model's own name)
+class Qwen3_5:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         return _dense("Qwen3_5ForCausalLM", config)
@@ -29,7 +29,7 @@ class Qwen3_5:  # noqa: N801 (the model's own name)
     weights = staticmethod(Qwen3Next.weights)
 
 
-class Qwen3_5Moe:  # noqa: N801
+class Qwen3_5Moe:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         return _mixture("Qwen3_5MoeForCausalLM", config)
@@ -37,7 +37,7 @@ class Qwen3_5Moe:  # noqa: N801
     weights = staticmethod(Qwen3Next.weights)
 
 
-class Qwen3_5Multimodal:  # noqa: N801
+class Qwen3_5Multimodal:
     """The text model of a checkpoint that also has a tower for images."""
 
     @staticmethod
@@ -52,7 +52,7 @@ class Qwen3_5Multimodal:  # noqa: N801
         }
 
 
-class Qwen3_5MoeMultimodal:  # noqa: N801
+class Qwen3_5MoeMultimodal:
     """The text model of a checkpoint that also has a tower for images, with experts."""
 
     @staticmethod

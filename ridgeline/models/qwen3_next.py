@@ -41,7 +41,12 @@ MAX_STATE = 2**32  # numbers of a request's state in a layer: far above any real
 UNUSED = ("mtp.",)  # layers that draft further tokens, which no architecture runs yet
 
 _MODULES = {  # of a gated delta rule, by whether two tensors hold the projections
-    False: {"delta_in": "in_proj_qkv in_proj_z in_proj_b in_proj_a", "conv": "conv1d", "norm": "norm", "out": "out_proj"},
+    False: {
+        "delta_in": "in_proj_qkv in_proj_z in_proj_b in_proj_a",
+        "conv": "conv1d",
+        "norm": "norm",
+        "out": "out_proj",
+    },
     True: {"delta_in": "in_proj_qkvz in_proj_ba", "conv": "conv1d", "norm": "norm", "out": "out_proj"},
 }
 

@@ -230,7 +230,10 @@ def _places(decoder: Decoder, weights: WeightMap, pieces: Pieces, stored: Stored
     for parameter, sources in weights.items():
         if parameter.removesuffix(".weight") in kept:
             continue
-        owner, views = decoder.get_submodule(parameter.rpartition(".")[0]), checkpoint_views(decoder, {parameter: sources})
+        owner, views = (
+            decoder.get_submodule(parameter.rpartition(".")[0]),
+            checkpoint_views(decoder, {parameter: sources}),
+        )
         for source in sources:
             parts, view = fused_parts(owner, sources, source), views[source.name].tensor
             yield from _plain_places(plain[source.name], view, source, parts, quantized=source.name in pieces)

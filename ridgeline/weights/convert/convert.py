@@ -21,9 +21,9 @@ from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import gguf_config
 from ridgeline.weights.loader import stored_shape, stored_view
-from ridgeline.weights.rows import in_our_order, in_their_order
 from ridgeline.weights.mxfp4 import MXFP4
 from ridgeline.weights.quantized.config import SIDE_FILES, without_quantization
+from ridgeline.weights.rows import in_our_order, in_their_order
 
 Progress = Callable[[str, float], None]
 WriteTexts = Callable[[Path, Path], None]  # of a GGUF file, to a folder
