@@ -47,6 +47,12 @@ ARCHITECTURES = Registry(
         "Lfm2ForCausalLM": "ridgeline.models.lfm2:Lfm2",
         "Lfm2MoeForCausalLM": "ridgeline.models.lfm2_moe:Lfm2Moe",
         "FalconH1ForCausalLM": "ridgeline.models.falcon_h1:FalconH1",
+        "MambaForCausalLM": "ridgeline.models.mamba:Mamba",
+        "FalconMambaForCausalLM": "ridgeline.models.mamba:FalconMamba",
+        "Mamba2ForCausalLM": "ridgeline.models.mamba2:Mamba2",
+        "BambaForCausalLM": "ridgeline.models.bamba:Bamba",
+        "GraniteMoeHybridForCausalLM": "ridgeline.models.granite_hybrid:GraniteMoeHybrid",
+        "NemotronHForCausalLM": "ridgeline.models.nemotron_h:NemotronH",
         "JambaForCausalLM": "ridgeline.models.jamba:Jamba",
     },
 )
