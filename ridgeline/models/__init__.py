@@ -54,6 +54,7 @@ ARCHITECTURES = Registry(
         "GraniteMoeHybridForCausalLM": "ridgeline.models.granite_hybrid:GraniteMoeHybrid",
         "NemotronHForCausalLM": "ridgeline.models.nemotron_h:NemotronH",
         "JambaForCausalLM": "ridgeline.models.jamba:Jamba",
+        "Zamba2ForCausalLM": "ridgeline.models.zamba2:Zamba2",
     },
 )
 

@@ -78,6 +78,8 @@ class Qwen3Next:
 def gated_hybrid(architecture: str, config: Config, *, packed: bool) -> ModelSpec:
     """Return a spec of gated delta rules, with attention in some layers, that has plain feed-forwards. packed: as in
     GatedDeltaSpec."""
+    if config.raw("attn_output_gate") is not None and not config.boolean("attn_output_gate"):
+        raise wrong("attn_output_gate", False, "true or left out, since attention without gates is not this family's")
     base = llama_like(architecture, config, attention_bias=config.boolean("attention_bias"), qk_norm=True)
     norm, count = replace(base.final_norm, offset=1.0), len(base.layers)
     delta = _delta(config, base.final_norm, packed)

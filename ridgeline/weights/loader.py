@@ -329,8 +329,8 @@ def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tens
 
 
 class View(NamedTuple):
-    """The part of a parameter that a checkpoint's tensor fills, as `stored_view`, and the shape of that tensor. Its rows
-    are in our order (`weights.rows`)."""
+    """The part of a parameter that a checkpoint's tensor fills, as `stored_view`, and the shape of that tensor. Rows
+    that are stored head by head are in our order here (`weights.rows`)."""
 
     tensor: Tensor
     shape: list[int]
@@ -358,8 +358,8 @@ def _parts(parameter: Tensor, owner: nn.Module, sources: Sequence[Source]) -> Se
 
 
 def stored_view(part: Tensor, source: Source) -> Tensor:
-    """Return our part of a parameter in the order of the checkpoint's tensor, but for heads (`weights.rows`). Where that
-    is another order of pairs, they have dimensions of their own."""
+    """Return our part of a parameter in the order of the checkpoint's tensor, unless that is stored head by head
+    (`weights.rows`). Where that is another order of pairs, they have dimensions of their own."""
     if source.interleaved is not None:  # [head by half, …] seen as [head, pair, half, …]
         return part.unflatten(0, (source.interleaved, 2, -1)).transpose(1, 2)
     if source.alternating:  # [stack, gate | up, …] seen as [stack, …, pair, gate | up]
@@ -375,9 +375,10 @@ def stored_shape(part: Tensor, source: Source) -> list[int]:
 
 def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder: Path, spec: ModelSpec) -> WeightMap:
     """Return the map with a GGUF file's names and orders, or without the base model's prefix ("model.", "transformer.")
-    if the checkpoint was saved without it."""
+    if the checkpoint was saved without it, and with experts together if the checkpoint holds them so."""
     if is_gguf(folder):
         return gguf_weights(read_gguf(folder), weight_map, spec)
+    weight_map = {name: _together(sources, stored) for name, sources in weight_map.items()}
     prefix = weight_map["embed.weight"][0].name.partition(".")[0] + "."
     if any(name.startswith(prefix) for name in stored):
         return weight_map
@@ -385,6 +386,16 @@ def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder:
         parameter: tuple(replace(source, name=source.name.removeprefix(prefix)) for source in sources)
         for parameter, sources in weight_map.items()
     }
+
+
+def _together(sources: tuple[Source, ...], stored: Mapping[str, StoredTensor]) -> tuple[Source, ...]:
+    """Return the one tensor that holds all of a layer's experts, gates above ups, if the checkpoint has it instead of
+    the experts' own."""
+    layer, found, part = sources[0].name.partition(".experts.0.")
+    if not found or sources[0].name in stored:
+        return sources
+    name = f"{layer}.experts.{'gate_up_proj' if part.startswith('gate_proj.') else part.partition('.')[0]}"
+    return (Source(name=name, stacked=True),) if name in stored else sources
 
 
 def check_checkpoint(decoder: Decoder, views: Mapping[str, View], stored: Stored, folder: Path, pieces: Pieces) -> None:

@@ -18,7 +18,7 @@ from ridgeline.kernels.op import Op, Platform
 from tests.kernels.recurrent import Ran, assert_other_blocks_are_left_alone, ran
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.float16]
 
 
 def names(op: Op[Any]) -> list[str]:
@@ -29,6 +29,12 @@ def chosen(op: Op[Any], name: str, device: str) -> Callable[..., Any]:
     if name not in ("torch", "reference"):
         pytest.importorskip("triton")
     return op.choose(Platform.of(torch.device(device)), name)
+
+
+def rounded(name: str, dtype: torch.dtype) -> float:
+    """What products lose whose operands are rounded to 16 bits: states, values and changes are of order one, and the
+    errors of a sum's terms have no common sign."""
+    return 2.0**-17 if dtype == torch.float32 or name != "triton" else 2 * torch.finfo(dtype).eps
 
 
 def assert_close(ours: Ran, theirs: Ran, slack: float, epsilons: float = 2) -> None:
@@ -56,5 +62,5 @@ def test_convolution(name: str, case: conv.Case, dtype: torch.dtype, device: str
 def test_gated_delta(name: str, case: delta.Case, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
     ours = ran(chosen(delta.GATED_DELTA, name, device), inputs, 7)
-    assert_close(ours, ran(delta.gated_delta, inputs, 7), slack=2.0**-17)
+    assert_close(ours, ran(delta.gated_delta, inputs, 7), slack=rounded(name, dtype))
     assert_other_blocks_are_left_alone(inputs[7], ours, inputs[8])

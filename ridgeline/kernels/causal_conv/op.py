@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.kernels.op import Implementation, Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.turns import Turns, turns_of
 
 
@@ -103,5 +103,10 @@ CASES = (
 )
 
 CAUSAL_CONV = Op(
-    "causal_conv", causal_conv, (Implementation("torch", "ridgeline.kernels.causal_conv.torch_ops:causal_conv"),)
+    "causal_conv",
+    causal_conv,
+    (
+        Implementation("triton", "ridgeline.kernels.causal_conv.triton:causal_conv", on_gpu),
+        Implementation("torch", "ridgeline.kernels.causal_conv.torch_ops:causal_conv"),
+    ),
 )

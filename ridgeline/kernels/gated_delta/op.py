@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.kernels.op import Implementation, Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.turns import Turns, turns_of
 
 NORM_EPS = 1e-6  # is added to the sum of a query's or key's squares
@@ -136,5 +136,11 @@ CASES = (
 )
 
 GATED_DELTA = Op(
-    "gated_delta", gated_delta, (Implementation("torch", "ridgeline.kernels.gated_delta.torch_ops:gated_delta"),)
+    "gated_delta",
+    gated_delta,
+    (
+        Implementation("triton", "ridgeline.kernels.gated_delta.triton:gated_delta", on_gpu),
+        Implementation("torch", "ridgeline.kernels.gated_delta.torch_ops:gated_delta"),
+        Implementation("batch_invariant", "ridgeline.kernels.gated_delta.triton:gated_delta_in_order", on_gpu),
+    ),
 )

@@ -1,14 +1,12 @@
-"""The least work of the norm with a gate."""
+"""The least work of the gated RMS norm."""
 
 from __future__ import annotations
 
 from ridgeline.core.cost import Cost
 
-# FLOPs per element: those of an RMS norm (square, add up, scale, times weight) and of a gate (negation, exponential,
-# sum, division, and the product with it)
-FLOPS = 9
+FLOPS = 10  # per element: square, add up, scale, times weight, and the gate with its exponential
 
 
-def gated_norm_cost(rows: float, width: int, *, itemsize: float) -> Cost:
-    """Count x and its gate as read and y as written. A row fits on chip."""
-    return Cost(itemsize * (3 * rows * width + width), float(FLOPS * rows * width))
+def gated_norm_cost(rows: int, width: int, *, itemsize: float) -> Cost:
+    """Count x and its gate as read and the result as written."""
+    return Cost(itemsize * width * (3 * rows + 1), float(rows * width * FLOPS))

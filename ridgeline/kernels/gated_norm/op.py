@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.kernels.op import Implementation, Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
@@ -84,5 +84,10 @@ CASES = (
 )
 
 GATED_NORM = Op(
-    "gated_norm", gated_norm, (Implementation("torch", "ridgeline.kernels.gated_norm.torch_ops:gated_norm"),)
+    "gated_norm",
+    gated_norm,
+    (
+        Implementation("triton", "ridgeline.kernels.gated_norm.triton:gated_norm", on_gpu),
+        Implementation("torch", "ridgeline.kernels.gated_norm.torch_ops:gated_norm"),
+    ),
 )

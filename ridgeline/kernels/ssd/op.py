@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.kernels.op import Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.turns import Turns, turns_of
 
 
@@ -130,4 +130,11 @@ CASES = (
     Case((300,), heads=2, state_width=64, dt_min=0.01),
 )
 
-SSD = Op("ssd", ssd)
+SSD = Op(
+    "ssd",
+    ssd,
+    (
+        Implementation("triton", "ridgeline.kernels.ssd.triton:ssd", on_gpu),
+        Implementation("batch_invariant", "ridgeline.kernels.ssd.batch_invariant:ssd", on_gpu),
+    ),
+)
