@@ -51,7 +51,7 @@ class FalconMamba:
 def _spec(architecture: str, config: Config, inside: NormSpec | None = None) -> ModelSpec:
     need_silu(config, "hidden_act")
     mixer = MambaSpec(
-        channels=expanded(config, "expand"),
+        channels=config.integer("intermediate_size") if "intermediate_size" in config else expanded(config, "expand"),
         state_width=config.integer("state_size"),
         rank=dt_rank(config, "time_step_rank"),
         length=conv_length(config, "conv_kernel"),
