@@ -200,7 +200,7 @@ class MLPSpec:
 
     kind: ClassVar[str] = "mlp"
     intermediate_size: int
-    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu2"] = "silu"
     gated: bool = True
     bias: bool = False
     multipliers: tuple[float, float] = (1.0, 1.0)

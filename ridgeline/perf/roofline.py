@@ -37,15 +37,21 @@ PRODUCTS = (
     "qkv",
     "conv_in",
     "delta_in",
+    "mamba_in",
+    "select",
+    "dt",
     "out",
     "gate_up",
     "up",
     "down",
+    "latent_in",
+    "latent_out",
     "shared.gate_up",
     "shared.up",
     "shared.down",
     *EXPERTS,
 )
+VECTOR = ("selective_scan",)  # ops that are no matrix products, however they are cut
 SAMPLED = ("unembed", "sample")  # these ops run for sampled rows only, the others for every token
 
 
@@ -64,7 +70,7 @@ def step_ops(
     for layer, times in Counter(model.layers).items():
         for op in _layer(layer, width, shape, tokens, p, kv_dtype, reach):
             found[op] += times
-    if model.layers[0].norms != "after":
+    if model.layers[0].norms != "after" and model.layers[0].mixer is not ABSENT:
         first = ("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p, residual=False))
         found[("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p))] -= 1  # no residual to add yet
         embedded = len(list(_embed(model, tokens, p)))
@@ -121,6 +127,8 @@ def _norm(kind: str, tokens: int, width: int, p: Precision, residual: bool = Tru
 
 def op_rate(name: str, hardware: Hardware, p: Precision) -> float:
     """Return the FLOP/s at which the op called `name` can run."""
+    if name in VECTOR and "float32" in hardware.matrix:
+        return hardware.rate("float32")
     usual = p.product_rate if name in PRODUCTS else p.other_rate
     held = p.rate_of(name, usual)
     return hardware.rate(held if held in hardware.matrix else usual)  # where it has no such units, weights are widened

@@ -22,6 +22,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.models.experts import COUNTS
 from ridgeline.weights.loader import checkpoint_views
 from tests import tiny_models
+from tests.models.selective_configs import SELECTIVE
 from tests.weights.loading import OPS
 
 LLAMA_3_1_8B: dict[str, Any] = {
@@ -971,6 +972,7 @@ PUBLISHED = {
     "jamba": JAMBA_MINI,
     "falcon_h1": FALCON_H1_7B,
     "zamba2": ZAMBA2_2_7B,
+    **SELECTIVE,
 }
 
 
