@@ -1,4 +1,4 @@
-"""Jamba: Mamba with norms inside, attention without positions in a few layers, mixtures of experts in every other one."""
+"""Jamba: Mamba with norms inside, attention without positions in some layers, experts in every other one."""
 
 from __future__ import annotations
 

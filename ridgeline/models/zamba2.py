@@ -1,4 +1,4 @@
-"""Zamba2: Mamba-2 without feed-forwards; some layers read what shared blocks of attention make of residual and tokens."""
+"""Zamba2: Mamba-2 without feed-forwards, in some layers behind blocks of attention that layers share."""
 
 from __future__ import annotations
 
