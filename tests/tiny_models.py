@@ -344,7 +344,7 @@ EMBEDDED = {
 CONFIG_CLASSES = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")}
 ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # checkpoints hold norms' weights less one
 FAMILIES = tuple(CONFIGS)
-RECURRENT = ("lfm2", "lfm2_moe")  # families with mixers that one device runs alone
+RECURRENT = ("lfm2", "lfm2_moe", *ZERO_CENTRED)  # families with mixers that one device runs alone
 DIVISIBLE = tuple(family for family in FAMILIES if family not in RECURRENT)
 
 # Classes that transformers lacks: config → model

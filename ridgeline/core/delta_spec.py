@@ -9,6 +9,9 @@ from ridgeline.core.model_spec import NormSpec, Product, Products
 from ridgeline.core.state_spec import RecurrentSpec, StatePart
 
 
+CHUNK = 64  # tokens; a chunk has two products of its tokens with one another for each value head
+
+
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaSpec:
     """The mixer out(norm(delta(silu(conv(q, k, v)), a, b)) * silu(z)), where q, k, v, z, b and a are projections of the
@@ -48,7 +51,8 @@ class GatedDeltaSpec:
 
     @property
     def scratch(self) -> int:
-        return sum(self.projected) + self.channels + 2 * self.value_size
+        within = (2 * CHUNK + 8) * self.value_heads
+        return sum(self.projected) + self.channels + 2 * self.value_size + within
 
     def products(self, width: int) -> Products:
         return {
