@@ -8,7 +8,6 @@ from typing import ClassVar
 from ridgeline.core.model_spec import NormSpec, Product, Products
 from ridgeline.core.state_spec import RecurrentSpec, StatePart
 
-
 CHUNK = 64  # tokens; a chunk has two products of its tokens with one another for each value head
 
 
