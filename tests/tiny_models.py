@@ -320,6 +320,62 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    "falcon_h1": (
+        "FalconH1",
+        {
+            **_COMMON,
+            "pad_token_id": None,
+            "num_hidden_layers": 2,
+            "mamba_d_ssm": 96,
+            "mamba_n_heads": 6,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 16,
+            "mamba_rms_norm": False,
+            "mamba_chunk_size": 16,
+            "time_step_limit": [0.0, 1.5],
+            "lm_head_multiplier": 0.5,
+            "embedding_multiplier": 2.0,
+            "mlp_multipliers": [0.9, 0.6],
+            "key_multiplier": 0.7,
+            "attention_in_multiplier": 0.8,
+            "attention_out_multiplier": 0.75,
+            "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+            "ssm_in_multiplier": 1.25,
+            "ssm_out_multiplier": 0.6,
+        },
+    ),
+    "jamba": (
+        "Jamba",
+        {
+            **_COMMON,
+            "pad_token_id": None,
+            "num_hidden_layers": 4,
+            "num_experts": 4,
+            "attn_layer_period": 4,
+            "attn_layer_offset": 2,
+            "mamba_d_state": 8,
+            "use_mamba_kernels": False,
+        },
+    ),
+    "zamba2": (
+        "Zamba2",
+        {
+            **{name: value for name, value in _COMMON.items() if name != "num_key_value_heads"},
+            "pad_token_id": None,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "hybrid", "hybrid", "hybrid"],
+            "chunk_size": 16,
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "adapter_rank": 8,
+            "use_mem_rope": True,
+            "n_mamba_heads": 8,
+            "mamba_ngroups": 2,
+            "mamba_d_state": 16,
+            "time_step_min": 0.4,
+            "use_mamba_kernels": False,
+        },
+    ),
     "gpt2": (
         "GPT2",
         {
@@ -341,10 +397,12 @@ EMBEDDED = {
     "gemma4_moe": 1 / 8,
     "bloom": 4.0,
 }  # these make their embeddings larger, or norm them
+SPREAD = {"zamba2": 0.1}  # of layers' matrices, where norms of sums that no residual joins would make roundings large
 CONFIG_CLASSES = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")}
 ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # checkpoints hold norms' weights less one
 FAMILIES = tuple(CONFIGS)
-RECURRENT = ("lfm2", "lfm2_moe", *ZERO_CENTRED)  # families with mixers that one device runs alone
+# Families with mixers that one device runs alone, and that are not trained
+RECURRENT = ("lfm2", "lfm2_moe", "falcon_h1", "jamba", "zamba2", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 DIVISIBLE = tuple(family for family in FAMILIES if family not in RECURRENT)
 
 # Classes that transformers lacks: config → model
@@ -365,8 +423,8 @@ def build(family: str, **changes: Any) -> Oracle:
         mean = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0  # a norm's weight
         if family in ZERO_CENTRED:
             mean = float(name.endswith("linear_attn.norm.weight"))  # the only norm without an offset
-            mean = -2.0 if name.endswith("A_log") else mean  # states remember some twenty tokens
-        std = 0.3 if parameter.ndim >= 2 and ("layers." in name or "h." in name) else 0.2
+        mean = -2.0 if name.endswith("A_log") else mean  # states that remember for some twenty tokens
+        std = SPREAD.get(family, 0.3) if parameter.ndim >= 2 and ("layers." in name or "h." in name) else 0.2
         if name.endswith(("embed_tokens.weight", "word_embeddings_layernorm.weight")):
             mean, std = mean * EMBEDDED.get(family, 1), std * EMBEDDED.get(family, 1)
         with torch.no_grad():

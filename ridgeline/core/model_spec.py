@@ -47,7 +47,7 @@ class RopeSpec:
 class Product(NamedTuple):
     """A matrix product of a layer.
 
-    copies: how many matrices of this shape there are (experts).
+    copies: how many matrices of this shape there are (experts). 0: an earlier layer holds the one that is used.
     used: how many of them a token is multiplied with.
     """
 
@@ -244,6 +244,7 @@ class LayerSpec:
     parallel: the feed-forward sees the same x as the mixer.
     residual_multiplier: multiplies what either part adds.
     scalar: a learned number multiplies the residual after both parts.
+    embedded: the mixer's last argument is the tokens as they were embedded.
     """
 
     mixer: MixerSpec
@@ -253,6 +254,7 @@ class LayerSpec:
     parallel: bool = False
     residual_multiplier: float = 1.0
     scalar: bool = False
+    embedded: bool = False
 
     @property
     def attention(self) -> AttentionSpec:

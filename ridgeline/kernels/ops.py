@@ -27,6 +27,8 @@ from ridgeline.kernels.rotary.op import ROPE, ROPE_KV
 from ridgeline.kernels.route.op import ROUTE, ROUTE_TO_SOME
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
 from ridgeline.kernels.sampling.parts import BEST_OF_PARTS, DRAW_PART
+from ridgeline.kernels.selective_scan.op import SELECTIVE_SCAN
+from ridgeline.kernels.ssd.op import SSD
 from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST
 from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR
 
@@ -67,6 +69,8 @@ class Ops:
     causal_conv = CAUSAL_CONV
     gated_delta = GATED_DELTA
     gated_norm = GATED_NORM
+    selective_scan = SELECTIVE_SCAN
+    ssd = SSD
     sample = SAMPLE
     draw_part = DRAW_PART
     best_of_parts = BEST_OF_PARTS

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from ridgeline.kernels.turns import Turns
@@ -46,3 +47,22 @@ class CausalConv(nn.Module):
     def forward(self, x_TX: Tensor, tails_NwX: Tensor, turns: Turns) -> Tensor:
         """Return [T, X], and leave each row's last inputs in `tails_NwX`."""
         return self.ops.causal_conv(x_TX, self.weight.squeeze(1), self.bias, tails_NwX, turns, self.activation)
+
+
+class DecayRate(nn.Module):
+    """The rates at which states are forgotten, -exp(log), float32."""
+
+    rate: Tensor | None
+
+    def __init__(self, shape: tuple[int, ...], build: Build) -> None:
+        super().__init__()
+        self.log = build.parameter(*shape, dtype=torch.float32)
+        self.register_buffer("rate", None, persistent=False)
+
+    def prepare(self) -> None:
+        """Compute the rates once. The logarithms can then not be trained."""
+        self.rate = -self.log.detach().exp()
+
+    def forward(self) -> Tensor:
+        """Return the rates."""
+        return -self.log.exp() if self.rate is None else self.rate

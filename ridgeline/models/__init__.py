@@ -46,6 +46,9 @@ ARCHITECTURES = Registry(
         "Qwen3_5MoeForConditionalGeneration": "ridgeline.models.qwen3_5:Qwen3_5MoeMultimodal",
         "Lfm2ForCausalLM": "ridgeline.models.lfm2:Lfm2",
         "Lfm2MoeForCausalLM": "ridgeline.models.lfm2_moe:Lfm2Moe",
+        "FalconH1ForCausalLM": "ridgeline.models.falcon_h1:FalconH1",
+        "JambaForCausalLM": "ridgeline.models.jamba:Jamba",
+        "Zamba2ForCausalLM": "ridgeline.models.zamba2:Zamba2",
     },
 )
 

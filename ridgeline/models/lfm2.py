@@ -18,7 +18,7 @@ from ridgeline.core.model_spec import (
     WeightMap,
 )
 from ridgeline.models.config import Config, head_width, wrong
-from ridgeline.models.names import named, outer
+from ridgeline.models.names import LONGEST_CONV, named, outer
 from ridgeline.models.rope import context, rope
 
 DEFAULTS = {
@@ -41,7 +41,6 @@ DENSE_DEFAULTS = {
     "block_auto_adjust_ff_dim": True,
 }
 LAYER_TYPES = ("full_attention", "conv")
-LONGEST_CONV = 1024  # inputs of an output: far more than any model has
 
 
 class Lfm2:

@@ -44,4 +44,6 @@ def factors(multipliers: Multipliers, device: torch.device) -> Tensor | None:
     """Return the factor of each output, float32 [O], or None if all are 1."""
     if all(factor == 1 for _, factor in multipliers):
         return None
-    return torch.cat([torch.full((count,), factor, dtype=torch.float32, device=device) for count, factor in multipliers])
+    return torch.cat(
+        [torch.full((count,), factor, dtype=torch.float32, device=device) for count, factor in multipliers]
+    )

@@ -216,7 +216,8 @@ def test_ranks_have_the_cache_scales_of_their_own_heads(tp: int, by_head: bool, 
 def test_groups_and_blocks_are_not_divided(name: str, tmp_path: Path) -> None:
     folder, _ = quantize("llama", SCHEMES[name], tmp_path / "model")
     with pytest.raises(
-        ModelLoadError, match=r"tp 2 divides (blocks|groups) of 128 (outputs|inputs) of layers\.0\.mixer"
+        ModelLoadError,
+        match=r"tensor_parallel_size 2 divides (blocks|groups) of 128 (outputs|inputs) of layers\.0\.mixer",
     ):
         on_ranks(2, lambda axis: kept(folder, Mesh(tp=axis)))
 

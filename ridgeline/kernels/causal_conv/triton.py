@@ -124,8 +124,9 @@ def causal_conv(
     cut = cut or choose(channels, single)
     y_TX = torch.empty(x_TX.shape, dtype=x_TX.dtype, device=x_TX.device)
     _causal_conv[(number, triton.cdiv(channels, cut.block))](
-        x_TX, weight_XW, bias_X, tails_NwX, y_TX, turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8),
-        turns.marks_R, turns.marked_R, first_C, length_C, row_C, x_TX.stride(0), tails_NwX.stride(0),
+        x_TX, weight_XW, bias_X, tails_NwX, y_TX, turns.start_R1, turns.reads_R, turns.writes_R,
+        turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R, first_C, length_C, row_C,
+        x_TX.stride(0), tails_NwX.stride(0),
         X=channels, W=width, BLOCK=cut.block, TOKENS=1 if single else CHUNK, TAIL=triton.next_power_of_2(width - 1),
         BIAS=bias_X is not None, SILU=activation == "silu", num_warps=cut.warps, **launch_options(x_TX.device),
     )  # fmt: skip

@@ -94,7 +94,8 @@ def _in_chunks(
     cut = cut or triton_chunks.choose(turns.num_rows, value_heads, values, num_multiprocessors(device))
     _gated_delta_chunks[(triton.cdiv(values, cut.columns), value_heads, turns.num_rows)](
         q_THK, k_THK, v_TGV, solve_CGLL, within_CGLL, factors_CG4L, states_NGKV, o_TGV,
-        turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R, chunks.of_R1,
+        turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8),
+        turns.marks_R, turns.marked_R, chunks.of_R1,
         k_THK.stride(0), v_TGV.stride(0), states_NGKV.stride(0),
         H=heads, G=value_heads, K=keys, V=values, BK=triton.next_power_of_2(keys), BV=cut.columns,
         L=CHUNK, SHORT=SHORT, STAGES=cut.stages, num_warps=cut.warps, **options,

@@ -85,8 +85,8 @@ def _gated_delta_step(
             next_q, next_k, next_v, next_a, next_b = q, k, v, a, b
             if not SINGLE:  # ask for the next token's before this one's are used
                 next_q, next_k, next_v, next_a, next_b = _token(
-                    q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, tl.minimum(token + 1, end - 1), q_token, k_token, v_token, a_token, b_token,
-                    key_head, head, key, value, K, V,
+                    q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, tl.minimum(token + 1, end - 1),
+                    q_token, k_token, v_token, a_token, b_token, key_head, head, key, value, K, V,
                 )  # fmt: skip
             q, k = q.to(tl.float32), k.to(tl.float32)
             q = q * (tl.rsqrt(tl.sum(q * q, 0) + norm_eps) * scale)
