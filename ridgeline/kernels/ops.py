@@ -22,10 +22,13 @@ from ridgeline.kernels.int8_gemm.op import INT8_LINEAR
 from ridgeline.kernels.launch import settle_cache_keys
 from ridgeline.kernels.norm.op import LAYER_NORM, RMS_NORM
 from ridgeline.kernels.op import Op, Overrides, Platform, on_gpu
+from ridgeline.kernels.output_gate.op import OUTPUT_GATE
 from ridgeline.kernels.rotary.op import ROPE, ROPE_KV
 from ridgeline.kernels.route.op import ROUTE, ROUTE_TO_SOME
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
 from ridgeline.kernels.sampling.parts import BEST_OF_PARTS, DRAW_PART
+from ridgeline.kernels.selective_scan.op import SELECTIVE_SCAN
+from ridgeline.kernels.ssd.op import SSD
 from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST
 from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR
 
@@ -62,9 +65,12 @@ class Ops:
     partial_attention = PARTIAL_ATTENTION
     merge_attention = MERGE_ATTENTION
     decode_attention = DECODE_ATTENTION
+    output_gate = OUTPUT_GATE
     causal_conv = CAUSAL_CONV
     gated_delta = GATED_DELTA
     gated_norm = GATED_NORM
+    selective_scan = SELECTIVE_SCAN
+    ssd = SSD
     sample = SAMPLE
     draw_part = DRAW_PART
     best_of_parts = BEST_OF_PARTS

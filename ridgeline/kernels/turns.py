@@ -80,7 +80,7 @@ class Turns:
     marked_R: Tensor
     num_tokens: int
     tokens_each: int
-    _chunks: dict[int, Chunks] = field(default_factory=dict)
+    _chunks: dict[tuple[int, bool], Chunks] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -94,20 +94,24 @@ class Turns:
             if row[0] < row[1]:
                 yield Row(*row)
 
-    def chunks(self, size: int) -> Chunks:
+    def chunks(self, size: int, at_marks: bool = True) -> Chunks:
         """Return the rows cut into chunks of `size` tokens, the last one of a row and of those up to its mark being
-        shorter. It is computed once for all layers, and the host does not wait for it."""
-        if size not in self._chunks:
-            self._chunks[size] = self._cut(size)
-        return self._chunks[size]
+        shorter. It is computed once for all layers, and the host does not wait for it.
 
-    def _cut(self, size: int) -> Chunks:
+        at_marks: False: a mark does not end a chunk.
+        """
+        if (size, at_marks) not in self._chunks:
+            self._chunks[size, at_marks] = self._cut(size, at_marks)
+        return self._chunks[size, at_marks]
+
+    def _cut(self, size: int, at_marks: bool) -> Chunks:
         # Each row is two pieces, before its mark and behind it
-        lengths_R, marks_R = self.start_R1.diff(), self.marks_R
+        lengths_R = self.start_R1.diff()
+        marks_R = self.marks_R if at_marks else torch.zeros_like(self.marks_R)
         piece_P = torch.stack((marks_R, lengths_R - marks_R), dim=1).flatten()
         counts_P = (piece_P + size - 1) // size
         before_P = counts_P.cumsum(0) - counts_P
-        most = -(-self.num_tokens // size) + 2 * self.num_rows
+        most = -(-self.num_tokens // size) + (2 if at_marks else 1) * self.num_rows
         index_C = torch.arange(most, device=piece_P.device)
         piece_C = torch.searchsorted(before_P + counts_P, index_C, right=True)
         exists_C = piece_C < len(piece_P)
