@@ -55,6 +55,21 @@ _ROPES: list[dict[str, Any]] = [
 _GPT2 = {"vocab_size": VOCAB, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "eos_token_id": 2}
 _SMALL = {"moe_intermediate_size": 8}
 _WINDOWS = {"sliding_window": 8, "head_dim": 8}
+_DELTA: dict[str, Any] = {
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_conv_kernel_dim": 3,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_DELTA_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "shared_expert_intermediate_size": 8,
+    **_SMALL,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"rope_theta": 10000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu", "attention_bias": False},
     "MistralForCausalLM": {"sliding_window": 8},
@@ -93,6 +108,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "GraniteMoeSharedForCausalLM": {"num_local_experts": 4, "shared_intermediate_size": 8},
     "Glm4MoeForCausalLM": {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2, **_SMALL},
     "MiniMaxM2ForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "rotary_dim": 4},
+    "Qwen3NextForCausalLM": {**_DELTA, **_DELTA_EXPERTS, "mlp_only_layers": [0]},
+    "Qwen3_5ForCausalLM": _DELTA,
+    "Qwen3_5MoeForConditionalGeneration": {"text_config": {**_SIZES, **_DELTA, **_DELTA_EXPERTS}},
 }
 
 TEMPLATE = (
@@ -309,6 +327,11 @@ def _config(rng: random.Random) -> Case:
         **{key: [2, 3, 8] for key in ("n_group", "topk_group")},
         **{key: [0, 1000, 4096] for key in ("n_shared_experts", "num_nextn_predict_layers", "num_mtp_modules")},
         "attn_type_list": [[1, 1], [0, 1]],
+        **{f"linear_num_{kind}_heads": [3, 2**20] for kind in ("key", "value")},
+        **{f"linear_{kind}_head_dim": [3, 2**24] for kind in ("key", "value")},
+        "linear_conv_kernel_dim": [1, 1024, 2**20],
+        "full_attention_interval": [0, 1, 1000],
+        "attn_output_gate": [False, True],
         "clip_qkv": [8.0],
     }
     return Case(architecture, "config.json", damaged_json(config_of(architecture), rng, additions))

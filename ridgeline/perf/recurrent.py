@@ -33,8 +33,16 @@ def gated_delta(
     mixer: GatedDeltaSpec, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None
 ) -> Iterator[Priced]:
     """Yield the ops between the two products of a gated delta rule."""
-    rows = rows_of(shape)
-    yield "causal_conv", causal_conv_cost(tokens, rows, mixer.channels, mixer.length, itemsize=p.item)
-    heads, widths = (mixer.key_heads, mixer.value_heads), (mixer.key_dim, mixer.value_dim)
-    yield "gated_delta", gated_delta_cost(tokens, rows, *heads, *widths, itemsize=p.item)
+    yield "causal_conv", causal_conv_cost(tokens, rows_of(shape), mixer.channels, mixer.length, itemsize=p.item)
+    yield (
+        "gated_delta",
+        gated_delta_cost(
+            shape.num_tokens_R,
+            heads=mixer.key_heads,
+            value_heads=mixer.value_heads,
+            key_width=mixer.key_dim,
+            value_width=mixer.value_dim,
+            itemsize=p.item,
+        ),
+    )
     yield "gated_norm", gated_norm_cost(tokens * mixer.value_heads, mixer.value_dim, itemsize=p.item)
