@@ -155,7 +155,21 @@ def test_transformers_finds_blocks_of_fp8(made: Made) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["bloom", "neox", "phi3", "gemma2", "mixtral", "qwen2_moe", "gpt_oss", "qwen3_next", "qwen3_5"]
+    "family",
+    [
+        "bloom",
+        "neox",
+        "phi3",
+        "gemma2",
+        "mixtral",
+        "qwen2_moe",
+        "gpt_oss",
+        "qwen3_next",
+        "qwen3_5",
+        "jamba",
+        "falcon_h1",
+        "zamba2",
+    ],
 )
 @torch.no_grad()
 def test_every_kind_of_checkpoint_is_quantized(family: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
