@@ -1,5 +1,4 @@
-"""Granite 4: Mamba-2 in most layers and attention in the others, mixtures of experts beside a shared one or that alone,
-and Granite's multipliers."""
+"""Granite 4: Granite with Mamba-2 in most layers in place of attention, and a shared feed-forward or experts beside it."""
 
 from __future__ import annotations
 

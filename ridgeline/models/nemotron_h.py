@@ -1,5 +1,4 @@
-"""Nemotron-H and Nemotron 3: every layer is one part, Mamba-2, attention without positions, a feed-forward of squared
-ReLUs or a mixture of such."""
+"""Nemotron-H and Nemotron 3: each layer has one part, Mamba-2, attention, squared ReLUs, or experts with such."""
 
 from __future__ import annotations
 

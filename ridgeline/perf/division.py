@@ -75,6 +75,9 @@ class Division:
             if size > 1:
                 check_mixers(model, f"{name} {size}")
         check_experts(model, self.ep, "ep")
+        for name, size in (("pp", self.pp), ("cp", self.cp)):
+            if size > 1:
+                check_mixers(model, f"{name} {size}")
         if self.pp > len(model.layers):
             raise InvalidConfig(f"pp {self.pp} is more than the model's {len(model.layers)} layers; choose less.")
         own = with_experts_of_a_rank(model, self.ep, named="ep") if self.ep > 1 else model
