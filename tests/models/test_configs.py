@@ -824,6 +824,8 @@ ZAMBA2_2_7B: dict[str, Any] = {
     "use_mem_rope": False,
     "use_shared_attention_adapter": False,
     "vocab_size": 32000,
+}
+
 QWEN3_NEXT_80B_A3B: dict[str, Any] = {
     "architectures": ["Qwen3NextForCausalLM"],
     "attention_bias": False,
