@@ -218,7 +218,8 @@ class Roofline:
         new_R, length_R = np.asarray(shape.num_tokens_R, np.float64), np.asarray(shape.kv_len_R, np.float64)
         tokens = float(new_R.sum())
         total = sum(self._by_row(shape, int(tokens)))
-        total += self._per_token.seconds(tokens, np.count_nonzero(new_R)) + self._per_sample.seconds(shape.num_sampled)
+        total += self._per_token.seconds(tokens, int(np.count_nonzero(new_R)))
+        total += self._per_sample.seconds(shape.num_sampled)
         for window, per_token, per_key, per_pair in self._attention:
             pairs, keys = visible(new_R, length_R, window, shape.shared)
             total += max(per_token * tokens + per_key * keys, per_pair * pairs)
