@@ -316,7 +316,7 @@ class Scheduler:
             ends = [end - 1 for end in ends]
         chunks: list[tuple[Sequence, int]] = []
         for member, start, end in zip(members, starts, ends, strict=True):
-            count = min(end - start, budget)
+            count = self.cache.chunk_end(member, start, min(end, start + budget)) - start
             budget -= count
             if count:
                 chunks.append((member, count))

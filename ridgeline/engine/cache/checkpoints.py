@@ -149,6 +149,9 @@ class Checkpoints:
         self._forks.move_to_end(node_hash)
         _shorten(self._forks, KNOWN_FORKS)
 
+    def is_fork(self, node_hash: Hash) -> bool:
+        return node_hash in self._forks
+
     def boundary(self, hashes: Sequence[Hash], first: int, end: int, known: int, reached: int) -> int:
         """Return after how many tokens a state should be kept of a sequence that runs from block `first` to the tokens
         before `end`, and has `known` tokens; 0 for none.
@@ -161,9 +164,9 @@ class Checkpoints:
             if hashes[n - 1] in self._forks:
                 del self._forks[hashes[n - 1]]
                 return n * size
-        wanted = self.least if end == known else self.interval
-        if end == known and last * size == end:
-            last -= 1  # the same prompt again must run its last token
+        goal = (known - 1) // size  # the same prompt again must run its last token
+        wanted = self.least if goal <= last else self.interval
+        last = min(last, goal)
         return last * size if last > first and last * size - reached >= wanted else 0
 
     def pays(self, tokens: int, reached: int) -> bool:

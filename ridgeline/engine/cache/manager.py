@@ -331,6 +331,14 @@ class CacheManager:
         reached = 0 if seq.checkpoint is None else seq.checkpoint.length
         return bool(self._exact) and self._shares(seq) and self.checkpoints.pays(tokens, max(reached, seq.keeps_at))
 
+    def chunk_end(self, seq: Sequence, start: int, end: int) -> int:
+        """Return where a chunk should end that begins at `start` and could go on to `end`. A fork in the block in which
+        the next one would begin could have no mark there, so that chunk begins with the block."""
+        size, n = self.block_size, end // self.block_size
+        if not self._exact or not self._shares(seq) or not start < n * size < end or (n + 1) * size > len(seq.tokens):
+            return end
+        return n * size if self.checkpoints.is_fork(self._hashes(seq, n + 1)[n]) else end
+
     # ---- publication ------------------------------------------------------------------------------------------
 
     def publish_chunk(self, seq: Sequence, start: int, end: int) -> list[Hash]:
