@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.kernels.op import Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.turns import Turns, turns_of
 
 
@@ -118,4 +118,11 @@ CASES = (
     Case((150,), channels=24, state_width=8),
 )
 
-SELECTIVE_SCAN = Op("selective_scan", selective_scan)
+SELECTIVE_SCAN = Op(
+    "selective_scan",
+    selective_scan,
+    (
+        Implementation("triton", "ridgeline.kernels.selective_scan.triton:selective_scan", on_gpu),
+        Implementation("batch_invariant", "ridgeline.kernels.selective_scan.batch_invariant:selective_scan", on_gpu),
+    ),
+)
