@@ -124,5 +124,6 @@ SELECTIVE_SCAN = Op(
     (
         Implementation("triton", "ridgeline.kernels.selective_scan.triton:selective_scan", on_gpu),
         Implementation("batch_invariant", "ridgeline.kernels.selective_scan.batch_invariant:selective_scan", on_gpu),
+        Implementation("torch", "ridgeline.kernels.selective_scan.torch_ops:selective_scan"),
     ),
 )

@@ -136,5 +136,6 @@ SSD = Op(
     (
         Implementation("triton", "ridgeline.kernels.ssd.triton:ssd", on_gpu),
         Implementation("batch_invariant", "ridgeline.kernels.ssd.batch_invariant:ssd", on_gpu),
+        Implementation("torch", "ridgeline.kernels.ssd.torch_ops:ssd"),
     ),
 )
