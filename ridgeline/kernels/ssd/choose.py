@@ -1,4 +1,4 @@
-"""How the chunked kernels of Mamba-2 are cut.
+"""The cuts of the chunked kernels of Mamba-2.
 
 A row is cut twice. A *segment* is what one program walks through with the state in registers; segments of a row run
 side by side. A *chunk* is what the program multiplies at once.
