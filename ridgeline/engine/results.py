@@ -106,7 +106,10 @@ class Results:
         for seq in [seqs[span.row] for span in plan.spans if emitted_R[span.row]]:
             seq.has_emitted, seq.first_token = True, seq.first_token or time.monotonic()
             self._suspects.pop(seq, None)
-        for row in finish_R.nonzero()[0].tolist():
+        ended = finish_R.nonzero()[0].tolist()
+        for row in sorted(
+            ended, key=lambda row: finish_R[row] == Finish.NAN
+        ):  # what others leave behind they take back
             if finish_R[row] == Finish.NAN:
                 self._distrust(seqs[row])
             elif seqs[row].status is not Status.FINISHED:

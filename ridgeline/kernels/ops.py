@@ -22,6 +22,7 @@ from ridgeline.kernels.int8_gemm.op import INT8_LINEAR
 from ridgeline.kernels.launch import settle_cache_keys
 from ridgeline.kernels.norm.op import LAYER_NORM, RMS_NORM
 from ridgeline.kernels.op import Op, Overrides, Platform, on_gpu
+from ridgeline.kernels.output_gate.op import OUTPUT_GATE
 from ridgeline.kernels.rotary.op import ROPE, ROPE_KV
 from ridgeline.kernels.route.op import ROUTE, ROUTE_TO_SOME
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
@@ -64,6 +65,7 @@ class Ops:
     partial_attention = PARTIAL_ATTENTION
     merge_attention = MERGE_ATTENTION
     decode_attention = DECODE_ATTENTION
+    output_gate = OUTPUT_GATE
     causal_conv = CAUSAL_CONV
     gated_delta = GATED_DELTA
     gated_norm = GATED_NORM

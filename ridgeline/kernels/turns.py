@@ -86,11 +86,6 @@ class Turns:
     def num_rows(self) -> int:
         return len(self.reads_R)
 
-    @property
-    def num_blocks(self) -> int:
-        """One more than the largest block id. The host waits for it."""
-        return int(torch.cat((self.reads_R, self.writes_R, self.marked_R)).max()) + 1
-
     def rows(self) -> Iterator[Row]:
         """Yield the rows that have tokens. The host waits for them, so this is for references and CPUs."""
         start = self.start_R1.tolist()
@@ -149,7 +144,8 @@ def turns_of(
     padding: int = 0,
 ) -> Turns:
     """Return turns for tests and benchmarks: rows of so many tokens, which read and write blocks of their own. Of two
-    neighbours one writes the block that it reads and one another. Rows without tokens write to the null block.
+    neighbours one writes the block that it reads and one another. Rows without tokens write to the null block. The ids
+    are below 3 · rows + 2, and the largest of these is in no row.
 
     marks: of each row; (): no row has one.
     fresh: the rows whose state begins with zeros.

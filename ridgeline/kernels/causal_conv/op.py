@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.kernels.op import Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.turns import Turns, turns_of
 
 
@@ -87,9 +87,10 @@ class Case:
 
         turns = turns_of(self.rows, device, self.marks, self.fresh, self.padding)
         bias_X = normal(self.channels) if self.bias else None
-        tails_NwX = normal(turns.num_blocks, self.width - 1, self.channels)
-        tails_NwX[turns.reads_R[turns.fresh_R]] = torch.nan
+        tails_NwX = normal(3 * len(self.rows) + 2, self.width - 1, self.channels)
+        tails_NwX[torch.cat((turns.reads_R[turns.fresh_R], turns.reads_R.new_zeros(1)))] = torch.nan
         x_TX = normal(turns.num_tokens, self.channels)
+        x_TX[sum(self.rows) :] = torch.nan
         return x_TX, normal(self.channels, self.width), bias_X, tails_NwX, turns, self.activation
 
 
@@ -101,4 +102,11 @@ CASES = (
     Case((2, 9), 8, width=2, marks=(1, 0)),
 )
 
-CAUSAL_CONV = Op("causal_conv", causal_conv, ())
+CAUSAL_CONV = Op(
+    "causal_conv",
+    causal_conv,
+    (
+        Implementation("triton", "ridgeline.kernels.causal_conv.triton:causal_conv", on_gpu),
+        Implementation("torch", "ridgeline.kernels.causal_conv.torch_ops:causal_conv"),
+    ),
+)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.kernels.op import Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.turns import Turns, turns_of
 
 NORM_EPS = 1e-6  # is added to the sum of a query's or key's squares
@@ -115,11 +115,12 @@ class Case:
         keys, values = self.heads * self.key_width, self.value_heads * self.value_width
         x_TX = normal(turns.num_tokens, 2 * keys + values)
         x_TX[:, keys : 2 * keys].mul_((1 - self.alike**2) ** 0.5).add_(self.alike * normal(keys))
+        x_TX[sum(self.rows) :] = torch.nan
         q, k, v = x_TX.to(dtype).split((keys, keys, values), dim=1)
         a_TG, b_TG = (normal(turns.num_tokens, self.value_heads).to(dtype) for _ in range(2))
         log_rate_G, dt_bias_G = normal(self.value_heads) - 1, normal(self.value_heads)
-        states_NGKV = normal(turns.num_blocks, self.value_heads, self.key_width, self.value_width)
-        states_NGKV[turns.reads_R[turns.fresh_R]] = torch.nan
+        states_NGKV = normal(3 * len(self.rows) + 2, self.value_heads, self.key_width, self.value_width)
+        states_NGKV[torch.cat((turns.reads_R[turns.fresh_R], turns.reads_R.new_zeros(1)))] = torch.nan
         return (
             q.unflatten(1, (self.heads, -1)), k.unflatten(1, (self.heads, -1)), v.unflatten(1, (self.value_heads, -1)),
             a_TG, b_TG, log_rate_G, dt_bias_G, states_NGKV, turns, self.key_width**-0.5,
@@ -134,4 +135,12 @@ CASES = (
     Case((150,), heads=1, value_heads=2, key_width=64, value_width=16, alike=1.0),
 )
 
-GATED_DELTA = Op("gated_delta", gated_delta, ())
+GATED_DELTA = Op(
+    "gated_delta",
+    gated_delta,
+    (
+        Implementation("triton", "ridgeline.kernels.gated_delta.triton:gated_delta", on_gpu),
+        Implementation("torch", "ridgeline.kernels.gated_delta.torch_ops:gated_delta"),
+        Implementation("batch_invariant", "ridgeline.kernels.gated_delta.triton:gated_delta_in_order", on_gpu),
+    ),
+)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.kernels.op import Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
@@ -83,4 +83,11 @@ CASES = (
     Case(3, 320, 80, gate="sigmoid"),
 )
 
-GATED_NORM = Op("gated_norm", gated_norm, ())
+GATED_NORM = Op(
+    "gated_norm",
+    gated_norm,
+    (
+        Implementation("triton", "ridgeline.kernels.gated_norm.triton:gated_norm", on_gpu),
+        Implementation("torch", "ridgeline.kernels.gated_norm.torch_ops:gated_norm"),
+    ),
+)
