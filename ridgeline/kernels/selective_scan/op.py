@@ -102,7 +102,7 @@ class Case:
         x_TX, z_TX = normal(tokens, 2 * channels).to(dtype).split(channels, dim=1)
         b_TS, c_TS = normal(tokens, 2 * width).to(dtype).split(width, dim=1)
         rate_XS = -self.fast * torch.arange(1, width + 1, device=device).float().repeat(channels, 1)
-        states_NXS = normal(turns.num_blocks, channels, width)
+        states_NXS = normal(3 * turns.num_rows + 2, channels, width)
         states_NXS[turns.reads_R[turns.fresh_R]] = torch.nan
         return (
             x_TX, normal(tokens, channels).to(dtype), rate_XS, b_TS, c_TS, normal(channels),
