@@ -95,7 +95,7 @@ class Scans(Sweep):
     def jobs(self) -> list[Job]:
         found = []
         for case, shape in SHAPES.items():
-            chosen = choose(shape.heads, shape.groups, shape.head_width, shape.state_width)
+            chosen = choose(shape.heads, shape.head_width, shape.state_width)
             cuts = self._cuts(case, chosen)
             found += [Job(case, "check", sum(CHECKED), "", cut, timed=False) for cut in [None, "walked", *cuts]]
             for tokens in (8192, 65_536, 1024):
@@ -134,7 +134,10 @@ class Scans(Sweep):
     def inputs(self, job: Job, device: torch.device) -> tuple[Any, ...]:
         """Return the arguments of the op."""
         shape, lengths = SHAPES[job.case], lengths_of(job.op, job.tokens)
-        marks, fresh = ((), ()) if job.op != "check" else (MARKS, (0, 3))
+        marks: tuple[int, ...] = ()
+        fresh: tuple[int, ...] = ()
+        if job.op == "check":
+            marks, fresh = MARKS, (0, 3)
         if self.dry:
             lengths, marks = tuple(min(length, 5) for length in lengths[:3]), marks[:3]
         elif self.device.type == "meta":
@@ -163,7 +166,7 @@ class Scans(Sweep):
         if job.cut == "walked":
             y = scan_walked.selective_scan(*given) if is_scan else ssd_walked.ssd(*given)
         else:
-            y = selective_scan(*given, job.cut) if is_scan else ssd(*given, job.cut)
+            y = selective_scan(*given, cut=job.cut) if is_scan else ssd(*given, cut=job.cut)
         return (y, states_of(given)) if self._compared else y
 
     def reference(self, job: Job, arguments: Any) -> Any:

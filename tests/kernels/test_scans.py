@@ -1,8 +1,9 @@
 """Mamba's selective scan and Mamba-2's recurrence: every implementation against the recurrence in float64.
 
-Tolerances, relative to 1 + |result|: in float32 a sum of up to S · Q numbers (S of the state, Q tokens of a chunk), and
-decays that are differences of sums of up to a hundred or so in the exponent, keep all but about ten bits of 24. In
-float16 what products take in is rounded to 11 bits, and so is the result.
+Tolerances, relative to 1 + |result|: in float32 sums of some hundred numbers of about one, and decays whose logarithms
+are differences of sums of up to about 100. Where states are forgotten at once, these sums go up to 64 tokens times 60,
+which leaves the difference an error of 64 · 60 · 2**-23. In float16 what products take in is rounded to 11 bits, and so
+is the result.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ def test_outputs_and_states_are_those_of_the_recurrence(
     y, wanted = chosen(name, implementation)(*ours), OPS[name][0].reference(*theirs)
     assert y.dtype == dtype
     assert y.is_contiguous()
-    assert_same(y[:live], wanted[:live], TOLERANCE[dtype])
-    assert_same(ours[-2][1:], theirs[-2][1:], TOLERANCE[dtype] if implementation == "triton" else 3e-5)
+    exact = 3e-5 if case.fast == 1 else 64 * 60 * 2.0**-23
+    assert_same(y[:live], wanted[:live], max(exact, TOLERANCE[dtype]))
+    assert_same(ours[-2][1:], theirs[-2][1:], max(exact, TOLERANCE[dtype]) if implementation == "triton" else exact)
     assert (ours[-2]._base[:, ::2] == 7).all()
 
 
@@ -95,7 +97,7 @@ def test_segments_chunks_and_heads_together_change_nothing(device: str) -> None:
     for cut in (Cut(16, 1, segment=32), Cut(32, 2, segment=64)):
         given = case.inputs(torch.float32, torch.device(device))
         ours, theirs = copied(given), copied(given)
-        y, wanted = ssd(*ours, cut), mamba2.ssd(*theirs)
+        y, wanted = ssd(*ours, cut=cut), mamba2.ssd(*theirs)
         assert_same(y[:-3], wanted[:-3], 3e-5)
         assert_same(ours[-2][1:], theirs[-2][1:], 3e-5)
 

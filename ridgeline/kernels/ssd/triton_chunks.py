@@ -34,6 +34,9 @@ from ridgeline.kernels.triton_math import softplus
 from ridgeline.kernels.turns import Turns
 
 LOG2_E = 1.4426950408889634
+# A token that leaves 2**-60 of a state or less leaves nothing. A larger logarithm would only cost the chunk's other
+# decays bits, since they are differences of sums.
+FORGOTTEN = -60.0
 HEADS_AT_ONCE = 32  # of a program of `_decays`: a sector of memory for two of a token's
 
 
@@ -41,7 +44,8 @@ HEADS_AT_ONCE = 32  # of a program of `_decays`: a sector of memory for two of a
 def _decays(
     dt_ptr, rate_ptr, bias_ptr, log_ptr, shift_ptr, weight_ptr, first_ptr, length_ptr, row_ptr, start_ptr,
     dt_token, dt_min, dt_max,
-    H: tl.constexpr, Q: tl.constexpr, BLOCK_H: tl.constexpr, LOG2_E: tl.constexpr, PDL: tl.constexpr,
+    H: tl.constexpr, Q: tl.constexpr, BLOCK_H: tl.constexpr, LOG2_E: tl.constexpr, FORGOTTEN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Write, for a chunk, [H, Q] each:
 
@@ -72,7 +76,7 @@ def _decays(
     dt = tl.load(places, mask=exists[:, None] & (head < H)[None, :], other=0.0).to(tl.float32)
     step = tl.minimum(tl.maximum(softplus(dt + bias[None, :]), dt_min), dt_max)
     step = tl.where(exists[:, None], step, 0.0)
-    log = step * rate[None, :]
+    log = tl.maximum(step * rate[None, :], FORGOTTEN)
     total = tl.sum(log, 0)
     log = tl.cumsum(log, 0)
     weight = step * tl.exp2(tl.minimum(total[None, :] - log, 0.0))
@@ -377,7 +381,7 @@ def scan(
     _decays[(len(chunks.first_C), triton.cdiv(heads, HEADS_AT_ONCE))](
         dt_TH, rate_H, dt_bias_H, log, shift, weight, chunks.first_C, chunks.length_C, chunks.row_C, turns.start_R1,
         dt_TH.stride(0), dt_min, dt_max,
-        H=heads, Q=cut.chunk, BLOCK_H=HEADS_AT_ONCE, LOG2_E=LOG2_E, num_warps=4, **options,
+        H=heads, Q=cut.chunk, BLOCK_H=HEADS_AT_ONCE, LOG2_E=LOG2_E, FORGOTTEN=FORGOTTEN, num_warps=4, **options,
     )  # fmt: skip
     sums_LHPS = torch.empty((full, heads, width, size), dtype=torch.float32, device=device)
     shape = shape_constants(heads, width, size, x_THP.dtype, cut)
@@ -429,7 +433,14 @@ def _aot(kernel: Any, cut: Cut, *, dot: bool = True, hot: bool = True) -> AotKer
     types |= {"fresh_ptr": "*u8", "dt_min": "fp32", "dt_max": "fp32"}
     constants = shape_constants(128, 64, 128, torch.bfloat16, cut)
     constants |= {"X_TOKEN": 8448, "BC_TOKEN": 8448}
-    constants |= {"BLOCK_H": HEADS_AT_ONCE, "LOG2_E": LOG2_E, "HEADS": cut.heads, "SIZE": 64 * 128, "BLOCK": 1024}
+    constants |= {
+        "BLOCK_H": HEADS_AT_ONCE,
+        "LOG2_E": LOG2_E,
+        "FORGOTTEN": FORGOTTEN,
+        "HEADS": cut.heads,
+        "SIZE": 64 * 128,
+        "BLOCK": 1024,
+    }
     names = [name for name in kernel.arg_names if name != "PDL"]
     return AotKernel(
         kernel,
