@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -166,7 +166,8 @@ class Scans(Sweep):
         if job.cut == "walked":
             y = scan_walked.selective_scan(*given) if is_scan else ssd_walked.ssd(*given)
         else:
-            y = selective_scan(*given, cut=job.cut) if is_scan else ssd(*given, cut=job.cut)
+            op: Callable[..., Tensor] = selective_scan if is_scan else ssd
+            y = op(*given, cut=job.cut)
         return (y, states_of(given)) if self._compared else y
 
     def reference(self, job: Job, arguments: Any) -> Any:

@@ -94,10 +94,11 @@ def test_segments_chunks_and_heads_together_change_nothing(device: str) -> None:
     from ridgeline.kernels.ssd.triton import ssd
 
     case = mamba2.Case((150, 1, 64, 63, 33, 128), 4, 2, marks=(64, 1, 64, 16, 20, 100), fresh=(0, 4), padding=3)
+    run: Callable[..., Tensor] = ssd
     for cut in (Cut(16, 1, segment=32), Cut(32, 2, segment=64)):
         given = case.inputs(torch.float32, torch.device(device))
         ours, theirs = copied(given), copied(given)
-        y, wanted = ssd(*ours, cut=cut), mamba2.ssd(*theirs)
+        y, wanted = run(*ours, cut=cut), mamba2.ssd(*theirs)
         assert_same(y[:-3], wanted[:-3], 3e-5)
         assert_same(ours[-2][1:], theirs[-2][1:], 3e-5)
 

@@ -1,4 +1,4 @@
-"""The selective scan in plain torch, in float32: rows of one token all at once, longer ones a block of tokens at a time.
+"""The selective scan in plain torch, in float32: rows of one token all at once, longer ones by blocks of tokens.
 
 What tokens do to the state is computed for a block at once, and so are the outputs. Between the two, each token is a
 single fused multiply-add over all channels. (Blocks side by side would need every exponential twice, and these cost
