@@ -428,7 +428,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_n_groups": 1,
         },
     ),
-    "granite_hybrid": ("GraniteMoeHybrid", {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"}),
+    "granite_hybrid": (
+        "GraniteMoeHybrid",
+        {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
     "granite_hybrid_moe": (
         "GraniteMoeHybrid",
         {**_GRANITE_HYBRID, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48},

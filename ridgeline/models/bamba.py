@@ -77,7 +77,9 @@ def mixer_weights(ours: str, theirs: str, layer: LayerSpec) -> WeightMap:
     if isinstance(mixer, Mamba2Spec):
         found = mamba2(f"{ours}.mixer", f"{theirs}.mamba", mixer)
         return found | named(f"{ours}.mixer", f"{theirs}.mamba", {"mamba_in": "in_proj"}, bias=mixer.bias)
-    found = named(f"{ours}.mixer", f"{theirs}.self_attn", {"qkv": "q_proj k_proj v_proj"}, bias=layer.attention.qkv_bias)
+    found = named(
+        f"{ours}.mixer", f"{theirs}.self_attn", {"qkv": "q_proj k_proj v_proj"}, bias=layer.attention.qkv_bias
+    )
     return found | named(f"{ours}.mixer", f"{theirs}.self_attn", {"out": "o_proj"}, bias=layer.attention.out_bias)
 
 
