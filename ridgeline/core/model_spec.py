@@ -367,7 +367,7 @@ def with_attention(layer: LayerSpec, attention: AttentionSpec) -> LayerSpec:
     """Return the layer with another attention in place of its own."""
     if isinstance(layer.mixer, AttentionSpec):
         return replace(layer, mixer=attention)
-    return replace(layer, mixer=replace(layer.mixer, attention=attention))  # type: ignore[type-var,call-arg]
+    return replace(layer, mixer=replace(layer.mixer, attention=attention))  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,6 +71,9 @@ class Division:
 
     def part_of(self, model: ModelSpec) -> ModelSpec:
         """Return what a device holds of each layer. Raise InvalidConfig if it does not divide."""
+        for name, size in (("pp", self.pp), ("cp", self.cp)):
+            if size > 1:
+                check_mixers(model, f"{name} {size}")
         check_experts(model, self.ep, "ep")
         for name, size in (("pp", self.pp), ("cp", self.cp)):
             if size > 1:

@@ -66,6 +66,8 @@ MIXERS = Registry(
         "mamba2": "ridgeline.perf.scans:mamba2",
         "short_conv": "ridgeline.perf.recurrent:short_conv",
         "gated_delta": "ridgeline.perf.recurrent:gated_delta",
+        "side_by_side": "ridgeline.perf.hybrids:side_by_side",
+        "shared_block": "ridgeline.perf.hybrids:shared_block",
     },
 )
 
