@@ -114,7 +114,9 @@ class Scheduler:
         cache, pool = self.cache, self.cache.pool
         pages_used = pool.num_pages - pool.free_pages
         requests, found = (self.num_running, self.num_waiting), (cache.queried_tokens, cache.hit_tokens)
-        return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions)
+        groups = Counter(dict(zip(cache.layout.names, cache.group_hits, strict=True)))
+        counts = cache.checkpoints.counts if cache.checkpoints.groups else None
+        return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions, groups, counts)
 
     def stats_of(self, request_id: str) -> RequestStats:
         """Return what is known so far of an unfinished request."""
