@@ -1,4 +1,4 @@
-"""Which states of constant size are kept, so that another request can begin there.
+"""The choice of states of constant size that are kept, so that another request can begin there.
 
 Keys and values are there after every token; a state is there only where somebody stored it. So the engine chooses
 boundaries of blocks at which a prompt's state is stored as it runs (a *mark*), and states that a request leaves behind.
