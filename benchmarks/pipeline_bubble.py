@@ -209,7 +209,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2 and sys.argv[1].isdigit():  # a rank, as `ridgeline.rank_process` is one
+    if sys.argv[1:] and sys.argv[1].isdigit():  # a rank, as `ridgeline.rank_process` is one
         run(int(sys.argv[1]), assemble_slow)
         os._exit(0)
     main()

@@ -23,7 +23,7 @@ from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.plan import Worker
 from ridgeline.core.sharding import part_of
 from ridgeline.core.stages import deal, stage_of
-from ridgeline.defaults import choose_device, choose_itl_target, device_of_rank
+from ridgeline.defaults import check_max_model_len, choose_device, choose_itl_target, device_of_rank
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.side_by_side import Engines
 from ridgeline.kernels.launch import on_device
@@ -94,6 +94,8 @@ def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive
 
 def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None, interactive: bool) -> Assembly:
     choices = choose(config, device)
+    if config.enable_expert_parallel:
+        logger.info("enable_expert_parallel divides nothing: one device computes all experts")
     worker, memory = device_worker(choices, progress)
     hardware, spec = hardware_of(device), choices.model.spec
     cost_model = Roofline(spec, hardware, choices.precision) if hardware is not None else None
@@ -129,6 +131,7 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
     model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
     if config.all2all_backend == "peer" and device.type != "cuda":
         raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
+    check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     part, stage = _parts(config, model.spec)
     if size * RANK_BYTES > (free := host_memory()):
         raise InvalidConfig(

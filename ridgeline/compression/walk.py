@@ -27,7 +27,7 @@ from ridgeline.compression.rounding import check_fits, grid_of, round_matrix
 from ridgeline.compression.schemes import MakeConfig
 from ridgeline.core.model_spec import WeightMap
 from ridgeline.layers.decoder import Decoder, Hidden
-from ridgeline.layers.dense import DenseCausal
+from ridgeline.layers.dense import DenseStates
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.quantization.experts import ListedWeights, StackedWeights
 from ridgeline.quantization.joined import JoinedWeight
@@ -196,8 +196,9 @@ class Run:
         return torch.arange(self.length, device=device).repeat(tokens // self.length)
 
     def _outputs(self, index: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+        spec = self.decoder.spec
         for x_TM, residual_TM in self.batches:
-            state = DenseCausal(len(x_TM) // self.length)
+            state = DenseStates(spec, len(x_TM) // self.length, self.length, x_TM.dtype, x_TM.device)[index]
             yield self.decoder.layers[index](x_TM, residual_TM, self._positions(len(x_TM)), state, None)
 
     def advance(self, index: int) -> None:

@@ -12,7 +12,8 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.together import SIZES, check_together
 
-LONGEST_TIMEOUT = 1_000_000_000  # seconds; torch takes no more than some thousand years
+# Seconds that a step may take: no load of a model outlives less, and torch takes no more than some thousand years
+SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 1, 1_000_000_000
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -134,9 +135,9 @@ class LLMConfig:
             )
         if not 0 <= self.state_cache_share <= 1:
             raise InvalidConfig(f"state_cache_share must be from 0 to 1, got {self.state_cache_share!r}.")
-        if not 0 < self.distributed_timeout_seconds <= LONGEST_TIMEOUT:
+        if not SHORTEST_TIMEOUT <= self.distributed_timeout_seconds <= LONGEST_TIMEOUT:
             raise InvalidConfig(
-                f"distributed_timeout_seconds must be above 0 and at most {LONGEST_TIMEOUT:,}, got "
+                f"distributed_timeout_seconds must be at least {SHORTEST_TIMEOUT} and at most {LONGEST_TIMEOUT:,}, got "
                 f"{self.distributed_timeout_seconds!r}."
             )
         if not -(1 << 63) <= self.seed < 1 << 64:
@@ -211,9 +212,9 @@ class LLMConfig:
             raise InvalidConfig(
                 f'pipeline_layer_partition must be text such as "10,12,10", got {self.pipeline_layer_partition!r}.'
             )
-        if not isinstance(self.init_expert_location, str | Path | None):
+        if not isinstance(self.init_expert_location, str | Path | None) or self.init_expert_location == "":
             raise InvalidConfig(f"init_expert_location must be the name of a file, got {self.init_expert_location!r}.")
-        if not isinstance(self.rank_trace_dir, str | None):
+        if not isinstance(self.rank_trace_dir, str | None) or self.rank_trace_dir == "":
             raise InvalidConfig(f"rank_trace_dir must be the name of a folder, got {self.rank_trace_dir!r}.")
         if self.itl_target is not None and not (_is_real(self.itl_target) and 0 <= self.itl_target < float("inf")):
             raise InvalidConfig(f"itl_target must be a number of milliseconds from 0, got {self.itl_target!r}.")

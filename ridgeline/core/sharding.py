@@ -8,41 +8,75 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec
+from ridgeline.core.model_spec import Absent, AttentionSpec, LayerSpec, MLPSpec, ModelSpec
+from ridgeline.core.together import DP, TP
+
+EXPERTS = f"enable_expert_parallel with {TP}"
 
 Placement = tuple[tuple[tuple[int, ...], ...], ...]  # of each mixture, of each rank: its experts
 
 
+class Ranks(NamedTuple):
+    """So many ranks, and the name that the user has for their number."""
+
+    number: int
+    named: str
+
+    def part(self, what: str, size: int) -> int:
+        """Return the size of a rank's part. Raise InvalidConfig if they do not divide it equally."""
+        if size % self.number:
+            raise InvalidConfig(
+                f"{self.named} {self.number} does not divide the model's {size} {what}; choose another number."
+            )
+        return size // self.number
+
+
 def part_of(
-    model: ModelSpec, tp: int, *, whole_experts: bool = False, placement: Placement | None = None, sources: int = 1
+    model: ModelSpec,
+    tp: int,
+    *,
+    whole_experts: bool = False,
+    placement: Placement | None = None,
+    sources: int = 1,
+    named: str = TP,
 ) -> ModelSpec:
     """Return the part of the model that one of `tp` ranks computes. Heads, feed-forward (of every expert) and
     vocabulary are divided; key/value heads fewer than `tp` are repeated. The last part of a vocabulary may be short.
 
     whole_experts: a rank has some of the experts, and all of these. placement: which ones.
     sources: so many ranks have tokens of their own, and divide nothing but the experts.
+    named: what the user calls `tp`.
 
     Raises InvalidConfig if the shape does not divide.
     """
     if sources > 1:
-        return with_experts_of_a_rank(model, sources, placement, sources=sources)
+        apart = f"enable_expert_parallel with {DP}"
+        check_mixers(model, f"{apart} {sources}")
+        return with_experts_of_a_rank(model, sources, placement, sources=sources, named=apart)
     if tp == 1:
         return model
+    check_mixers(model, f"{named} {tp}")
     if whole_experts:
         model = with_experts_of_a_rank(model, tp, placement)
-    layers = {layer: _layer(layer, tp) for layer in dict.fromkeys(model.layers)}
+    ranks = Ranks(tp, named)
+    layers = {layer: _layer(layer, ranks) for layer in dict.fromkeys(model.layers)}
     return replace(model, vocab_size=-(-model.vocab_size // tp), layers=tuple(layers[layer] for layer in model.layers))
 
 
 def with_experts_of_a_rank(
-    model: ModelSpec, ranks: int, placement: Placement | None = None, *, sources: int = 1
+    model: ModelSpec, ranks: int, placement: Placement | None = None, *, sources: int = 1, named: str = EXPERTS
 ) -> ModelSpec:
-    """Return the model with as many experts in each mixture as one of so many ranks holds. sources: so many of them
-    have tokens of their own. Raises InvalidConfig."""
-    check_experts(model, 1 if placement else ranks)
+    """Return the model with as many experts in each mixture as one of so many ranks holds.
+
+    sources: so many of them have tokens of their own. named: what the user calls the number of ranks.
+
+    Raises InvalidConfig.
+    """
+    check_experts(model, 1 if placement else ranks, named)
     placed = iter(placement or ())
     return replace(model, layers=tuple(_with_some_experts(layer, ranks, placed, sources) for layer in model.layers))
 
@@ -70,14 +104,25 @@ def with_cached_experts(model: ModelSpec, slots: int) -> ModelSpec:
     return replace(model, layers=tuple(map(part, model.layers)))
 
 
-def check_experts(model: ModelSpec, ep: int) -> None:
-    """Raise InvalidConfig if `ep` ranks cannot divide the experts of every mixture equally."""
+def check_mixers(model: ModelSpec, asked: str) -> None:
+    """Raise InvalidConfig if a layer has a mixer that no ranks divide yet. asked: the division that is wanted."""
+    for layer in model.layers:
+        if not isinstance(layer.mixer, (AttentionSpec, Absent)):
+            raise InvalidConfig(
+                f"{asked}: layers with a mixer of the kind {layer.mixer.kind!r} run on one device yet; leave it out."
+            )
+
+
+def check_experts(model: ModelSpec, ranks: int, named: str) -> None:
+    """Raise InvalidConfig if so many ranks cannot divide the experts of every mixture equally."""
+    if ranks > 1:
+        check_mixers(model, f"{named} {ranks}")
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertsSpec)]
-    if ep > 1 and not mixtures:
-        raise InvalidConfig(f"ep {ep} divides experts, and the model has none; use tp.")
+    if ranks > 1 and not mixtures:
+        raise InvalidConfig(f"{named} {ranks} is to divide experts, and the model has none; leave it out.")
     for count in {spec.routing.experts for spec in mixtures}:
-        if count % ep:
-            raise InvalidConfig(f"ep {ep} does not divide the model's {count} experts; choose another ep.")
+        if count % ranks:
+            raise InvalidConfig(f"{named} {ranks} does not divide the model's {count} experts; choose another number.")
 
 
 def cut(whole: Sequence[int], part: Sequence[int], rank: int, size: int) -> tuple[slice, ...]:
@@ -94,28 +139,24 @@ def cut(whole: Sequence[int], part: Sequence[int], rank: int, size: int) -> tupl
     return tuple(found)
 
 
-def _layer(spec: LayerSpec, tp: int) -> LayerSpec:
+def _layer(spec: LayerSpec, ranks: Ranks) -> LayerSpec:
     attention = spec.attention
-    heads = _part("attention heads", attention.num_heads, tp)
-    kv_heads = 1 if tp % attention.num_kv_heads == 0 else _part("key/value heads", attention.num_kv_heads, tp)
+    heads = ranks.part("attention heads", attention.num_heads)
+    repeated = ranks.number % attention.num_kv_heads == 0
+    kv_heads = 1 if repeated else ranks.part("key/value heads", attention.num_kv_heads)
     mixer = replace(attention, num_heads=heads, num_kv_heads=kv_heads)
     if isinstance(spec.feed_forward, ExpertsSpec):
-        return replace(spec, mixer=mixer, feed_forward=_experts(spec.feed_forward, tp))
-    return replace(spec, mixer=mixer, feed_forward=_mlp(spec.mlp, tp))
+        return replace(spec, mixer=mixer, feed_forward=_experts(spec.feed_forward, ranks))
+    return replace(spec, mixer=mixer, feed_forward=_mlp(spec.mlp, ranks))
 
 
-def _mlp(spec: MLPSpec, tp: int) -> MLPSpec:
-    return replace(spec, intermediate_size=_part("feed-forward columns", spec.intermediate_size, tp))
+def _mlp(spec: MLPSpec, ranks: Ranks) -> MLPSpec:
+    return replace(spec, intermediate_size=ranks.part("feed-forward columns", spec.intermediate_size))
 
 
-def _experts(spec: ExpertsSpec, tp: int) -> ExpertsSpec:
-    shared = None if spec.shared is None else _mlp(spec.shared, tp)
+def _experts(spec: ExpertsSpec, ranks: Ranks) -> ExpertsSpec:
+    shared = None if spec.shared is None else _mlp(spec.shared, ranks)
     if spec.held is not None:
         return replace(spec, shared=shared)
-    return replace(spec, intermediate_size=_part("columns of an expert", spec.intermediate_size, tp), shared=shared)
-
-
-def _part(what: str, size: int, tp: int) -> int:
-    if size % tp:
-        raise InvalidConfig(f"tp {tp} does not divide the model's {size} {what}; choose another tp.")
-    return size // tp
+    columns = ranks.part("columns of an expert", spec.intermediate_size)
+    return replace(spec, intermediate_size=columns, shared=shared)

@@ -39,6 +39,16 @@ ARCHITECTURES = Registry(
         "GraniteMoeSharedForCausalLM": "ridgeline.models.granite_moe:GraniteMoeShared",
         "Glm4MoeForCausalLM": "ridgeline.models.glm4_moe:Glm4Moe",
         "MiniMaxM2ForCausalLM": "ridgeline.models.minimax_m2:MiniMaxM2",
+        "Qwen3NextForCausalLM": "ridgeline.models.qwen3_next:Qwen3Next",
+        "Qwen3_5ForCausalLM": "ridgeline.models.qwen3_5:Qwen3_5",
+        "Qwen3_5MoeForCausalLM": "ridgeline.models.qwen3_5:Qwen3_5Moe",
+        "Qwen3_5ForConditionalGeneration": "ridgeline.models.qwen3_5:Qwen3_5Multimodal",
+        "Qwen3_5MoeForConditionalGeneration": "ridgeline.models.qwen3_5:Qwen3_5MoeMultimodal",
+        "Lfm2ForCausalLM": "ridgeline.models.lfm2:Lfm2",
+        "Lfm2MoeForCausalLM": "ridgeline.models.lfm2_moe:Lfm2Moe",
+        "FalconH1ForCausalLM": "ridgeline.models.falcon_h1:FalconH1",
+        "JambaForCausalLM": "ridgeline.models.jamba:Jamba",
+        "Zamba2ForCausalLM": "ridgeline.models.zamba2:Zamba2",
     },
 )
 

@@ -71,10 +71,11 @@ class Division:
 
     def part_of(self, model: ModelSpec) -> ModelSpec:
         """Return what a device holds of each layer. Raise InvalidConfig if it does not divide."""
-        check_experts(model, self.ep)
+        check_experts(model, self.ep, "ep")
         if self.pp > len(model.layers):
             raise InvalidConfig(f"pp {self.pp} is more than the model's {len(model.layers)} layers; choose less.")
-        return part_of(with_experts_of_a_rank(model, self.ep) if self.ep > 1 else model, self.tp)
+        own = with_experts_of_a_rank(model, self.ep, named="ep") if self.ep > 1 else model
+        return part_of(own, self.tp, named="tp")
 
 
 @dataclass(frozen=True, kw_only=True)

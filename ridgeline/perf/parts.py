@@ -15,6 +15,7 @@ from ridgeline.kernels.attention.cost import attention_cost, write_kv_cost
 from ridgeline.kernels.gemm.cost import linear_cost
 from ridgeline.kernels.grouped_gemm.cost import grouped_down_cost, grouped_gate_up_cost, touched
 from ridgeline.kernels.norm.cost import norm_cost
+from ridgeline.kernels.output_gate.cost import output_gate_cost
 from ridgeline.kernels.rotary.cost import rope_cost
 from ridgeline.kernels.route.cost import route_cost
 from ridgeline.perf.precision import Precision, kv_itemsize
@@ -57,7 +58,14 @@ class Reach(NamedTuple):
 
 
 # Each is called with (spec, step, its tokens, precision, the cache's dtype if it is not the layer's own)
-MIXERS = Registry("mixer with a known cost", {"attention": "ridgeline.perf.parts:attention"})
+MIXERS = Registry(
+    "mixer with a known cost",
+    {
+        "attention": "ridgeline.perf.parts:attention",
+        "short_conv": "ridgeline.perf.recurrent:short_conv",
+        "gated_delta": "ridgeline.perf.recurrent:gated_delta",
+    },
+)
 
 # Each is called with (spec, model width, norm before it or None, tokens, precision, `Reach`)
 FEED_FORWARDS = Registry(
@@ -109,6 +117,8 @@ def attention(
             shared=shape.shared,
         ),
     )
+    if mixer.output_gate:
+        yield "output_gate", output_gate_cost(tokens, heads * dim, itemsize=p.item)
 
 
 def mlp(

@@ -19,10 +19,9 @@ import numpy as np
 
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import StepPlan, StepResult
-from ridgeline.ranks.channel import Closed
 from ridgeline.ranks.leader import Group
 from ridgeline.ranks.member import Progress
-from ridgeline.ranks.messages import FromLeader, PlanSender, Round, decode_as, encode, sent_masks
+from ridgeline.ranks.messages import PlanSender, Round, decode_as, sent_masks
 
 
 @dataclass(frozen=True)
@@ -110,14 +109,6 @@ class Apart(Group):
             self._tell_one(rank, Round(capacity, sent))
             if plan is not None:
                 self._sent[rank].append((plan.id, time.monotonic()))
-
-    def _tell_one(self, rank: int, message: FromLeader) -> None:
-        if self._lost is not None:
-            return
-        try:
-            self._members[rank].channel.send(encode(message))
-        except Closed:
-            self._lose(f"rank {rank} {self._members[rank].how_it_ended()}")
 
 
 def summed(loads: list[ExpertLoad]) -> ExpertLoad:

@@ -9,6 +9,7 @@ process and lets its supervisor start another.
 from __future__ import annotations
 
 import logging
+import os
 import select
 import time
 from collections import deque
@@ -16,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import msgspec
@@ -89,7 +89,7 @@ class Group:
     def __init__(
         self, options: Mapping[str, Any], size: int, limit: float, progress: Progress | None, *, stages: int = 1
     ) -> None:
-        self._limit = limit
+        self._size, self._limit = size, limit
         self._lost: str | None = None
         self._plans = PlanSender()
         self._dealer, self._each = Dealer(stages), size // stages  # ranks of a stage
@@ -98,22 +98,30 @@ class Group:
         self._load: ExpertLoad | None = None
         self._loads: list[ExpertLoad | None] = [None] * stages  # the newest of each stage
         self._listener: Callable[[ExpertLoad], None] | None = None
-        self._folder = TemporaryDirectory(prefix="ridgeline-ranks-", ignore_cleanup_errors=True)
         self._members: list[Member] = []
         trace_dir = options.get("rank_trace_dir")
         self._waits = Waits(size, Path(trace_dir)) if trace_dir is not None else None
-        meeting = str(Path(self._folder.name) / "meeting")
         try:
-            for rank in range(size):
-                self._members.append(Member(rank, size))
-                begin = Begin(rank, size, meeting, limit, dict(options), self._speaks(rank))
-                self._members[-1].channel.send(encode(begin))
+            self._start(options)
             self._wait_until_ready(progress)
             if self._waits is not None:
                 self._waits.clocks = self._compare_clocks()
         except BaseException:
             self._end()
             raise
+
+    def _start(self, options: Mapping[str, Any]) -> None:
+        """Start the processes. They meet over a file without a name, of which nothing stays behind."""
+        meeting = os.memfd_create("ridgeline-meeting")
+        try:
+            for rank in range(self._size):
+                self._members.append(Member(rank, self._size, meeting))
+                place = f"/proc/self/fd/{meeting}"
+                self._tell_one(rank, Begin(rank, self._size, place, self._limit, dict(options), self._speaks(rank)))
+                if self._lost is not None:
+                    return
+        finally:
+            os.close(meeting)
 
     @property
     def facts(self) -> Ready:
@@ -235,15 +243,20 @@ class Group:
 
     def _tell(self, message: FromLeader) -> None:
         """Send a message to all ranks, unless the group is lost."""
+        frame = encode(message)
+        for rank in range(len(self._members)):
+            self._send_to(rank, frame)
+
+    def _tell_one(self, rank: int, message: FromLeader) -> None:
+        self._send_to(rank, encode(message))
+
+    def _send_to(self, rank: int, frame: bytes) -> None:
         if self._lost is not None:
             return
-        frame = encode(message)
-        for member in self._members:
-            try:
-                member.channel.send(frame)
-            except Closed:
-                self._lose(f"rank {member.rank} {member.how_it_ended()}")
-                return
+        try:
+            self._members[rank].channel.send(frame)
+        except Closed:
+            self._lose(f"rank {rank} {self._members[rank].how_it_ended()}")
 
     def _ask(self, method: str) -> list[bytes]:
         """Return every rank's answer. Raise DeviceLost."""
@@ -259,13 +272,13 @@ class Group:
 
     def _wait_until_ready(self, progress: Progress | None) -> None:
         """Wait until every rank has loaded. Loading may take any time, as long as ranks give signs of life."""
-        while not all(member.ready for member in self._members):
+        while self._lost is None and not all(member.ready for member in self._members):
             self._listen(progress)
             for member in self._members:
                 if member.mistake is not None:
                     raise _error_of(member.mistake, member.rank)
-            if self._lost is not None:
-                raise ModelLoadError(f"the model could not be loaded on {len(self._members)} ranks: {self._lost}.")
+        if self._lost is not None:
+            raise ModelLoadError(f"the model could not be loaded on {self._size} ranks: {self._lost}.")
 
     def _wait_for(self, there: Callable[[], bool], since: float) -> None:
         """Wait until something is there, or the group is lost."""
@@ -333,7 +346,7 @@ class Group:
     def _lose(self, why: str) -> None:
         if self._lost is None:
             self._lost = why
-            logger.error("the group of %d ranks is lost: %s", len(self._members), why)
+            logger.error("the group of %d ranks is lost: %s", self._size, why)
             self._end()
 
     def _end(self, patience: float = 0.0) -> None:
@@ -341,7 +354,6 @@ class Group:
         deadline = time.monotonic() + patience
         for member in self._members:
             member.end(max(0.0, deadline - time.monotonic()))
-        self._folder.cleanup()
 
 
 def _error_of(mistake: Mistake, rank: int) -> RidgelineError:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.plan import StepResult
 from ridgeline.ranks.channel import Channel
 from ridgeline.ranks.messages import (
@@ -36,9 +37,11 @@ class Member:
 
     heard: when it last gave a sign of life, or was started. speaks: it gave one.
     results: the outcomes of plans that were not compared yet.
+
+    meeting: the descriptor of a file that the process inherits. Raise ModelLoadError if no process can be started.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, meeting: int) -> None:
         self.rank, self.heard, self.speaks = rank, time.monotonic(), False
         self.ready: Ready | None = None
         self.mistake: Mistake | None = None
@@ -48,14 +51,21 @@ class Member:
         threads = str(max(1, len(os.sched_getaffinity(0)) // size))
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)}
         with theirs:
-            self._process = subprocess.Popen(
-                # -P: no file in the user's folder may stand in for a module
-                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env={"OMP_NUM_THREADS": threads, **environment},
-                start_new_session=True,  # Ctrl-C reaches the leader alone, which then ends its ranks
-            )
+            try:
+                self._process = subprocess.Popen(
+                    # -P: no file in the user's folder may stand in for a module
+                    [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), str(os.getpid())],
+                    stdin=subprocess.PIPE,  # the other end of which closes when this process is gone (`orphan.py`)
+                    pass_fds=(theirs.fileno(), meeting),
+                    env={"OMP_NUM_THREADS": threads, **environment},
+                    start_new_session=True,  # Ctrl-C reaches the leader alone, which then ends its ranks
+                )
+            except OSError as error:
+                ours.close()
+                raise ModelLoadError(
+                    f"the process of rank {rank} could not be started ({error.strerror or error}); end others, or "
+                    "take fewer ranks."
+                ) from error
         self.channel = Channel(ours, SEND_LIMIT)
 
     def take_all(self, progress: Progress | None) -> None:
@@ -102,4 +112,6 @@ class Member:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self.channel.close()

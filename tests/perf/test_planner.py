@@ -92,7 +92,7 @@ def test_shards_hold_the_whole_model() -> None:
     assert 8 * part.embed == whole.embed
     assert part_of(BASE.model, 16).layers[0].mixer.num_kv_heads == 1  # repeated on pairs of devices
     for tp in (3, 64):
-        with pytest.raises(InvalidConfig, match=f"tp {tp} does not divide"):
+        with pytest.raises(InvalidConfig, match=f"tensor_parallel_size {tp} does not divide"):
             part_of(BASE.model, tp)
 
 
@@ -135,7 +135,7 @@ def test_experts_on_several_devices() -> None:
     assert eight.point(1).decode.ep == pytest.approx(at_once.point(1).decode.ep / 0.8 + messages, rel=1e-6)
     for ep, model, sentence in (
         (3, MIXTURE.model, "ep 3 does not divide the model's 128 experts"),
-        (2, BASE.model, "the model has none; use tp"),
+        (2, BASE.model, "ep 2 is to divide experts, and the model has none"),
     ):
         with pytest.raises(InvalidConfig, match=sentence):
             replace(MIXTURE, ep=ep, model=model)

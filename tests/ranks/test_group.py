@@ -23,7 +23,7 @@ from ridgeline.core.errors import DeviceLost, InvalidConfig, ModelLoadError
 from ridgeline.core.plan import StepPlan
 from ridgeline.core.request import Request
 from ridgeline.core.token_bits import packed
-from ridgeline.ranks import leader
+from ridgeline.ranks import leader, member
 from ridgeline.ranks.leader import Group
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
@@ -179,26 +179,77 @@ import sys, time
 from tests.driving import ask, rig
 from pathlib import Path
 with rig(Path(sys.argv[1]), tensor_parallel_size=2) as own:
-    print(own.worker._folder.name, *(member._process.pid for member in own.worker._members), flush=True)
+    print(*(member._process.pid for member in own.worker._members), flush=True)
     own.run(ask("endless", [1], max_tokens=100))
     time.sleep(600)
 """
 
+WAITING = """
+import os, sys, time
+from ridgeline.ranks.leader import Group
+sys.path.insert(0, sys.argv[1])  # with a torch that takes very long to import
+Group._wait_until_ready = lambda *_: None
+ranks = [member._process.pid for member in Group({}, 2, 60.0, None)._members]
+if (holder := os.fork()) == 0:  # holds the other end of what the ranks listen to
+    time.sleep(60)
+    os._exit(0)
+print(*ranks, holder, flush=True)
+input()
+"""
 
-def test_ranks_end_with_their_leader(tiny_model: Callable[[str], Path]) -> None:
-    command = [sys.executable, "-c", CHILD, str(tiny_model("llama"))]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+
+def killed(tmp_path: Path, *command: str, stopped: bool = False) -> list[int]:
+    """Start a leader that says which its children are, and kill it. Return the children. Its temporary files are in
+    tmp_path / "tmp". stopped: they stand still then."""
+    (tmp_path / "tmp").mkdir()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path / "tmp")}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", *command], stdin=pipe, stdout=pipe, env=environment) as process:
         assert process.stdout is not None
-        folder, *numbers = process.stdout.readline().split()
-        ranks = [int(number) for number in numbers]
-        assert len(ranks) == 2
+        children = [int(number) for number in process.stdout.readline().split()]
+        assert len(children) >= 2
+        assert all(map(alive, children))
+        for child in children if stopped else ():
+            os.kill(child, signal.SIGSTOP)
         process.kill()
+    return children
+
+
+def wait_for_the_end_of(ranks: list[int]) -> None:
     deadline = time.monotonic() + SOON
-    while any(alive(rank) for rank in ranks):
+    while any(map(alive, ranks)):
         assert time.monotonic() < deadline, "ranks outlive their leader"
         time.sleep(0.1)
-    assert not Path(folder.decode()).exists()
+
+
+def test_ranks_end_with_their_leader_even_stopped_ones_and_leave_nothing_behind(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    wait_for_the_end_of(killed(tmp_path, CHILD, str(tiny_model("llama")), stopped=True))
+    assert not [path for path in (tmp_path / "tmp").iterdir() if "ridgeline" in path.name]
+
+
+def test_ranks_that_import_torch_end_with_their_leader_although_a_fork_of_it_lives(tmp_path: Path) -> None:
+    slow = tmp_path / "slow" / "torch"
+    slow.mkdir(parents=True)
+    (slow / "__init__.py").write_text("import time\ntime.sleep(600)\n")
+    *ranks, holder = killed(tmp_path, WAITING, str(slow.parent))
+    try:
+        wait_for_the_end_of(ranks)
+    finally:
+        os.kill(holder, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("broken", ["executable", "module"])
+def test_ranks_that_cannot_be_started_are_one_sentence(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken == "executable":
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+        sentence = "the process of rank 0 could not be started"
+    else:
+        monkeypatch.setattr(member, "MODULE", "tests.ranks.nowhere")
+        sentence = "could not be loaded on 2 ranks: rank . ended with code 1"
+    with pytest.raises(ModelLoadError, match=sentence):
+        Group({}, 2, 60.0, None)
 
 
 def alive(pid: int) -> bool:
@@ -225,13 +276,16 @@ def test_what_cannot_be_divided_is_one_sentence(tiny_model: Callable[[str], Path
             pass
         return str(caught.value)
 
-    assert "tp 3 does not divide the model's 4 attention heads" in refused(tiny_model("llama"), tensor_parallel_size=3)
+    assert "tensor_parallel_size 3 does not divide the model's 4 attention heads" in refused(
+        tiny_model("llama"), tensor_parallel_size=3
+    )
     assert "the model has none" in refused(tiny_model("llama"), tensor_parallel_size=2, enable_expert_parallel=True)
     assert "at least 1" in refused(tiny_model("llama"), tensor_parallel_size=0)
     assert "whole number" in refused(tiny_model("llama"), tensor_parallel_size=2.0)
-    assert "above 0" in refused(tiny_model("llama"), tensor_parallel_size=2, distributed_timeout_seconds=0)
+    assert "at least 1" in refused(tiny_model("llama"), tensor_parallel_size=2, distributed_timeout_seconds=0)
     assert "at most" in refused(tiny_model("llama"), tensor_parallel_size=2, distributed_timeout_seconds=float("inf"))
     assert "64 bits" in refused(tiny_model("llama"), tensor_parallel_size=2, seed=1 << 70)
+    assert "at least 1" in refused(tiny_model("llama"), tensor_parallel_size=2, distributed_timeout_seconds=1e-9)
     many = 1 << 20  # refused before a process is started: each takes memory of its own
     for setting in ("prefill_context_parallel_size", "data_parallel_size"):
         settings = {setting: many, "enable_expert_parallel": setting == "data_parallel_size"}

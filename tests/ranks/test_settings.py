@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+pytest.importorskip("msgspec")
+
+from ridgeline import LLM
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.defaults import device_of_rank
+from ridgeline.ranks import member
 
 
 @pytest.mark.parametrize(
@@ -19,8 +26,49 @@ from ridgeline.defaults import device_of_rank
             {"data_parallel_size": 2, "enable_expert_parallel": True, "init_expert_location": 5},
             "init_expert_location",
         ),
+        ({"tensor_parallel_size": 2, "distributed_timeout_seconds": 1e-9}, "distributed_timeout_seconds"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(settings: dict[str, Any], name: str) -> None:
     with pytest.raises(InvalidConfig, match=name):
         device_of_rank(LLMConfig(model="", device="cpu", **settings), 0)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "sentence"),
+    [
+        ("llama", {"tensor_parallel_size": 2, "max_model_len": 1 << 20}, "max_model_len 1048576 is more than"),
+        ("llama", {"tensor_parallel_size": 3}, "tensor_parallel_size 3 does not divide the model's 4 attention heads"),
+        (
+            "llama",
+            {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+            "enable_expert_parallel with tensor_parallel_size 2 is to divide experts, and the model has none",
+        ),
+        (
+            "qwen3_moe",
+            {"data_parallel_size": 3, "enable_expert_parallel": True},
+            r"enable_expert_parallel with data_parallel_size 3 does not divide the model's \d+ experts",
+        ),
+    ],
+)
+def test_what_a_model_cannot_is_refused_before_ranks_start(
+    family: str,
+    settings: dict[str, Any],
+    sentence: str,
+    tiny_model: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(member, "MODULE", "tests.ranks.nowhere")
+    with pytest.raises(InvalidConfig, match=sentence), LLM(tiny_model(family), device="cpu", **settings):
+        pass
+
+
+def test_experts_that_nobody_divides_are_a_line_in_the_log(
+    tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As vLLM accepts the setting on one device."""
+    with (
+        caplog.at_level(logging.INFO, logger="ridgeline"),
+        LLM(tiny_model("qwen3_moe"), device="cpu", skip_tokenizer_init=True, enable_expert_parallel=True),
+    ):
+        assert "enable_expert_parallel divides nothing" in caplog.text

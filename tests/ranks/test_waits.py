@@ -82,6 +82,8 @@ def test_one_device_has_nobody_to_wait_for(tiny_model: Callable[[str], Path], tm
         pass
     with pytest.raises(InvalidConfig, match="name of a folder"):
         LLMConfig(rank_trace_dir=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfig, match="name of a folder"):
+        LLMConfig(tensor_parallel_size=2, rank_trace_dir="")
     (tmp_path / "file").touch()
     with pytest.raises(InvalidConfig, match="cannot be written"):
         Waits(2, tmp_path / "file" / "folder")
