@@ -219,9 +219,10 @@ class CacheManager:
             taken = self.pool.take(one) if self.pool.can_take(spare) else None
             if taken is None:
                 boundary = 0
-            for g in self._exact if taken is not None else ():
-                seq.blocks[g][column] = taken[g][0]
-                changes.append(SetBlocks(seq.slot, g, column, (taken[g][0],)))
+            else:
+                for g in self._exact:
+                    seq.blocks[g][column] = taken[g][0]
+                    changes.append(SetBlocks(seq.slot, g, column, (taken[g][0],)))
         fresh = self.published.publish(seq, end)
         if boundary:
             fresh += self.published.publish_state(seq, boundary)
